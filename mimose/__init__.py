@@ -1,0 +1,64 @@
+"""Train PyTorch models with variable-size inputs inside a memory budget."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mimose.exceptions import (
+        AlreadyAttachedError as AlreadyAttachedError,
+    )
+    from mimose.exceptions import BudgetError as BudgetError
+    from mimose.exceptions import (
+        CheckpointingConflictError as CheckpointingConflictError,
+    )
+    from mimose.exceptions import InfeasibleBudgetError as InfeasibleBudgetError
+    from mimose.exceptions import MimoseError as MimoseError
+    from mimose.exceptions import NoUnitsError as NoUnitsError
+    from mimose.exceptions import StateMismatchError as StateMismatchError
+    from mimose.records import StepRecord as StepRecord
+    from mimose.records import Summary as Summary
+    from mimose.session import Session as Session
+    from mimose.session import attach as attach
+else:
+    _HOME = {
+        "AlreadyAttachedError": "exceptions",
+        "BudgetError": "exceptions",
+        "CheckpointingConflictError": "exceptions",
+        "InfeasibleBudgetError": "exceptions",
+        "MimoseError": "exceptions",
+        "NoUnitsError": "exceptions",
+        "Session": "session",
+        "StateMismatchError": "exceptions",
+        "StepRecord": "records",
+        "Summary": "records",
+        "attach": "session",
+    }
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used, and torch no sooner."""
+        import importlib
+
+        if name not in _HOME:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        value = getattr(importlib.import_module(f"mimose.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        """List the public names."""
+        return sorted([*globals(), *_HOME])
+
+
+__all__ = [
+    "AlreadyAttachedError",
+    "BudgetError",
+    "CheckpointingConflictError",
+    "InfeasibleBudgetError",
+    "MimoseError",
+    "NoUnitsError",
+    "Session",
+    "StateMismatchError",
+    "StepRecord",
+    "Summary",
+    "attach",
+]

@@ -1,0 +1,154 @@
+"""Running one event under an action: kept, or recomputed in backward.
+
+Note: [Why the tensors travel positionally]
+`torch.utils.checkpoint` saves the random state of the devices of its *positional*
+tensors only, and notices an in-place edit only of them. So every tensor among the
+keyword arguments and inside containers is passed positionally, and put back in its
+place inside the region.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+Forward: TypeAlias = Callable[..., Any]
+OnRecompute: TypeAlias = Callable[[Callable[[], Any]], Any]
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def recompute(
+    forward: Forward,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    buffers: Sequence[tuple[nn.Module, str]] = (),
+    on_recompute: OnRecompute | None = None,
+    early_stop: bool = True,
+) -> Any:
+    """Call `forward` now without keeping its activations, and again in backward.
+
+    Exact: gradients, random state and buffers are those of a plain call. `checkpoint`
+    restores random state and autocast; `buffers` sees to running statistics.
+
+    Args:
+        forward: What to call.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        buffers: Buffers that `forward` changes, as (module, name): they change in the
+            first call only.
+        on_recompute: Called in backward with a function that recomputes, which it has
+            to call and whose result it has to return.
+        early_stop: Whether the recomputation may end at the last tensor that is
+            needed.
+
+    Returns:
+        What `forward` returns.
+    """
+    tensors, rebuild = _positional(args, kwargs)
+    is_first = True
+
+    def run(*given: Any) -> Any:
+        nonlocal is_first
+        call_args, call_kwargs = rebuild(given)
+        if is_first or on_recompute is None:
+            is_first = False
+            return forward(*call_args, **call_kwargs)
+        return on_recompute(lambda: forward(*call_args, **call_kwargs))
+
+    if buffers:
+        return checkpoint(
+            run,
+            *tensors,
+            use_reentrant=False,
+            early_stop=early_stop,
+            context_fn=lambda: (contextlib.nullcontext(), _OldBuffers(buffers)),
+        )
+    return checkpoint(run, *tensors, use_reentrant=False, early_stop=early_stop)
+
+
+def _positional(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]]:
+    """See Note: [Why the tensors travel positionally]."""
+    names = []
+    for name, value in kwargs.items():
+        if isinstance(value, torch.Tensor):
+            names.append(name)
+        elif not isinstance(value, _PLAIN):
+            return _flattened(args, kwargs)
+    for value in args:
+        if not isinstance(value, (torch.Tensor, *_PLAIN)):
+            return _flattened(args, kwargs)
+    if not names:
+        return args, lambda given: (given, kwargs)
+    others = {name: kwargs[name] for name in kwargs if name not in names}
+    n_args = len(args)
+
+    def rebuild(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        named = dict(zip(names, given[n_args:], strict=True))
+        return given[:n_args], {**others, **named}
+
+    return (*args, *(kwargs[name] for name in names)), rebuild
+
+
+def _flattened(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]]:
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaves[i] for i in where]
+    for i in where:
+        leaves[i] = None
+
+    def rebuild(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        filled = list(leaves)
+        for i, tensor in zip(where, given, strict=True):
+            filled[i] = tensor
+        call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
+        return call_args, call_kwargs
+
+    return tensors, rebuild
+
+
+def changing_buffers(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return the buffers that a forward in training changes: running statistics."""
+    return [
+        (inner, name)
+        for inner in module.modules()
+        for name, buffer in inner._buffers.items()
+        if buffer is not None
+        and (name.startswith("running_") or name == "num_batches_tracked")
+    ]
+
+
+class _OldBuffers(contextlib.AbstractContextManager[None]):
+    """Copies buffers when made; while entered, the modules change copies of those.
+
+    It can be entered more than once: a second backward recomputes again.
+    """
+
+    def __init__(self, buffers: Sequence[tuple[nn.Module, str]]) -> None:
+        self._buffers = buffers
+        self._old = [_copy(module._buffers[name]) for module, name in buffers]
+        self._current: list[torch.Tensor | None] = []
+
+    def __enter__(self) -> None:
+        self._current = [module._buffers[name] for module, name in self._buffers]
+        for (module, name), old in zip(self._buffers, self._old, strict=True):
+            module._buffers[name] = _copy(old)
+
+    def __exit__(self, *_: object) -> None:
+        for (module, name), buffer in zip(self._buffers, self._current, strict=True):
+            module._buffers[name] = buffer
+
+
+def _copy(buffer: torch.Tensor | None) -> torch.Tensor | None:
+    return None if buffer is None else buffer.detach().clone()

@@ -1,0 +1,204 @@
+"""One picture of an experiment, made from its CSV file alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mimose.bench.rows import StepRow, read_rows
+from mimose.bench.summary import StrategySummary, summarise
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's palette: told apart with any colour vision, and in grey.
+_COLOURS = {
+    "none": "#555555",
+    "full": "#E69F00",
+    "static": "#56B4E9",
+    "mimose": "#0072B2",
+}
+_BUDGET = "#D55E00"
+_EXPLAINED = {
+    "none": "none\nkeep everything",
+    "full": "full\nrecompute everything",
+    "static": "static\none plan for the longest",
+    "mimose": "mimose\na plan for every length",
+}
+_GIB = 2**30
+_GIGA = 1e9
+
+
+def draw(csv_path: Path, picture_path: Path) -> None:
+    """Draw peaks against lengths, and the price of each strategy beside them.
+
+    Args:
+        csv_path: Rows with at least one step of the run ``"compare"``.
+        picture_path: Where to write; its suffix chooses the format.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
+    """
+    from matplotlib.figure import Figure
+
+    all_rows = read_rows(csv_path)
+    rows = [row for row in all_rows if row.run == "compare"]
+    summaries = summarise(rows)
+    figure = Figure(figsize=(11, 5.6), dpi=150, layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(2.2, 1))
+    _draw_peaks(figure.add_subplot(grid[:, 0]), rows)
+    _draw_bars(
+        figure.add_subplot(grid[0, 1]),
+        {s.strategy: 1 / s.texts_per_second * 1000 for s in summaries},
+        "time (ms a text)",
+        "{:.1f}",
+    )
+    _draw_bars(
+        figure.add_subplot(grid[1, 1]),
+        {s.strategy: s.recomputed_flops / s.steps / _GIGA for s in summaries},
+        "work done twice (GFLOP a step)",
+        "{:.2f}",
+    )
+    figure.suptitle(_headline(summaries), x=0.01, ha="left", fontsize=13, weight="bold")
+    figure.supxlabel(
+        _footnote(all_rows), x=0.01, ha="left", fontsize=8, color="#555555"
+    )
+    picture_path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture_path)
+
+
+def _draw_peaks(axes: Axes, rows: Sequence[StepRow]) -> None:
+    budget = next((row.budget_bytes for row in rows if row.budget_bytes), None)
+    for strategy in _strategies(rows):
+        own = [row for row in rows if row.strategy == strategy]
+        axes.scatter(
+            [row.length for row in own],
+            [row.peak_bytes / _GIB for row in own],
+            s=26 if strategy == "mimose" else 16,
+            color=_COLOURS[strategy],
+            alpha=0.85,
+            linewidths=0,
+            zorder=3 if strategy == "mimose" else 2,
+        )
+    _draw_predictions(axes, rows)
+    if budget is not None:
+        axes.axhline(budget / _GIB, color=_BUDGET, linewidth=1.5, linestyle="--")
+        axes.text(
+            min(row.length for row in rows),
+            budget / _GIB,
+            f"budget {budget / _GIB:.2f} GiB",
+            color=_BUDGET,
+            va="bottom",
+            weight="bold",
+        )
+    _label_directly(axes, rows)
+    axes.set_xlabel("longest text in the batch (tokens)")
+    axes.set_ylabel("peak memory of the process (GiB)")
+    _tidy(axes)
+
+
+def _draw_predictions(axes: Axes, rows: Sequence[StepRow]) -> None:
+    known = [
+        (row.length, row.predicted_peak_bytes / _GIB)
+        for row in rows
+        if row.strategy == "mimose" and row.predicted_peak_bytes
+    ]
+    if not known:
+        return
+    lengths, peaks = zip(*known, strict=True)
+    axes.scatter(
+        lengths,
+        peaks,
+        s=60,
+        facecolors="none",
+        edgecolors="black",
+        linewidths=0.7,
+        zorder=4,
+        label="ring: what mimose predicted before the step",
+    )
+    axes.legend(loc="upper left", frameon=False, fontsize=9, handletextpad=0.2)
+
+
+def _label_directly(axes: Axes, rows: Sequence[StepRow]) -> None:
+    """Write each strategy's name beside its longest batch, none over another."""
+    longest = max(row.length for row in rows)
+    shortest = min(row.length for row in rows)
+    ends = {
+        strategy: max(row.peak_bytes / _GIB for row in rows if row.strategy == strategy)
+        for strategy in _strategies(rows)
+    }
+    low, high = axes.get_ylim()
+    places = spread(ends, 0.09 * (high - low))
+    for strategy, height in places.items():
+        axes.text(
+            longest + 0.025 * (longest - shortest),
+            height,
+            _EXPLAINED[strategy],
+            color=_COLOURS[strategy],
+            fontsize=9,
+            va="center",
+            weight="bold" if strategy == "mimose" else "normal",
+        )
+    axes.set_xlim(right=longest + 0.36 * (longest - shortest))
+
+
+def spread(heights: Mapping[str, float], gap: float) -> dict[str, float]:
+    """Move labels apart, upwards from the lowest, until none is nearer than a gap."""
+    placed: dict[str, float] = {}
+    floor = float("-inf")
+    for name in sorted(heights, key=lambda name: heights[name]):
+        placed[name] = max(heights[name], floor)
+        floor = placed[name] + gap
+    return placed
+
+
+def _draw_bars(axes: Axes, values: Mapping[str, float], title: str, form: str) -> None:
+    names = list(values)
+    bars = axes.barh(
+        names, list(values.values()), color=[_COLOURS[name] for name in names]
+    )
+    axes.bar_label(bars, [form.format(value) for value in values.values()], padding=3)
+    axes.invert_yaxis()
+    axes.set_xlabel(title)
+    axes.margins(x=0.18)
+    axes.set_xticks([])
+    _tidy(axes)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _headline(summaries: Sequence[StrategySummary]) -> str:
+    by_name = {summary.strategy: summary for summary in summaries}
+    if "mimose" not in by_name:
+        return "Peak memory of a training step, by the length of its batch"
+    mimose = by_name["mimose"]
+    over = f"{mimose.steps_over} of {mimose.steps} steps over the budget"
+    if mimose.recomputed_ratio is None:
+        return f"mimose: {over}"
+    share = f"{mimose.recomputed_ratio:.0%} of what full recomputation does twice"
+    return f"mimose: {over}, for {share}"
+
+
+def _footnote(rows: Sequence[StepRow]) -> str:
+    """Say where it was measured, and what the hard limit did."""
+    parts = []
+    limited = summarise(row for row in rows if row.run == "limit")
+    for summary in limited:
+        parts.append(f"{summary.strategy} took {summary.steps} steps")
+    first = rows[0]
+    where = (
+        f"{first.device}, {first.threads} threads, torch {first.torch}, "
+        f"seed {first.seed}, {first.date[:10]}"
+    )
+    if not parts:
+        return where
+    return f"With the budget as a hard limit: {', '.join(parts)}.  {where}"
+
+
+def _strategies(rows: Sequence[StepRow]) -> list[str]:
+    return list(dict.fromkeys(row.strategy for row in rows))
+
+
+def _tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,36 @@
+"""A hard memory limit for a process, in the terms of a budget."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+SLACK_BYTES = 32 * 2**20
+"""What a process may map beyond the budget; see `limit_memory`."""
+
+
+def limit_memory(budget_bytes: int, resident_bytes: int) -> None:
+    """Make allocations fail that would take this process beyond a budget.
+
+    ``RLIMIT_DATA`` bounds what a process has mapped writable and private, and the
+    budget is about what is resident. Both grow by a tensor's bytes when it is
+    allocated, so the limit is what is mapped now plus what the budget leaves over
+    what is resident now, plus `SLACK_BYTES` for what is mapped and never touched:
+    thread stacks, arenas, a library that is loaded later.
+
+    Args:
+        budget_bytes: The most that may be resident.
+        resident_bytes: What is resident now.
+    """
+    mapped = _status_bytes("VmData")
+    room = max(0, budget_bytes - resident_bytes)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (mapped + room + SLACK_BYTES, hard))
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    msg = f"/proc/self/status has no {name}: memory can be limited on Linux only"
+    raise OSError(msg)

@@ -1,0 +1,61 @@
+"""Where and with what something was measured, and settings that make it comparable."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+_VERSIONS = ("torch", "transformers", "mimose")
+
+
+def worker_environment(threads: int) -> dict[str, str]:
+    """Return the environment that every strategy's process runs with.
+
+    Threads that wait must sleep: two that spin beside one other busy process can make
+    a step many times slower.
+    """
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def describe_machine() -> Mapping[str, str]:
+    """Name the device and the versions, as the columns of `StepRow` do."""
+    versions = {name: _version(name) for name in _VERSIONS}
+    return {
+        "device": f"cpu: {_processor()}",
+        "python": platform.python_version(),
+        **versions,
+    }
+
+
+def load_average() -> float:
+    """Return the machine's load average over the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _processor() -> str:
+    cores = os.cpu_count()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+    name = " ".join(next(names, platform.machine()).split())
+    return f"{name}, {cores} cores"

@@ -1,0 +1,59 @@
+"""The process that trains one strategy: commands come in, rows go out.
+
+``python -m mimose.bench.worker`` reads JSON lines from standard input and answers
+each with one on standard output. The first is a task; the answer names the lengths
+of the batches. Each further one, ``{"batch": 3, "evaluates": false}``, is a step; the
+answer is its row. ``{"error": "..."}`` tells that memory ran out, and is the last
+answer. The process ends with its input, so it never outlives who started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from mimose.bench.strategies import Training
+from mimose.bench.tasks import task_from_json
+from mimose.recovery import is_out_of_memory
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    with _take_standard_output() as answers:
+        try:
+            _serve(sys.stdin, answers)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            first_line = (str(error) or type(error).__name__).splitlines()[0]
+            _answer(answers, {"error": first_line})
+
+
+def _serve(commands: TextIO, answers: TextIO) -> None:
+    training = Training(task_from_json(json.loads(commands.readline())))
+    _answer(answers, {"lengths": training.lengths})
+    for line in commands:
+        command = json.loads(line)
+        row = training.advance(command["batch"], evaluates=command["evaluates"])
+        _answer(answers, {"row": asdict(row)})
+    training.close()
+
+
+def _answer(answers: TextIO, message: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def _take_standard_output() -> TextIO:
+    """Return the output for answers; whatever a library prints goes to the errors."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
+
+
+if __name__ == "__main__":
+    main()

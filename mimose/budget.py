@@ -1,0 +1,97 @@
+"""Reading a memory budget as people write it."""
+
+from __future__ import annotations
+
+import math
+import re
+from numbers import Integral
+
+from mimose.exceptions import BudgetError
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{
+        prefix + "B": 1000**power
+        for power, prefix in enumerate(("K", "M", "G", "T"), start=1)
+    },
+    **{
+        prefix + "IB": 1024**power
+        for power, prefix in enumerate(("K", "M", "G", "T"), start=1)
+    },
+}
+_PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+
+
+def parse_budget(budget: float | str, device_bytes: int | None) -> int:
+    """Turn a budget as people write it into bytes.
+
+    Args:
+        budget: ``"6GiB"`` (2**30 bytes each), ``"6GB"`` (10**9), an integer number
+            of bytes, or a float in (0, 1], a fraction of the device's memory.
+        device_bytes: What the device has, for fractions; None if unknown.
+
+    Returns:
+        The budget in bytes, at least 1.
+
+    Raises:
+        BudgetError: The value has another type, no known unit, is not positive, or is
+            a fraction of an unknown total.
+    """
+    if isinstance(budget, str):
+        return _positive(budget, _parse_text(budget))
+    if isinstance(budget, Integral) and not isinstance(budget, bool):
+        return _positive(budget, int(budget))
+    if not isinstance(budget, float):
+        msg = (
+            f"budget must be text such as '6GiB', a number of bytes or a fraction of "
+            f"the device's memory, got {budget!r} ({type(budget).__name__})"
+        )
+        raise BudgetError(msg)
+    return _parse_fraction(budget, device_bytes)
+
+
+def _parse_text(text: str) -> float:
+    match = _PATTERN.fullmatch(text)
+    if match is None or match[2].upper() not in _UNITS:
+        msg = (
+            f"budget {text!r} is not a size: write a number with one of B, KB, MB, GB, "
+            f"TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), as in '6GiB'"
+        )
+        raise BudgetError(msg)
+    factor: int = _UNITS[match[2].upper()]
+    return float(match[1]) * factor
+
+
+def _parse_fraction(fraction: float, device_bytes: int | None) -> int:
+    if not 0.0 < fraction <= 1.0:
+        msg = (
+            f"budget {fraction!r} is a float and so a fraction of the device's memory, "
+            f"which must lie in (0, 1]; give bytes as an integer or as text ('6GiB')"
+        )
+        raise BudgetError(msg)
+    if device_bytes is None:
+        msg = (
+            f"budget {fraction!r} is a fraction, but this device does not tell how "
+            f"much memory it has; give bytes as an integer or as text ('6GiB')"
+        )
+        raise BudgetError(msg)
+    return _positive(fraction, fraction * device_bytes)
+
+
+def _positive(budget: object, n_bytes: float) -> int:
+    if not math.isfinite(n_bytes) or n_bytes < 1:
+        msg = f"budget {budget!r} comes to {n_bytes} bytes; it must be at least 1"
+        raise BudgetError(msg)
+    return int(n_bytes)
+
+
+def format_bytes(n_bytes: float) -> str:
+    """Write a number of bytes for people: GiB from one GiB up, else MiB.
+
+    >>> format_bytes(1610612736), format_bytes(-52428800)
+    ('1.50 GiB', '-50.0 MiB')
+    """
+    if abs(n_bytes) >= 2**30:
+        return f"{n_bytes / 2**30:.2f} GiB"
+    return f"{n_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,525 @@
+"""The life of each step: from the root's forward to the end of its backward.
+
+Note: [The end of backward]
+A hook on the root's outputs asks the autograd engine to call back when the whole
+backward is done, every gradient accumulated; it works with a loss computed outside
+the model. Nothing but the outputs' graph refers to that hook, so once it is gone no
+backward of the step can follow. A backward that avoids the outputs (an auxiliary loss
+on an inner tensor alone) is not seen: its step closes without an observed peak.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+from mimose.budget import format_bytes
+from mimose.collector import (
+    KEEP,
+    RECOMPUTE,
+    Carried,
+    Trace,
+    analyse,
+    without_readings,
+)
+from mimose.estimator import Estimator, StepFacts
+from mimose.events import EventRunner, NotRecomputableError, Unit
+from mimose.facts import FactsReader
+from mimose.infeasible import LeastPeaks, infeasible
+from mimose.meters import Meter
+from mimose.optimizer_watch import OptimizerWatch
+from mimose.planners import EveryK, Full, NoPlan, Planner
+from mimose.policy import Decision, Memory, Policy
+from mimose.records import Records, StepRecord
+from mimose.recovery import Snapshot, is_out_of_memory, release_memory
+from mimose.series import Sizes
+from mimose.shapes import SizeTable
+from mimose.tracker import tensors_in
+
+_log = logging.getLogger(__name__)
+
+_SHARED_STEPS = 20
+"""Forwards after which several forwards before one backward are forgotten."""
+
+
+class Step:
+    """One forward of the root, until its backward has ended."""
+
+    def __init__(
+        self, record: StepRecord, facts: StepFacts, decision: Decision, planner: Planner
+    ) -> None:
+        self.record = record
+        self.facts = facts
+        self.decision = decision
+        self.trace: Trace | None = None
+        self.uncounted: frozenset[tuple[int, Sizes]] | None = None
+        self.graph: weakref.ref[Any] | None = None
+        self.carried: Carried | None = None
+        self.carried_bytes = 0
+        self.released_bytes = 0
+        self.peak_bytes = 0
+        self.calls: tuple[int, ...] = ()
+        self.in_backward = False
+        self.is_shared = False
+        self.is_closed = False
+        self._every = planner.k if isinstance(planner, EveryK) else 0
+        self._keeps = isinstance(planner, NoPlan)
+        self._unplanned: list[str] = []
+
+    def action(self, index: int) -> str:
+        """Return the action of an event no plan speaks of: the baselines' own."""
+        if self._keeps or (self._every and index % self._every):
+            action = KEEP
+        else:
+            action = RECOMPUTE
+        self._unplanned.append(action)
+        return action
+
+    def make_safest(self) -> None:
+        """Recompute everything from now on."""
+        self._keeps, self._every = False, 0
+        self._unplanned.clear()
+        self.decision = Decision("fallback", None)
+
+    def add_flops(self, flops: int) -> None:
+        """Take in the FLOPs of a recomputation."""
+        self.record.recomputed_flops += flops
+
+    def actions(self) -> tuple[str, ...]:
+        """Return what the events did, in order."""
+        if self.trace is not None:
+            return tuple(event.action for event in self.trace.events)
+        if self.decision.chosen is not None:
+            return self.decision.chosen.plan.actions
+        return tuple(self._unplanned)
+
+    @property
+    def saw_gradient(self) -> bool:
+        """Whether a backward began."""
+        events = self.trace.events if self.trace is not None else ()
+        return self.in_backward or any(event.has_gradient for event in events)
+
+
+class _Waiting:
+    """The hook that only the outputs' graph refers to: Note: [The end of backward]."""
+
+    __slots__ = ("__weakref__", "driver", "step")
+
+    def __init__(self, driver: Driver, step: Step) -> None:
+        self.driver = driver
+        self.step = step
+
+    def __call__(self, _: torch.Tensor) -> None:
+        self.driver.backward_begins(self.step)
+
+
+class Driver:
+    """Runs the root's forwards: decides, runs, observes, learns.
+
+    Args:
+        model: The model.
+        device: Where it is.
+        budget_bytes: The budget.
+        planner: The planner.
+        policy: Decides what each step does.
+        estimator: Learns from measured steps.
+        events: Runs the units' calls.
+        meter: Reads the memory.
+        optimizers: Watches the optimizer's steps.
+        records: Takes the records.
+        warns: Whether an impossible budget warns rather than raises.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        device: torch.device,
+        budget_bytes: int,
+        planner: Planner,
+        policy: Policy,
+        estimator: Estimator,
+        events: EventRunner,
+        meter: Meter,
+        optimizers: OptimizerWatch,
+        records: Records,
+        warns: bool,
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._budget_bytes = budget_bytes
+        self._planner = planner
+        self._is_fixed = isinstance(planner, (NoPlan, Full, EveryK))
+        self._policy = policy
+        self._estimator = estimator
+        self._events = events
+        self._meter = meter
+        self._optimizers = optimizers
+        self._records = records
+        self._warns = warns
+        self._has_warned = False
+        self._facts = FactsReader(model, device)
+        self._least = LeastPeaks()
+        self._snapshot = self.snapshot()
+        self._carried = Carried(None)
+        self._releases = False
+        self._open: list[Step] = []
+        self._shared_until = -1
+        self._is_running = False
+        self._safest_once = False
+        self._n_steps = 0
+        self.peak_bytes = meter.live_bytes()
+        self.kept_units: dict[str, str] = {}
+        """Units that cannot be recomputed, and why."""
+
+    # ------------------------------------------------------------------ forward
+
+    def patched(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what replaces the root's forward."""
+
+        def planned(*args: Any, **kwargs: Any) -> Any:
+            if (
+                self._is_running
+                or not self._model.training
+                or not torch.is_grad_enabled()
+            ):
+                return forward(*args, **kwargs)
+            return self._run(lambda: forward(*args, **kwargs), args, kwargs)
+
+        return planned
+
+    def _run(
+        self,
+        forward: Callable[[], Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        step = self._begin(args, kwargs)
+        output, error = self._attempt(step, forward)
+        if error is not None and self._prepare_retry(step, error):
+            error = None  # its traceback pins the tensors of the failed forward
+            release_memory(self._device)
+            self._snapshot.restore()
+            self._start(step)
+            output, error = self._attempt(step, forward)
+        if error is not None:
+            self._abort(step, error)
+            raise error
+        self._forward_ends(step, output)
+        return output
+
+    def _attempt(
+        self, step: Step, forward: Callable[[], Any]
+    ) -> tuple[Any, BaseException | None]:
+        chosen = step.decision.chosen
+        self._is_running = True
+        self._events.begin(step, None if chosen is None else chosen.by_unit)
+        try:
+            return forward(), None
+        except BaseException as error:  # every one is raised again, or retried
+            return None, error
+        finally:
+            self._events.end()
+            self._is_running = False
+
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
+        began = time.perf_counter()
+        self._fold_peak()
+        is_shared = bool(self._open) and self._settle()
+        facts, table = self._facts.read(args, kwargs)
+        start = self._meter.live_bytes()
+        carried = self._carried.live_bytes()
+        decision = self._decide(facts, table, self._memory(start, carried), is_shared)
+        growth = decision.growth_bytes
+        record = StepRecord(
+            step=self._n_steps,
+            shape=table.named(facts.sizes),
+            phase=decision.phase,
+            actions=(),
+            budget_bytes=self._budget_bytes,
+            start_bytes=start,
+            predicted_peak_bytes=None if growth is None else start + growth,
+            cache_hit=decision.cache_hit,
+            reason=decision.reason,
+        )
+        self._n_steps += 1
+        step = Step(record, facts, decision, self._planner)
+        step.carried_bytes = carried
+        step.is_shared = is_shared
+        self._records.append(record)
+        self._snapshot.take()
+        record.plan_seconds = time.perf_counter() - began
+        self._start(step)
+        return step
+
+    def _start(self, step: Step) -> None:
+        """Make the step ready to run: measured, or under its plan; start its peak."""
+        step.uncounted = None if self._is_fixed else step.decision.uncounted
+        is_measured = step.decision.chosen is None and not self._is_fixed
+        step.trace = Trace(self._meter) if is_measured else None
+        if step.trace is not None:
+            step.trace.mark("start")
+        else:
+            self._meter.reset_peak()
+
+    def _memory(self, start: int, carried: int) -> Memory:
+        return Memory(
+            float(self._budget_bytes),
+            float(start),
+            float(carried) if self._releases else 0.0,
+            self._optimizers.excess_bytes,
+        )
+
+    def _decide(
+        self, facts: StepFacts, table: SizeTable, memory: Memory, is_shared: bool
+    ) -> Decision:
+        if self._is_fixed:
+            return Decision("plan", None)
+        self._refuse_infeasible(facts, memory.start_bytes)
+        reason = ""
+        if is_shared or self._n_steps < self._shared_until:
+            reason = "several forwards run before one backward"
+        elif self._safest_once:
+            reason = "the step is run again"
+        elif not facts.sizes:
+            reason = "the inputs hold no tensors, so there is no shape to plan for"
+        self._safest_once = False
+        if reason:
+            return Decision("fallback", None, reason=reason)
+        return self._policy.decide(facts, table, memory)
+
+    def _refuse_infeasible(self, facts: StepFacts, start_bytes: float) -> None:
+        state = float(self._optimizers.state_bytes)
+        least = self._least.bound(facts, start_bytes, state)
+        if least <= self._budget_bytes + 2 * self._meter.noise_bytes:
+            return
+        error = infeasible(
+            self._model, float(self._budget_bytes), least, start_bytes, state
+        )
+        if not self._warns:
+            raise error
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("mimose: %s Training goes on with the least plan.", error)
+
+    def _forward_ends(self, step: Step, output: Any) -> None:
+        if step.trace is not None:
+            step.trace.mark("root_exit")
+        step.calls = tuple(unit.calls for unit in self._events.units)
+        step.record.actions = step.actions()
+        chosen = step.decision.chosen
+        if chosen is not None and step.calls != chosen.calls:
+            self._events_differ(step)
+        step.carried = self._carried
+        self._carried = Carried(output)
+        waiting = _Waiting(self, step)
+        step.graph = weakref.ref(waiting)
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(waiting)  # type: ignore[no-untyped-call]
+        self._open.append(step)
+
+    def _events_differ(self, step: Step) -> None:
+        record = step.record
+        record.phase = "fallback"
+        record.reason = "other layers ran than in the steps measured at such inputs"
+        record.predicted_peak_bytes = None
+        step.decision.growth_bytes = None
+        self._policy.forget(step.facts.context)
+
+    # ------------------------------------------------------------------ failures
+
+    def _prepare_retry(self, step: Step, error: BaseException) -> bool:
+        """Turn a failed step into the safest one, if that can help."""
+        if isinstance(error, NotRecomputableError):
+            self.keep_always(error.unit, error.why)
+        elif not is_out_of_memory(error) or not self._can_be_safer(step):
+            return False
+        record = step.record
+        _log.warning(
+            "mimose: the forward of step %d failed (%s, phase %s, shape %s) and is run "
+            "again with everything recomputed",
+            record.step,
+            type(error).__name__,
+            record.phase,
+            dict(record.shape),
+        )
+        self._policy.cache.clear()
+        record.retries += 1
+        record.phase = "fallback"
+        record.reason = f"run again after {type(error).__name__} in forward"
+        record.predicted_peak_bytes = None
+        step.make_safest()
+        return True
+
+    def _can_be_safer(self, step: Step) -> bool:
+        return step.decision.chosen is not None or isinstance(
+            self._planner, (NoPlan, EveryK)
+        )
+
+    def keep_always(self, unit: Unit, why: str) -> None:
+        """Never recompute a unit again."""
+        self._estimator.unrecomputable.add(unit.index)
+        self._policy.cache.clear()
+        self.kept_units[unit.name] = why
+        _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
+
+    def snapshot(self) -> Snapshot:
+        """Return a snapshot, not yet taken, of what a forward changes."""
+        units = self._events.units
+        return Snapshot(self._device, [b for unit in units for b in unit.buffers])
+
+    def prepare_safest(self) -> None:
+        """Run the next step with everything recomputed: the last one failed."""
+        release_memory(self._device)
+        self._settle()
+        self._policy.cache.clear()
+        self._safest_once = True
+
+    def _abort(self, step: Step, error: BaseException) -> None:
+        if step.trace is not None:
+            step.trace.is_closed = True
+        self._fold_peak()
+        step.record.actions = step.actions()
+        step.record.reason = f"forward raised {type(error).__name__}"
+        self._close(step)
+
+    # ------------------------------------------------------------------ backward
+
+    def backward_begins(self, step: Step) -> None:
+        """Take note of the first gradient at the root's outputs."""
+        if step.in_backward:
+            return
+        step.in_backward = True
+        if step.carried_bytes and step.carried is not None:
+            step.released_bytes = step.carried_bytes - step.carried.live_bytes()
+            self._releases = step.released_bytes > step.carried_bytes // 2
+        Variable._execution_engine.queue_callback(lambda: self._backward_ends(step))
+
+    def _backward_ends(self, step: Step) -> None:
+        step.in_backward = False
+        if step.trace is not None:
+            step.trace.mark("end")
+            step.trace.is_closed = True
+            step.peak_bytes = max(step.peak_bytes, step.trace.peak_bytes)
+        self._fold_peak(step)
+        if self._meter.reads_peak:
+            step.record.observed_peak_bytes = step.peak_bytes
+        if step.is_closed:
+            step.record.reason = step.record.reason or "two backwards"
+            return
+        if step in self._open:
+            self._open.remove(step)
+        if step.is_shared or self._open:
+            self._note_shared(step)
+        elif step.trace is not None:
+            self._learn(step, step.trace)
+        step.record.recomputed_flops += step.decision.flops
+        self._close(step)
+        self._observe(step)
+
+    def _note_shared(self, step: Step) -> None:
+        """Several forwards before one backward: nobody's samples, nobody's peak."""
+        self._shared_until = self._n_steps + _SHARED_STEPS
+        for shared in (step, *self._open):
+            shared.is_shared = True
+            shared.record.reason = "several forwards run before one backward"
+
+    def _learn(self, step: Step, trace: Trace) -> None:
+        is_first = self._estimator.n_steps == 0
+        sample = analyse(trace.marks, trace.events)
+        if is_first and self._meter.noise_bytes:
+            sample = without_readings(sample)
+        growth = trace.peak_bytes - step.record.start_bytes
+        self._estimator.note_growth(growth)
+        self._estimator.learn(
+            step.facts, trace.events, sample, step.released_bytes, step.calls
+        )
+        if self._meter.reads_peak:
+            growth = max(0, growth - trace.file_growth_bytes)
+            state = self._optimizers.state_bytes
+            self._least.add(step.facts, trace.peak_bytes, growth, state)
+
+    def _observe(self, step: Step) -> None:
+        """Compare with the prediction; let margin and stages know."""
+        record = step.record
+        observed, predicted = record.observed_growth_bytes, step.decision.growth_bytes
+        if observed is None or record.observed_peak_bytes is None or step.is_shared:
+            return
+        if record.observed_peak_bytes > self._budget_bytes and not self._is_fixed:
+            _log.warning(
+                "mimose: step %d reached %s, over the budget of %s (phase %s, shape %s)",
+                record.step,
+                format_bytes(record.observed_peak_bytes),
+                format_bytes(self._budget_bytes),
+                record.phase,
+                dict(record.shape),
+            )
+        if predicted is None:
+            return
+        allowed = predicted + self._policy.margin.bytes(predicted)
+        self._policy.margin.observe(predicted, observed)
+        self._policy.checked(
+            step.facts.context,
+            is_within=observed <= allowed,
+            kept_some=KEEP in record.actions,
+        )
+
+    # ------------------------------------------------------------------ closing
+
+    def _settle(self) -> bool:
+        """Close the steps whose graph is gone; return whether any is left."""
+        for step in list(self._open):
+            if step.graph is not None and step.graph() is not None:
+                continue
+            self._open.remove(step)
+            step.record.reason = (
+                "the backward did not run to its end, or not through the outputs"
+                if step.saw_gradient
+                else "no backward followed"
+            )
+            step.record.recomputed_flops += step.decision.flops * step.saw_gradient
+            self._close(step)
+        return bool(self._open)
+
+    def _close(self, step: Step) -> None:
+        trace = step.trace
+        if trace is not None:
+            step.record.recomputed_flops = sum(event.flops for event in trace.events)
+        step.is_closed = True
+        self._records.close(step.record)
+
+    def finish(self) -> None:
+        """Close everything, as the session ends."""
+        self._fold_peak()
+        self._settle()
+        for step in self._open:
+            step.record.reason = step.record.reason or "detached before the backward"
+            self._close(step)
+        self._open.clear()
+
+    def _fold_peak(self, step: Step | None = None) -> None:
+        """Read the peak since the last reset into all that wait for it."""
+        peak = self._meter.peak_bytes()
+        if step is not None:
+            step.peak_bytes = peak = max(peak, step.peak_bytes)
+        for other in self._open:
+            other.peak_bytes = max(other.peak_bytes, peak)
+        self.peak_bytes = max(self.peak_bytes, peak, self._optimizers.peak_bytes)
+
+    # ------------------------------------------------------------------ for reports
+
+    def last_facts(self) -> tuple[StepFacts, SizeTable] | None:
+        """Return what was read of the last forward."""
+        return self._facts.last
+
+    def memory_now(self) -> Memory:
+        """Return what is held now, as if a step began."""
+        return self._memory(self._meter.live_bytes(), 0)

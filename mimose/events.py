@@ -1,0 +1,220 @@
+"""Running the units' calls: kept, recomputed, or measured, as the step says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from mimose.actions import changing_buffers, recompute
+from mimose.collector import KEEP, RECOMPUTE, Measured, Trace
+from mimose.estimator import Estimator
+from mimose.families import family_key
+from mimose.series import Sizes
+from mimose.shapes import argument_tensors, call_shape
+from mimose.tracker import StorageTracker
+
+
+class Unit:
+    """A module planned for, and where its calls stand in the running step."""
+
+    __slots__ = ("actions", "buffers", "calls", "forward", "index", "module", "name")
+
+    def __init__(self, index: int, name: str, module: nn.Module) -> None:
+        self.index = index
+        self.name = name
+        self.module = module
+        self.buffers = changing_buffers(module)
+        self.actions: tuple[str, ...] = ()
+        """Under the running step's plan, by call."""
+        self.calls = 0
+        self.forward: Callable[..., Any] = module.forward
+
+
+class RunningStep(Protocol):
+    """What the events need to know of the step they run in."""
+
+    trace: Trace | None
+    """Where a measured step writes; None in any other."""
+    uncounted: frozenset[tuple[int, Sizes]] | None
+    """Recomputations whose FLOPs are to be counted; None: all of them."""
+
+    def action(self, index: int) -> str:
+        """Return the action of the event at a position no plan speaks of."""
+        ...
+
+    def add_flops(self, flops: int) -> None:
+        """Take in the FLOPs of a recomputation."""
+        ...
+
+
+class NotRecomputableError(RuntimeError):
+    """A unit was found that must be kept; the forward has to be run again."""
+
+    def __init__(self, unit: Unit, why: str) -> None:
+        super().__init__(f"{unit.name} cannot be recomputed: {why}")
+        self.unit = unit
+        self.why = why
+
+
+class EventRunner:
+    """Runs every event of the step that is set, and passes through when none is.
+
+    Args:
+        units: The units, by index.
+        estimator: Numbers the families, learns FLOPs, knows what must be kept.
+    """
+
+    def __init__(self, units: Sequence[Unit], estimator: Estimator) -> None:
+        self.units = units
+        self.step: RunningStep | None = None
+        self.last_recomputed: Unit | None = None
+        self._estimator = estimator
+        self._n_unplanned = 0
+
+    def begin(self, step: RunningStep, plan: Sequence[tuple[str, ...]] | None) -> None:
+        """Set the running step and, by unit, the actions of its calls."""
+        self._n_unplanned = 0
+        if plan is None:
+            for unit in self.units:
+                unit.actions, unit.calls = (), 0
+        else:
+            for unit, actions in zip(self.units, plan, strict=True):
+                unit.actions, unit.calls = actions, 0
+        self.step = step
+
+    def end(self) -> None:
+        """Pass through from now on."""
+        self.step = None
+
+    def patched(self, unit: Unit) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return what makes a unit's replaced forward out of its own."""
+
+        def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+            unit.forward = forward
+
+            def event(*args: Any, **kwargs: Any) -> Any:
+                step = self.step
+                if step is None:
+                    return forward(*args, **kwargs)
+                call = unit.calls
+                unit.calls = call + 1
+                if step.trace is not None:
+                    return self._measure(step.trace, unit, call, args, kwargs)
+                actions = unit.actions
+                action = actions[call] if call < len(actions) else self._other(step)
+                if action == KEEP:
+                    return forward(*args, **kwargs)
+                return self._recompute(step, unit, args, kwargs)
+
+            return event
+
+        return make
+
+    def _other(self, step: RunningStep) -> str:
+        self._n_unplanned += 1
+        return step.action(self._n_unplanned - 1)
+
+    def _recompute(
+        self,
+        step: RunningStep,
+        unit: Unit,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if unit.index in self._estimator.unrecomputable:
+            return unit.forward(*args, **kwargs)
+        counted = None
+        if step.uncounted is None or step.uncounted:
+            counted = self._counted(step, unit, args, kwargs)
+        return recompute(
+            unit.forward, args, kwargs, buffers=unit.buffers, on_recompute=counted
+        )
+
+    def _counted(
+        self,
+        step: RunningStep,
+        unit: Unit,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Callable[[Callable[[], Any]], Any] | None:
+        """Count a recomputation that stops early, where its FLOPs are not known.
+
+        The early stop leaves out what comes after the last tensor that is needed, so
+        these are not the forward's FLOPs.
+        """
+        shape = call_shape(args, kwargs)
+        family = self._estimator.family(family_key(unit.module, shape))
+        if step.uncounted is not None and (family, shape.sizes) not in step.uncounted:
+            return None
+
+        def run(forward: Callable[[], Any]) -> Any:
+            tracker = StorageTracker()
+            try:
+                with tracker:
+                    return forward()
+            finally:
+                step.add_flops(tracker.flops)
+                self._estimator.learn_flops(family, shape.sizes, tracker.flops)
+
+        return run
+
+    def _measure(
+        self,
+        trace: Trace,
+        unit: Unit,
+        call: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
+        if not _makes_gradients(unit.module, inputs):
+            return unit.forward(*args, **kwargs)
+        shape = call_shape(args, kwargs)
+        is_kept = unit.index in self._estimator.unrecomputable
+        index = trace.enter(
+            Measured(
+                name=f"{unit.name}#{call}",
+                unit=unit.index,
+                call=call,
+                family=self._estimator.family(family_key(unit.module, shape)),
+                shape=shape,
+                action=KEEP if is_kept else RECOMPUTE,
+            )
+        )
+        versions = [tensor._version for tensor in inputs]
+        if is_kept:
+            output = trace.kept(index, lambda: unit.forward(*args, **kwargs))
+        else:
+            output = recompute(
+                unit.forward,
+                args,
+                kwargs,
+                buffers=unit.buffers,
+                on_recompute=self._noted(unit, trace.recomputed(index)),
+                early_stop=False,
+            )
+        trace.leave(index, inputs, output)
+        if not is_kept and versions != [tensor._version for tensor in inputs]:
+            raise NotRecomputableError(unit, "it edits its own input in place")
+        return output
+
+    def _noted(
+        self, unit: Unit, run: Callable[[Callable[[], Any]], Any]
+    ) -> Callable[[Callable[[], Any]], Any]:
+        def noted(forward: Callable[[], Any]) -> Any:
+            self.last_recomputed = unit
+            return run(forward)
+
+        return noted
+
+
+def _makes_gradients(module: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a call takes part in the backward at all; else it is no event."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in inputs) or any(
+        parameter.requires_grad for parameter in module.parameters()
+    )

@@ -1,0 +1,79 @@
+"""From the root's arguments to what is known of a step before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.estimator import Context, StepFacts
+from mimose.exceptions import MimoseError
+from mimose.families import autocast_state
+from mimose.shapes import (
+    SizeTable,
+    Structure,
+    argument_tensors,
+    call_shape,
+    fast_key,
+    partial_masks,
+)
+from mimose.units import refuse_other_checkpointing
+
+_MOST_REMEMBERED = 10_000
+
+
+class FactsReader:
+    """Reads contexts and sizes, and remembers those of calls seen before.
+
+    Args:
+        model: The model; inputs have to be on its device.
+        device: Where that is.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._tables: dict[Structure, SizeTable] = {}
+        self._seen: dict[Hashable, tuple[StepFacts, SizeTable]] = {}
+        self._parameter = next((p for p in model.parameters() if p.requires_grad), None)
+        self.last: tuple[StepFacts, SizeTable] | None = None
+
+    def read(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[StepFacts, SizeTable]:
+        """Return a call's facts, and the table that names its sizes.
+
+        Raises:
+            MimoseError: An input is on another device than the model.
+            CheckpointingConflictError: The model's own checkpointing was switched on.
+        """
+        has_gradients = self._parameter is not None and self._parameter.grad is not None
+        masks = partial_masks(args, kwargs)
+        autocast = autocast_state()
+        key = (fast_key(args, kwargs), masks, has_gradients, autocast)
+        found = self._seen.get(key)
+        if found is None:
+            self._check_device(args, kwargs)
+            refuse_other_checkpointing(self._model)
+            shape = call_shape(args, kwargs)
+            table = self._tables.setdefault(shape.structure, SizeTable(shape.names))
+            table.add(shape.sizes)
+            context: Context = (shape.structure, masks, autocast)
+            found = StepFacts(context, shape.sizes, has_gradients), table
+            if len(self._seen) >= _MOST_REMEMBERED:
+                self._seen.clear()
+            self._seen[key] = found
+        self.last = found
+        return found
+
+    def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for path, tensor in argument_tensors(args, kwargs):
+            if tensor.device != self._device and tensor.dim() > 0:
+                msg = (
+                    f"the model is on {self._device}, but its input {path} is on "
+                    f"{tensor.device}: move the inputs to the model's device; if the "
+                    f"model was moved after attach(), detach and attach again"
+                )
+                raise MimoseError(msg)

@@ -1,0 +1,96 @@
+"""Budgets that a measured step proves impossible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from mimose.estimator import Context, StepFacts
+from mimose.exceptions import InfeasibleBudgetError
+from mimose.series import Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _Least:
+    peak_bytes: float
+    """Reached with everything recomputed."""
+    growth_bytes: float
+    """The same over the step's start, mapped files left out."""
+    state_bytes: float
+    """Of the optimizer, at that time."""
+
+
+class LeastPeaks:
+    """Remembers what steps with everything recomputed needed.
+
+    A batch at least as large in every size needs at least as much. What held the
+    memory may be held twice in the first steps (mapped files, the optimizer's state
+    still to come), so the lower of two bounds counts: that step's peak with the state
+    made since, and today's start with that step's growth.
+    """
+
+    def __init__(self) -> None:
+        self._least: dict[tuple[Context, Sizes], _Least] = {}
+
+    def add(
+        self,
+        facts: StepFacts,
+        peak_bytes: float,
+        growth_bytes: float,
+        state_bytes: float,
+    ) -> None:
+        """Take in one step in which everything was recomputed."""
+        key = facts.context, facts.sizes
+        self._least[key] = _Least(peak_bytes, growth_bytes, state_bytes)
+
+    def bound(self, facts: StepFacts, start_bytes: float, state_bytes: float) -> float:
+        """Return a peak that no plan can go below, 0 if none is known.
+
+        Args:
+            facts: The step to come.
+            start_bytes: Held now.
+            state_bytes: Of the optimizer, now.
+        """
+        return max(
+            (
+                min(
+                    least.peak_bytes + state_bytes - least.state_bytes,
+                    start_bytes + least.growth_bytes,
+                )
+                for (context, sizes), least in self._least.items()
+                if context == facts.context and _covers(facts.sizes, sizes)
+            ),
+            default=0.0,
+        )
+
+
+def _covers(sizes: Sizes, smaller: Sizes) -> bool:
+    return len(sizes) == len(smaller) and all(
+        s >= least for s, least in zip(sizes, smaller, strict=True)
+    )
+
+
+def infeasible(
+    model: nn.Module,
+    budget_bytes: float,
+    least_peak_bytes: float,
+    start_bytes: float,
+    state_bytes: float,
+) -> InfeasibleBudgetError:
+    """Make the error, with what holds the memory at the least peak."""
+    parameters = sum(p.nbytes for p in model.parameters())
+    gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+    other = start_bytes - parameters - gradients - state_bytes
+    holders = {
+        "parameters": float(parameters),
+        "gradients": float(gradients),
+        "optimizer state": float(state_bytes),
+        "other things held before the step": float(max(0.0, other)),
+        "the step itself, everything recomputed": least_peak_bytes - start_bytes,
+    }
+    return InfeasibleBudgetError(
+        budget_bytes,
+        least_peak_bytes,
+        {name: held for name, held in holders.items() if held},
+    )

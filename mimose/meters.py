@@ -1,0 +1,305 @@
+"""Reading how much memory is held, and the highest it has been."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+from typing import NamedTuple, Protocol
+
+import torch
+
+from mimose.exceptions import BudgetError
+
+_log = logging.getLogger(__name__)
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_M_MMAP_THRESHOLD = -3
+_M_TRIM_THRESHOLD = -1
+_MALLOC_THRESHOLD = 65536
+
+
+class Reading(NamedTuple):
+    """One look at a meter."""
+
+    live_bytes: int
+    """Held now."""
+    peak_bytes: int
+    """The highest since the last reset."""
+    file_bytes: int
+    """Part of `live_bytes` that is mapped files, such as library code (CPU only)."""
+
+
+class Meter(Protocol):
+    """What the session needs to know of a device's memory."""
+
+    noise_bytes: float
+    """Readings of the same thing differ by about this much."""
+    reads_peak: bool
+    """False where the system cannot tell a peak: planning goes on by prediction."""
+
+    def live_bytes(self) -> int:
+        """Return the bytes held now: where a step's growth is counted from."""
+        ...
+
+    def peak_bytes(self) -> int:
+        """Return the most bytes held at any moment since the last reset."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Start a new peak at what is held now."""
+        ...
+
+    def read(self) -> Reading:
+        """Return everything at once, for the boundaries of a measured step."""
+        ...
+
+    def allocated_bytes(self, n_bytes: int) -> int:
+        """Return what the allocator takes for a tensor of `n_bytes`."""
+        ...
+
+    def total_bytes(self) -> int | None:
+        """Return what the device has, for budgets given as a fraction."""
+        ...
+
+
+class AllocatorMeter:
+    """An accelerator's caching allocator, through `torch.accelerator`.
+
+    Reading needs no synchronisation: the allocator counts when the host asks for
+    memory, not when a kernel uses it.
+
+    Args:
+        device: The accelerator's device.
+    """
+
+    noise_bytes = 0.0
+    reads_peak = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def live_bytes(self) -> int:
+        """Return the bytes that tensors hold."""
+        return int(torch.accelerator.memory_allocated(self.device))
+
+    def peak_bytes(self) -> int:
+        """Return the most bytes that tensors held since the last reset."""
+        return int(torch.accelerator.max_memory_allocated(self.device))
+
+    def reset_peak(self) -> None:
+        """Start a new peak; the user's own reading of it starts anew as well."""
+        torch.accelerator.reset_peak_memory_stats(self.device)
+
+    def read(self) -> Reading:
+        """Return live and peak bytes; no files are mapped on a device."""
+        return Reading(self.live_bytes(), self.peak_bytes(), 0)
+
+    def allocated_bytes(self, n_bytes: int) -> int:
+        """Round up to the allocator's blocks of 512 bytes."""
+        return -(-n_bytes // 512) * 512
+
+    def total_bytes(self) -> int | None:
+        """Return the device's memory, where it tells."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.get_device_properties(self.device).total_memory)
+        info = getattr(torch.accelerator, "get_memory_info", None)
+        return None if info is None else int(info(self.device)[1])
+
+
+class ProcessMeter:
+    """The resident set of this process, on Linux with glibc.
+
+    Note: [The allocator's thresholds]
+    glibc keeps what is freed, and readings of the resident set then mean nothing. Two
+    `mallopt` thresholds of 64 KiB make it give every larger block back. They hold for
+    the whole process and stay after the session; steps take longer for it (page
+    faults), so in a comparison every strategy has to run with them.
+
+    Raises:
+        OSError: The kernel's files cannot be read or written (see `can_read`).
+    """
+
+    noise_bytes = 0.25 * 2**20
+    reads_peak = True
+
+    def __init__(self) -> None:
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        self._status = os.open("/proc/self/status", os.O_RDONLY)
+        self._clear_refs = os.open("/proc/self/clear_refs", os.O_WRONLY)
+        self._pid = os.getpid()
+        _set_malloc_thresholds()
+        self.reset_peak()
+        self.peak_bytes()
+
+    def __del__(self) -> None:
+        """Close the kernel's files."""
+        for name in ("_statm", "_status", "_clear_refs"):
+            if name in self.__dict__:
+                os.close(self.__dict__[name])
+
+    def live_bytes(self) -> int:
+        """Return the resident set."""
+        return int(os.pread(self._statm, 128, 0).split(b" ", 2)[1]) * _PAGE
+
+    def peak_bytes(self) -> int:
+        """Return the resident set's high-water mark (``VmHWM``)."""
+        text = os.pread(self._status, 4096, 0)
+        start = text.index(b"VmHWM:") + 6
+        return int(text[start : text.index(b"kB", start)]) * 1024
+
+    def reset_peak(self) -> None:
+        """Start a new high-water mark at the present resident set."""
+        os.pwrite(self._clear_refs, b"5", 0)
+
+    def read(self) -> Reading:
+        """Return the resident set, its peak, and the mapped files in it."""
+        fields = os.pread(self._statm, 128, 0).split(b" ", 3)
+        live = int(fields[1]) * _PAGE
+        return Reading(live, max(live, self.peak_bytes()), int(fields[2]) * _PAGE)
+
+    def allocated_bytes(self, n_bytes: int) -> int:
+        """Round a block that glibc maps by itself up to whole pages."""
+        if n_bytes < _MALLOC_THRESHOLD:
+            return n_bytes
+        return -(-(n_bytes + 64) // _PAGE) * _PAGE
+
+    def total_bytes(self) -> int | None:
+        """Return the machine's memory or the cgroup's limit, the smaller."""
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min([total, *_cgroup_limits()])
+
+
+class PredictionMeter:
+    """For systems that cannot tell a peak: it reads what is held, if even that.
+
+    Planning goes on by what the tracker counts inside the units; no step's peak is
+    observed and no margin is learned.
+    """
+
+    noise_bytes = float(2**20)
+    reads_peak = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def live_bytes(self) -> int:
+        """Return what the device's own counter says, else the resident set, else 0."""
+        if self.device.type == "mps":
+            return int(torch.mps.current_allocated_memory())
+        try:
+            with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 (hot path)
+                return int(file.read().split()[1]) * _PAGE
+        except OSError:
+            return 0
+
+    def peak_bytes(self) -> int:
+        """Return what is held now: no peak is known."""
+        return self.live_bytes()
+
+    def reset_peak(self) -> None:
+        """Do nothing: there is no peak to reset."""
+
+    def read(self) -> Reading:
+        """Return the bytes held now as live and as peak."""
+        live = self.live_bytes()
+        return Reading(live, live, 0)
+
+    def allocated_bytes(self, n_bytes: int) -> int:
+        """Return `n_bytes`: the allocator is not known."""
+        return n_bytes
+
+    def total_bytes(self) -> int | None:
+        """Return the machine's memory where the system tells it."""
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):
+            return None
+
+
+def make_meter(meter: Meter | str | None, device: torch.device) -> Meter:
+    """Return the meter for a device.
+
+    Args:
+        meter: A meter, which is returned as it is; ``"allocator"``, ``"process"`` or
+            ``"prediction"``; or None to choose by the device.
+        device: Where the model's parameters are.
+
+    Raises:
+        BudgetError: The name is unknown.
+    """
+    if meter is not None and not isinstance(meter, str):
+        return meter
+    if meter == "allocator":
+        return AllocatorMeter(device)
+    if meter == "process":
+        return ProcessMeter()
+    if meter == "prediction":
+        return PredictionMeter(device)
+    if meter is not None:
+        msg = (
+            f"meter {meter!r} is unknown: use 'allocator', 'process', 'prediction', an "
+            f"object with the methods of mimose.meters.Meter, or None"
+        )
+        raise BudgetError(msg)
+    return _default_meter(device)
+
+
+def _default_meter(device: torch.device) -> Meter:
+    if device.type not in ("cpu", "mps"):
+        return AllocatorMeter(device)
+    if device.type == "cpu":
+        try:
+            return ProcessMeter()
+        except (OSError, ValueError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+    else:
+        reason = "its allocator keeps no peak"
+    _log.warning(
+        "mimose: the memory peak of %s cannot be read here (%s); plans are made by "
+        "prediction alone and no step is checked against the budget",
+        device,
+        reason,
+    )
+    return PredictionMeter(device)
+
+
+_thresholds_set = False
+
+
+def _set_malloc_thresholds() -> None:
+    """See Note: [The allocator's thresholds]."""
+    global _thresholds_set
+    if _thresholds_set:
+        return
+    if platform.libc_ver()[0] != "glibc":
+        msg = "the C library is not glibc, and what it keeps after a free is unknown"
+        raise OSError(msg)
+    libc = ctypes.CDLL(None)
+    for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+        if libc.mallopt(option, _MALLOC_THRESHOLD) != 1:
+            msg = f"mallopt({option}, {_MALLOC_THRESHOLD}) failed"
+            raise OSError(msg)
+    _thresholds_set = True
+    _log.info(
+        "mimose: set glibc's mmap and trim thresholds to %d bytes for this process, so "
+        "that freed memory goes back to the system and the resident set can be read",
+        _MALLOC_THRESHOLD,
+    )
+
+
+def _cgroup_limits() -> list[int]:
+    limits = []
+    for path in (
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ):
+        try:
+            with open(path, encoding="ascii") as file:  # noqa: PTH123 (plain read)
+                text = file.read().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return limits

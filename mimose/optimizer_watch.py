@@ -1,0 +1,88 @@
+"""Seeing the optimizer's steps: its state, and its working memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from mimose.meters import Meter
+
+_STEPS_WATCHED = 3
+
+
+class OptimizerWatch:
+    """Measures the first steps of every optimizer that holds the model's parameters.
+
+    Args:
+        model: The model.
+        meter: Where the readings come from.
+
+    Attributes:
+        has_stepped: Whether an optimizer's step was seen; its state exists then.
+        excess_bytes: The step's working memory beyond the state it made.
+    """
+
+    def __init__(self, model: nn.Module, meter: Meter) -> None:
+        self._parameters = {id(p) for p in model.parameters()}
+        self._meter = meter
+        self._n_watched = 0
+        self._before = (0, 0)
+        self._state_bytes: dict[int, int] = {}
+        self.has_stepped = False
+        self.excess_bytes = 0.0
+        self.peak_bytes = 0
+        self._handles = (
+            register_optimizer_step_pre_hook(self._pre),
+            register_optimizer_step_post_hook(self._post),
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state tensors of the optimizers seen."""
+        return sum(self._state_bytes.values())
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+        groups = optimizer.param_groups
+        return any(id(p) in self._parameters for g in groups for p in g["params"][:1])
+
+    def _pre(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._n_watched >= _STEPS_WATCHED or not self._is_ours(optimizer):
+            return
+        self.peak_bytes = max(self.peak_bytes, self._meter.peak_bytes())
+        self._meter.reset_peak()
+        self._before = self._meter.live_bytes(), _state_bytes(optimizer)
+
+    def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._n_watched >= _STEPS_WATCHED or not self._is_ours(optimizer):
+            return
+        self._n_watched += 1
+        live, state = self._before
+        now = _state_bytes(optimizer)
+        self._state_bytes[id(optimizer)] = now
+        peak = self._meter.peak_bytes()
+        self.peak_bytes = max(self.peak_bytes, peak)
+        if self.has_stepped:  # the first step's excess has one-off costs in it
+            self.excess_bytes = max(
+                self.excess_bytes, float(peak - live - (now - state)), 0.0
+            )
+        self.has_stepped = True
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    return sum(
+        value.untyped_storage().nbytes()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    )

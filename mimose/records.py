@@ -1,0 +1,128 @@
+"""What the session tells of each step, and of all of them."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+Phase: TypeAlias = Literal["collect", "step_down", "plan", "fallback"]
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One forward of the root, with its backward where there was one.
+
+    The session fills it while the step runs; it does not change after the step.
+    """
+
+    step: int
+    """Counts the root's forwards in training, from 0."""
+    shape: Mapping[str, int]
+    """The sizes of the batch that vary, by name."""
+    phase: Phase
+    """`collect` (everything recomputed and measured), `step_down` (the first plans
+    that keep something), `plan`, or `fallback` (the safest plan; see `reason`)."""
+    actions: tuple[str, ...]
+    """The action of each event, in the order in which they ran."""
+    budget_bytes: int
+    """The session's budget."""
+    start_bytes: int
+    """Held when the forward began."""
+    predicted_peak_bytes: float | None
+    """What the plan said the peak would be, at the exact sizes."""
+    observed_peak_bytes: int | None = None
+    """The peak from the start of the forward to the end of backward. None until the
+    backward has ended, and where it cannot be told (see `reason`)."""
+    cache_hit: bool = False
+    """Whether the plan came from the cache."""
+    plan_seconds: float = 0.0
+    """Time spent to decide on the plan."""
+    recomputed_flops: int = 0
+    """FLOPs of the products, convolutions and attention run again in backward."""
+    retries: int = 0
+    """How often the forward was run again after running out of memory."""
+    reason: str = ""
+    """Why the step is not an ordinary one; "" if it is."""
+
+    @property
+    def predicted_growth_bytes(self) -> float | None:
+        """The predicted peak over what was held at the start."""
+        if self.predicted_peak_bytes is None:
+            return None
+        return self.predicted_peak_bytes - self.start_bytes
+
+    @property
+    def observed_growth_bytes(self) -> int | None:
+        """The observed peak over what was held at the start."""
+        if self.observed_peak_bytes is None:
+            return None
+        return self.observed_peak_bytes - self.start_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A session in numbers."""
+
+    steps: int
+    """Forwards of the root in training."""
+    phases: Mapping[str, int]
+    """Steps by phase."""
+    steps_over: int
+    """Steps whose observed peak exceeded the budget."""
+    budget_bytes: int
+    peak_bytes: int
+    """The highest reading since the session began, optimizer steps included."""
+    units: int
+    """Modules planned for."""
+    shapes: int
+    """Distinct shapes of the batch."""
+    cache_hits: int
+    cache_misses: int
+    margin: float
+    """Safety margin, as a share of predicted growth."""
+    error_p50: float | None
+    """Median of |observed − predicted| growth, as a share of predicted growth, over
+    the recorded steps in phase `plan`."""
+    error_p99: float | None
+    recomputed_flops: int
+    """Of all steps."""
+    collected_flops: int
+    """The part of it spent in phase `collect`."""
+    plan_seconds: float
+    """Of all steps."""
+    retries: int
+    kept_units: Mapping[str, str] = field(default_factory=dict)
+    """Units that cannot be recomputed, and why."""
+
+
+class Records(deque[StepRecord]):
+    """The last steps' records, oldest first; optionally written to a file as well.
+
+    Args:
+        maxlen: The most records kept.
+        path: A file to append each closed record to, as one line of JSON.
+
+    Raises:
+        OSError: The file cannot be opened for appending.
+    """
+
+    def __init__(self, maxlen: int, path: str | PathLike[str] | None = None) -> None:
+        super().__init__(maxlen=maxlen)
+        self._file = None if path is None else Path(path).open("a", encoding="utf-8")
+
+    def close(self, record: StepRecord) -> None:
+        """Write a record that will not change any more."""
+        if self._file is not None:
+            self._file.write(json.dumps(asdict(record)) + "\n")
+            self._file.flush()
+
+    def close_file(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

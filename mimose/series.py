@@ -1,0 +1,195 @@
+"""One quantity of one family as a function of sizes: samples, fit, trust."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+Sizes: TypeAlias = tuple[int, ...]
+
+STRETCH = 1.5
+"""How far beyond the largest size seen an exact fit is trusted."""
+NOISY_STRETCH = 1.25
+"""The same for a fit of physical readings."""
+_MOST_SHAPES = 48
+"""Distinct shapes kept; more are kept only where they surprise."""
+_REPEATS = 2
+"""Measurements of one shape after which it needs no fit."""
+
+
+class Regressor(Protocol):
+    """What a series asks of a predictor."""
+
+    n_shapes_: int
+    exact_: bool
+    loo_error_: float
+
+    def fit(self, X: object, y: object) -> object:
+        """Fit X (n_samples, n_features) sizes to y (n_samples,)."""
+        ...
+
+    def predict_one(self, sizes: list[float]) -> float:
+        """Predict at one shape."""
+        ...
+
+
+class Series:
+    """Samples of one quantity and what they say of other shapes.
+
+    Sizes that never varied, or always equalled another, are left out of the fit. A
+    shape that was measured itself is answered from its own samples where no fit can
+    be trusted.
+
+    Args:
+        make: Makes an unfitted regressor.
+        noise: How far two readings of the same thing differ; 0 for exact counts.
+        nonnegative: Whether the quantity cannot be negative.
+    """
+
+    def __init__(
+        self, make: Callable[[], Regressor], noise: float, nonnegative: bool
+    ) -> None:
+        self._make = make
+        self.noise = noise
+        self._nonnegative = nonnegative
+        self._samples: dict[Sizes, list[float]] = {}
+        self._fit: _Fit | None = None
+        self.scale = 0.0
+        """What an error is small against: a step's growth. Set by the owner."""
+
+    def __len__(self) -> int:
+        """Return the number of distinct shapes kept."""
+        return len(self._samples)
+
+    def add(self, sizes: Sizes, value: float) -> None:
+        """Take in one measurement."""
+        known = self._samples.get(sizes)
+        if known is not None:
+            if len(known) < 8:
+                known.append(value)
+                self._fit = None if self._surprises(sizes, value) else self._fit
+            return
+        surprises = self._surprises(sizes, value)
+        if len(self._samples) >= _MOST_SHAPES and not surprises:
+            return
+        self._samples[sizes] = [value]
+        if surprises:
+            self._fit = None
+        elif self._fit is not None:
+            self._fit.widen(sizes)
+
+    def _surprises(self, sizes: Sizes, value: float) -> bool:
+        fit = self._fit
+        if fit is None or not fit.trusted(self._tolerance()):
+            return True
+        if not fit.same_structure(sizes):
+            return True
+        error = abs(fit.predict(sizes) - value)
+        return error > max(2 * self.noise, 1e-6 * abs(value))
+
+    def predict(self, sizes: Sizes) -> float:
+        """Return the value at one shape; at least 0 where it cannot be negative."""
+        fit = self._fitted()
+        if fit.trusted(self._tolerance()) or sizes not in self._samples:
+            value = fit.predict(sizes)
+        else:
+            value = self._own(sizes)
+        return max(0.0, value) if self._nonnegative else value
+
+    def doubt(self, sizes: Sizes) -> str:
+        """Return why a prediction at these sizes is not trusted; "" if it is."""
+        if not self._samples:
+            return "never measured"
+        own = self._samples.get(sizes)
+        if own is not None and (len(own) >= _REPEATS or self.noise == 0):
+            return ""
+        fit = self._fitted()
+        if not fit.trusted(self._tolerance()):
+            return f"{len(self._samples)} shapes measured, not enough to trust a fit"
+        return fit.outside(sizes, STRETCH if fit.is_exact else NOISY_STRETCH)
+
+    def _tolerance(self) -> float:
+        return max(5 * self.noise, 0.01 * self.scale)
+
+    def _own(self, sizes: Sizes) -> float:
+        values = self._samples[sizes]
+        return max(values) if self._nonnegative else float(np.median(values))
+
+    def _fitted(self) -> _Fit:
+        if self._fit is None:
+            self._fit = _Fit(self._make(), self._samples)
+        return self._fit
+
+
+class _Fit:
+    """A regressor on the columns that vary by themselves."""
+
+    def __init__(self, regressor: Regressor, samples: dict[Sizes, list[float]]) -> None:
+        shapes = list(samples)
+        matrix = np.array(shapes, dtype=float).reshape(len(shapes), -1)
+        self._roles = _roles(shapes)
+        self._columns = [c for c, role in enumerate(self._roles) if role == c]
+        self._first = shapes[0]
+        self._low = matrix.min(axis=0)
+        self._high = matrix.max(axis=0)
+        self._n_shapes = len(shapes)
+        # Equal layers measure the same shape many times a step; the median shrugs off
+        # the one reading in which something else happened.
+        values = [float(np.median(samples[shape])) for shape in shapes]
+        inputs = np.array([self._reduce(shape) for shape in shapes], dtype=float)
+        self._regressor = regressor
+        regressor.fit(inputs, np.array(values, dtype=float))
+        self.is_exact = bool(regressor.exact_)
+
+    def _reduce(self, sizes: Sizes) -> list[float]:
+        return [float(sizes[c]) for c in self._columns] or [1.0]
+
+    def predict(self, sizes: Sizes) -> float:
+        return float(self._regressor.predict_one(self._reduce(sizes)))
+
+    def trusted(self, tolerance: float) -> bool:
+        """More shapes than monomials, and each predicted when it is left out."""
+        if self._n_shapes < 2:
+            return False
+        if bool(getattr(self._regressor, "trusted_", False)):
+            return True
+        n_terms = len(getattr(self._regressor, "monomials_", ())) or 1
+        is_determined = self._n_shapes > n_terms + len(self._columns)
+        return is_determined and self._regressor.loo_error_ <= tolerance
+
+    def same_structure(self, sizes: Sizes) -> bool:
+        """Whether constant columns are constant still, and equal ones equal."""
+        for column, role in enumerate(self._roles):
+            expected = self._first[column] if role < 0 else sizes[role]
+            if sizes[column] != expected:
+                return False
+        return True
+
+    def outside(self, sizes: Sizes, stretch: float) -> str:
+        for column, role in enumerate(self._roles):
+            size = sizes[column]
+            if role < 0 and size > self._first[column]:
+                return f"{size} where only {self._first[column]} was measured"
+            if role >= 0 and role != column and size != sizes[role]:
+                return f"{size} and {sizes[role]} differ, which were always equal"
+            if role == column and size > self._high[column] * stretch:
+                return f"{size} is beyond {self._high[column]:.0f}, the most measured"
+        return ""
+
+    def widen(self, sizes: Sizes) -> None:
+        """Take note of a shape that the fit predicted well."""
+        self._low = np.minimum(self._low, sizes)
+        self._high = np.maximum(self._high, sizes)
+
+
+def _roles(shapes: list[Sizes]) -> list[int]:
+    """Return for each column -1 (constant), itself, or the column it repeats."""
+    columns = list(zip(*shapes, strict=True))
+    first: dict[tuple[int, ...], int] = {}
+    roles = []
+    for index, values in enumerate(columns):
+        is_constant = all(value == values[0] for value in values)
+        roles.append(-1 if is_constant else first.setdefault(values, index))
+    return roles

@@ -1,0 +1,371 @@
+"""The public surface: `attach` a planner to a model, and the `Session` it returns."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointError
+
+from mimose import report as _report
+from mimose.budget import format_bytes, parse_budget
+from mimose.collector import KEEP, RECOMPUTE
+from mimose.driver import Driver
+from mimose.estimator import Estimator, StepFacts
+from mimose.events import EventRunner, Unit
+from mimose.exceptions import AlreadyAttachedError, MimoseError
+from mimose.kv_cache import caching_modules
+from mimose.meters import Meter, make_meter
+from mimose.optimizer_watch import OptimizerWatch
+from mimose.planners import Planner, PlanningProblem, make_planner
+from mimose.policy import Policy
+from mimose.predictors import Margin, make_predictor
+from mimose.records import Records, Summary
+from mimose.recovery import Gradients, is_out_of_memory
+from mimose.units import Patch, UnitsSpec, find_units, refuse_other_checkpointing
+
+_log = logging.getLogger(__name__)
+
+_sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
+
+_MOST_RECORDS = 100_000
+
+
+def attach(
+    model: nn.Module,
+    budget: float | str,
+    *,
+    units: UnitsSpec = None,
+    actions: Sequence[str] = (KEEP, RECOMPUTE),
+    planner: str | Planner = "auto",
+    predictor: str | Callable[[], Any] = "polynomial",
+    round_to: int | Mapping[str, int] = 1,
+    cache_size: int = 1024,
+    refine: bool = True,
+    on_infeasible: str = "raise",
+    meter: Meter | str | None = None,
+    record_to: str | PathLike[str] | None = None,
+) -> Session:
+    """Plan every training step of a model within a memory budget.
+
+    The loop stays as it is. Each forward of the model in training mode, with grad
+    enabled, gets a plan for the shape of its inputs: which layers keep their
+    activations, and which recompute them in backward. Evaluation passes straight
+    through. Gradients, random state and buffers are bit for bit those of the bare
+    model.
+
+    Args:
+        model: The model, on its device. Its names, `state_dict` and configuration do
+            not change.
+        budget: The most bytes the device (on CPU: the process's resident set) may
+            hold at any moment of a step, parameters, gradients and optimizer state
+            included: ``"6GiB"``, ``"6GB"``, an integer number of bytes, or a float in
+            (0, 1], a fraction of the device's memory.
+        units: The modules to plan for: None to discover them, a module class, a
+            qualified name, several of these, or a predicate over ``(module)`` or
+            ``(name, module)``.
+        actions: What may happen to a layer's activations.
+        planner: ``"auto"``, ``"marginal"``, ``"optimal"``, ``"greedy"`` (Mimose's
+            Algorithm 1), ``"none"``, ``"full"``, ``"every-K"``, or a `Planner` such as
+            `mimose.planners.Static`.
+        predictor: ``"polynomial"`` or one of the alternatives of Mimose's Table IV
+            (see `mimose.predictors.make_predictor`), or what makes one.
+        round_to: Sizes are rounded up to a multiple of this when a plan is made, so
+            that near shapes share it: one for all sizes but the batch, or by name
+            (``{"input_ids.1": 8}``).
+        cache_size: The most plans kept.
+        refine: Reserved for the background refiner; plans are not refined yet.
+        on_infeasible: ``"raise"`` or ``"warn"`` and train on with the least plan.
+        meter: Where memory is read: None to choose by the device, a name or an object
+            (see `mimose.meters.make_meter`).
+        record_to: A file to append each step's record to, as a line of JSON.
+
+    Returns:
+        The session; also a context manager.
+
+    Raises:
+        BudgetError: The budget cannot be read.
+        NoUnitsError: No modules to plan for were found.
+        AlreadyAttachedError: The model has a session already.
+        CheckpointingConflictError: The model's own checkpointing is switched on.
+        ValueError: Another argument is none of those above.
+    """
+    _check_choices(actions, on_infeasible, cache_size, round_to)
+    if isinstance(predictor, str):
+        make_predictor(predictor)
+    del refine
+    return Session(
+        model,
+        budget,
+        units=units,
+        planner=make_planner(planner),
+        predictor=predictor,
+        round_to=round_to,
+        cache_size=cache_size,
+        warns=on_infeasible == "warn",
+        meter=meter,
+        record_to=record_to,
+    )
+
+
+def _check_choices(
+    actions: Sequence[str],
+    on_infeasible: str,
+    cache_size: int,
+    round_to: int | Mapping[str, int],
+) -> None:
+    if tuple(actions) != (KEEP, RECOMPUTE):
+        msg = f"actions must be ('keep', 'recompute'), got {tuple(actions)!r}"
+        raise ValueError(msg)
+    if on_infeasible not in ("raise", "warn"):
+        msg = f"on_infeasible must be 'raise' or 'warn', got {on_infeasible!r}"
+        raise ValueError(msg)
+    if cache_size < 1:
+        msg = f"cache_size must be at least 1, got {cache_size!r}"
+        raise ValueError(msg)
+    steps = [round_to] if isinstance(round_to, int) else list(round_to.values())
+    if any(step < 1 for step in steps):
+        msg = f"round_to must be at least 1 for every size, got {round_to!r}"
+        raise ValueError(msg)
+
+
+class Session:
+    """The planner of one model, from `attach` until `detach`.
+
+    A context manager; leaving it detaches.
+
+    Attributes:
+        budget_bytes: The budget.
+        records: The last steps' `StepRecord`, a bounded sequence, oldest first.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        budget: float | str,
+        *,
+        units: UnitsSpec,
+        planner: Planner,
+        predictor: str | Callable[[], Any],
+        round_to: int | Mapping[str, int],
+        cache_size: int,
+        warns: bool,
+        meter: Meter | str | None,
+        record_to: str | PathLike[str] | None,
+    ) -> None:
+        _refuse_second(model)
+        refuse_other_checkpointing(model)
+        found = find_units(model, units)
+        device = _device_of(model)
+        self._model = model
+        self._meter = make_meter(meter, device)
+        self.budget_bytes = parse_budget(budget, self._meter.total_bytes())
+        self._units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
+        self._estimator = Estimator(predictor, self._meter.noise_bytes)
+        margin = Margin(noise_bytes=2 * self._meter.noise_bytes)
+        self._policy = Policy(
+            self._estimator, planner, margin, round_to, cache_size, warns=warns
+        )
+        self.records = Records(_MOST_RECORDS, record_to)
+        self._events = EventRunner(self._units, self._estimator)
+        self._optimizers = OptimizerWatch(model, self._meter)
+        self._driver = Driver(
+            model=model,
+            device=device,
+            budget_bytes=self.budget_bytes,
+            planner=planner,
+            policy=self._policy,
+            estimator=self._estimator,
+            events=self._events,
+            meter=self._meter,
+            optimizers=self._optimizers,
+            records=self.records,
+            warns=warns,
+        )
+        self._patches: list[Patch] = []
+        self._install()
+
+    def _install(self) -> None:
+        try:
+            for unit in self._units:
+                self._patches.append(Patch(unit.module, self._events.patched(unit)))
+            self._patches.append(Patch(self._model, self._driver.patched))
+            for module in caching_modules(self._model):
+                self._patches.append(Patch(module, self._without_cache(module)))
+        except BaseException:
+            self.detach()
+            raise
+        _sessions[self._model] = self
+        _log.info(
+            "mimose: planning %d units of %s within %s",
+            len(self._units),
+            type(self._model).__name__,
+            format_bytes(self.budget_bytes),
+        )
+
+    @staticmethod
+    def _without_cache(
+        module: nn.Module,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def planned(*args: Any, **kwargs: Any) -> Any:
+                if module.training and torch.is_grad_enabled():
+                    kwargs.setdefault("use_cache", False)
+                return forward(*args, **kwargs)
+
+            return planned
+
+        return make
+
+    def detach(self) -> None:
+        """Give the model back as it was; the records stay readable. Harmless twice."""
+        for patch in reversed(self._patches):
+            patch.remove()
+        self._patches.clear()
+        self._optimizers.remove()
+        self._driver.finish()
+        self.records.close_file()
+        if _sessions.get(self._model) is self:
+            del _sessions[self._model]
+
+    def __enter__(self) -> Session:
+        """Return the session."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Detach."""
+        self.detach()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest reading since the session began, optimizer steps included.
+
+        The session resets the device's peak counter; use this in its place.
+        """
+        return self._driver.peak_bytes
+
+    def step(self, closure: Callable[[], Any]) -> Any:
+        """Run a forward and its backward; once more, from the start, if they fail.
+
+        Running out of memory in backward cannot be hidden from a user's loop. This
+        can: gradients, random state and running statistics are put back, and the
+        closure is run again with everything recomputed. A layer that turned out not
+        to be recomputable is kept in the second run. Where gradients are there
+        already (accumulation), a copy of them is held meanwhile.
+
+        Args:
+            closure: Runs forward and backward, and returns anything, such as the loss.
+
+        Returns:
+            What `closure` returns.
+
+        Raises:
+            RuntimeError: It failed again, or in another way.
+        """
+        gradients = Gradients(self._model)
+        snapshot = self._driver.snapshot()
+        snapshot.take()
+        try:
+            return closure()
+        except RuntimeError as error:
+            if not self._can_recover(error):
+                raise
+        self._driver.prepare_safest()
+        snapshot.restore()
+        gradients.restore()
+        result = closure()
+        if self.records:
+            self.records[-1].retries += 1
+        return result
+
+    def _can_recover(self, error: RuntimeError) -> bool:
+        unit = self._events.last_recomputed
+        if isinstance(error, CheckpointError) and unit is not None:
+            self._driver.keep_always(unit, "recomputing it gave other tensors")
+        elif not is_out_of_memory(error):
+            return False
+        _log.warning(
+            "mimose: a step failed (%s) and is run again", type(error).__name__
+        )
+        return True
+
+    # ------------------------------------------------------------------ telling
+
+    def report(self) -> str:
+        """Return what happened so far, as text for people."""
+        return _report.report(self.summary(), list(self.records))
+
+    def summary(self) -> Summary:
+        """Return the session in numbers."""
+        return _report.summarise(
+            list(self.records),
+            budget_bytes=self.budget_bytes,
+            peak_bytes=self.peak_bytes,
+            units=len(self._units),
+            cache=self._policy.cache,
+            margin=self._policy.margin.fraction,
+            kept_units=dict(self._driver.kept_units),
+        )
+
+    def explain(self, shape: Mapping[str, int] | None = None) -> str:
+        """Return the plan for a shape, event by event, and which segment binds.
+
+        Args:
+            shape: Sizes by name, such as ``{"input_ids.1": 512}``; the others are as
+                in the last step. None for the last step's shape.
+
+        Raises:
+            MimoseError: A name is not one of the model's, or no step was run yet.
+        """
+        return _report.explain(self._policy, *self._asked(shape))
+
+    def planning_problem(
+        self, shape: Mapping[str, int] | None = None, *, start_bytes: int | None = None
+    ) -> PlanningProblem:
+        """Return what a planner would be given for a shape, no margin taken off.
+
+        Args:
+            shape: Sizes by name, as for `explain`.
+            start_bytes: Held when the step begins; None for what is held now.
+
+        Raises:
+            MimoseError: A name is not one of the model's, or the shape's kind of
+                inputs was not measured yet.
+        """
+        facts, memory = self._asked(shape)
+        if self._estimator.pattern(facts.context) is None:
+            msg = "no step with such inputs was measured yet; train a few first"
+            raise MimoseError(msg)
+        if start_bytes is not None:
+            memory = memory._replace(start_bytes=float(start_bytes))
+        return self._policy.problem(facts, memory)
+
+    def _asked(self, shape: Mapping[str, int] | None) -> tuple[StepFacts, Any]:
+        last = self._driver.last_facts()
+        if last is None:
+            msg = "no step was run yet, so no shape is known; train a step first"
+            raise MimoseError(msg)
+        facts, table = last
+        sizes = facts.sizes if shape is None else table.fill(shape, facts.sizes)
+        return facts._replace(sizes=sizes), self._driver.memory_now()
+
+
+def _refuse_second(model: nn.Module) -> None:
+    for module, session in list(_sessions.items()):
+        if module is model or any(inner is module for inner in model.modules()):
+            msg = (
+                f"this {type(model).__name__} is already planned by a session with a "
+                f"budget of {format_bytes(session.budget_bytes)}: call its detach() "
+                f"before attaching again"
+            )
+            raise AlreadyAttachedError(msg)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device

@@ -1,0 +1,223 @@
+"""From a call's arguments to its structure and its named sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from mimose.exceptions import MimoseError
+
+Structure: TypeAlias = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallShape:
+    """What a call's arguments look like.
+
+    Two calls with the same `structure` differ in their `sizes` alone.
+    """
+
+    structure: Structure
+    """Each argument's path, with what it is: dtype, rank, None, a flag …"""
+    names: tuple[str, ...]
+    """`path.dimension` of every dimension of every tensor."""
+    sizes: tuple[int, ...]
+    """The dimensions, in the order of `names`."""
+
+
+def call_shape(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallShape:
+    """Describe a call's arguments, nested containers included."""
+    structure: list[object] = []
+    names: list[str] = []
+    sizes: list[int] = []
+    for path, leaf in _leaves(args, kwargs):
+        if not isinstance(leaf, torch.Tensor):
+            structure.append((path, _token(leaf)))
+            continue
+        structure.append((path, leaf.dtype, leaf.dim(), leaf.requires_grad))
+        names.extend(f"{path}.{axis}" for axis in range(leaf.dim()))
+        sizes.extend(leaf.shape)
+    return CallShape(tuple(structure), tuple(names), tuple(sizes))
+
+
+def argument_tensors(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the paths and tensors among a call's arguments."""
+    for path, leaf in _leaves(args, kwargs):
+        if isinstance(leaf, torch.Tensor):
+            yield path, leaf
+
+
+def fast_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return a hashable key that is equal for calls of the same shape.
+
+    It tells no less apart than `call_shape`, costs a microsecond, and serves to find
+    the `CallShape` of a call seen before.
+    """
+    key: list[object] = [_fast(value) for value in args]
+    for name, value in kwargs.items():
+        key.append(name)
+        key.append(_fast(value))
+    return tuple(key)
+
+
+def _fast(value: Any) -> object:
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.dtype, value.requires_grad)
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, (int, float, str)):
+        return _token(value)
+    return call_shape((value,), {})
+
+
+def _leaves(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, object]]:
+    for index, value in enumerate(args):
+        yield from _visit(str(index), value)
+    for name in sorted(kwargs):
+        yield from _visit(name, kwargs[name])
+
+
+def _visit(path: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, torch.Tensor) or value is None:
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield from _visit(f"{path}.{key}", value[key])
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _visit(f"{path}.{index}", item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _visit(f"{path}.{field.name}", getattr(value, field.name))
+    else:
+        yield path, value
+
+
+def _token(leaf: object) -> object:
+    """Say what a non-tensor argument is: flags by value, the rest by type."""
+    if leaf is None or isinstance(leaf, (bool, str)):
+        return leaf
+    return type(leaf).__qualname__
+
+
+def partial_masks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the paths of the masks that hide something, where it can be told.
+
+    Attention runs differently under a mask of all ones. On an accelerator telling
+    would need a synchronisation, and every mask counts as one that hides something.
+    """
+    hiding = []
+    for path, tensor in _mask_tensors(args, kwargs):
+        if tensor.device.type != "cpu" or not bool(tensor.all()):
+            hiding.append(path)
+    return tuple(hiding)
+
+
+def _mask_tensors(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for index, value in enumerate(args):
+        if isinstance(value, dict):
+            yield from _mask_tensors((), value)
+        elif isinstance(value, torch.Tensor) and value.dtype == torch.bool:
+            yield str(index), value
+    for name, value in kwargs.items():
+        if isinstance(value, dict):
+            yield from _mask_tensors((), value)
+        elif "mask" in name and isinstance(value, torch.Tensor):
+            if not value.dtype.is_floating_point and value.dim() <= 2:
+                yield name, value
+
+
+class SizeTable:
+    """Merges the dimensions of one structure that are always equal.
+
+    Dimensions stay together as long as they were equal in every call seen; the batch
+    (dimension 0) is never merged with another dimension. A size is named after the
+    first of its dimensions.
+
+    Args:
+        names: `CallShape.names` of the structure.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._group: list[int] | None = None
+        self._constant: tuple[int, ...] = ()
+        self._varies: list[bool] = []
+
+    def add(self, sizes: tuple[int, ...]) -> None:
+        """Take note of a call's sizes: they may part what was together."""
+        parted: dict[tuple[int, bool, int], int] = {}
+        group = []
+        old = self._group or [0] * len(sizes)
+        for index, size in enumerate(sizes):
+            is_batch = self.names[index].endswith(".0")
+            group.append(parted.setdefault((old[index], is_batch, size), index))
+        if self._group is None:
+            self._constant, self._varies = sizes, [False] * len(sizes)
+        self._varies = [
+            v or s != c
+            for v, s, c in zip(self._varies, sizes, self._constant, strict=True)
+        ]
+        self._group = group
+
+    def columns(self) -> list[int]:
+        """Return one index a group, in order."""
+        return sorted(set(self._group or ()))
+
+    def named(self, sizes: tuple[int, ...]) -> dict[str, int]:
+        """Return the sizes that vary, by name; all of them while none has varied."""
+        columns = self.columns()
+        varying = [c for c in columns if self._varies[c]] or columns
+        return {self.names[c]: sizes[c] for c in varying}
+
+    def fill(
+        self, shape: Mapping[str, int], others: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Return all sizes of a shape given by name, the others as they are given.
+
+        Raises:
+            MimoseError: A name is not one of this structure's.
+        """
+        group = self._group or list(range(len(self.names)))
+        sizes = list(others)
+        for name, size in shape.items():
+            if name not in self.names:
+                known = ", ".join(self.names[c] for c in self.columns())
+                msg = f"shape: no size is called {name!r}; the model's are {known}"
+                raise MimoseError(msg)
+            chosen = group[self.names.index(name)]
+            for index, representative in enumerate(group):
+                if representative == chosen:
+                    sizes[index] = int(size)
+        return tuple(sizes)
+
+
+def round_up(
+    names: tuple[str, ...], sizes: tuple[int, ...], round_to: int | Mapping[str, int]
+) -> tuple[int, ...]:
+    """Round each size up by its rule; the batch (dimension 0) only if named.
+
+    Args:
+        names: Names of the sizes.
+        sizes: The sizes.
+        round_to: A multiple for all sizes but the batch, or one for each named size.
+    """
+    if round_to == 1:
+        return sizes
+    rounded = []
+    for name, size in zip(names, sizes, strict=True):
+        if isinstance(round_to, int):
+            step = 1 if name.endswith(".0") else round_to
+        else:
+            step = round_to.get(name, 1)
+        rounded.append(-(-size // step) * step)
+    return tuple(rounded)

@@ -1,0 +1,99 @@
+"""Counting the storages that operators make."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+
+def tensors_in(tree: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested lists, tuples and dicts, in order.
+
+    Other containers (dataclasses, caches) are looked into through their ``__dict__``
+    only where they are mappings; anything else counts as a leaf.
+    """
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from tensors_in(item)
+
+
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the storages made by operators while it is active.
+
+    A storage counts when an operator *made* it: not when the operator's result is a
+    view, a detached alias or an in-place result of one of its arguments. It stops
+    counting when it is freed. Memory that an operator takes and gives back inside
+    itself is not seen.
+
+    Args:
+        rounding: Maps a storage's size to what the allocator takes for it.
+
+    Attributes:
+        live_bytes: Alive now.
+        peak_bytes: The highest total so far.
+        flops: Floating-point operations of the products, convolutions and attention
+            that ran, by `torch.utils.flop_counter`'s formulas.
+    """
+
+    def __init__(self, rounding: Callable[[int], int] = int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.flops = 0
+        self._rounding = rounding
+        # storage identity -> (weak reference, bytes)
+        self._made: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator and count what it made."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(result, (torch.Tensor, list, tuple)):
+            self._count(args, kwargs, result)
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=result)
+        return result
+
+    def bytes_made(self, tree: object) -> int:
+        """Sum the bytes of the tracked storages that `tree`'s tensors live in."""
+        keys = {tensor.untyped_storage()._cdata for tensor in tensors_in(tree)}
+        return sum(self._made[key][1] for key in keys if key in self._made)
+
+    def _count(self, args: Any, kwargs: Any, result: Any) -> None:
+        inputs = {tensor.untyped_storage()._cdata for tensor in tensors_in(args)}
+        inputs.update(t.untyped_storage()._cdata for t in tensors_in(kwargs))
+        for tensor in tensors_in(result):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in inputs and key not in self._made:
+                self._add(key, storage)
+
+    def _add(self, key: int, storage: torch.UntypedStorage) -> None:
+        n_bytes = self._rounding(storage.nbytes())
+        if n_bytes == 0:
+            return
+
+        def freed(_: object) -> None:
+            if self._made.pop(key, None) is not None:
+                self.live_bytes -= n_bytes
+
+        self._made[key] = (weakref.ref(storage, freed), n_bytes)
+        self.live_bytes += n_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)

@@ -1,0 +1,253 @@
+"""Finding the modules to plan for, and taking over their ``forward``."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from mimose.exceptions import CheckpointingConflictError, NoUnitsError
+
+Predicate: TypeAlias = Callable[..., bool]
+UnitsSpec: TypeAlias = (
+    None | str | type[nn.Module] | Predicate | Iterable[str | type[nn.Module]]
+)
+Named: TypeAlias = tuple[str, nn.Module]
+
+
+def find_units(model: nn.Module, units: UnitsSpec = None) -> tuple[Named, ...]:
+    """Return the qualified names and modules to plan for, in module order.
+
+    Without a choice, the first of these that finds anything: Hugging Face's
+    checkpointable layers; modules repeated in a ``ModuleList`` or ``Sequential`` (two
+    siblings of one class with the same parameter shapes, then all their class); the
+    classes named in ``_no_split_modules``; the elements of any ``ModuleList``.
+
+    Args:
+        model: The model.
+        units: None to discover, or a module class, a qualified name (of a module, or
+            of a ``ModuleList`` for its elements), several of these, or a predicate
+            that takes ``(module)`` or ``(name, module)``.
+
+    Raises:
+        NoUnitsError: Nothing was found, or a name is not in the model.
+    """
+    if units is None:
+        found = _discover(model)
+    elif callable(units) and not isinstance(units, type):
+        found = _by_predicate(model, units)
+    else:
+        chosen = [units] if isinstance(units, (str, type)) else list(units)
+        found = [named for item in chosen for named in _by_item(model, item)]
+    found = _outermost(model, found)
+    if not found:
+        msg = (
+            f"no units found in {type(model).__name__}"
+            + ("" if units is None else f" for units={units!r}")
+            + ": pass attach(units=...) the class of the repeated layers, their "
+            "qualified names, or a predicate over modules"
+        )
+        raise NoUnitsError(msg)
+    return tuple(found)
+
+
+def _discover(model: nn.Module) -> list[Named]:
+    for search in (_checkpointable, _repeated, _no_split, _listed):
+        found = search(model)
+        if found:
+            return found
+    return []
+
+
+def _checkpointable(model: nn.Module) -> list[Named]:
+    """Return transformers' `GradientCheckpointingLayer`s, without importing it."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if any(c.__name__ == "GradientCheckpointingLayer" for c in type(module).__mro__)
+    ]
+
+
+def _repeated(model: nn.Module) -> list[Named]:
+    classes: set[type[nn.Module]] = set()
+    for container in _containers(model, classes):
+        shapes: set[object] = set()
+        for child in container.children():
+            if not _is_block(child):
+                continue
+            shape = type(child), tuple(tuple(p.shape) for p in child.parameters())
+            if shape in shapes:
+                classes.add(type(child))
+            shapes.add(shape)
+    return _elements(model, classes)
+
+
+def _containers(
+    model: nn.Module, classes: set[type[nn.Module]]
+) -> Iterator[nn.ModuleList | nn.Sequential]:
+    """Yield the lists that are not inside a module of `classes`, outermost first."""
+    stack: list[nn.Module] = [model]
+    while stack:
+        module = stack.pop(0)
+        if isinstance(module, (nn.ModuleList, nn.Sequential)):
+            yield module
+        stack.extend(c for c in module.children() if type(c) not in classes)
+
+
+def _elements(model: nn.Module, classes: set[type[nn.Module]]) -> list[Named]:
+    lists = {
+        id(child)
+        for module in model.modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential))
+        for child in module.children()
+    }
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) in classes and id(module) in lists
+    ]
+
+
+def _no_split(model: nn.Module) -> list[Named]:
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [(n, m) for n, m in model.named_modules() if type(m).__name__ in names]
+
+
+def _listed(model: nn.Module) -> list[Named]:
+    classes = {
+        type(child)
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList)
+        for child in module.children()
+        if _is_block(child)
+    }
+    return _elements(model, classes)
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Tell a block from a container and from a single layer of `torch.nn`."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return False
+    has_parameters = next(module.parameters(), None) is not None
+    is_single = next(module.children(), None) is None
+    from_torch = type(module).__module__.startswith("torch.nn")
+    return has_parameters and not (is_single and from_torch)
+
+
+def _by_predicate(model: nn.Module, predicate: Predicate) -> list[Named]:
+    takes_name = len(inspect.signature(predicate).parameters) >= 2
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if module is not model
+        and (predicate(name, module) if takes_name else predicate(module))
+    ]
+
+
+def _by_item(model: nn.Module, item: object) -> list[Named]:
+    if isinstance(item, type):
+        return [(n, m) for n, m in model.named_modules() if isinstance(m, item)]
+    modules = dict(model.named_modules())
+    if not isinstance(item, str) or item not in modules:
+        near = difflib.get_close_matches(str(item), list(modules), n=3)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        msg = f"units: no module named {item!r} in {type(model).__name__}{hint}"
+        raise NoUnitsError(msg)
+    module = modules[item]
+    if isinstance(module, nn.ModuleList):
+        return [(f"{item}.{name}", child) for name, child in module.named_children()]
+    return [(item, module)]
+
+
+def _outermost(model: nn.Module, found: list[Named]) -> list[Named]:
+    """Drop repeats, the model itself and units inside other units."""
+    chosen = {id(module): (name, module) for name, module in found}
+    chosen.pop(id(model), None)
+    inside = {
+        id(inner)
+        for _, module in chosen.values()
+        for inner in module.modules()
+        if inner is not module
+    }
+    order = {id(module): i for i, module in enumerate(model.modules())}
+    kept = [named for key, named in chosen.items() if key not in inside]
+    return sorted(kept, key=lambda named: order[id(named[1])])
+
+
+def refuse_other_checkpointing(model: nn.Module) -> None:
+    """Make sure that nobody else recomputes parts of this model.
+
+    Raises:
+        CheckpointingConflictError: A module's own checkpointing is switched on, or a
+            module is wrapped by `checkpoint_wrapper`.
+    """
+    for name, module in model.named_modules():
+        wrapped = "_checkpoint_wrapped_module" in module._modules
+        if wrapped or getattr(module, "gradient_checkpointing", False) is True:
+            how = (
+                "is wrapped by torch's checkpoint_wrapper: attach to the model without "
+                "the wrapper"
+                if wrapped
+                else "has its own activation checkpointing switched on: call "
+                "model.gradient_checkpointing_disable() (newer transformers: "
+                "activation_checkpointing_disable()), or take "
+                "gradient_checkpointing=True out of the training arguments"
+            )
+            msg = (
+                f"{name or 'the model'} ({type(module).__name__}) {how}. mimose decides "
+                f"per input shape what is recomputed, and two owners would recompute "
+                f"twice."
+            )
+            raise CheckpointingConflictError(msg)
+
+
+class Patch:
+    """A module's ``forward``, replaced on the instance until `remove`.
+
+    Names, ``state_dict`` keys, hooks and the class stay as they are. A deep copy or a
+    pickle of the module gets its class's plain ``forward`` back: a copy is not planned.
+
+    Args:
+        module: The module.
+        make: Takes the original ``forward``, returns what is called instead.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        make: Callable[[Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
+        self._module = module
+        self._previous = module.__dict__.get("forward")
+        self.original: Callable[..., Any] = module.forward
+        functools.update_wrapper(self, self.original, updated=())
+        self._call = make(self.original)
+        module.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the replacement."""
+        return self._call(*args, **kwargs)
+
+    def remove(self) -> None:
+        """Put the original back; where somebody patched over this, step aside."""
+        self._call = self.original
+        if self._module.__dict__.get("forward") is not self:
+            return
+        if self._previous is None:
+            del self._module.forward
+        else:
+            self._module.forward = self._previous
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Give the copied module its plain ``forward``."""
+        copied = memo.get(id(self._module), self._module)
+        return types.MethodType(type(self._module).forward, copied)
+
+    def __reduce__(self) -> Any:
+        """Pickle as the plain bound method."""
+        return types.MethodType, (type(self._module).forward, self._module)

@@ -1,0 +1,32 @@
+"""Planners: one action for each event, so that a step stays within its budget."""
+
+from .base import Plan, Planner, PlanningProblem
+from .errors import InfeasibleBudgetError
+from .fixed import EveryK, Full, NoPlan, Static
+from .greedy import Greedy
+from .marginal import Marginal
+from .optimal import Optimal, least_peak_plan
+from .registry import make_planner
+from .safest import safest_plan
+from .timeline import Timeline, host_bytes, lay_out, peak_bytes
+
+__all__ = [
+    "EveryK",
+    "Full",
+    "Greedy",
+    "InfeasibleBudgetError",
+    "Marginal",
+    "NoPlan",
+    "Optimal",
+    "Plan",
+    "Planner",
+    "PlanningProblem",
+    "Static",
+    "Timeline",
+    "host_bytes",
+    "lay_out",
+    "least_peak_plan",
+    "make_planner",
+    "peak_bytes",
+    "safest_plan",
+]

@@ -1,0 +1,160 @@
+"""The planner for the critical path: near the optimum in under a millisecond."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .base import FloatArray, IntArray, Plan, PlanningProblem
+from .frontier import Walk, cheapest_walk
+from .prefix import PrefixForm, prefix_form, prefix_peak
+from .safest import infeasible, safest_choice
+from .timeline import fits, host_bytes, judge
+
+# The search adds the same numbers as the judge, in another order. It first gets a
+# little more than the budget, so that no plan is lost to rounding, then, should the
+# judge object, less than the budget by more than rounding.
+_BUDGET_FACTORS = (1 + 2.0**-45, 1 - 2.0**-38)
+_PRICE_HALVINGS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Marginal:
+    """Cost per byte off the peak, weighed along the timeline.
+
+    Walks the events once, in forward order, and carries the frontier of cost against
+    bytes held, see ``frontier.py``; where there are too many walks, the marginal cost
+    of a byte decides which of them stay. With events of few families nothing is lost
+    and the plan is the optimum, which ``Plan.optimal`` then says. Where actions need
+    the host and its budget binds, host bytes get a price, found by halving.
+
+    It always keeps the budget where the plan of the least peak does.
+    """
+
+    width: int = 96
+    """Most walks carried on; where there are more, half as many stay. More is nearer
+    to the optimum and slower."""
+
+    def __post_init__(self) -> None:
+        """Check the width."""
+        if self.width < 2:
+            msg = f"width must be at least 2, got {self.width}"
+            raise ValueError(msg)
+
+    @property
+    def name(self) -> str:
+        """The name ``"marginal"``."""
+        return "marginal"
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Choose the cheapest actions within the budget, as far as the width sees.
+
+        Args:
+            problem: The step to plan; it is not modified.
+
+        Returns:
+            A plan within both budgets.
+
+        Raises:
+            InfeasibleBudgetError: The plan of the least peak exceeds the budget.
+        """
+        form = prefix_form(problem)
+        for factor in _BUDGET_FACTORS:
+            walk = self._walk(problem, form, problem.budget_bytes * factor)
+            if walk is None:
+                break
+            proved = walk.exact and factor > 1
+            made = judge(problem, walk.choice, planner=self.name, optimal=proved)
+            if made.peak_bytes <= problem.budget_bytes:
+                return made
+        return self._plan_from_safest(problem, form)
+
+    def _walk(
+        self, problem: PlanningProblem, form: PrefixForm, budget: float
+    ) -> Walk | None:
+        """The cheapest walk within this budget and the host's, or near to it."""
+        cheapest = np.where(problem.allowed, problem.cost, np.inf).argmin(axis=1)
+        if prefix_peak(form, problem.held_bytes, cheapest) <= budget:
+            walk: Walk | None = Walk(choice=cheapest, exact=True)
+        else:
+            walk = self._cheapest_walk(problem, form, problem.cost, budget)
+        if walk is None or _keeps_host_budget(problem, walk.choice):
+            return walk
+        return self._frugal_walk(problem, form, budget)
+
+    def _frugal_walk(
+        self, problem: PlanningProblem, form: PrefixForm, budget: float
+    ) -> Walk | None:
+        """A cheap walk within both budgets, by a price on host bytes."""
+        host = problem.host_bytes
+        budget = min(budget, _highest_peak(problem, form))
+        frugal = self._cheapest_walk(problem, form, host, budget)
+        if frugal is None or not _keeps_host_budget(problem, frugal.choice):
+            return None
+        low, high = 0.0, float(np.abs(problem.cost).sum() / host[host > 0].min())
+        for _ in range(_PRICE_HALVINGS):
+            price = (low + high) / 2
+            walk = self._cheapest_walk(
+                problem, form, problem.cost + price * host, budget
+            )
+            if walk is not None and _keeps_host_budget(problem, walk.choice):
+                frugal, high = walk, price
+            else:
+                low = price
+        if not fits(problem, frugal.choice):
+            return frugal
+        return Walk(choice=give_back(problem, frugal.choice), exact=False)
+
+    def _cheapest_walk(
+        self,
+        problem: PlanningProblem,
+        form: PrefixForm,
+        cost: FloatArray,
+        budget: float,
+    ) -> Walk | None:
+        held = problem.held_bytes
+        return cheapest_walk(form, held, cost, budget, width=self.width)
+
+    def _plan_from_safest(self, problem: PlanningProblem, form: PrefixForm) -> Plan:
+        """The plan of the least peak, less what it need not pay."""
+        choice = safest_choice(problem, form)
+        if not fits(problem, choice):
+            raise infeasible(problem)
+        return judge(problem, give_back(problem, choice), planner=self.name)
+
+
+def give_back(problem: PlanningProblem, choice: IntArray) -> IntArray:
+    """Take cheaper actions wherever the budgets allow, the greatest saving first.
+
+    Args:
+        problem: The step.
+        choice: (E,) actions within both budgets.
+
+    Returns:
+        (E,) actions within both budgets that cost no more.
+    """
+    events = np.arange(len(choice))
+    saving = problem.cost[events, choice][:, None] - problem.cost
+    saving[~problem.allowed] = 0.0
+    better = choice.copy()
+    for flat in np.argsort(-saving, axis=None, kind="stable").tolist():
+        event, action = divmod(flat, saving.shape[1])
+        if saving[event, action] <= 0:
+            break
+        if problem.cost[event, action] >= problem.cost[event, better[event]]:
+            continue
+        tried = better.copy()
+        tried[event] = action
+        if fits(problem, tried):
+            better = tried
+    return better
+
+
+def _keeps_host_budget(problem: PlanningProblem, choice: IntArray) -> bool:
+    return bool(host_bytes(problem, choice) <= problem.host_budget_bytes)
+
+
+def _highest_peak(problem: PlanningProblem, form: PrefixForm) -> float:
+    """A level that no plan exceeds, in place of an infinite budget."""
+    needs = form.need_bytes[problem.allowed]
+    own = float(needs.max(initial=max(form.head_bytes, form.step_bytes)))
+    return own + float(problem.held_bytes.sum())

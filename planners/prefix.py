@@ -1,0 +1,132 @@
+"""The timeline, rearranged for searching.
+
+Note: [Prefix form]. Let P[e] be the bytes held by the events before event e. The
+gap before e, e's forward and e's backward all rise over the same P[e]: what later
+events held is released before e's backward begins, and everything else on the level
+(gaps, gradients) is the same in every plan. So the budget is kept exactly if
+
+    P[e] + need_bytes[e, a] <= budget    for every event e under its action a,
+    P[E] + head_bytes       <= budget,
+    step_bytes              <= budget,
+
+and a plan is a walk over the events in order that only has to remember how many
+bytes it holds: fewer is never worse. This is a knapsack with a limit at every item.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .base import FloatArray, IntArray, PlanningProblem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PrefixForm:
+    """The peak of a step, split by what the events before hold."""
+
+    need_bytes: FloatArray
+    """(E, K) peak of the event's own segments, less what the events before hold;
+    infinite where the action is not allowed."""
+
+    head_bytes: float
+    """Peak of the head, less what all events hold."""
+
+    step_bytes: float
+    """Peak of the optimizer step, the same in every plan."""
+
+
+def prefix_form(problem: PlanningProblem) -> PrefixForm:
+    """Rearrange a problem, see Note: [Prefix form].
+
+    Args:
+        problem: The step.
+
+    Returns:
+        What each event needs over the bytes held by the events before it.
+    """
+    nets, gaps = problem.backward_net_bytes, problem.gap_bytes
+    held = problem.held_bytes
+    entered = problem.start_bytes + np.cumsum(gaps)
+    gap_excess = np.maximum(problem.gap_excess_bytes, gaps)
+    before_gap = entered - gaps
+    # Arrival of the gradient, without what the events hold themselves.
+    arrived = entered[-1] + (nets.sum() - np.cumsum(nets))
+
+    forward = entered[:-1, None] + np.maximum(problem.forward_excess_bytes, held)
+    backward = arrived[:, None] + np.maximum(
+        held + problem.backward_excess_bytes, nets[:, None]
+    )
+    gap = (before_gap + gap_excess)[:-1, None]
+    need = np.maximum(np.maximum(forward, backward), gap)
+    return PrefixForm(
+        need_bytes=np.where(problem.allowed, need, np.inf),
+        head_bytes=float(before_gap[-1] + gap_excess[-1]),
+        step_bytes=float(entered[-1] + nets.sum())
+        + problem.optimizer_state_bytes
+        + problem.step_excess_bytes,
+    )
+
+
+def prefix_peak(form: PrefixForm, held: FloatArray, choice: IntArray) -> float:
+    """Peak of one plan, equal to the timeline's but for rounding.
+
+    Args:
+        form: The step, in prefix form.
+        held: (E, K) bytes held from the event's exit to its backward.
+        choice: (E,) index of each event's action.
+
+    Returns:
+        Bytes.
+    """
+    events = np.arange(len(choice))
+    holds = held[events, choice]
+    needs = holds.cumsum() - holds + form.need_bytes[events, choice]
+    head = form.head_bytes + float(holds.sum())
+    return max(float(needs.max(initial=0.0)), head, form.step_bytes)
+
+
+def least_suffix(form: PrefixForm, held: FloatArray) -> FloatArray:
+    """Least peak of the events from each one on, were nothing held before it.
+
+    Walks the events backwards: what event e and its successors need is either the
+    peak of e's own segments or its successors' need on top of what e holds.
+
+    Args:
+        form: The step, in prefix form.
+        held: (E, K) bytes held from the event's exit to its backward.
+
+    Returns:
+        (E + 1,) bytes; the first entry is the least peak of the whole step, the
+        optimizer's left aside.
+    """
+    least = form.head_bytes
+    backwards = [least]
+    rows = zip(reversed(form.need_bytes.tolist()), reversed(held.tolist()), strict=True)
+    for needs, holds in rows:
+        after, least = least, math.inf
+        for need, hold in zip(needs, holds, strict=True):
+            peak = need if need > after + hold else after + hold
+            if peak < least:
+                least = peak
+        backwards.append(least)
+    return np.array(backwards[::-1])
+
+
+def least_peak_choice(form: PrefixForm, held: FloatArray, cost: FloatArray) -> IntArray:
+    """Choose the actions of the least peak, whatever they need on the host.
+
+    Args:
+        form: The step, in prefix form.
+        held: (E, K) bytes held from the event's exit to its backward.
+        cost: (E, K) what the action costs, in any unit.
+
+    Returns:
+        (E,) actions; among equals the one that holds least, then the cheapest.
+    """
+    least = least_suffix(form, held)
+    peak = np.maximum(form.need_bytes, least[1:, None] + held)
+    holds = np.where(peak <= least[:-1, None], held, np.inf)
+    holds_least = holds <= holds.min(axis=1, initial=np.inf, keepdims=True)
+    choice: IntArray = np.where(holds_least, cost, np.inf).argmin(axis=1)
+    return choice

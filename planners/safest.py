@@ -1,0 +1,79 @@
+"""The plan with the least peak, found fast."""
+
+import numpy as np
+
+from .base import IntArray, Plan, PlanningProblem
+from .errors import InfeasibleBudgetError
+from .frontier import cheapest_walk
+from .prefix import PrefixForm, least_peak_choice, prefix_form
+from .timeline import host_bytes, judge, lay_out, peak_bytes
+
+_WIDTH = 64
+_BISECTIONS = 20
+
+
+def safest_plan(problem: PlanningProblem) -> Plan:
+    """Make the plan with the least peak, whatever it costs.
+
+    Without actions that need the host this is exact: one pass over the events, last
+    to first (see ``prefix.least_suffix``). Where the host budget binds, the least
+    peak is searched by halving, and may be missed by a millionth.
+
+    Args:
+        problem: The step to plan; its budget is not read.
+
+    Returns:
+        The plan. Among actions that reach the same peak, the one that holds least.
+    """
+    return judge(problem, safest_choice(problem), planner="safest")
+
+
+def infeasible(problem: PlanningProblem) -> InfeasibleBudgetError:
+    """Build the error that says why no plan keeps the budget.
+
+    Args:
+        problem: The step whose budget cannot be kept.
+
+    Returns:
+        The error, with the least peak and what holds it.
+    """
+    laid_out = lay_out(problem, safest_choice(problem))
+    return InfeasibleBudgetError(
+        problem.budget_bytes, laid_out.peak_bytes, laid_out.holders()
+    )
+
+
+def safest_choice(problem: PlanningProblem, form: PrefixForm | None = None) -> IntArray:
+    """Choose the actions with the least peak within the host budget.
+
+    Args:
+        problem: The step to plan.
+        form: Its prefix form, if it is at hand.
+
+    Returns:
+        (E,) index of each event's action.
+    """
+    form = prefix_form(problem) if form is None else form
+    choice = least_peak_choice(form, problem.held_bytes, problem.cost)
+    if host_bytes(problem, choice) <= problem.host_budget_bytes:
+        return choice
+    return _within_host_budget(problem, form, float(peak_bytes(problem, choice)))
+
+
+def _within_host_budget(
+    problem: PlanningProblem, form: PrefixForm, too_low: float
+) -> IntArray:
+    """Halve the peaks between one that needs too much host and one that does not."""
+    host = np.where(problem.allowed, problem.host_bytes, np.inf)
+    safe: IntArray = host.argmin(axis=1)
+    enough = float(peak_bytes(problem, safe))
+    for _ in range(_BISECTIONS):
+        middle = (too_low + enough) / 2
+        walk = cheapest_walk(
+            form, problem.held_bytes, problem.host_bytes, middle, width=_WIDTH
+        )
+        if walk and host_bytes(problem, walk.choice) <= problem.host_budget_bytes:
+            safe, enough = walk.choice, middle
+        else:
+            too_low = middle
+    return safe

@@ -1,0 +1,237 @@
+"""The only judge of peaks: the level of memory through one training step.
+
+A step is a row of segments: before every event a gap and then its forward, the head
+(from the last exit to the first gradient), the events' backwards in reverse order,
+and the optimizer step. Every segment changes the level by its net and rises over the
+level at its start by its excess, so the step's peak is the highest of
+``level at start + excess``. A level at the end of a segment counts as reached.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .base import FloatArray, IntArray, Plan, PlanningProblem
+
+# Segments this close to the peak, as a part of it, count as binding: equal sums of
+# bytes, added in another order, differ by a few units in the last place.
+_TIE = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Timeline:
+    """The level through one step under one plan.
+
+    There are S = 3 E + 2 segments, in the order of time.
+    """
+
+    problem: PlanningProblem
+    """The step that was judged."""
+
+    choice: IntArray
+    """(E,) index of each event's action."""
+
+    level_bytes: FloatArray
+    """(S,) held when each segment begins."""
+
+    peak_bytes_by_segment: FloatArray
+    """(S,) the highest level in each segment."""
+
+    @property
+    def peak_bytes(self) -> float:
+        """The highest level of the step."""
+        return float(self.peak_bytes_by_segment.max())
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """(S,) the segments' names, in the order of time."""
+        n_segments = len(self.level_bytes)
+        return tuple(segment_name(self.problem.events, i) for i in range(n_segments))
+
+    @property
+    def binding_segments(self) -> tuple[str, ...]:
+        """Names of the segments that reach the peak, in the order of time."""
+        peaks = self.peak_bytes_by_segment
+        binding = (peaks >= peaks.max() * (1 - _TIE)).nonzero()[0].tolist()
+        return tuple(segment_name(self.problem.events, i) for i in binding)
+
+    def holders(self) -> Mapping[str, float]:
+        """What holds the bytes at the first moment of the peak.
+
+        Returns:
+            Bytes by what holds them, zeros left out; they add up to the peak.
+        """
+        return _holders(self)
+
+
+def segment_name(events: tuple[str, ...], index: int) -> str:
+    """Name one segment of the timeline.
+
+    Args:
+        events: (E,) names in forward order.
+        index: Position of the segment, from 0 to 3 E + 1.
+
+    Returns:
+        For example ``"forward of encoder.layer.3#0"`` or ``"head"``.
+    """
+    n_events = len(events)
+    if index < 2 * n_events:
+        kind = "forward of" if index % 2 else "gap before"
+        return f"{kind} {events[index // 2]}"
+    if index == 2 * n_events:
+        return "head"
+    if index <= 3 * n_events:
+        return f"backward of {events[3 * n_events - index]}"
+    return "optimizer step"
+
+
+def lay_out(problem: PlanningProblem, choice: IntArray) -> Timeline:
+    """Lay out the step under one plan.
+
+    Args:
+        problem: The step.
+        choice: (E,) index of each event's action.
+
+    Returns:
+        Levels and peaks of every segment.
+    """
+    levels, peaks = _levels_and_peaks(problem, choice)
+    return Timeline(
+        problem=problem,
+        choice=choice,
+        level_bytes=levels,
+        peak_bytes_by_segment=peaks,
+    )
+
+
+def peak_bytes(problem: PlanningProblem, choice: IntArray) -> FloatArray:
+    """Judge one plan, or many at once.
+
+    Args:
+        problem: The step.
+        choice: (E,) or (N, E) index of each event's action.
+
+    Returns:
+        () or (N,) the highest level of the step, in bytes.
+    """
+    _, peaks = _levels_and_peaks(problem, choice)
+    highest: FloatArray = peaks.max(axis=-1)
+    return highest
+
+
+def host_bytes(problem: PlanningProblem, choice: IntArray) -> FloatArray:
+    """Add up the host memory of one plan, or of many at once.
+
+    Args:
+        problem: The step.
+        choice: (E,) or (N, E) index of each event's action.
+
+    Returns:
+        () or (N,) bytes of host memory.
+    """
+    needed: FloatArray = _chosen(problem.host_bytes, choice).sum(axis=-1)
+    return needed
+
+
+def fits(problem: PlanningProblem, choice: IntArray) -> bool:
+    """Tell whether one plan keeps both budgets.
+
+    Args:
+        problem: The step.
+        choice: (E,) index of each event's action.
+
+    Returns:
+        Whether the peak and the host memory are within their budgets.
+    """
+    if peak_bytes(problem, choice) > problem.budget_bytes:
+        return False
+    return bool(host_bytes(problem, choice) <= problem.host_budget_bytes)
+
+
+def judge(
+    problem: PlanningProblem, choice: IntArray, *, planner: str, optimal: bool = False
+) -> Plan:
+    """Turn a choice of actions into a plan, with its peak and its cost.
+
+    Args:
+        problem: The step.
+        choice: (E,) index of each event's action.
+        planner: Name of the planner that made the choice.
+        optimal: Whether it is proved that nothing cheaper keeps the budget.
+
+    Returns:
+        The plan.
+    """
+    laid_out = lay_out(problem, choice)
+    peak = laid_out.peak_bytes
+    return Plan(
+        actions=tuple(problem.actions[i] for i in choice.tolist()),
+        peak_bytes=peak,
+        growth_bytes=peak - problem.start_bytes,
+        extra_cost=float(_chosen(problem.cost, choice).sum()),
+        binding_segments=laid_out.binding_segments,
+        planner=planner,
+        optimal=optimal,
+    )
+
+
+def _chosen(table: FloatArray, choice: IntArray) -> FloatArray:
+    """Read a (E, K) table at a (..., E) choice."""
+    picked: FloatArray = table[np.arange(len(table)), choice]
+    return picked
+
+
+def _levels_and_peaks(
+    problem: PlanningProblem, choice: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Levels at the start of, and peaks in, every segment: two (..., S) arrays."""
+    n_events = len(problem.events)
+    held = _chosen(problem.held_bytes, choice)
+    shape = (*choice.shape[:-1], 3 * n_events + 2)
+    net, excess = np.empty(shape), np.empty(shape)
+    gaps = slice(0, 2 * n_events + 1, 2)
+    forward = slice(1, 2 * n_events, 2)
+    backward = slice(2 * n_events + 1, 3 * n_events + 1)
+
+    net[..., gaps] = problem.gap_bytes
+    net[..., forward] = held
+    net[..., backward] = (problem.backward_net_bytes - held)[..., ::-1]
+    net[..., -1] = problem.optimizer_state_bytes
+
+    excess[..., gaps] = problem.gap_excess_bytes
+    excess[..., forward] = _chosen(problem.forward_excess_bytes, choice)
+    excess[..., backward] = _chosen(problem.backward_excess_bytes, choice)[..., ::-1]
+    excess[..., -1] = problem.optimizer_state_bytes + problem.step_excess_bytes
+
+    levels = np.empty(shape)
+    levels[..., 0] = problem.start_bytes
+    np.cumsum(net[..., :-1], axis=-1, out=levels[..., 1:])
+    levels[..., 1:] += problem.start_bytes
+    return levels, levels + np.maximum(excess, net)
+
+
+def _holders(laid_out: Timeline) -> Mapping[str, float]:
+    """Split the first segment at the peak into what holds its bytes."""
+    problem, n_events = laid_out.problem, len(laid_out.problem.events)
+    at = int(laid_out.peak_bytes_by_segment.argmax())
+    level = float(laid_out.level_bytes[at])
+    excess = float(laid_out.peak_bytes_by_segment[at]) - level
+    # Events 0 .. alive - 1 have left their forward and not finished their backward.
+    alive = at // 2 if at <= 2 * n_events else 3 * n_events + 1 - at
+    held = _chosen(problem.held_bytes, laid_out.choice)[:alive]
+    activations = float(held.sum())
+    to_come = problem.optimizer_state_bytes if at == 3 * n_events + 1 else 0.0
+    name = segment_name(problem.events, at)
+    parts = {
+        "held at start (parameters, gradients, optimizer state, other)": (
+            problem.start_bytes
+        ),
+        "activations held": activations,
+        "new gradients and tensors between the events": (
+            level - problem.start_bytes - activations
+        ),
+        "optimizer state still to come": to_come,
+        f"working memory of {name}": excess - to_come,
+    }
+    return {name: count for name, count in parts.items() if count}

@@ -1,0 +1,25 @@
+"""Predictors: how bytes and FLOPs follow from sizes, learned from few samples."""
+
+from .alternatives import EstimatorPredictor, QuadraticScalarRegressor
+from .base import Predictor
+from .envelope import EnvelopeRegressor
+from .margin import Margin
+from .polynomial import PolynomialRegressor
+from .registry import PREDICTORS, make_predictor
+from .sizes import Rule, SizeMap, Term
+from .trust import covers
+
+__all__ = [
+    "PREDICTORS",
+    "EnvelopeRegressor",
+    "EstimatorPredictor",
+    "Margin",
+    "PolynomialRegressor",
+    "Predictor",
+    "QuadraticScalarRegressor",
+    "Rule",
+    "SizeMap",
+    "Term",
+    "covers",
+    "make_predictor",
+]

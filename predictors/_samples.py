@@ -1,0 +1,101 @@
+"""Checking and condensing samples, shared by the predictors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._sklearn import NotFittedError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """Samples with one row for each distinct shape."""
+
+    sizes: Floats
+    """(n_shapes, n_features), in the order in which they first appeared."""
+    values: Floats
+    """(n_shapes,) mean of the shape's values."""
+    spread: float
+    """Largest distance of a value from its shape's mean."""
+    low: tuple[float, ...]
+    """Smallest size seen, by column."""
+    high: tuple[float, ...]
+    """Largest size seen, by column."""
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """The columns that took more than one value."""
+        pairs = zip(self.low, self.high, strict=True)
+        return tuple(i for i, (low, high) in enumerate(pairs) if low < high)
+
+
+def as_sizes(X: ArrayLike, n_features: int | None = None) -> Floats:
+    """Return ``X`` as a finite float array of two dimensions.
+
+    Args:
+        X: (n_samples, n_features) sizes.
+        n_features: How many columns there have to be; any number if ``None``.
+
+    Raises:
+        ValueError: If ``X`` has another form or holds NaN or infinity.
+    """
+    sizes = np.asarray(X, dtype=np.float64)
+    if sizes.ndim != 2:
+        msg = f"X must be (n_samples, n_features), got {sizes.ndim} dimension(s)."
+        raise ValueError(msg)
+    if n_features is not None and sizes.shape[1] != n_features:
+        msg = f"X has {sizes.shape[1]} column(s), fit saw {n_features}."
+        raise ValueError(msg)
+    if not np.isfinite(sizes).all():
+        msg = "X holds NaN or infinity."
+        raise ValueError(msg)
+    return sizes
+
+
+def condense(X: ArrayLike, y: ArrayLike) -> Samples:
+    """Check the samples and average those of the same shape.
+
+    Args:
+        X: (n_samples, n_features) sizes.
+        y: (n_samples,) values.
+
+    Raises:
+        ValueError: If there is no sample, the lengths differ, or a number is NaN
+            or infinite.
+    """
+    sizes = as_sizes(X)
+    values = np.asarray(y, dtype=np.float64)
+    if values.shape != (len(sizes),):
+        msg = f"y must be ({len(sizes)},) to go with X, got shape {values.shape}."
+        raise ValueError(msg)
+    if not len(sizes):
+        msg = "At least one sample is needed, got none."
+        raise ValueError(msg)
+    if not np.isfinite(values).all():
+        msg = "y holds NaN or infinity."
+        raise ValueError(msg)
+
+    low, high = tuple(sizes.min(axis=0).tolist()), tuple(sizes.max(axis=0).tolist())
+    first: dict[tuple[float, ...], int] = {}
+    group = [first.setdefault(tuple(row), len(first)) for row in sizes.tolist()]
+    spread = 0.0
+    if len(first) < len(sizes):
+        which = np.array(group)
+        means = np.bincount(which, weights=values) / np.bincount(which)
+        spread = float(np.abs(values - means[which]).max())
+        sizes, values = np.array(list(first), dtype=np.float64), means
+    return Samples(sizes=sizes, values=values, spread=spread, low=low, high=high)
+
+
+def not_fitted(estimator: Any) -> NotFittedError:
+    """Return the error for an estimator used before ``fit``."""
+    name = type(estimator).__name__
+    return NotFittedError(f"This {name} is not fitted yet: call fit(X, y) first.")

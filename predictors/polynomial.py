@@ -1,0 +1,317 @@
+"""Polynomials in the sizes, with no more monomials than the samples ask for."""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ._samples import as_sizes, condense, not_fitted
+from ._sklearn import BaseEstimator, RegressorMixin
+from ._subsets import leave_one_out, smallest_set
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from ._samples import Samples
+
+    Floats = NDArray[np.float64]
+
+Monomial = tuple[int, ...]
+"""The power of every input column."""
+
+EXACT = 1e-9
+"""Relative residual below which a fit is exact."""
+_DEVIATIONS = 3.0
+"""How many times the noise a fitted sample may be off."""
+_LEFT_OUT_DEVIATIONS = 5.0
+"""How many times the noise a sample may be off when it was left out."""
+_SMALLEST = 1e-3
+"""Values below this share of the largest count as this share."""
+_MOST = 8
+"""The largest number of monomials tried."""
+_MOST_INEXACT = 4
+"""The largest number of monomials where none explain the samples."""
+
+
+class PolynomialRegressor(BaseEstimator, RegressorMixin):
+    """Least squares on the smallest set of monomials that explains the samples.
+
+    Held bytes and FLOPs of a layer are polynomials of its input sizes with few
+    terms, such as ``a*B*T + b*B*T**2``. Which terms is not known beforehand and the
+    samples are few, so that every set of a size is tried before a larger one. Sizes
+    that never varied are left out: their part cannot be told from a constant.
+
+    Samples are weighted by their tolerance, the larger of ``relative_tolerance``
+    times the value and three times ``noise``. Without noise a set that explains the
+    samples exactly is sought first. Sets need fewer monomials than there are
+    distinct shapes; the samples of one shape are averaged.
+
+    Args:
+        max_degree: Highest total degree of a monomial.
+        max_power: Highest power of one size.
+        relative_tolerance: Share of a value by which a fitted value may be off.
+        noise: Absolute noise of a value, as a standard deviation, in units of y.
+            Deviations of that size are not worth another monomial.
+        nonnegative: Whether predictions below 0 are raised to 0.
+
+    Attributes:
+        monomials_: The powers of the input columns, one tuple a monomial.
+        coef_: (n_monomials,) coefficients, in units of y.
+        n_features_in_: Number of input columns.
+        n_shapes_: Number of distinct shapes seen.
+        residual_: Largest distance of a fitted from a sampled value.
+        relative_residual_: The same, relative to the value.
+        loo_error_: Largest error at a shape that was left out, infinite where
+            the other shapes do not determine the fit.
+        exact_: Whether the samples are explained to rounding, with one to spare.
+        low_: Smallest size seen, by column.
+        high_: Largest size seen, by column.
+    """
+
+    monomials_: tuple[Monomial, ...]
+    coef_: Floats
+    n_features_in_: int
+    n_shapes_: int
+    residual_: float
+    relative_residual_: float
+    loo_error_: float
+    exact_: bool
+    low_: tuple[float, ...]
+    high_: tuple[float, ...]
+
+    def __init__(
+        self,
+        *,
+        max_degree: int = 3,
+        max_power: int = 2,
+        relative_tolerance: float = 1e-3,
+        noise: float = 0.0,
+        nonnegative: bool = False,
+    ) -> None:
+        self.max_degree = max_degree
+        self.max_power = max_power
+        self.relative_tolerance = relative_tolerance
+        self.noise = noise
+        self.nonnegative = nonnegative
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> PolynomialRegressor:
+        """Choose the monomials and fit their coefficients.
+
+        Args:
+            X: (n_samples, n_features) sizes.
+            y: (n_samples,) values, such as bytes.
+
+        Raises:
+            ValueError: If there is no sample, the lengths differ, or a number is
+                NaN or infinite.
+        """
+        return self.fit_samples(condense(X, y))
+
+    def fit_samples(self, samples: Samples, most: int = _MOST) -> PolynomialRegressor:
+        """Do what ``fit`` does, with samples that are checked and condensed.
+
+        Args:
+            samples: The condensed samples.
+            most: The largest number of monomials tried.
+        """
+        values = samples.values
+        scale = self._scale(values)
+        tolerance = np.maximum(
+            max(self.relative_tolerance, EXACT) * scale, _DEVIATIONS * self.noise
+        )
+        monomials = self._choose(samples, scale, tolerance, most)
+        self._solve(monomials, samples, tolerance)
+
+        error = np.abs(values - self._evaluate(samples.sizes))
+        self.n_features_in_ = samples.sizes.shape[1]
+        self.n_shapes_ = len(values)
+        self.residual_ = float(error.max()) + samples.spread
+        self.relative_residual_ = float((error / scale).max())
+        self.relative_residual_ += samples.spread / float(scale.min())
+        self.exact_ = (
+            self.relative_residual_ <= EXACT and len(monomials) < self.n_shapes_
+        )
+        self.low_, self.high_ = samples.low, samples.high
+        self._explains = bool((error <= tolerance * (1 + EXACT)).all())
+        return self
+
+    def predict(self, X: ArrayLike) -> Floats:
+        """Return the (n_samples,) values at the given sizes.
+
+        Args:
+            X: (n_samples, n_features) sizes.
+
+        Raises:
+            NotFittedError: If ``fit`` was not called.
+            ValueError: If the columns are not those of ``fit``.
+        """
+        if not hasattr(self, "coef_"):
+            raise not_fitted(self)
+        values = self._evaluate(as_sizes(X, self.n_features_in_))
+        values = np.nan_to_num(values)
+        return np.maximum(values, 0.0) if self.nonnegative else values
+
+    def predict_one(self, sizes: Sequence[float]) -> float:
+        """Return the value at one shape, quickly and without checks.
+
+        Args:
+            sizes: The sizes, one a column.
+
+        Raises:
+            NotFittedError: If ``fit`` was not called.
+        """
+        try:
+            terms = self._terms
+        except AttributeError:
+            raise not_fitted(self) from None
+        value = 0.0
+        for coefficient, factors in terms:
+            for column in factors:
+                coefficient *= sizes[column]
+            value += coefficient
+        return value if value > 0.0 or not self.nonnegative else 0.0
+
+    @property
+    def explains_(self) -> bool:
+        """Whether every sample is fitted to within its tolerance."""
+        if not hasattr(self, "coef_"):
+            raise not_fitted(self)
+        return self._explains
+
+    @property
+    def trusted_(self) -> bool:
+        """Whether the samples bear the fit out: ``is_trusted()``."""
+        return self.is_trusted()
+
+    def is_trusted(self, tolerance: float = 0.01) -> bool:
+        """Return whether the fit holds at shapes that it was not given.
+
+        An exact fit needs one shape more than it has monomials. Any other needs
+        another for every size that varies (each multiplies the sets that may fit by
+        luck), and every shape that is left out has to be predicted.
+
+        Args:
+            tolerance: Share of a value by which it may be off when left out. Five
+                times the noise is allowed in any case.
+
+        Raises:
+            NotFittedError: If ``fit`` was not called.
+        """
+        if not hasattr(self, "coef_"):
+            raise not_fitted(self)
+        spare = self.n_shapes_ - len(self.monomials_)
+        if self.n_shapes_ < 2 or spare < 1:
+            return False
+        varying = sum(map(float.__lt__, self.low_, self.high_))
+        if not self.exact_ and spare <= varying:
+            return False
+        allowed = np.maximum(
+            tolerance * self._scales, _LEFT_OUT_DEVIATIONS * self.noise
+        )
+        return bool((np.abs(self._loo_errors) <= allowed).all())
+
+    def _scale(self, values: Floats) -> Floats:
+        """Return the (n_shapes,) sizes of the values, none of them 0."""
+        size = np.abs(values)
+        return np.maximum(size, _SMALLEST * float(size.max()) or 1.0)
+
+    def _choose(
+        self, samples: Samples, scale: Floats, tolerance: Floats, most: int
+    ) -> tuple[Monomial, ...]:
+        """Return the monomials that explain the samples."""
+        n_shapes, n_features = samples.sizes.shape
+        if not samples.values.any():
+            return ()
+        constant = ((0,) * n_features,)
+        if n_shapes == 1:
+            return constant
+        candidates = _monomials(
+            n_features, samples.varying, self.max_degree, self.max_power
+        )
+        powers = np.array(candidates)
+        columns = smallest_set(
+            _design(samples.sizes, powers) / tolerance[:, None],
+            samples.values / tolerance,
+            EXACT * scale / tolerance,
+            powers.sum(axis=1),
+            most=min(n_shapes - 1, most),
+            most_inexact=max(1, min(n_shapes // 2, _MOST_INEXACT)),
+            seek_exact=self.noise == 0.0,
+        )
+        return tuple(candidates[column] for column in columns) or constant
+
+    def _solve(
+        self, monomials: tuple[Monomial, ...], samples: Samples, tolerance: Floats
+    ) -> None:
+        """Fit the coefficients of the monomials and the errors left out."""
+        n_shapes, n_features = samples.sizes.shape
+        powers = np.array(monomials, dtype=np.int_).reshape(-1, n_features)
+        design = _design(samples.sizes, powers) / tolerance[:, None]
+        target = samples.values / tolerance
+        lengths = np.sqrt(np.einsum("nm,nm->m", design, design))
+        lengths[lengths == 0.0] = 1.0
+        design = design / lengths
+        basis, triangle = np.linalg.qr(design)
+        solution = np.zeros(len(monomials))
+        for _ in range(2):  # the second pass removes the rounding of the first
+            rest = target - design @ solution
+            solution = solution + np.linalg.solve(triangle, basis.T @ rest)
+        residual = target - design @ solution
+        leverage = np.einsum("nm,nm->n", basis, basis)
+        if len(monomials) >= n_shapes:
+            leverage = np.ones(n_shapes)
+
+        self.monomials_ = monomials
+        self.coef_ = solution / lengths
+        self._powers = powers
+        self._terms = tuple(
+            (coefficient, _factors(monomial))
+            for coefficient, monomial in zip(
+                self.coef_.tolist(), monomials, strict=True
+            )
+        )
+        self._scales = self._scale(samples.values)
+        self._loo_errors = leave_one_out(residual, leverage) * tolerance
+        self.loo_error_ = float(np.abs(self._loo_errors).max())
+        if n_shapes == 1:
+            self._loo_errors = np.array([np.inf])
+            self.loo_error_ = np.inf
+
+    def _evaluate(self, sizes: Floats) -> Floats:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return _design(sizes, self._powers) @ self.coef_
+
+
+@lru_cache(maxsize=256)
+def _monomials(
+    n_features: int, varying: tuple[int, ...], max_degree: int, max_power: int
+) -> tuple[Monomial, ...]:
+    """Return the candidate monomials, of low degree first."""
+    ranges = (
+        range(max_power + 1) if column in varying else range(1)
+        for column in range(n_features)
+    )
+    found = (
+        powers for powers in itertools.product(*ranges) if sum(powers) <= max_degree
+    )
+    return tuple(sorted(found, key=lambda powers: (sum(powers), max(powers), powers)))
+
+
+def _design(sizes: Floats, powers: NDArray[np.int_]) -> Floats:
+    """Return the (n_samples, n_monomials) values of the monomials."""
+    values = np.ones((len(sizes), len(powers)))
+    for column in range(sizes.shape[1]):
+        exponents = powers[:, column]
+        if exponents.any():
+            values *= sizes[:, column, None] ** exponents
+    return values
+
+
+def _factors(monomial: Monomial) -> tuple[int, ...]:
+    """Return the columns to multiply: (1, 2) becomes (0, 1, 1)."""
+    return tuple(column for column, power in enumerate(monomial) for _ in range(power))

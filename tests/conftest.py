@@ -1,0 +1,47 @@
+"""What all tests share: thread settings, the versions in the header, the GPU marker."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+
+import pytest
+
+# Before anything imports torch. Spinning OpenMP threads beside another busy process
+# slow a step down many times over; nothing in the tests may reach for the network.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+_SHOWN = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "cachetools")
+
+
+def pytest_report_header() -> str:
+    """Name the versions a failure may depend on."""
+    shown = [f"{platform.system()} {platform.machine()}"]
+    for name in _SHOWN:
+        try:
+            shown.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            shown.append(f"{name} missing")
+    return "with: " + ", ".join(shown)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked gpu, and say why, where torch sees no accelerator."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked or _accelerator_is_there():
+        return
+    for item in marked:
+        item.add_marker(pytest.mark.skip(reason="torch sees no accelerator"))
+
+
+def _accelerator_is_there() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.accelerator.is_available()

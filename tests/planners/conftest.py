@@ -1,0 +1,185 @@
+"""Problems for the planners' tests, by way of fixtures that hand out functions."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from mimose.planners import PlanningProblem, host_bytes, peak_bytes, safest_plan
+
+MIB = 2.0**20
+
+
+def _problem(n_events, *, actions=("keep", "recompute"), **fields):
+    table = (n_events, len(actions))
+    zeros = {
+        "allowed": np.ones(table, dtype=bool),
+        "held_bytes": np.zeros(table),
+        "forward_excess_bytes": np.zeros(table),
+        "backward_excess_bytes": np.zeros(table),
+        "backward_net_bytes": np.zeros(n_events),
+        "cost": np.zeros(table),
+        "gap_bytes": np.zeros(n_events + 1),
+        "gap_excess_bytes": np.zeros(n_events + 1),
+        "start_bytes": 0.0,
+        "optimizer_state_bytes": 0.0,
+        "step_excess_bytes": 0.0,
+        "budget_bytes": float("inf"),
+        "host_bytes": np.zeros(table),
+        "host_budget_bytes": 0.0,
+    }
+    events = fields.pop("events", tuple(f"layer.{i}#0" for i in range(n_events)))
+    return PlanningProblem(events=events, actions=actions, **(zeros | fields))
+
+
+def _with(problem, **changes):
+    fields = {name: getattr(problem, name) for name in PlanningProblem.__slots__}
+    return PlanningProblem(**(fields | changes))
+
+
+def _budget_between(problem, share):
+    """Put the budget between the least peak (0) and that of keeping all (1)."""
+    least = safest_plan(problem).peak_bytes
+    keep = float(peak_bytes(problem, np.zeros(len(problem.events), dtype=np.intp)))
+    return _with(problem, budget_bytes=least + share * max(keep - least, 0.0))
+
+
+def _random(rng, n_events, n_actions=2, *, host=False):
+    """Anything a problem may be: signed nets, forbidden actions, no order in bytes."""
+    names = ("keep", "recompute", "offload", "selective")[:n_actions]
+    table = (n_events, n_actions)
+
+    def whole(*shape, low=0):
+        return rng.integers(low, 1000, shape).astype(float)
+
+    allowed = rng.random(table) < 0.8
+    allowed[:, 0] |= ~allowed.any(axis=1)
+    cost = whole(*table)
+    cost[:, 0] = 0
+    host_need = np.zeros(table)
+    if host and n_actions > 2:
+        host_need[:, 2] = whole(n_events)
+    return _problem(
+        n_events,
+        actions=names,
+        allowed=allowed,
+        held_bytes=whole(*table),
+        forward_excess_bytes=whole(*table),
+        backward_excess_bytes=whole(*table),
+        backward_net_bytes=whole(n_events, low=-500),
+        cost=cost,
+        gap_bytes=whole(n_events + 1, low=-500),
+        gap_excess_bytes=whole(n_events + 1),
+        start_bytes=5000.0,
+        optimizer_state_bytes=float(rng.integers(0, 500)),
+        step_excess_bytes=float(rng.integers(0, 500)),
+        host_bytes=host_need,
+        # Enough for events that may only be offloaded, and for some more.
+        host_budget_bytes=float(
+            np.where(allowed, host_need, np.inf).min(axis=1).sum()
+            + host_need.sum() * rng.uniform(0, 0.3)
+        ),
+    )
+
+
+def _transformer(rng, n_events, *, jitter=0.0):
+    """Layers of one family: equal, or equal up to a jitter."""
+    about = 1 + jitter * rng.uniform(-2, 2, n_events)
+    layer = rng.uniform(20, 200) * MIB
+    keep = layer * about
+    out = np.full(n_events, layer * rng.uniform(0.03, 0.1))
+    cost = rng.uniform(0.5, 2) * (1 + jitter * rng.uniform(-2, 2, n_events))
+    gaps, gap_excess = np.zeros(n_events + 1), np.zeros(n_events + 1)
+    gaps[0], gap_excess[0] = 0.1 * layer, 0.2 * layer
+    gaps[-1], gap_excess[-1] = layer * rng.uniform(0.1, 1), layer * rng.uniform(0.2, 2)
+    return _problem(
+        n_events,
+        held_bytes=np.stack([keep, out], axis=1),
+        forward_excess_bytes=np.stack([1.05 * keep] * 2, axis=1),
+        backward_excess_bytes=np.stack([0.3 * keep, 1.3 * keep - out], axis=1),
+        backward_net_bytes=np.full(n_events, rng.uniform(5, 30) * MIB),
+        cost=np.stack([np.zeros(n_events), cost], axis=1),
+        gap_bytes=gaps,
+        gap_excess_bytes=gap_excess,
+        start_bytes=1000 * MIB,
+        step_excess_bytes=10 * MIB,
+    )
+
+
+def _resnet(rng, n_events):
+    """Blocks of four stages: bytes halve, parameters grow fourfold, costs vary."""
+    stage = np.sort(rng.integers(0, 4, n_events))
+    keep = rng.uniform(100, 300) * MIB / 2.0**stage * rng.uniform(0.7, 1.5, n_events)
+    out = keep * rng.uniform(0.08, 0.3, n_events)
+    gaps, gap_excess = np.zeros(n_events + 1), np.zeros(n_events + 1)
+    gaps[0], gap_excess[0] = 0.3 * keep[0], 0.4 * keep[0]
+    gaps[-1], gap_excess[-1] = 0.2 * keep[-1], keep[-1]
+    return _problem(
+        n_events,
+        held_bytes=np.stack([keep, out], axis=1),
+        forward_excess_bytes=np.stack([1.1 * keep] * 2, axis=1),
+        backward_excess_bytes=np.stack([0.4 * keep, 1.4 * keep - out], axis=1),
+        backward_net_bytes=rng.uniform(0.3, 1.5, n_events) * 4.0**stage * MIB,
+        cost=np.stack([np.zeros(n_events), rng.uniform(0.5, 1.5, n_events)], axis=1),
+        gap_bytes=gaps,
+        gap_excess_bytes=gap_excess,
+        start_bytes=500 * MIB,
+        step_excess_bytes=10 * MIB,
+    )
+
+
+def _every_choice(problem):
+    """All (N, E) choices that are allowed and keep the host budget."""
+    options = [row.nonzero()[0] for row in problem.allowed]
+    choices = np.array(list(itertools.product(*options)), dtype=np.intp)
+    choices = choices.reshape(math.prod(map(len, options)), len(options))
+    return choices[host_bytes(problem, choices) <= problem.host_budget_bytes]
+
+
+@pytest.fixture(scope="session")
+def make_problem():
+    """Make a problem of E events; fields not given are zero, the budget infinite."""
+    return _problem
+
+
+@pytest.fixture(scope="session")
+def with_fields():
+    """Make a problem that differs in the given fields."""
+    return _with
+
+
+@pytest.fixture(scope="session")
+def budget_between():
+    """Make a problem whose budget is a share of the way up from the least peak."""
+    return _budget_between
+
+
+@pytest.fixture(scope="session")
+def random_problem():
+    """Make an arbitrary problem of whole numbers."""
+    return _random
+
+
+@pytest.fixture(scope="session")
+def transformer_problem():
+    """Make a problem of like layers."""
+    return _transformer
+
+
+@pytest.fixture(scope="session")
+def resnet_problem():
+    """Make a problem of unlike blocks."""
+    return _resnet
+
+
+@pytest.fixture(scope="session")
+def every_choice():
+    """List all choices of a small problem."""
+    return _every_choice
+
+
+@pytest.fixture
+def rng():
+    """A generator with a fixed seed."""
+    return np.random.default_rng(20240229)

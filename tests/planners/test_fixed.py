@@ -1,0 +1,99 @@
+"""The baselines."""
+
+import numpy as np
+import pytest
+
+from mimose.planners import EveryK, Full, Greedy, Marginal, NoPlan, Static, peak_bytes
+
+K, R = "keep", "recompute"
+
+
+def test_none_keeps_everything(make_problem):
+    """No plan keeps, except where that is not allowed."""
+    allowed = np.array([[True, True], [False, True]])
+    assert NoPlan().plan(make_problem(2, allowed=allowed)).actions == (K, R)
+
+
+def test_full_prefers_to_recompute(make_problem):
+    """Full takes recompute, else another exact action, else keeps, else the rest."""
+    actions = ("keep", "quantize", "offload", "selective", "recompute")
+    allowed = np.array(
+        [
+            [True, True, True, True, True],
+            [True, True, True, True, False],
+            [True, True, True, False, False],
+            [True, True, False, False, False],
+            [False, True, False, False, False],
+        ]
+    )
+    problem = make_problem(
+        5, actions=actions, allowed=allowed, host_budget_bytes=float("inf")
+    )
+    expected = ("recompute", "selective", "offload", "keep", "quantize")
+    assert expected == Full().plan(problem).actions
+
+
+@pytest.mark.parametrize(
+    ("k", "expected"), [(1, (R,) * 5), (2, (R, K, R, K, R)), (9, (R, K, K, K, K))]
+)
+def test_every_k(make_problem, k, expected):
+    """Every k-th event is recomputed, beginning with the first."""
+    plan = EveryK(k).plan(make_problem(5))
+    assert expected == plan.actions
+    assert f"every-{k}" == plan.planner
+
+
+def test_every_k_is_checked():
+    """The distance is a positive number."""
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        EveryK(0)
+
+
+def test_static_repeats_its_first_plan(
+    rng, transformer_problem, budget_between, with_fields
+):
+    """The longest shape's plan is repeated, and judged on each problem."""
+    longest = budget_between(transformer_problem(rng, 8), 0.4)
+    shorter = with_fields(longest, held_bytes=longest.held_bytes / 4)
+    planner = Static(shape={"input_ids.1": 512})
+    first, second = planner.plan(longest), planner.plan(shorter)
+    assert Marginal().plan(longest).actions == first.actions == second.actions
+    choice = np.array([longest.actions.index(a) for a in first.actions])
+    assert float(peak_bytes(shorter, choice)) == second.peak_bytes
+    assert planner.shape == {"input_ids.1": 512}
+    assert second.planner == "static"
+
+
+def test_static_goes_by_the_name(make_problem):
+    """Events in another order keep their actions; unknown ones are recomputed."""
+    held = np.array([[4.0, 0.0]] * 2)
+    cost = np.array([[0.0, 1.0], [0.0, 9.0]])
+    planner = Static(shape={})
+    planner.plan(
+        make_problem(
+            2, events=("a#0", "b#0"), held_bytes=held, cost=cost, budget_bytes=4.0
+        )
+    )
+    later = make_problem(3, events=("b#0", "new#0", "a#0"))
+    assert planner.plan(later).actions == (K, R, R)
+
+
+def test_static_minds_what_is_allowed(make_problem):
+    """An action that is no longer allowed gives way."""
+    planner = Static(shape={}, planner=NoPlan())
+    planner.plan(make_problem(2))
+    allowed = np.array([[False, True], [True, True]])
+    assert planner.plan(make_problem(2, allowed=allowed)).actions == (R, K)
+
+
+def test_static_takes_any_planner(make_problem):
+    """The one plan is made by whichever planner it is given."""
+    problem = make_problem(
+        1,
+        held_bytes=np.array([[8.0, 0.0]]),
+        gap_excess_bytes=[0, 4],
+        cost=np.array([[0.0, 1.0]]),
+        budget_bytes=8.0,
+    )
+    assert Static(shape={}, planner=Greedy()).plan(problem).actions == (K,)
+    assert Static(shape={}).plan(problem).actions == (R,)

@@ -1,0 +1,97 @@
+"""The greedy planner does what was published, and what was released."""
+
+import numpy as np
+import pytest
+
+from mimose.planners import Greedy
+
+# Sizes of events, bytes missing, events recomputed as published and as released.
+MIXED = ((100, 100, 50, 50, 25, 25), 260.0)
+HALVING = ((256,) * 2 + (128,) * 4 + (64,) * 6 + (32,) * 2, 600.0)
+
+
+@pytest.fixture
+def sized(make_problem):
+    """Make a problem of events that hold these sizes, with so much missing."""
+
+    def make(sizes, missing, **fields):
+        held = np.stack([np.array(sizes, dtype=float), np.zeros(len(sizes))], axis=1)
+        cost = np.stack([np.zeros(len(sizes)), np.ones(len(sizes))], axis=1)
+        return make_problem(
+            len(sizes),
+            held_bytes=held,
+            cost=cost,
+            start_bytes=1000.0,
+            budget_bytes=1000.0 + sum(sizes) - missing,
+            **fields,
+        )
+
+    return make
+
+
+def recomputed(planner, problem):
+    """Positions of the recomputed events."""
+    actions = planner.plan(problem).actions
+    return [i for i, action in enumerate(actions) if action == "recompute"]
+
+
+@pytest.mark.parametrize(
+    ("case", "n_events", "freed"), [(MIXED, 4, 275), (HALVING, 3, 640)]
+)
+def test_published(sized, case, n_events, freed):
+    """Algorithm 1 takes the largest until one event covers what is missing."""
+    sizes, missing = case
+    taken = recomputed(Greedy(), sized(sizes, missing))
+    assert n_events == len(taken)
+    assert freed == sum(sizes[i] for i in taken)
+
+
+@pytest.mark.parametrize(
+    ("case", "n_events", "freed"), [(MIXED, 6, 350), (HALVING, 8, 640)]
+)
+def test_released(sized, case, n_events, freed):
+    """The released code takes the smallest first, and far too many of them."""
+    sizes, missing = case
+    taken = recomputed(Greedy(largest=False), sized(sizes, missing))
+    assert n_events == len(taken)
+    assert freed == sum(sizes[i] for i in taken)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_like_events_earliest_first(sized, largest):
+    """In a bucket the earliest event goes first, and both variants agree."""
+    problem = sized((95, 100, 92, 97), 180.0)
+    assert recomputed(Greedy(largest=largest), problem) == [0, 1]
+
+
+def test_a_bucket_ends_at_nine_tenths(sized):
+    """An event of nine tenths of the first one's size is in the next bucket."""
+    assert recomputed(Greedy(), sized((90, 100), 95.0)) == [1]
+    assert recomputed(Greedy(), sized((91, 100), 80.0)) == [0]
+
+
+def test_nearest_bucket_that_covers(sized):
+    """Of the events that cover what is missing, it takes the smallest."""
+    assert recomputed(Greedy(), sized((100, 50, 25), 30.0)) == [1]
+
+
+def test_counts_what_recomputation_still_holds(sized, with_fields):
+    """Freed is what an event holds less its output."""
+    problem = sized((100, 100), 95.0)
+    held = problem.held_bytes.copy()
+    held[:, 1] = 10.0
+    assert recomputed(Greedy(), with_fields(problem, held_bytes=held)) == [0, 1]
+
+
+def test_does_not_see_the_peak(sized):
+    """The sum fits, the timeline does not, and the plan says so."""
+    problem = sized((10, 10), 0.0, gap_excess_bytes=np.array([0, 0, 500.0]))
+    plan = Greedy().plan(problem)
+    assert plan.actions == ("keep", "keep")
+    assert plan.peak_bytes > problem.budget_bytes
+
+
+def test_names():
+    """The two variants have names of their own."""
+    assert Greedy().name == "greedy"
+    assert Greedy(largest=False).name == "greedy-released"

@@ -1,0 +1,167 @@
+"""The optimal planner is optimal."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from mimose.planners import (
+    InfeasibleBudgetError,
+    Marginal,
+    Optimal,
+    least_peak_plan,
+    peak_bytes,
+    safest_plan,
+)
+from mimose.planners import optimal as module
+
+
+def cheapest_cost(problem, choices):
+    """Least cost of all choices within the budget, by looking at each."""
+    fits = peak_bytes(problem, choices) <= problem.budget_bytes
+    costs = problem.cost[np.arange(len(problem.events)), choices].sum(axis=1)
+    return costs[fits].min()
+
+
+@pytest.mark.parametrize(
+    ("n_events", "n_actions", "host"),
+    [(1, 2, False), (4, 2, False), (8, 2, False), (12, 2, False), (6, 4, False),
+     (7, 3, True)],
+)  # fmt: skip
+def test_equals_brute_force(
+    rng, random_problem, budget_between, every_choice, n_events, n_actions, host
+):
+    """On small problems of any kind it costs what the best of all choices costs."""
+    for share in (0.0, 0.1, 0.5, 0.9):
+        problem = random_problem(rng, n_events, n_actions, host=host)
+        problem = budget_between(problem, share)
+        plan = Optimal().plan(problem)
+        assert plan.optimal
+        expected = cheapest_cost(problem, every_choice(problem))
+        assert expected == pytest.approx(plan.extra_cost)
+
+
+def test_budgets_that_are_exactly_some_peak(
+    rng, random_problem, every_choice, with_fields
+):
+    """A plan that fits to the last byte is found."""
+    problem = random_problem(rng, 7, 2)
+    choices = every_choice(problem)
+    for peak in np.unique(peak_bytes(problem, choices))[::5]:
+        tight = with_fields(problem, budget_bytes=peak)
+        expected = cheapest_cost(tight, choices)
+        assert expected == pytest.approx(Optimal().plan(tight).extra_cost)
+
+
+def test_a_larger_budget_never_costs_more(rng, resnet_problem, budget_between):
+    """Cost falls, or stays, as the budget grows."""
+    problem = resnet_problem(rng, 12)
+    shares = np.linspace(0, 1, 12)
+    costs = [
+        Optimal().plan(budget_between(problem, share)).extra_cost for share in shares
+    ]
+    assert sorted(costs, reverse=True) == costs
+    assert costs[-1] == 0.0
+
+
+def test_scale_does_not_matter(rng, transformer_problem, budget_between, with_fields):
+    """Seconds or FLOPs, bytes or terabytes: the plan is the same."""
+    problem = budget_between(transformer_problem(rng, 8, jitter=0.05), 0.4)
+    expected = Optimal().plan(problem)
+    for factor in (1e-9, 1e12):
+        plan = Optimal().plan(with_fields(problem, cost=problem.cost * factor))
+        assert expected.actions == plan.actions
+        assert plan.optimal
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_least_peak_plan(rng, random_problem, every_choice, budget_between, share):
+    """The solver's least peak is the least of all choices, the host included."""
+    for _ in range(4):
+        problem = budget_between(random_problem(rng, 6, 3, host=True), share)
+        expected = peak_bytes(problem, every_choice(problem)).min()
+        assert expected == pytest.approx(least_peak_plan(problem).peak_bytes, abs=0.01)
+
+
+def test_least_peak_plan_without_events(make_problem):
+    """Without events the least peak is the head's."""
+    problem = make_problem(0, gap_excess_bytes=np.array([3.0]))
+    assert least_peak_plan(problem).peak_bytes == 3.0
+
+
+def test_infeasible_without_a_search(make_problem, monkeypatch):
+    """Without host actions an impossible budget is refused before the solver runs."""
+    monkeypatch.setattr(module, "milp", None)
+    with pytest.raises(InfeasibleBudgetError):
+        Optimal().plan(make_problem(1, gap_excess_bytes=[3, 3], budget_bytes=1.0))
+
+
+class _Answer:
+    """What the solver hands back."""
+
+    def __init__(self, status, x):
+        self.status, self.x = status, x
+
+
+def test_time_limit_without_a_plan(
+    rng, transformer_problem, budget_between, monkeypatch, caplog
+):
+    """Out of time with nothing found: the marginal plan, and a warning."""
+    monkeypatch.setattr(module, "milp", lambda *_, **__: _Answer(1, None))
+    problem = budget_between(transformer_problem(rng, 6), 0.5)
+    with caplog.at_level(logging.WARNING):
+        plan = Optimal(time_limit_seconds=0.5).plan(problem)
+    assert Marginal().plan(problem).actions == plan.actions
+    assert plan.planner == "optimal"
+    assert "stopped after 0.5 s without a proof, at 6 events" in caplog.text
+
+
+def test_time_limit_with_a_plan(
+    rng, random_problem, budget_between, monkeypatch, caplog
+):
+    """Out of time with a plan found: it is returned, and not called optimal."""
+    problem = random_problem(rng, 6, 3, host=True)
+    problem = budget_between(problem, 0.5)
+    found = Optimal().plan(problem)
+    n_columns = problem.allowed.size + len(problem.events) + 1
+    x = np.zeros(n_columns)
+    chosen = [problem.actions.index(action) for action in found.actions]
+    x[np.arange(len(chosen)) * len(problem.actions) + chosen] = 1
+
+    def no_plan(self, problem):
+        raise InfeasibleBudgetError(1.0, 2.0, {})
+
+    monkeypatch.setattr(module, "milp", lambda *_, **__: _Answer(1, x))
+    monkeypatch.setattr(Marginal, "plan", no_plan)
+    with caplog.at_level(logging.WARNING):
+        plan = Optimal().plan(problem)
+    assert found.actions == plan.actions
+    assert not plan.optimal
+    assert "without a proof" in caplog.text
+
+
+def test_answers_over_the_budget_are_not_taken(
+    rng, transformer_problem, budget_between, monkeypatch
+):
+    """A solver that keeps exceeding the budget is not believed."""
+    problem = budget_between(transformer_problem(rng, 6), 0.5)
+    x = np.zeros(problem.allowed.size + 7)
+    x[: problem.allowed.size : 2] = 1  # keep everything
+    monkeypatch.setattr(module, "milp", lambda *_, **__: _Answer(0, x))
+    plan = Optimal().plan(problem)
+    assert plan.peak_bytes <= problem.budget_bytes
+    assert Marginal().plan(problem).actions == plan.actions
+
+
+def test_no_memory_to_plan_in(make_problem):
+    """Bytes that are all zero do not break the scaling."""
+    problem = make_problem(2, gap_excess_bytes=[0, 0, 5], budget_bytes=5.0)
+    assert Optimal().plan(problem).peak_bytes == 5.0
+    assert safest_plan(problem).peak_bytes == 5.0
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan")])
+def test_time_limit_is_checked(limit):
+    """A time limit must be positive."""
+    with pytest.raises(ValueError, match="time_limit_seconds must be positive"):
+        Optimal(time_limit_seconds=limit)

@@ -1,0 +1,173 @@
+"""The judge of peaks, against a walk through the step in plain Python."""
+
+import numpy as np
+import pytest
+
+from mimose.planners import host_bytes, lay_out, peak_bytes
+from mimose.planners.prefix import (
+    least_peak_choice,
+    least_suffix,
+    prefix_form,
+    prefix_peak,
+)
+
+
+def slow_segments(problem, choice):
+    """Walk the step, one number at a time: (name, level at start, peak) a segment."""
+    level, rows = problem.start_bytes, []
+
+    def segment(name, net, excess):
+        nonlocal level
+        rows.append((name, level, max(level + excess, level + net)))
+        level += net
+
+    for e, event in enumerate(problem.events):
+        a = choice[e]
+        gap, excess = problem.gap_bytes[e], problem.gap_excess_bytes[e]
+        segment(f"gap before {event}", gap, excess)
+        held = problem.held_bytes[e, a]
+        segment(f"forward of {event}", held, problem.forward_excess_bytes[e, a])
+    segment("head", problem.gap_bytes[-1], problem.gap_excess_bytes[-1])
+    for e in reversed(range(len(problem.events))):
+        a = choice[e]
+        net = problem.backward_net_bytes[e] - problem.held_bytes[e, a]
+        excess = problem.backward_excess_bytes[e, a]
+        segment(f"backward of {problem.events[e]}", net, excess)
+    state = problem.optimizer_state_bytes
+    segment("optimizer step", state, state + problem.step_excess_bytes)
+    return rows
+
+
+def random_choice(rng, problem, n_plans):
+    """Draw (n_plans, E) choices, allowed or not: the judge judges any."""
+    return rng.integers(0, len(problem.actions), (n_plans, len(problem.events)))
+
+
+@pytest.mark.parametrize("n_events", [0, 1, 2, 7, 24])
+def test_equals_the_slow_walk(rng, random_problem, n_events):
+    """Levels, peaks and names of all segments are those of the slow walk."""
+    for _ in range(20):
+        problem = random_problem(rng, n_events, 3)
+        choice = random_choice(rng, problem, 1)[0]
+        names, levels, peaks = zip(*slow_segments(problem, choice), strict=True)
+        laid_out = lay_out(problem, choice)
+        assert names == laid_out.segments
+        assert list(levels) == laid_out.level_bytes.tolist()
+        assert list(peaks) == laid_out.peak_bytes_by_segment.tolist()
+        assert max(peaks) == laid_out.peak_bytes
+
+
+def test_judges_many_plans_at_once(rng, random_problem):
+    """A table of plans gives the peaks of its rows."""
+    problem = random_problem(rng, 9, 4)
+    choices = random_choice(rng, problem, 50)
+    expected = [lay_out(problem, choice).peak_bytes for choice in choices]
+    assert expected == peak_bytes(problem, choices).tolist()
+    assert peak_bytes(problem, choices).shape == (50,)
+
+
+def test_host_bytes(rng, random_problem):
+    """Host bytes are added up over the events, for one plan or many."""
+    problem = random_problem(rng, 5, 3, host=True)
+    choices = random_choice(rng, problem, 4)
+    expected = [
+        sum(problem.host_bytes[e, a] for e, a in enumerate(choice))
+        for choice in choices
+    ]
+    assert expected == host_bytes(problem, choices).tolist()
+    assert expected[0] == float(host_bytes(problem, choices[0]))
+
+
+def test_binding_segments(make_problem):
+    """All segments that reach the peak are named, in the order of time."""
+    problem = make_problem(
+        2,
+        held_bytes=np.array([[3.0, 0.0], [3.0, 0.0]]),
+        backward_excess_bytes=np.array([[3.0, 0.0], [0.0, 0.0]]),
+    )
+    laid_out = lay_out(problem, np.array([0, 0]))
+    assert laid_out.peak_bytes == 6.0
+    expected = (
+        "forward of layer.1#0",
+        "head",
+        "backward of layer.1#0",
+        "backward of layer.0#0",
+    )
+    assert expected == laid_out.binding_segments
+
+
+def test_the_position_of_an_event_matters(make_problem):
+    """Recomputing the first of equal events lowers the peak, the last does not."""
+    problem = make_problem(
+        3,
+        held_bytes=np.array([[10.0, 1.0]] * 3),
+        backward_excess_bytes=np.array([[2.0, 11.0]] * 3),
+    )
+    first, last, none = np.array([[1, 0, 0], [0, 0, 1], [0, 0, 0]])
+    assert float(peak_bytes(problem, none)) == 32.0
+    assert float(peak_bytes(problem, first)) == 23.0
+    assert float(peak_bytes(problem, last)) == 32.0
+
+
+def test_the_optimizer_state_still_to_come_counts(make_problem):
+    """The first step's peak can be the optimizer's, whatever is recomputed."""
+    problem = make_problem(
+        1,
+        backward_net_bytes=np.array([4.0]),
+        optimizer_state_bytes=8.0,
+        step_excess_bytes=1.0,
+        start_bytes=10.0,
+    )
+    laid_out = lay_out(problem, np.array([0]))
+    assert laid_out.peak_bytes == 23.0
+    assert laid_out.binding_segments == ("optimizer step",)
+
+
+def test_holders_add_up_to_the_peak(rng, random_problem):
+    """What is said to hold the bytes at the peak holds all of them."""
+    for _ in range(50):
+        problem = random_problem(rng, int(rng.integers(0, 6)), 3)
+        laid_out = lay_out(problem, random_choice(rng, problem, 1)[0])
+        assert laid_out.peak_bytes == pytest.approx(sum(laid_out.holders().values()))
+
+
+def test_holders_of_a_backward(make_problem):
+    """At a backward's peak the events before it, and its own bytes, are held."""
+    problem = make_problem(
+        3,
+        held_bytes=np.array([[1.0, 0], [2.0, 0], [4.0, 0]]),
+        backward_excess_bytes=np.array([[0, 0], [100.0, 0], [0, 0]]),
+        backward_net_bytes=np.array([0, 0, 16.0]),
+        start_bytes=1000.0,
+    )
+    expected = {
+        "held at start (parameters, gradients, optimizer state, other)": 1000.0,
+        "activations held": 3.0,
+        "new gradients and tensors between the events": 16.0,
+        "working memory of backward of layer.1#0": 100.0,
+    }
+    assert expected == lay_out(problem, np.zeros(3, dtype=np.intp)).holders()
+
+
+@pytest.mark.parametrize("n_events", [0, 1, 6])
+def test_prefix_form_gives_the_same_peaks(rng, random_problem, n_events):
+    """The rearranged problem has the timeline's peak for every allowed plan."""
+    for _ in range(30):
+        problem = random_problem(rng, n_events, 3)
+        choice = problem.allowed.argmax(axis=1)
+        form = prefix_form(problem)
+        expected = float(peak_bytes(problem, choice))
+        assert expected == prefix_peak(form, problem.held_bytes, choice)
+
+
+@pytest.mark.parametrize("n_events", [0, 1, 6])
+def test_least_suffix_is_the_least_peak(rng, random_problem, every_choice, n_events):
+    """One pass from behind finds the least peak of all choices."""
+    for _ in range(20):
+        problem = random_problem(rng, n_events, 3)
+        form = prefix_form(problem)
+        expected = peak_bytes(problem, every_choice(problem)).min()
+        least = least_suffix(form, problem.held_bytes)[0]
+        assert expected == max(least, form.step_bytes)
+        choice = least_peak_choice(form, problem.held_bytes, problem.cost)
+        assert expected == peak_bytes(problem, choice)

@@ -1,0 +1,106 @@
+"""Predictors by name, and the published alternatives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mimose.predictors
+from mimose.predictors import (
+    PREDICTORS,
+    EstimatorPredictor,
+    PolynomialRegressor,
+    QuadraticScalarRegressor,
+    make_predictor,
+)
+
+
+def test_names():
+    """The names are those of the published comparison, the default first."""
+    expected = ("polynomial", "boosting", "quadratic-scalar", "support-vectors", "tree")
+    assert expected == PREDICTORS
+
+
+def test_default():
+    """Without a name there is the polynomial, with what was asked for."""
+    predictor = make_predictor(noise=3.0, nonnegative=False)
+
+    assert isinstance(predictor, PolynomialRegressor)
+    assert 3.0 == predictor.noise
+    assert not predictor.nonnegative
+
+
+def test_unknown():
+    """An unknown name is refused with those that are known."""
+    with pytest.raises(ValueError, match="'xgboost': choose one of polynomial, boost"):
+        make_predictor("xgboost")
+
+
+def test_polynomial_is_nearest():
+    """From ten samples of a text model the polynomial errs least of all."""
+    random = np.random.default_rng(0)
+    T = random.integers(30, 333, 10)[:, None]
+    unseen = random.integers(30, 333, 100)[:, None]
+
+    def held(T):
+        return 32.0 * (49152.0 * T[:, 0] + 48.0 * T[:, 0] ** 2)
+
+    errors = {}
+    for name in PREDICTORS:
+        predicted = make_predictor(name).fit(T, held(T)).predict(unseen)
+        errors[name] = np.mean(np.abs(predicted / held(unseen) - 1.0))
+
+    assert errors["polynomial"] < 1e-9
+    assert errors["polynomial"] <= min(errors.values())
+    assert errors["quadratic-scalar"] < 0.01
+
+
+def test_scalar_misses_the_second_size():
+    """One scalar cannot tell a wide batch from a long one."""
+    X = np.array([[b, t] for b in (2, 4, 8) for t in (50, 100, 200)], dtype=float)
+    y = X[:, 0] * X[:, 1] ** 2
+
+    fitted = QuadraticScalarRegressor().fit(X, y)
+
+    wide, long = fitted.predict([[8.0, 50.0], [2.0, 200.0]])
+    assert wide == pytest.approx(long)
+
+
+@pytest.mark.parametrize(
+    ("feature", "expected"), [("first", (True, False)), ("product", (True, True))]
+)
+def test_scalar_feature(feature, expected):
+    """The scalar is the first size that varies, or the product of all that do."""
+    X = np.array([[7, t, s] for t, s in ((1, 2), (2, 5), (3, 1), (4, 9))], dtype=float)
+    fitted = QuadraticScalarRegressor(feature=feature).fit(X, X[:, 1])
+
+    base = fitted.predict([[7.0, 2.0, 2.0]])[0]
+    changed = [[7.0, 3.0, 2.0], [7.0, 2.0, 3.0]]
+    moved = tuple(bool(abs(v - base) > 1e-6) for v in fitted.predict(changed))
+
+    assert expected == moved
+
+
+def test_scalar_unknown_feature():
+    """Another feature is refused."""
+    with pytest.raises(ValueError, match="got 'sum'"):
+        QuadraticScalarRegressor(feature="sum").fit([[1.0]], [1.0])
+
+
+def test_adapter_trust():
+    """The adapter trusts a fit by its error at shapes left out."""
+    X = np.arange(1.0, 21.0)[:, None]
+    noise = np.random.default_rng(0).uniform(0, 1, 20)
+    predictor = EstimatorPredictor(QuadraticScalarRegressor())
+
+    assert predictor.fit(X, 5.0 * X[:, 0] + X[:, 0] ** 2).trusted_
+    assert not predictor.fit(X, noise).trusted_
+    assert not predictor.fit(X[:4], X[:4, 0]).trusted_
+
+
+def test_exported():
+    """`__all__` is sorted and names what is there."""
+    names = mimose.predictors.__all__
+
+    assert all(hasattr(mimose.predictors, name) for name in names)
+    assert sorted(names, key=lambda n: (not n.isupper(), n)) == names

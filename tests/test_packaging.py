@@ -1,0 +1,77 @@
+"""What setup.cfg promises is what the checkout holds."""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LINKED = ("planners", "predictors")
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "setup.cfg").exists(), reason="runs in a checkout"
+)
+
+
+@pytest.fixture
+def options() -> configparser.ConfigParser:
+    """The parsed setup.cfg."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    return parser
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def _packages_in_checkout() -> set[str]:
+    found = set()
+    for top, prefix in [("mimose", ""), *((name, "mimose.") for name in LINKED)]:
+        for init in (ROOT / top).rglob("__init__.py"):
+            parts = init.parent.relative_to(ROOT).parts
+            if top == "mimose" and len(parts) > 1 and parts[1] in LINKED:
+                continue  # seen through a link
+            found.add(prefix + ".".join(parts))
+    return found
+
+
+def test_packages_are_complete(options: configparser.ConfigParser) -> None:
+    """A folder with code that is not listed would be left out of the wheel."""
+    assert sorted(_packages_in_checkout()) == sorted(
+        _lines(options["options"]["packages"])
+    )
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_link_points_beside_the_package(name: str) -> None:
+    """The links give a checkout the names that an install has."""
+    link = ROOT / "mimose" / name
+
+    assert link.is_symlink()
+    assert (ROOT / name) == link.resolve()
+
+
+def test_mapping_matches_links(options: configparser.ConfigParser) -> None:
+    """The folders that are linked are the ones that package_dir maps."""
+    mapping = dict(
+        (part.strip() for part in line.split("="))
+        for line in _lines(options["options"]["package_dir"])
+    )
+
+    expected = {f"mimose.{name}": name for name in LINKED} | {"mimose": "mimose"}
+    assert expected == mapping
+
+
+def test_package_is_marked_as_typed() -> None:
+    """Without py.typed the annotations are invisible to those who install mimose."""
+    assert (ROOT / "mimose" / "py.typed").is_file()
+
+
+def test_constraints_name_no_local_version() -> None:
+    """A pin such as 2.13.0+cpu could be met by no package index."""
+    pins = _lines((ROOT / "constraints.txt").read_text(encoding="utf-8"))
+
+    assert [] == [pin for pin in pins if "+" in pin or "@" in pin]
