@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from numbers import Integral
 
 from mimose.exceptions import BudgetError
 
@@ -40,7 +39,7 @@ def parse_budget(budget: float | str, device_bytes: int | None) -> int:
     """
     if isinstance(budget, str):
         return _positive(budget, _parse_text(budget))
-    if isinstance(budget, Integral) and not isinstance(budget, bool):
+    if isinstance(budget, int) and not isinstance(budget, bool):
         return _positive(budget, int(budget))
     if not isinstance(budget, float):
         msg = (

@@ -19,8 +19,10 @@ a ResNet).
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -66,6 +68,10 @@ class Measured:
     """By action, from the tracker; empty until the event is recomputed."""
     flops: int = 0
     """Of the whole recomputation."""
+    inputs: dict[int, int] = field(default_factory=dict)
+    """Bytes of the larger storages that it reads, by identity."""
+    saved_inputs: set[int] = field(default_factory=set)
+    """Those of them that it would hold if it were kept."""
     has_gradient: bool = False
 
 
@@ -118,7 +124,7 @@ class Trace:
 
     def kept(self, index: int, forward: Callable[[], Any]) -> Any:
         """Run an event that is kept, and count what it holds."""
-        with StorageTracker() as tracker:
+        with StorageTracker() as tracker, _watch_uses(self.events[index]):
             output = forward()
             held = float(tracker.live_bytes)
         self.events[index].held_bytes = {
@@ -134,11 +140,11 @@ class Trace:
             if self.is_closed:
                 return forward()
             self.mark("recompute", index)
+            event = self.events[index]
             tracker = StorageTracker()
-            with tracker:
+            with tracker, _watch_uses(event):
                 output = forward()
                 held = float(tracker.live_bytes)
-            event = self.events[index]
             event.held_bytes = {
                 KEEP: held,
                 RECOMPUTE: float(tracker.bytes_made(output)),
@@ -165,6 +171,28 @@ class Trace:
                 self.mark("gradient", index)
 
         return hook
+
+
+def input_storages(inputs: Sequence[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of the larger storages that tensors live in, by identity."""
+    return {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+        for tensor in inputs
+        if tensor.numel() >= _FILE_NOISE // 8
+    }
+
+
+@contextlib.contextmanager
+def _watch_uses(event: Measured) -> Iterator[None]:
+    """Notice which input storages have more users after a forward: it saved them.
+
+    The storages outlive this: whoever runs the forward holds its inputs.
+    """
+    before = {key: torch._C._storage_Use_Count(key) for key in event.inputs}
+    yield
+    event.saved_inputs = {
+        key for key, uses in before.items() if torch._C._storage_Use_Count(key) > uses
+    }
 
 
 def _made_outputs(inputs: Sequence[torch.Tensor], output: object) -> list[torch.Tensor]:
@@ -304,7 +332,7 @@ def _with_recomputation(
     marks: Sequence[Mark], index: int, excess: dict[str, float]
 ) -> dict[str, float]:
     """Add what the recomputation says of a kept event's forward."""
-    for before, mark in zip(marks, marks[1:], strict=False):
+    for before, mark in itertools.pairwise(marks):
         ends = mark.kind in ("recomputed", "working") and mark.event == index
         if ends and mark.is_clean:
             working = max(0.0, mark.peak_bytes - before.live_bytes)
@@ -351,16 +379,22 @@ class Carried:
 
     They are part of what the next step starts from, and usually go when its outputs
     take their names: after its forward, before its backward.
+
+    Args:
+        tensors: What the root returned.
     """
 
-    def __init__(self, output: object) -> None:
-        storages = {}
-        for tensor in tensors_in(output):
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._held: list[tuple[weakref.ref[Any], int]] = []
+        seen: set[int] = set()
+        for tensor in tensors:
+            if tensor.numel() < _FILE_NOISE // 8:
+                continue
             storage = tensor.untyped_storage()
-            if storage.nbytes() >= _FILE_NOISE:
-                storages[storage._cdata] = storage
-        self._held = [(weakref.ref(s), s.nbytes()) for s in storages.values()]
+            if storage._cdata not in seen and storage.nbytes() >= _FILE_NOISE:
+                seen.add(storage._cdata)
+                self._held.append((weakref.ref(storage), storage.nbytes()))
 
     def live_bytes(self) -> int:
         """Return how much of it is still alive."""
-        return sum(n_bytes for ref, n_bytes in self._held if ref() is not None)
+        return sum([n_bytes for ref, n_bytes in self._held if ref() is not None])

@@ -133,20 +133,21 @@ def _show(settings: ExperimentSettings, result: ExperimentResult, out: Path) -> 
 
 
 def _table(summaries: Sequence[StrategySummary]) -> Table:
+    from rich import box
     from rich.table import Table
 
-    table = Table(title="The same batches, four ways")
-    table.add_column("strategy")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("strategy", no_wrap=True)
     for title in (
-        "largest growth",
-        "steps over",
+        "growth\n(MiB)",
+        "over\nbudget",
         "texts/s",
         "time",
-        "done twice",
+        "recomputed\n(GFLOP)",
         "loss",
         "accuracy",
     ):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for summary in summaries:
         table.add_row(*_cells(summary))
     return table
@@ -155,11 +156,11 @@ def _table(summaries: Sequence[StrategySummary]) -> Table:
 def _cells(summary: StrategySummary) -> tuple[str, ...]:
     return (
         summary.strategy,
-        f"{summary.largest_growth_bytes / _MIB:.0f} MiB",
+        f"{summary.largest_growth_bytes / _MIB:.0f}",
         f"{summary.steps_over} of {summary.steps}",
         f"{summary.texts_per_second:.1f}",
-        "" if summary.seconds_ratio is None else f"{summary.seconds_ratio:.2f} x",
-        f"{summary.recomputed_flops / _GIGA:.0f} GFLOP",
+        "" if summary.seconds_ratio is None else f"{summary.seconds_ratio:.2f}×",
+        f"{summary.recomputed_flops / _GIGA:.0f}",
         f"{summary.loss:.4f}",
         "" if summary.accuracy is None else f"{summary.accuracy:.1%}",
     )

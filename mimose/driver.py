@@ -42,9 +42,12 @@ from mimose.recovery import Snapshot, is_out_of_memory, release_memory
 from mimose.series import Sizes
 from mimose.shapes import SizeTable
 from mimose.tracker import tensors_in
+from mimose.units import Patch
 
 _log = logging.getLogger(__name__)
 
+_RELEVANT = 0.25
+"""Steps that grow by less of the headroom say nothing of the margin: noise is all."""
 _SHARED_STEPS = 20
 """Forwards after which several forwards before one backward are forgotten."""
 
@@ -67,6 +70,7 @@ class Step:
         self.peak_bytes = 0
         self.calls: tuple[int, ...] = ()
         self.in_backward = False
+        self.saw_end = False
         self.is_shared = False
         self.is_closed = False
         self._every = planner.k if isinstance(planner, EveryK) else 0
@@ -120,6 +124,25 @@ class _Waiting:
         self.driver.backward_begins(self.step)
 
 
+class RootPatch(Patch):
+    """The root's forward: a step, in training with grad enabled.
+
+    Args:
+        model: The root.
+        driver: Runs its steps.
+    """
+
+    def __init__(self, model: nn.Module, driver: Driver) -> None:
+        super().__init__(model)
+        self._driver = driver
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a step, or pass straight through."""
+        if self.is_removed or not self._driver.is_idle:
+            return self.original(*args, **kwargs)
+        return self._driver.run(lambda: self.original(*args, **kwargs), args, kwargs)
+
+
 class Driver:
     """Runs the root's forwards: decides, runs, observes, learns.
 
@@ -168,39 +191,42 @@ class Driver:
         self._facts = FactsReader(model, device)
         self._least = LeastPeaks()
         self._snapshot = self.snapshot()
-        self._carried = Carried(None)
+        self._carried = Carried([])
         self._releases = False
         self._open: list[Step] = []
         self._shared_until = -1
         self._is_running = False
         self._safest_once = False
         self._n_steps = 0
+        meter.reset_peak()
         self.peak_bytes = meter.live_bytes()
         self.kept_units: dict[str, str] = {}
         """Units that cannot be recomputed, and why."""
 
     # ------------------------------------------------------------------ forward
 
-    def patched(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what replaces the root's forward."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether a forward of the root would begin a step."""
+        return not self._is_running and self._model.training and torch.is_grad_enabled()
 
-        def planned(*args: Any, **kwargs: Any) -> Any:
-            if (
-                self._is_running
-                or not self._model.training
-                or not torch.is_grad_enabled()
-            ):
-                return forward(*args, **kwargs)
-            return self._run(lambda: forward(*args, **kwargs), args, kwargs)
-
-        return planned
-
-    def _run(
+    def run(
         self,
         forward: Callable[[], Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
+        """Run one forward of the root as a step.
+
+        Args:
+            forward: Runs it.
+            args: What it is given.
+            kwargs: What it is given by name.
+
+        Raises:
+            InfeasibleBudgetError: No plan keeps the budget at this shape.
+            MimoseError: The inputs cannot be planned for.
+        """
         step = self._begin(args, kwargs)
         output, error = self._attempt(step, forward)
         if error is not None and self._prepare_retry(step, error):
@@ -211,7 +237,10 @@ class Driver:
             output, error = self._attempt(step, forward)
         if error is not None:
             self._abort(step, error)
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame, and this frame to the output
         self._forward_ends(step, output)
         return output
 
@@ -262,7 +291,8 @@ class Driver:
     def _start(self, step: Step) -> None:
         """Make the step ready to run: measured, or under its plan; start its peak."""
         step.uncounted = None if self._is_fixed else step.decision.uncounted
-        is_measured = step.decision.chosen is None and not self._is_fixed
+        is_measured = step.decision.is_measured or step.decision.chosen is None
+        is_measured = is_measured and not self._is_fixed
         step.trace = Trace(self._meter) if is_measured else None
         if step.trace is not None:
             step.trace.mark("start")
@@ -282,7 +312,6 @@ class Driver:
     ) -> Decision:
         if self._is_fixed:
             return Decision("plan", None)
-        self._refuse_infeasible(facts, memory.start_bytes)
         reason = ""
         if is_shared or self._n_steps < self._shared_until:
             reason = "several forwards run before one backward"
@@ -291,6 +320,10 @@ class Driver:
         elif not facts.sizes:
             reason = "the inputs hold no tensors, so there is no shape to plan for"
         self._safest_once = False
+        found = None if reason else self._policy.cached(facts, table, memory)
+        if found is not None:
+            return found
+        self._refuse_infeasible(facts, memory.start_bytes)
         if reason:
             return Decision("fallback", None, reason=reason)
         return self._policy.decide(facts, table, memory)
@@ -298,7 +331,7 @@ class Driver:
     def _refuse_infeasible(self, facts: StepFacts, start_bytes: float) -> None:
         state = float(self._optimizers.state_bytes)
         least = self._least.bound(facts, start_bytes, state)
-        if least <= self._budget_bytes + 2 * self._meter.noise_bytes:
+        if least <= self._budget_bytes + 5 * self._meter.noise_bytes:
             return
         error = infeasible(
             self._model, float(self._budget_bytes), least, start_bytes, state
@@ -312,16 +345,17 @@ class Driver:
     def _forward_ends(self, step: Step, output: Any) -> None:
         if step.trace is not None:
             step.trace.mark("root_exit")
-        step.calls = tuple(unit.calls for unit in self._events.units)
+        step.calls = tuple([unit.calls for unit in self._events.units])
         step.record.actions = step.actions()
         chosen = step.decision.chosen
         if chosen is not None and step.calls != chosen.calls:
             self._events_differ(step)
+        tensors = list(tensors_in(output))
         step.carried = self._carried
-        self._carried = Carried(output)
+        self._carried = Carried(tensors)
         waiting = _Waiting(self, step)
         step.graph = weakref.ref(waiting)
-        for tensor in tensors_in(output):
+        for tensor in tensors:
             if tensor.requires_grad:
                 tensor.register_hook(waiting)  # type: ignore[no-untyped-call]
         self._open.append(step)
@@ -389,7 +423,7 @@ class Driver:
         self._fold_peak()
         step.record.actions = step.actions()
         step.record.reason = f"forward raised {type(error).__name__}"
-        self._close(step)
+        self._close(step, had_backward=False)
 
     # ------------------------------------------------------------------ backward
 
@@ -405,6 +439,9 @@ class Driver:
 
     def _backward_ends(self, step: Step) -> None:
         step.in_backward = False
+        if step.is_closed and not step.saw_end:
+            return  # the session was detached before this backward
+        step.saw_end = True
         if step.trace is not None:
             step.trace.mark("end")
             step.trace.is_closed = True
@@ -413,7 +450,8 @@ class Driver:
         if self._meter.reads_peak:
             step.record.observed_peak_bytes = step.peak_bytes
         if step.is_closed:
-            step.record.reason = step.record.reason or "two backwards"
+            if not step.is_shared:
+                step.record.reason = "two backwards"
             return
         if step in self._open:
             self._open.remove(step)
@@ -421,8 +459,7 @@ class Driver:
             self._note_shared(step)
         elif step.trace is not None:
             self._learn(step, step.trace)
-        step.record.recomputed_flops += step.decision.flops
-        self._close(step)
+        self._close(step, had_backward=True)
         self._observe(step)
 
     def _note_shared(self, step: Step) -> None:
@@ -430,19 +467,21 @@ class Driver:
         self._shared_until = self._n_steps + _SHARED_STEPS
         for shared in (step, *self._open):
             shared.is_shared = True
+            shared.record.predicted_peak_bytes = None
             shared.record.reason = "several forwards run before one backward"
 
     def _learn(self, step: Step, trace: Trace) -> None:
         is_first = self._estimator.n_steps == 0
         sample = analyse(trace.marks, trace.events)
-        if is_first and self._meter.noise_bytes:
+        if is_first:
             sample = without_readings(sample)
         growth = trace.peak_bytes - step.record.start_bytes
         self._estimator.note_growth(growth)
         self._estimator.learn(
             step.facts, trace.events, sample, step.released_bytes, step.calls
         )
-        if self._meter.reads_peak:
+        is_safest = KEEP not in step.record.actions or self._estimator.unrecomputable
+        if self._meter.reads_peak and is_safest:
             growth = max(0, growth - trace.file_growth_bytes)
             state = self._optimizers.state_bytes
             self._least.add(step.facts, trace.peak_bytes, growth, state)
@@ -451,11 +490,14 @@ class Driver:
         """Compare with the prediction; let margin and stages know."""
         record = step.record
         observed, predicted = record.observed_growth_bytes, step.decision.growth_bytes
-        if observed is None or record.observed_peak_bytes is None or step.is_shared:
+        if step.is_shared:
+            return
+        if observed is None or record.observed_peak_bytes is None:
+            self._go_on_unchecked(step)
             return
         if record.observed_peak_bytes > self._budget_bytes and not self._is_fixed:
             _log.warning(
-                "mimose: step %d reached %s, over the budget of %s (phase %s, shape %s)",
+                "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
                 record.step,
                 format_bytes(record.observed_peak_bytes),
                 format_bytes(self._budget_bytes),
@@ -465,11 +507,20 @@ class Driver:
         if predicted is None:
             return
         allowed = predicted + self._policy.margin.bytes(predicted)
-        self._policy.margin.observe(predicted, observed)
+        if predicted >= _RELEVANT * (self._budget_bytes - record.start_bytes):
+            self._policy.margin.observe(predicted, observed)
         self._policy.checked(
             step.facts.context,
             is_within=observed <= allowed,
             kept_some=KEEP in record.actions,
+        )
+
+    def _go_on_unchecked(self, step: Step) -> None:
+        """Step down without a peak to check by: the meter tells none."""
+        self._policy.checked(
+            step.facts.context,
+            is_within=step.decision.growth_bytes is not None,
+            kept_some=KEEP in step.record.actions,
         )
 
     # ------------------------------------------------------------------ closing
@@ -480,19 +531,21 @@ class Driver:
             if step.graph is not None and step.graph() is not None:
                 continue
             self._open.remove(step)
+            had_backward = step.saw_gradient
             step.record.reason = (
                 "the backward did not run to its end, or not through the outputs"
-                if step.saw_gradient
+                if had_backward
                 else "no backward followed"
             )
-            step.record.recomputed_flops += step.decision.flops * step.saw_gradient
-            self._close(step)
+            self._close(step, had_backward=had_backward)
         return bool(self._open)
 
-    def _close(self, step: Step) -> None:
+    def _close(self, step: Step, *, had_backward: bool) -> None:
         trace = step.trace
         if trace is not None:
             step.record.recomputed_flops = sum(event.flops for event in trace.events)
+        elif had_backward:
+            step.record.recomputed_flops += step.decision.flops
         step.is_closed = True
         self._records.close(step.record)
 
@@ -501,13 +554,16 @@ class Driver:
         self._fold_peak()
         self._settle()
         for step in self._open:
-            step.record.reason = step.record.reason or "detached before the backward"
-            self._close(step)
+            step.record.reason = "detached before the backward"
+            self._close(step, had_backward=False)
         self._open.clear()
 
     def _fold_peak(self, step: Step | None = None) -> None:
         """Read the peak since the last reset into all that wait for it."""
-        peak = self._meter.peak_bytes()
+        if step is None and not self._open:
+            peak = self._meter.rough_peak_bytes()
+        else:
+            peak = self._meter.peak_bytes()
         if step is not None:
             step.peak_bytes = peak = max(peak, step.peak_bytes)
         for other in self._open:

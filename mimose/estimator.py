@@ -59,7 +59,11 @@ class Pattern:
     """Root sizes and every event's own, of the steps measured."""
     maps: list[tuple[SizeRule, ...]] | None = None
     """For each event, the rule of each of its own sizes."""
+    sides: tuple[tuple[int, ...], ...] = ()
+    """The readers of each `SideTensor`."""
     is_ordered: bool = True
+    high: Sizes = ()
+    """The largest of each root size measured."""
     calls: tuple[int, ...] = ()
     """How often each unit is called, calls without a gradient included."""
     layout: Layout | None = None
@@ -75,6 +79,18 @@ class Layout:
     gaps: list[tuple[int, int]]
     """(family before, family after)."""
     of_gap: NDArray[np.intp]
+
+
+class SideTensor(NamedTuple):
+    """A tensor that events read and would not hold if they were kept.
+
+    The measured steps recompute everything, and hold it for the recomputations. Under
+    a plan that keeps all its readers it goes after the last of them.
+    """
+
+    readers: tuple[int, ...]
+    """Positions of the events that read it."""
+    n_bytes: float
 
 
 class SizeRule:
@@ -160,6 +176,7 @@ class Estimator:
         self.n_steps += 1
         pattern = self._learn_pattern(facts, events, calls)
         pattern.is_ordered = sample.is_ordered
+        self._learn_sides(facts, pattern, events)
         layout = self._layout(pattern)
         for index, (event, measured) in enumerate(
             zip(events, sample.events, strict=True)
@@ -191,6 +208,7 @@ class Estimator:
         if pattern is None or pattern.events != names:
             pattern = Pattern(names, calls=calls)
             self._patterns[facts.context] = pattern
+        pattern.high = tuple(map(max, facts.sizes, pattern.high or facts.sizes))
         row = (facts.sizes, tuple(event.shape.sizes for event in events))
         if row not in pattern.rows and not self._follows(pattern, *row):
             pattern.rows.append(row)
@@ -202,6 +220,37 @@ class Estimator:
         if pattern.maps is None or len(pattern.rows) < 16:
             return False
         return self.own_sizes(pattern, root) == list(own)
+
+    def _learn_sides(
+        self, facts: StepFacts, pattern: Pattern, events: Sequence[Measured]
+    ) -> None:
+        """Sum up, by readers, the storages that none of the readers would hold."""
+        n_bytes: dict[int, int] = {}
+        readers: dict[int, list[int]] = {}
+        for index, event in enumerate(events):
+            for key, size in event.inputs.items():
+                n_bytes[key] = size
+                readers.setdefault(key, []).append(index)
+        if any(not event.held_bytes for event in events):
+            return  # a kept event's forward was not watched
+        saved = set().union(*(event.saved_inputs for event in events))
+        totals: dict[tuple[int, ...], int] = dict.fromkeys(pattern.sides, 0)
+        for key, read_by in readers.items():
+            if key not in saved:
+                group = tuple(read_by)
+                totals[group] = totals.get(group, 0) + n_bytes[key]
+        pattern.sides = tuple(totals)
+        for group, total in totals.items():
+            self._exact("side", facts.context, group).add(facts.sizes, float(total))
+
+    def side_tensors(self, facts: StepFacts) -> list[SideTensor]:
+        """Return what a plan that keeps all the readers does not hold."""
+        found = []
+        for group in self._patterns[facts.context].sides:
+            series = self._exact("side", facts.context, group)
+            if not series.doubt(facts.sizes):
+                found.append(SideTensor(group, series.predict(facts.sizes)))
+        return found
 
     def _learn_event(
         self, facts: StepFacts, event: Measured, sample: EventSample, behind: int
@@ -249,6 +298,11 @@ class Estimator:
             if reason:
                 return f"{name}: {reason}"
         return ""
+
+    def is_beyond(self, facts: StepFacts) -> bool:
+        """Whether a size is larger than any measured, so that a step would teach."""
+        high = self._patterns[facts.context].high
+        return any(s > most for s, most in zip(facts.sizes, high, strict=True))
 
     def problem(
         self,
@@ -432,8 +486,9 @@ class Estimator:
         pattern: Pattern,
         own: list[Sizes],
     ) -> NDArray[np.float64]:
-        """Return (n_classes, 8): held, forward and backward excess (each kept and
-        recomputed), net, cost.
+        """Return (n_classes, 8) numbers.
+
+        Held bytes, forward and backward excess (each kept and recomputed), net, cost.
         """
         rows = []
         for index, behind in layout.classes:

@@ -9,18 +9,17 @@ import torch
 from torch import nn
 
 from mimose.actions import changing_buffers, recompute
-from mimose.collector import KEEP, RECOMPUTE, Measured, Trace
+from mimose.collector import KEEP, RECOMPUTE, Measured, Trace, input_storages
 from mimose.estimator import Estimator
 from mimose.families import family_key
 from mimose.series import Sizes
 from mimose.shapes import argument_tensors, call_shape
 from mimose.tracker import StorageTracker
+from mimose.units import Patch
 
 
 class Unit:
     """A module planned for, and where its calls stand in the running step."""
-
-    __slots__ = ("actions", "buffers", "calls", "forward", "index", "module", "name")
 
     def __init__(self, index: int, name: str, module: nn.Module) -> None:
         self.index = index
@@ -31,6 +30,35 @@ class Unit:
         """Under the running step's plan, by call."""
         self.calls = 0
         self.forward: Callable[..., Any] = module.forward
+
+
+class UnitPatch(Patch):
+    """A unit's forward: an event of the running step, if there is one.
+
+    Args:
+        unit: The unit.
+        runner: Knows the running step.
+    """
+
+    def __init__(self, unit: Unit, runner: EventRunner) -> None:
+        super().__init__(unit.module)
+        self._unit = unit
+        self._runner = runner
+        unit.forward = self.original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the unit as the step says; most often it is kept."""
+        runner = self._runner
+        step = runner.step
+        if step is None:
+            return self.original(*args, **kwargs)
+        unit = self._unit
+        call = unit.calls
+        unit.calls = call + 1
+        actions = unit.actions
+        if call < len(actions) and actions[call] == KEEP and step.trace is None:
+            return self.original(*args, **kwargs)
+        return runner.run(unit, call, args, kwargs)
 
 
 class RunningStep(Protocol):
@@ -65,10 +93,14 @@ class EventRunner:
     Args:
         units: The units, by index.
         estimator: Numbers the families, learns FLOPs, knows what must be kept.
+        device: The model's.
     """
 
-    def __init__(self, units: Sequence[Unit], estimator: Estimator) -> None:
+    def __init__(
+        self, units: Sequence[Unit], estimator: Estimator, device: torch.device
+    ) -> None:
         self.units = units
+        self._device = device
         self.step: RunningStep | None = None
         self.last_recomputed: Unit | None = None
         self._estimator = estimator
@@ -89,29 +121,17 @@ class EventRunner:
         """Pass through from now on."""
         self.step = None
 
-    def patched(self, unit: Unit) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return what makes a unit's replaced forward out of its own."""
-
-        def make(forward: Callable[..., Any]) -> Callable[..., Any]:
-            unit.forward = forward
-
-            def event(*args: Any, **kwargs: Any) -> Any:
-                step = self.step
-                if step is None:
-                    return forward(*args, **kwargs)
-                call = unit.calls
-                unit.calls = call + 1
-                if step.trace is not None:
-                    return self._measure(step.trace, unit, call, args, kwargs)
-                actions = unit.actions
-                action = actions[call] if call < len(actions) else self._other(step)
-                if action == KEEP:
-                    return forward(*args, **kwargs)
-                return self._recompute(step, unit, args, kwargs)
-
-            return event
-
-        return make
+    def run(
+        self, unit: Unit, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one event that is not simply kept."""
+        step = self.step
+        assert step is not None
+        if step.trace is not None:
+            return self._measure(step.trace, unit, call, args, kwargs)
+        if call >= len(unit.actions) and self._other(step) == KEEP:
+            return unit.forward(*args, **kwargs)
+        return self._recompute(step, unit, args, kwargs)
 
     def _other(self, step: RunningStep) -> str:
         self._n_unplanned += 1
@@ -146,7 +166,7 @@ class EventRunner:
         these are not the forward's FLOPs.
         """
         shape = call_shape(args, kwargs)
-        family = self._estimator.family(family_key(unit.module, shape))
+        family = self._estimator.family(family_key(unit.module, shape, self._device))
         if step.uncounted is not None and (family, shape.sizes) not in step.uncounted:
             return None
 
@@ -173,19 +193,25 @@ class EventRunner:
         if not _makes_gradients(unit.module, inputs):
             return unit.forward(*args, **kwargs)
         shape = call_shape(args, kwargs)
-        is_kept = unit.index in self._estimator.unrecomputable
+        is_planned = call < len(unit.actions) and unit.actions[call] == KEEP
+        is_kept = is_planned or unit.index in self._estimator.unrecomputable
         index = trace.enter(
             Measured(
                 name=f"{unit.name}#{call}",
                 unit=unit.index,
                 call=call,
-                family=self._estimator.family(family_key(unit.module, shape)),
+                family=self._estimator.family(
+                    family_key(unit.module, shape, self._device)
+                ),
                 shape=shape,
                 action=KEEP if is_kept else RECOMPUTE,
+                inputs=input_storages(inputs),
             )
         )
         versions = [tensor._version for tensor in inputs]
-        if is_kept:
+        if is_planned:
+            output = unit.forward(*args, **kwargs)
+        elif is_kept:
             output = trace.kept(index, lambda: unit.forward(*args, **kwargs))
         else:
             output = recompute(

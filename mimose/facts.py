@@ -46,34 +46,46 @@ class FactsReader:
         """Return a call's facts, and the table that names its sizes.
 
         Raises:
-            MimoseError: An input is on another device than the model.
+            MimoseError: The inputs are on another device than the model.
             CheckpointingConflictError: The model's own checkpointing was switched on.
         """
         has_gradients = self._parameter is not None and self._parameter.grad is not None
         masks = partial_masks(args, kwargs)
-        autocast = autocast_state()
+        autocast = autocast_state(self._device)
         key = (fast_key(args, kwargs), masks, has_gradients, autocast)
         found = self._seen.get(key)
         if found is None:
-            self._check_device(args, kwargs)
-            refuse_other_checkpointing(self._model)
-            shape = call_shape(args, kwargs)
-            table = self._tables.setdefault(shape.structure, SizeTable(shape.names))
-            table.add(shape.sizes)
-            context: Context = (shape.structure, masks, autocast)
-            found = StepFacts(context, shape.sizes, has_gradients), table
+            found = self._read_new(args, kwargs, masks, autocast, has_gradients)
             if len(self._seen) >= _MOST_REMEMBERED:
                 self._seen.clear()
             self._seen[key] = found
         self.last = found
         return found
 
+    def _read_new(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        masks: tuple[str, ...],
+        autocast: Hashable,
+        has_gradients: bool,
+    ) -> tuple[StepFacts, SizeTable]:
+        self._check_device(args, kwargs)
+        refuse_other_checkpointing(self._model)
+        shape = call_shape(args, kwargs)
+        table = self._tables.setdefault(shape.structure, SizeTable(shape.names))
+        table.add(shape.sizes)
+        context: Context = (shape.structure, masks, autocast)
+        return StepFacts(context, shape.sizes, has_gradients), table
+
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        for path, tensor in argument_tensors(args, kwargs):
-            if tensor.device != self._device and tensor.dim() > 0:
-                msg = (
-                    f"the model is on {self._device}, but its input {path} is on "
-                    f"{tensor.device}: move the inputs to the model's device; if the "
-                    f"model was moved after attach(), detach and attach again"
-                )
-                raise MimoseError(msg)
+        """Refuse inputs none of which is with the model; lengths may be elsewhere."""
+        devices = {t.device for _, t in argument_tensors(args, kwargs) if t.dim() > 0}
+        if not devices or self._device in devices:
+            return
+        msg = (
+            f"the model is on {self._device}, but its inputs are on "
+            f"{', '.join(sorted(map(str, devices)))}: move them to the model's device; "
+            f"if the model was moved after attach(), detach and attach again"
+        )
+        raise MimoseError(msg)

@@ -12,7 +12,7 @@ from mimose.shapes import CallShape
 _POSITION = ("layer_idx", "layer_id", "layer_number", "training")
 
 
-def family_key(module: nn.Module, shape: CallShape) -> Hashable:
+def family_key(module: nn.Module, shape: CallShape, device: torch.device) -> Hashable:
     """Return a key that is equal for calls that cost the same at the same sizes.
 
     It holds the classes and settings of the module and everything in it, the shapes,
@@ -22,23 +22,25 @@ def family_key(module: nn.Module, shape: CallShape) -> Hashable:
     Args:
         module: The unit.
         shape: What it is called with.
+        device: Where it runs.
     """
     return (
         tuple(_describe(inner) for inner in module.modules()),
         tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()),
-        autocast_state(),
+        autocast_state(device),
         shape.structure,
     )
 
 
-def autocast_state() -> Hashable:
-    """Return what autocast is set to, for every kind of device that has it on."""
-    kinds = ("cpu", torch.accelerator.current_accelerator(check_available=True))
-    return tuple(
-        torch.get_autocast_dtype(str(kind).split(":")[0])
-        for kind in kinds
-        if kind is not None and torch.is_autocast_enabled(str(kind).split(":")[0])
-    )
+def autocast_state(device: torch.device) -> Hashable:
+    """Return what autocast is set to for the device and for the CPU; None if off."""
+    kind = device.type
+    if torch.is_autocast_enabled(kind) or torch.is_autocast_enabled("cpu"):
+        return tuple(
+            torch.get_autocast_dtype(each) if torch.is_autocast_enabled(each) else None
+            for each in (kind, "cpu")
+        )
+    return None
 
 
 def _describe(module: nn.Module) -> Hashable:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
+import torch
 from torch import nn
+
+from mimose.units import Patch
 
 
 def caching_modules(model: nn.Module) -> list[nn.Module]:
@@ -29,3 +33,13 @@ def _makes_cache(module: nn.Module) -> bool:
     if not getattr(config, "use_cache", False):
         return False
     return "use_cache" in inspect.signature(module.forward).parameters
+
+
+class WithoutCache(Patch):
+    """Passes ``use_cache=False`` with every call in training."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the original, which makes no cache unless the caller asks for one."""
+        if self._module.training and torch.is_grad_enabled() and not self.is_removed:
+            kwargs.setdefault("use_cache", False)
+        return self.original(*args, **kwargs)

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import platform
+import resource
 from typing import NamedTuple, Protocol
 
 import torch
@@ -47,6 +48,10 @@ class Meter(Protocol):
         """Return the most bytes held at any moment since the last reset."""
         ...
 
+    def rough_peak_bytes(self) -> int:
+        """Return the peak as fast as it can be told: a few pages may be missing."""
+        ...
+
     def reset_peak(self) -> None:
         """Start a new peak at what is held now."""
         ...
@@ -74,7 +79,7 @@ class AllocatorMeter:
         device: The accelerator's device.
     """
 
-    noise_bytes = 0.0
+    noise_bytes = float(2**16)
     reads_peak = True
 
     def __init__(self, device: torch.device) -> None:
@@ -87,6 +92,10 @@ class AllocatorMeter:
     def peak_bytes(self) -> int:
         """Return the most bytes that tensors held since the last reset."""
         return int(torch.accelerator.max_memory_allocated(self.device))
+
+    def rough_peak_bytes(self) -> int:
+        """Return the peak: it costs nothing to be exact."""
+        return self.peak_bytes()
 
     def reset_peak(self) -> None:
         """Start a new peak; the user's own reading of it starts anew as well."""
@@ -121,7 +130,7 @@ class ProcessMeter:
         OSError: The kernel's files cannot be read or written (see `can_read`).
     """
 
-    noise_bytes = 0.25 * 2**20
+    noise_bytes = 0.1 * 2**20
     reads_peak = True
 
     def __init__(self) -> None:
@@ -131,7 +140,8 @@ class ProcessMeter:
         self._pid = os.getpid()
         _set_malloc_thresholds()
         self.reset_peak()
-        self.peak_bytes()
+        self._has_usage = True
+        self._has_usage = self.rough_peak_bytes() <= self.peak_bytes()
 
     def __del__(self) -> None:
         """Close the kernel's files."""
@@ -148,6 +158,16 @@ class ProcessMeter:
         text = os.pread(self._status, 4096, 0)
         start = text.index(b"VmHWM:") + 6
         return int(text[start : text.index(b"kB", start)]) * 1024
+
+    def rough_peak_bytes(self) -> int:
+        """Return the high-water mark from `getrusage`, ten times as fast.
+
+        It is up to some 256 KiB too low. It cannot fall below the resident set of the
+        process that this one was forked from; then ``VmHWM`` is read.
+        """
+        if not self._has_usage:
+            return self.peak_bytes()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def reset_peak(self) -> None:
         """Start a new high-water mark at the present resident set."""
@@ -195,6 +215,10 @@ class PredictionMeter:
             return 0
 
     def peak_bytes(self) -> int:
+        """Return what is held now: no peak is known."""
+        return self.live_bytes()
+
+    def rough_peak_bytes(self) -> int:
         """Return what is held now: no peak is known."""
         return self.live_bytes()
 

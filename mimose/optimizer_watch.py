@@ -10,6 +10,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
 from mimose.meters import Meter
 
@@ -37,20 +38,23 @@ class OptimizerWatch:
         self.has_stepped = False
         self.excess_bytes = 0.0
         self.peak_bytes = 0
-        self._handles = (
-            register_optimizer_step_pre_hook(self._pre),
-            register_optimizer_step_post_hook(self._post),
-        )
+        self._handles: list[RemovableHandle] = []
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the state tensors of the optimizers seen."""
         return sum(self._state_bytes.values())
 
+    def start(self) -> None:
+        """Set the hooks, which torch has for all optimizers together."""
+        self._handles.append(register_optimizer_step_pre_hook(self._pre))
+        self._handles.append(register_optimizer_step_post_hook(self._post))
+
     def remove(self) -> None:
         """Take the hooks away."""
         for handle in self._handles:
             handle.remove()
+        self._handles.clear()
 
     def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         groups = optimizer.param_groups

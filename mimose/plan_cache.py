@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
@@ -30,6 +31,16 @@ class Growth:
         return max(self.before_release_bytes, after)
 
 
+class ExactShape(NamedTuple):
+    """What a plan comes to at exact sizes."""
+
+    growth: Growth
+    flops: int
+    """Recomputed, as far as they are known."""
+    uncounted: frozenset[tuple[int, Sizes]]
+    """Recomputations (family, own sizes) whose FLOPs are still to be counted."""
+
+
 @dataclass(slots=True)
 class CachedPlan:
     """A plan with all that a hit needs."""
@@ -43,10 +54,8 @@ class CachedPlan:
     """At the shape that the plan was made for (the bucket's upper end)."""
     headroom_bytes: float
     """What it was made for."""
-    exact: dict[Sizes, tuple[Growth, int, frozenset[tuple[int, Sizes]]]] = field(
-        default_factory=dict
-    )
-    """At exact sizes: growth, recomputed FLOPs, and what of them is still to count."""
+    exact: dict[Sizes, ExactShape] = field(default_factory=dict)
+    """What the plan comes to at exact sizes of the bucket."""
 
     @property
     def keeps_all(self) -> bool:

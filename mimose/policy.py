@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mimose.collector import KEEP
 from mimose.estimator import Context, Estimator, StepFacts, actions_by_unit
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.plan_cache import CachedPlan, Growth, PlanCache
+from mimose.plan_cache import CachedPlan, ExactShape, Growth, PlanCache
 from mimose.planners import (
     InfeasibleBudgetError as _Infeasible,
 )
@@ -60,6 +61,8 @@ class Decision:
     uncounted: frozenset[tuple[int, Sizes]] = frozenset()
     """Recomputations (family, own sizes) whose FLOPs are still to be counted."""
     cache_hit: bool = False
+    is_measured: bool = False
+    """Whether the boundaries are read: without a plan, or where it is a stretch."""
     reason: str = ""
 
 
@@ -100,8 +103,19 @@ class Policy:
         self._stages.pop(context, None)
         self.cache.clear()
 
+    def cached(
+        self, facts: StepFacts, table: SizeTable, memory: Memory
+    ) -> Decision | None:
+        """Return the decision for a shape whose cached plan fits today, else None."""
+        found = self.cache.get(
+            self._key(facts, table), lambda plan: self._is_good(plan, memory)
+        )
+        if found is None:
+            return None
+        return self._decision(facts, found, memory, cache_hit=True)
+
     def decide(self, facts: StepFacts, table: SizeTable, memory: Memory) -> Decision:
-        """Choose what a step of this shape does.
+        """Choose what a step of this shape does, whatever is cached.
 
         Args:
             facts: Its context and exact sizes.
@@ -111,33 +125,51 @@ class Policy:
         Raises:
             InfeasibleBudgetError: A trusted prediction says that no plan fits.
         """
-        bucket = round_up(table.names, facts.sizes, self._round_to)
-        key = (facts.context, facts.has_gradients, bucket)
-        found = self.cache.get(key, lambda cached: self._is_good(cached, memory))
-        if found is not None:
-            return self._decision(facts, found, memory, cache_hit=True)
-        upper = StepFacts(facts.context, bucket, facts.has_gradients)
+        key = self._key(facts, table)
+        upper = facts._replace(sizes=key[2])
         doubt = self._estimator.doubt(upper)
         stage = self._stages.get(facts.context)
         if doubt:
-            return Decision(
-                "collect" if stage is None else "fallback", None, reason=doubt
-            )
+            phase: Phase = "collect" if stage is None else "fallback"
+            return Decision(phase, None, reason=doubt)
         stage = self._stages.setdefault(facts.context, 0)
         self._make_static(upper, table, memory)
         made = self._make(upper, memory, stage)
         decision = self._decision(facts, made, memory, cache_hit=False)
+        decision.is_measured = self._estimator.is_beyond(facts)
         if stage < len(_STAGES):
             decision.phase = "step_down"
         else:
             self.cache.put(key, made)
         return decision
 
+    def _key(self, facts: StepFacts, table: SizeTable) -> tuple[Context, bool, Sizes]:
+        """Return what plans are cached by: the context and the bucket's upper end."""
+        bucket = round_up(table, facts.sizes, self._round_to)
+        return facts.context, facts.has_gradients, bucket
+
     def checked(self, context: Context, *, is_within: bool, kept_some: bool) -> None:
         """Take note of a step down whose observed peak is known."""
         stage = self._stages.get(context)
         if stage is not None and stage < len(_STAGES) and is_within and kept_some:
             self._stages[context] = stage + 1
+
+    def explain(
+        self, facts: StepFacts, memory: Memory
+    ) -> tuple[PlanningProblem, Plan, str]:
+        """Return the exact problem of a shape, the plan it gets, and why.
+
+        Raises:
+            InfeasibleBudgetError: No plan keeps the budget.
+        """
+        problem = self.problem(facts, memory)
+        doubt = self._estimator.doubt(facts)
+        if doubt:
+            return problem, safest_plan(problem), f"the safest plan, for {doubt}"
+        tight = replace(problem, budget_bytes=self._usable_budget(memory))
+        plan = self._plan(tight, memory)
+        why = f"planned by {plan.planner}" + (", optimal" if plan.optimal else "")
+        return problem, plan, f"{why}, with a margin of {self.margin.fraction:.1%}"
 
     def problem(
         self, facts: StepFacts, memory: Memory, budget_bytes: float | None = None
@@ -214,13 +246,15 @@ class Policy:
     ) -> CachedPlan:
         pattern = self._estimator.pattern(facts.context)
         assert pattern is not None
-        return CachedPlan(
+        made = CachedPlan(
             plan,
             actions_by_unit(pattern, plan.actions),
             pattern.calls,
             self._growth(facts, problem, plan.actions, memory),
             memory.headroom_bytes,
         )
+        made.exact[facts.sizes] = self._exact(facts, plan, made.growth)
+        return made
 
     # ------------------------------------------------------------------ exact sizes
 
@@ -233,10 +267,17 @@ class Policy:
     ) -> Growth:
         """Judge a plan at the problem's sizes, before and after the release."""
         choice = np.array([problem.actions.index(a) for a in actions], dtype=np.intp)
-        laid_out = lay_out(problem, choice)
         n_events = len(actions)
+        laid_out = lay_out(problem, choice)
         levels = laid_out.level_bytes - problem.start_bytes
         peaks = laid_out.peak_bytes_by_segment - problem.start_bytes
+        for side in self._estimator.side_tensors(facts):
+            if all(actions[reader] == KEEP for reader in side.readers):
+                span = slice(
+                    2 * side.readers[-1] + 2, 3 * n_events - side.readers[0] + 1
+                )
+                levels[span] -= side.n_bytes
+                peaks[span] -= side.n_bytes
         first, second = self._estimator.head_peaks(facts)
         before = max([0.0, levels[2 * n_events] + first, *peaks[: 2 * n_events]])
         # The optimizer's step is not part of what is observed in a step.
@@ -252,10 +293,9 @@ class Policy:
         if exact is None:
             problem = self.problem(facts, memory)
             growth = self._growth(facts, problem, chosen.plan.actions, memory)
-            flops, unknown = self._estimator.recomputed_flops(
-                facts, chosen.plan.actions
-            )
-            exact = growth, flops, frozenset(unknown)
+            exact = chosen.exact[facts.sizes] = self._exact(facts, chosen.plan, growth)
+        elif exact.uncounted:  # counted since, most likely
+            exact = self._exact(facts, chosen.plan, exact.growth)
             chosen.exact[facts.sizes] = exact
         growth, flops, uncounted = exact
         return Decision(
@@ -266,3 +306,7 @@ class Policy:
             uncounted,
             cache_hit,
         )
+
+    def _exact(self, facts: StepFacts, plan: Plan, growth: Growth) -> ExactShape:
+        flops, unknown = self._estimator.recomputed_flops(facts, plan.actions)
+        return ExactShape(growth, flops, frozenset(unknown))

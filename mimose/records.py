@@ -113,7 +113,8 @@ class Records(deque[StepRecord]):
 
     def __init__(self, maxlen: int, path: str | PathLike[str] | None = None) -> None:
         super().__init__(maxlen=maxlen)
-        self._file = None if path is None else Path(path).open("a", encoding="utf-8")
+        # Open for as long as the session lives; `close_file` closes it.
+        self._file = None if path is None else Path(path).open("a", encoding="utf-8")  # noqa: SIM115
 
     def close(self, record: StepRecord) -> None:
         """Write a record that will not change any more."""

@@ -32,8 +32,7 @@ class Snapshot:
         self, device: torch.device, buffers: Sequence[tuple[nn.Module, str]]
     ) -> None:
         self._device = device
-        self._buffers = [module._buffers[name] for module, name in buffers]
-        self._buffers = [b for b in self._buffers if b is not None]
+        self._buffers = tuple(buffers)
         self._values: list[torch.Tensor] = []
         self._cpu_state: torch.Tensor | None = None
         self._device_state: torch.Tensor | None = None
@@ -45,11 +44,7 @@ class Snapshot:
             self._device_state = torch.get_device_module(self._device).get_rng_state(
                 self._device
             )
-        if self._buffers:
-            with torch.no_grad():
-                self._values = [
-                    b.detach().clone() for b in self._buffers if b is not None
-                ]
+        self._values = [buffer.detach().clone() for buffer in self._present()]
 
     def restore(self) -> None:
         """Put everything back, in place."""
@@ -60,9 +55,12 @@ class Snapshot:
                 self._device_state, self._device
             )
         with torch.no_grad():
-            for buffer, value in zip(self._buffers, self._values, strict=True):
-                if buffer is not None:
-                    buffer.copy_(value)
+            for buffer, value in zip(self._present(), self._values, strict=True):
+                buffer.copy_(value)
+
+    def _present(self) -> list[torch.Tensor]:
+        found = [module._buffers[name] for module, name in self._buffers]
+        return [buffer for buffer in found if buffer is not None]
 
 
 def release_memory(device: torch.device) -> None:

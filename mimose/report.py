@@ -1,17 +1,20 @@
-"""Numbers and text about a session."""
+"""A session in numbers, and as text for people."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from mimose.budget import format_bytes
-from mimose.estimator import StepFacts
 from mimose.plan_cache import PlanCache
-from mimose.policy import Memory, Policy
+from mimose.planners import PlanningProblem, Timeline
 from mimose.records import StepRecord, Summary
+
+_PHASES = ("collect", "step_down", "plan", "fallback")
+_MOST_SHAPES = 12
+_MOST_REASONS = 5
 
 
 def summarise(
@@ -24,41 +27,198 @@ def summarise(
     margin: float,
     kept_units: Mapping[str, str],
 ) -> Summary:
-    """Sum up the records."""
+    """Sum up the records of a session.
+
+    Args:
+        records: The records that are kept.
+        budget_bytes: The budget.
+        peak_bytes: The highest reading of all.
+        units: How many modules are planned for.
+        cache: The plans.
+        margin: The safety margin now, as a share of predicted growth.
+        kept_units: Units that cannot be recomputed, and why.
+    """
     errors = [
-        abs(r.observed_growth_bytes - r.predicted_growth_bytes)
-        / r.predicted_growth_bytes
-        for r in records
-        if r.phase == "plan" and r.observed_growth_bytes and r.predicted_growth_bytes
+        abs(record.observed_growth_bytes / record.predicted_growth_bytes - 1.0)
+        for record in records
+        if record.phase == "plan"
+        and record.observed_growth_bytes is not None
+        and record.predicted_growth_bytes
     ]
     return Summary(
         steps=len(records),
-        phases=dict(Counter(r.phase for r in records)),
-        steps_over=sum((r.observed_peak_bytes or 0) > budget_bytes for r in records),
+        phases=dict(Counter(record.phase for record in records)),
+        steps_over=sum(_is_over(record) for record in records),
         budget_bytes=budget_bytes,
         peak_bytes=peak_bytes,
         units=units,
-        shapes=len({tuple(r.shape.items()) for r in records}),
+        shapes=_n_shapes(records),
         cache_hits=cache.hits,
         cache_misses=cache.misses,
         margin=margin,
         error_p50=float(np.quantile(errors, 0.5)) if errors else None,
         error_p99=float(np.quantile(errors, 0.99)) if errors else None,
-        recomputed_flops=sum(r.recomputed_flops for r in records),
+        recomputed_flops=sum(record.recomputed_flops for record in records),
         collected_flops=sum(
             r.recomputed_flops for r in records if r.phase == "collect"
         ),
-        plan_seconds=sum(r.plan_seconds for r in records),
-        retries=sum(r.retries for r in records),
+        plan_seconds=sum(record.plan_seconds for record in records),
+        retries=sum(record.retries for record in records),
         kept_units=kept_units,
     )
 
 
+def _n_shapes(records: Sequence[StepRecord]) -> int:
+    """Count the shapes by the sizes known to vary by now: early records name more."""
+    if not records:
+        return 0
+    first, names = records[0].shape, records[-1].shape
+    return len({tuple(r.shape.get(n, first.get(n)) for n in names) for r in records})
+
+
+def _is_over(record: StepRecord) -> bool:
+    observed = record.observed_peak_bytes
+    return observed is not None and observed > record.budget_bytes
+
+
 def report(summary: Summary, records: Sequence[StepRecord]) -> str:
-    """Write the report."""
-    return str(summary) + format_bytes(summary.peak_bytes)
+    """Write what happened in a session.
+
+    Args:
+        summary: The session in numbers.
+        records: Its records.
+    """
+    parts = [_overview(summary), _shapes(records), _reasons(records)]
+    if summary.kept_units:
+        kept = [f"  {name}: {why}" for name, why in summary.kept_units.items()]
+        parts.append("\n".join(["Layers that are always kept", *kept]))
+    return "\n\n".join(part for part in parts if part)
 
 
-def explain(policy: Policy, facts: StepFacts, memory: Memory) -> str:
-    """Write a plan."""
-    return ""
+def _overview(summary: Summary) -> str:
+    phases = ", ".join(
+        f"{summary.phases[phase]} {phase}"
+        for phase in _PHASES
+        if phase in summary.phases
+    )
+    share = summary.peak_bytes / summary.budget_bytes
+    lines = [
+        f"mimose: {summary.steps} steps, {summary.units} units, "
+        f"{summary.shapes} shapes",
+        f"  budget       {format_bytes(summary.budget_bytes)}; highest reading "
+        f"{format_bytes(summary.peak_bytes)} ({share:.0%}); "
+        f"{summary.steps_over} steps over",
+        f"  phases       {phases or 'none yet'}",
+        f"  plans        {summary.cache_hits} from the cache, "
+        f"{summary.cache_misses} decided anew, "
+        f"{summary.plan_seconds * 1e3:.1f} ms in all",
+        f"  recomputed   {summary.recomputed_flops / 1e9:.2f} GFLOP, of which "
+        f"{summary.collected_flops / 1e9:.2f} while collecting",
+        f"  margin       {summary.margin:.1%} of the predicted growth",
+    ]
+    if summary.error_p50 is not None and summary.error_p99 is not None:
+        lines.append(
+            f"  prediction   off by {summary.error_p50:.2%} of the growth (median), "
+            f"{summary.error_p99:.2%} (99th percentile)"
+        )
+    if summary.retries:
+        lines.append(f"  run again    {summary.retries} forwards")
+    return "\n".join(lines)
+
+
+def _shapes(records: Sequence[StepRecord]) -> str:
+    """List the last record of each shape, the largest growth first."""
+    last = {tuple(record.shape.items()): record for record in records}
+    by_growth = sorted(last.values(), key=lambda r: -(r.observed_growth_bytes or 0))
+    rows = [("shape", "steps", "phase", "recomputed", "predicted", "observed")]
+    steps = Counter(tuple(record.shape.items()) for record in records)
+    for record in by_growth[:_MOST_SHAPES]:
+        n_recomputed = sum(action != "keep" for action in record.actions)
+        rows.append(
+            (
+                _shape_text(record.shape),
+                str(steps[tuple(record.shape.items())]),
+                record.phase,
+                f"{n_recomputed}/{len(record.actions)}",
+                _bytes_or_dash(record.predicted_peak_bytes),
+                _bytes_or_dash(record.observed_peak_bytes),
+            )
+        )
+    if len(rows) == 1:
+        return ""
+    hidden = len(last) - _MOST_SHAPES
+    more = [f"({hidden} smaller shapes not shown)"] if hidden > 0 else []
+    return "\n".join(["Peaks by shape, the largest first", *_table(rows), *more])
+
+
+def _reasons(records: Sequence[StepRecord]) -> str:
+    reasons = Counter(r.reason for r in records if r.reason and r.phase != "collect")
+    if not reasons:
+        return ""
+    lines = [f"  {n} × {reason}" for reason, n in reasons.most_common(_MOST_REASONS)]
+    return "\n".join(["Steps out of the ordinary", *lines])
+
+
+def explain(
+    problem: PlanningProblem, laid_out: Timeline, *, shape: Mapping[str, int], why: str
+) -> str:
+    """Write a plan, event by event, and which segment binds.
+
+    Args:
+        problem: The step, at exact sizes.
+        laid_out: The step under the plan.
+        shape: Its sizes by name.
+        why: How the plan came about.
+    """
+    names = laid_out.segments
+    peaks = dict(zip(names, laid_out.peak_bytes_by_segment.tolist(), strict=True))
+    rows = [("event", "action", "holds", "could free", "GFLOP", "peak fwd", "peak bwd")]
+    for index, event in enumerate(problem.events):
+        action = int(laid_out.choice[index])
+        held = problem.held_bytes[index]
+        rows.append(
+            (
+                event,
+                problem.actions[action],
+                format_bytes(held[action]),
+                format_bytes(held[0] - held.min()),
+                f"{problem.cost[index, action] / 1e9:.3f}",
+                format_bytes(peaks[f"forward of {event}"]),
+                format_bytes(peaks[f"backward of {event}"]),
+            )
+        )
+    holders = laid_out.holders().items()
+    return "\n".join(
+        [
+            f"Shape {_shape_text(shape)}: {why}",
+            f"  starts at {format_bytes(problem.start_bytes)}, peaks at "
+            f"{format_bytes(laid_out.peak_bytes)}, budget "
+            f"{format_bytes(problem.budget_bytes)}",
+            f"  binding: {', '.join(laid_out.binding_segments)}",
+            "  held there: " + "; ".join(f"{k} {format_bytes(v)}" for k, v in holders),
+            "",
+            *_table(rows),
+        ]
+    )
+
+
+def _shape_text(shape: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in shape.items()) or "(no sizes)"
+
+
+def _bytes_or_dash(n_bytes: float | None) -> str:
+    return "–" if n_bytes is None else format_bytes(n_bytes)
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Align the columns: text to the left, the rest to the right."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

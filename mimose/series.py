@@ -72,9 +72,8 @@ class Series:
                 self._fit = None if self._surprises(sizes, value) else self._fit
             return
         surprises = self._surprises(sizes, value)
-        if len(self._samples) >= _MOST_SHAPES and not surprises:
-            return
-        self._samples[sizes] = [value]
+        if surprises or len(self._samples) < _MOST_SHAPES:
+            self._samples[sizes] = [value]
         if surprises:
             self._fit = None
         elif self._fit is not None:
@@ -93,7 +92,8 @@ class Series:
         """Return the value at one shape; at least 0 where it cannot be negative."""
         fit = self._fitted()
         if fit.trusted(self._tolerance()) or sizes not in self._samples:
-            value = fit.predict(sizes)
+            is_excess = self.noise > 0 and self._nonnegative
+            value = fit.predict(fit.raised(sizes) if is_excess else sizes)
         else:
             value = self._own(sizes)
         return max(0.0, value) if self._nonnegative else value
@@ -111,7 +111,7 @@ class Series:
         return fit.outside(sizes, STRETCH if fit.is_exact else NOISY_STRETCH)
 
     def _tolerance(self) -> float:
-        return max(5 * self.noise, 0.01 * self.scale)
+        return max(5 * self.noise, 0.02 * self.scale)
 
     def _own(self, sizes: Sizes) -> float:
         values = self._samples[sizes]
@@ -132,8 +132,9 @@ class _Fit:
         self._roles = _roles(shapes)
         self._columns = [c for c, role in enumerate(self._roles) if role == c]
         self._first = shapes[0]
-        self._low = matrix.min(axis=0)
-        self._high = matrix.max(axis=0)
+        self._low: Sizes = tuple(int(low) for low in matrix.min(axis=0))
+        self._high: Sizes = tuple(int(high) for high in matrix.max(axis=0))
+        self._verdicts: dict[float, bool] = {}
         self._n_shapes = len(shapes)
         # Equal layers measure the same shape many times a step; the median shrugs off
         # the one reading in which something else happened.
@@ -151,6 +152,12 @@ class _Fit:
 
     def trusted(self, tolerance: float) -> bool:
         """More shapes than monomials, and each predicted when it is left out."""
+        verdict = self._verdicts.get(tolerance)
+        if verdict is None:
+            verdict = self._verdicts[tolerance] = self._is_trusted(tolerance)
+        return verdict
+
+    def _is_trusted(self, tolerance: float) -> bool:
         if self._n_shapes < 2:
             return False
         if bool(getattr(self._regressor, "trusted_", False)):
@@ -175,13 +182,21 @@ class _Fit:
             if role >= 0 and role != column and size != sizes[role]:
                 return f"{size} and {sizes[role]} differ, which were always equal"
             if role == column and size > self._high[column] * stretch:
-                return f"{size} is beyond {self._high[column]:.0f}, the most measured"
+                return f"{size} is beyond {self._high[column]}, the most measured"
         return ""
+
+    def raised(self, sizes: Sizes) -> Sizes:
+        """Raise sizes to the least measured.
+
+        An excess is a maximum, and below what was seen another of its parts may be
+        the largest.
+        """
+        return tuple(map(max, sizes, self._low))
 
     def widen(self, sizes: Sizes) -> None:
         """Take note of a shape that the fit predicted well."""
-        self._low = np.minimum(self._low, sizes)
-        self._high = np.maximum(self._high, sizes)
+        self._low = tuple(map(min, self._low, sizes))
+        self._high = tuple(map(max, self._high, sizes))
 
 
 def _roles(shapes: list[Sizes]) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
@@ -15,23 +16,22 @@ from torch.utils.checkpoint import CheckpointError
 from mimose import report as _report
 from mimose.budget import format_bytes, parse_budget
 from mimose.collector import KEEP, RECOMPUTE
-from mimose.driver import Driver
+from mimose.driver import Driver, RootPatch
 from mimose.estimator import Estimator, StepFacts
-from mimose.events import EventRunner, Unit
+from mimose.events import EventRunner, Unit, UnitPatch
 from mimose.exceptions import AlreadyAttachedError, MimoseError
-from mimose.kv_cache import caching_modules
+from mimose.kv_cache import WithoutCache, caching_modules
 from mimose.meters import Meter, make_meter
 from mimose.optimizer_watch import OptimizerWatch
-from mimose.planners import Planner, PlanningProblem, make_planner
-from mimose.policy import Policy
+from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
+from mimose.policy import Memory, Policy
 from mimose.predictors import Margin, make_predictor
 from mimose.records import Records, Summary
 from mimose.recovery import Gradients, is_out_of_memory
+from mimose.shapes import SizeTable
 from mimose.units import Patch, UnitsSpec, find_units, refuse_other_checkpointing
 
 _log = logging.getLogger(__name__)
-
-_sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
 
 _MOST_RECORDS = 100_000
 
@@ -167,12 +167,12 @@ class Session:
         self.budget_bytes = parse_budget(budget, self._meter.total_bytes())
         self._units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
         self._estimator = Estimator(predictor, self._meter.noise_bytes)
-        margin = Margin(noise_bytes=2 * self._meter.noise_bytes)
+        margin = Margin(noise_bytes=5 * self._meter.noise_bytes)
         self._policy = Policy(
             self._estimator, planner, margin, round_to, cache_size, warns=warns
         )
         self.records = Records(_MOST_RECORDS, record_to)
-        self._events = EventRunner(self._units, self._estimator)
+        self._events = EventRunner(self._units, self._estimator, device)
         self._optimizers = OptimizerWatch(model, self._meter)
         self._driver = Driver(
             model=model,
@@ -192,35 +192,22 @@ class Session:
 
     def _install(self) -> None:
         try:
+            self._optimizers.start()
+            weakref.finalize(self._model, self._optimizers.remove)
+            caching = caching_modules(self._model)
             for unit in self._units:
-                self._patches.append(Patch(unit.module, self._events.patched(unit)))
-            self._patches.append(Patch(self._model, self._driver.patched))
-            for module in caching_modules(self._model):
-                self._patches.append(Patch(module, self._without_cache(module)))
+                self._patches.append(UnitPatch(unit, self._events))
+            self._patches.append(RootPatch(self._model, self._driver))
+            self._patches.extend(WithoutCache(module) for module in caching)
         except BaseException:
             self.detach()
             raise
-        _sessions[self._model] = self
         _log.info(
             "mimose: planning %d units of %s within %s",
             len(self._units),
             type(self._model).__name__,
             format_bytes(self.budget_bytes),
         )
-
-    @staticmethod
-    def _without_cache(
-        module: nn.Module,
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def make(forward: Callable[..., Any]) -> Callable[..., Any]:
-            def planned(*args: Any, **kwargs: Any) -> Any:
-                if module.training and torch.is_grad_enabled():
-                    kwargs.setdefault("use_cache", False)
-                return forward(*args, **kwargs)
-
-            return planned
-
-        return make
 
     def detach(self) -> None:
         """Give the model back as it was; the records stay readable. Harmless twice."""
@@ -230,8 +217,6 @@ class Session:
         self._optimizers.remove()
         self._driver.finish()
         self.records.close_file()
-        if _sessions.get(self._model) is self:
-            del _sessions[self._model]
 
     def __enter__(self) -> Session:
         """Return the session."""
@@ -320,9 +305,17 @@ class Session:
                 in the last step. None for the last step's shape.
 
         Raises:
-            MimoseError: A name is not one of the model's, or no step was run yet.
+            MimoseError: A name is not one of the model's, or no step with such inputs
+                was measured yet.
+            InfeasibleBudgetError: No plan keeps the budget at this shape.
         """
-        return _report.explain(self._policy, *self._asked(shape))
+        facts, table, memory = self._asked(shape)
+        problem, plan, why = self._policy.explain(facts, memory)
+        index = {action: i for i, action in enumerate(problem.actions)}
+        choice = np.array([index[action] for action in plan.actions], dtype=np.intp)
+        return _report.explain(
+            problem, lay_out(problem, choice), shape=table.named(facts.sizes), why=why
+        )
 
     def planning_problem(
         self, shape: Mapping[str, int] | None = None, *, start_bytes: int | None = None
@@ -337,31 +330,33 @@ class Session:
             MimoseError: A name is not one of the model's, or the shape's kind of
                 inputs was not measured yet.
         """
-        facts, memory = self._asked(shape)
-        if self._estimator.pattern(facts.context) is None:
-            msg = "no step with such inputs was measured yet; train a few first"
-            raise MimoseError(msg)
+        facts, _, memory = self._asked(shape)
         if start_bytes is not None:
             memory = memory._replace(start_bytes=float(start_bytes))
         return self._policy.problem(facts, memory)
 
-    def _asked(self, shape: Mapping[str, int] | None) -> tuple[StepFacts, Any]:
+    def _asked(
+        self, shape: Mapping[str, int] | None
+    ) -> tuple[StepFacts, SizeTable, Memory]:
         last = self._driver.last_facts()
         if last is None:
             msg = "no step was run yet, so no shape is known; train a step first"
             raise MimoseError(msg)
         facts, table = last
+        if self._estimator.pattern(facts.context) is None:
+            msg = "no step with such inputs was measured yet; train a few first"
+            raise MimoseError(msg)
         sizes = facts.sizes if shape is None else table.fill(shape, facts.sizes)
-        return facts._replace(sizes=sizes), self._driver.memory_now()
+        return facts._replace(sizes=sizes), table, self._driver.memory_now()
 
 
 def _refuse_second(model: nn.Module) -> None:
-    for module, session in list(_sessions.items()):
-        if module is model or any(inner is module for inner in model.modules()):
+    for name, module in model.named_modules():
+        patch = module.__dict__.get("forward")
+        if isinstance(patch, Patch) and not patch.is_removed:
             msg = (
-                f"this {type(model).__name__} is already planned by a session with a "
-                f"budget of {format_bytes(session.budget_bytes)}: call its detach() "
-                f"before attaching again"
+                f"{name or 'the model'} ({type(module).__name__}) is already planned "
+                f"by a session: call its detach() before attaching again"
             )
             raise AlreadyAttachedError(msg)
 

@@ -67,7 +67,7 @@ def fast_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[object, ..
 
 def _fast(value: Any) -> object:
     if isinstance(value, torch.Tensor):
-        return (value.shape, value.dtype, value.requires_grad)
+        return (value.shape, value.dtype, value.requires_grad, value.device)
     if value is None or value is True or value is False:
         return value
     if isinstance(value, (int, float, str)):
@@ -131,9 +131,13 @@ def _mask_tensors(
     for name, value in kwargs.items():
         if isinstance(value, dict):
             yield from _mask_tensors((), value)
-        elif "mask" in name and isinstance(value, torch.Tensor):
-            if not value.dtype.is_floating_point and value.dim() <= 2:
-                yield name, value
+        elif (
+            "mask" in name
+            and isinstance(value, torch.Tensor)
+            and not value.dtype.is_floating_point
+            and value.dim() <= 2
+        ):
+            yield name, value
 
 
 class SizeTable:
@@ -152,6 +156,7 @@ class SizeTable:
         self._group: list[int] | None = None
         self._constant: tuple[int, ...] = ()
         self._varies: list[bool] = []
+        self._shown: list[tuple[str, int]] = []
 
     def add(self, sizes: tuple[int, ...]) -> None:
         """Take note of a call's sizes: they may part what was together."""
@@ -168,6 +173,9 @@ class SizeTable:
             for v, s, c in zip(self._varies, sizes, self._constant, strict=True)
         ]
         self._group = group
+        columns = self.columns()
+        varying = [c for c in columns if self._varies[c]] or columns
+        self._shown = [(self.names[c], c) for c in varying]
 
     def columns(self) -> list[int]:
         """Return one index a group, in order."""
@@ -175,9 +183,23 @@ class SizeTable:
 
     def named(self, sizes: tuple[int, ...]) -> dict[str, int]:
         """Return the sizes that vary, by name; all of them while none has varied."""
-        columns = self.columns()
-        varying = [c for c in columns if self._varies[c]] or columns
-        return {self.names[c]: sizes[c] for c in varying}
+        return {name: sizes[column] for name, column in self._shown}
+
+    def steps(self, round_to: int | Mapping[str, int]) -> list[int]:
+        """Return the multiple that each size is rounded up to; 1 for none."""
+        group = self._group or list(range(len(self.names)))
+        if isinstance(round_to, int):
+            rounded = [
+                varies and not name.endswith(".0")
+                for name, varies in zip(self.names, self._varies, strict=True)
+            ]
+            return [round_to if rounded[c] else 1 for c in group]
+        named = {
+            group[i]: round_to[name]
+            for i, name in enumerate(self.names)
+            if name in round_to
+        }
+        return [named.get(c, 1) for c in group]
 
     def fill(
         self, shape: Mapping[str, int], others: tuple[int, ...]
@@ -202,22 +224,22 @@ class SizeTable:
 
 
 def round_up(
-    names: tuple[str, ...], sizes: tuple[int, ...], round_to: int | Mapping[str, int]
+    table: SizeTable, sizes: tuple[int, ...], round_to: int | Mapping[str, int]
 ) -> tuple[int, ...]:
     """Round each size up by its rule; the batch (dimension 0) only if named.
 
+    Sizes that were always equal have one rule, under any of their names, so that they
+    stay equal.
+
     Args:
-        names: Names of the sizes.
+        table: Names the sizes.
         sizes: The sizes.
-        round_to: A multiple for all sizes but the batch, or one for each named size.
+        round_to: A multiple for all sizes that vary but the batch, or one for each
+            named size.
     """
     if round_to == 1:
         return sizes
-    rounded = []
-    for name, size in zip(names, sizes, strict=True):
-        if isinstance(round_to, int):
-            step = 1 if name.endswith(".0") else round_to
-        else:
-            step = round_to.get(name, 1)
-        rounded.append(-(-size // step) * step)
-    return tuple(rounded)
+    steps = table.steps(round_to)
+    return tuple(
+        -(-size // step) * step for size, step in zip(sizes, steps, strict=True)
+    )

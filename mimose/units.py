@@ -15,7 +15,7 @@ from mimose.exceptions import CheckpointingConflictError, NoUnitsError
 
 Predicate: TypeAlias = Callable[..., bool]
 UnitsSpec: TypeAlias = (
-    None | str | type[nn.Module] | Predicate | Iterable[str | type[nn.Module]]
+    str | type[nn.Module] | Predicate | Iterable[str | type[nn.Module]] | None
 )
 Named: TypeAlias = tuple[str, nn.Module]
 
@@ -151,7 +151,8 @@ def _by_predicate(model: nn.Module, predicate: Predicate) -> list[Named]:
 
 def _by_item(model: nn.Module, item: object) -> list[Named]:
     if isinstance(item, type):
-        return [(n, m) for n, m in model.named_modules() if isinstance(m, item)]
+        kind: type[nn.Module] = item
+        return [(n, m) for n, m in model.named_modules() if isinstance(m, kind)]
     modules = dict(model.named_modules())
     if not isinstance(item, str) or item not in modules:
         near = difflib.get_close_matches(str(item), list(modules), n=3)
@@ -199,9 +200,9 @@ def refuse_other_checkpointing(model: nn.Module) -> None:
                 "gradient_checkpointing=True out of the training arguments"
             )
             msg = (
-                f"{name or 'the model'} ({type(module).__name__}) {how}. mimose decides "
-                f"per input shape what is recomputed, and two owners would recompute "
-                f"twice."
+                f"{name or 'the model'} ({type(module).__name__}) {how}. mimose "
+                f"decides per input shape what is recomputed, and two owners would "
+                f"recompute twice."
             )
             raise CheckpointingConflictError(msg)
 
@@ -211,31 +212,27 @@ class Patch:
 
     Names, ``state_dict`` keys, hooks and the class stay as they are. A deep copy or a
     pickle of the module gets its class's plain ``forward`` back: a copy is not planned.
+    A subclass's ``__call__`` is what runs instead.
 
     Args:
         module: The module.
-        make: Takes the original ``forward``, returns what is called instead.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        make: Callable[[Callable[..., Any]], Callable[..., Any]],
-    ) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._previous = module.__dict__.get("forward")
         self.original: Callable[..., Any] = module.forward
+        self.is_removed = False
         functools.update_wrapper(self, self.original, updated=())
-        self._call = make(self.original)
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the replacement."""
-        return self._call(*args, **kwargs)
+        """Call the original."""
+        return self.original(*args, **kwargs)
 
     def remove(self) -> None:
-        """Put the original back; where somebody patched over this, step aside."""
-        self._call = self.original
+        """Put the original back; where somebody patched over this, pass through."""
+        self.is_removed = True
         if self._module.__dict__.get("forward") is not self:
             return
         if self._previous is None:
@@ -249,5 +246,5 @@ class Patch:
         return types.MethodType(type(self._module).forward, copied)
 
     def __reduce__(self) -> Any:
-        """Pickle as the plain bound method."""
-        return types.MethodType, (type(self._module).forward, self._module)
+        """Pickle as the plain bound method: the class's, for no state is set yet."""
+        return getattr, (self._module, "forward")

@@ -1,6 +1,6 @@
 """Small models of six architectures, with batches of any size, from configurations.
 
-The tests and the benchmarks run on these. transformers is needed (`mimose[transformers]`).
+The tests and the benchmarks run on these. They need `mimose[transformers]`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from .margin import Margin
 from .polynomial import PolynomialRegressor
 from .registry import PREDICTORS, make_predictor
 from .sizes import Rule, SizeMap, Term
-from .trust import covers
 
 __all__ = [
     "PREDICTORS",
@@ -20,6 +19,5 @@ __all__ = [
     "Rule",
     "SizeMap",
     "Term",
-    "covers",
     "make_predictor",
 ]

@@ -48,5 +48,5 @@ class Predictor(Protocol):
 
     @property
     def high_(self) -> tuple[float, ...]:
-        """Largest size seen, by column: the end of what `covers` allows."""
+        """Largest size seen, by column."""
         ...

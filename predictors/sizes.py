@@ -85,7 +85,7 @@ class SizeMap(BaseEstimator):
         exact_: Whether it may be used for sizes not seen: it was found from two
             distinct samples, and, if it has a divisor, a factor or a constant to
             settle, from three distinct values. Whether a column that stood still
-            may move is for `covers` to say.
+            may move is for the caller to say.
     """
 
     rule_: Rule | None

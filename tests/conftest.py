@@ -6,6 +6,10 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,3 +49,27 @@ def _accelerator_is_there() -> bool:
     import torch
 
     return torch.accelerator.is_available()
+
+
+@pytest.fixture(scope="session")
+def toys() -> Any:
+    """Toy models and helpers: the module ``tests/fixtures/toys.py``.
+
+    It is known by its name, for pickles of its classes, but not on the path.
+    """
+    name = "mimose_test_toys"
+    path = Path(__file__).parent / "fixtures" / "toys.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def meter(toys: Any) -> Iterator[Any]:
+    """Hand out an exact meter of all that operators make during the test."""
+    with toys.counting() as counting:
+        yield counting

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,28 +114,36 @@ class Experiment:
         """Let the system enforce the budget, on plain training and on mimose."""
         for name in LIMITED:
             with contextlib.ExitStack() as stack:
-                runner = self._start(stack, "limit", name)
-                self._take_turns("limit", {name: runner})
-
-    def _take_turns(self, run: str, runners: dict[str, Runner]) -> None:
-        last = self._settings.steps - 1
-        for step in range(self._settings.steps):
-            for name, runner in list(runners.items()):
-                self._on_step(run, name, step)
-                try:
-                    if step == 0:
-                        assert len(runner.lengths) == self._settings.steps
-                    row = runner.advance(step, evaluates=step == last)
-                except StrategyFailedError as error:
-                    self.result.failures[f"{run}/{name}"] = str(error)
-                    runners.pop(name).close()
-                else:
-                    self.result.rows.append(row)
+                self._take_turns("limit", {name: self._start(stack, "limit", name)})
 
     def _start(self, stack: contextlib.ExitStack, run: str, strategy: str) -> Runner:
         runner = self._launch(self._task(run, strategy))
         stack.callback(runner.close)
         return runner
+
+    def _take_turns(self, run: str, runners: dict[str, Runner]) -> None:
+        """Give each strategy a step at a time, once all of them are ready."""
+        for name in list(runners):
+            with self._noting_failure(run, name, runners):
+                _ = runners[name].lengths  # waits
+        last = self._settings.steps - 1
+        for step in range(self._settings.steps):
+            for name in list(runners):
+                self._on_step(run, name, step)
+                with self._noting_failure(run, name, runners):
+                    row = runners[name].advance(step, evaluates=step == last)
+                    self.result.rows.append(row)
+
+    @contextlib.contextmanager
+    def _noting_failure(
+        self, run: str, name: str, runners: dict[str, Runner]
+    ) -> Iterator[None]:
+        """Go on without a strategy that fails."""
+        try:
+            yield
+        except StrategyFailedError as error:
+            self.result.failures[f"{run}/{name}"] = str(error)
+            runners.pop(name).close()
 
     def _task(self, run: str, strategy: str) -> Task:
         settings = self._settings

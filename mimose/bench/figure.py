@@ -57,7 +57,7 @@ def draw(csv_path: Path, picture_path: Path) -> None:
     _draw_bars(
         figure.add_subplot(grid[1, 1]),
         {s.strategy: s.recomputed_flops / s.steps / _GIGA for s in summaries},
-        "work done twice (GFLOP a step)",
+        "recomputed (GFLOP a step)",
         "{:.2f}",
     )
     figure.suptitle(_headline(summaries), x=0.01, ha="left", fontsize=13, weight="bold")
@@ -83,9 +83,10 @@ def _draw_peaks(axes: Axes, rows: Sequence[StepRow]) -> None:
         )
     _draw_predictions(axes, rows)
     if budget is not None:
-        axes.axhline(budget / _GIB, color=_BUDGET, linewidth=1.5, linestyle="--")
+        ends = [pick(row.length for row in rows) for pick in (min, max)]
+        axes.plot(ends, [budget / _GIB] * 2, color=_BUDGET, linewidth=1.5, ls="--")
         axes.text(
-            min(row.length for row in rows),
+            ends[0],
             budget / _GIB,
             f"budget {budget / _GIB:.2f} GiB",
             color=_BUDGET,
@@ -110,7 +111,7 @@ def _draw_predictions(axes: Axes, rows: Sequence[StepRow]) -> None:
     axes.scatter(
         lengths,
         peaks,
-        s=60,
+        s=44,
         facecolors="none",
         edgecolors="black",
         linewidths=0.7,
@@ -140,7 +141,8 @@ def _label_directly(axes: Axes, rows: Sequence[StepRow]) -> None:
             va="center",
             weight="bold" if strategy == "mimose" else "normal",
         )
-    axes.set_xlim(right=longest + 0.36 * (longest - shortest))
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0 < tick <= longest])
+    axes.set_xlim(right=longest + 0.44 * (longest - shortest))
 
 
 def spread(heights: Mapping[str, float], gap: float) -> dict[str, float]:
@@ -161,7 +163,7 @@ def _draw_bars(axes: Axes, values: Mapping[str, float], title: str, form: str) -
     axes.bar_label(bars, [form.format(value) for value in values.values()], padding=3)
     axes.invert_yaxis()
     axes.set_xlabel(title)
-    axes.margins(x=0.18)
+    axes.margins(x=0.25)
     axes.set_xticks([])
     _tidy(axes)
     axes.spines["bottom"].set_visible(False)
@@ -173,11 +175,14 @@ def _headline(summaries: Sequence[StrategySummary]) -> str:
     if "mimose" not in by_name:
         return "Peak memory of a training step, by the length of its batch"
     mimose = by_name["mimose"]
-    over = f"{mimose.steps_over} of {mimose.steps} steps over the budget"
+    kept = "all" if not mimose.steps_over else f"all but {mimose.steps_over}"
+    headline = f"mimose kept {kept} of {mimose.steps} steps within the budget"
     if mimose.recomputed_ratio is None:
-        return f"mimose: {over}"
-    share = f"{mimose.recomputed_ratio:.0%} of what full recomputation does twice"
-    return f"mimose: {over}, for {share}"
+        return headline
+    return (
+        f"{headline}, and recomputed {mimose.recomputed_ratio:.0%} of what "
+        f"full checkpointing does"
+    )
 
 
 def _footnote(rows: Sequence[StepRow]) -> str:

@@ -1,0 +1,83 @@
+"""Work in a process of its own: what a model leaves behind meets no other model.
+
+``python -m mimose.bench.proofs.child NAME`` reads a task as JSON from standard input,
+runs ``work(task)`` of that proof and writes each thing it yields as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+from mimose.bench.machine import worker_environment
+
+_PACKAGE = "mimose.bench.proofs"
+
+
+class ChildFailedError(RuntimeError):
+    """The work could not go on: memory ran out, or the process died."""
+
+
+def run_child(proof: str, task: Mapping[str, Any], threads: int) -> Iterator[Any]:
+    """Run a proof's `work` in a new process, and yield what it yields.
+
+    Args:
+        proof: The proof's name.
+        task: What `work` is given; anything that JSON can carry.
+        threads: For torch's operators.
+
+    Raises:
+        ChildFailedError: It ended with an error; what it yielded before was yielded.
+    """
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"{_PACKAGE}.child", proof],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=worker_environment(threads),
+            text=True,
+            encoding="utf-8",
+        )
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps(task))
+            process.stdin.close()
+            yield from map(json.loads, process.stdout)
+            if process.wait() != 0:
+                errors.seek(0)
+                text = errors.read().decode(errors="replace").strip()
+                msg = f"{proof} {dict(task)} ended with {process.returncode}:\n{text}"
+                raise ChildFailedError(msg)
+        finally:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def main() -> None:
+    """Do the work that standard input asks for."""
+    task = json.loads(sys.stdin.read())
+    proof = importlib.import_module(f"{_PACKAGE}.{sys.argv[1]}")
+    with _take_standard_output() as answers:
+        for thing in proof.work(task):
+            answers.write(json.dumps(thing) + "\n")
+            answers.flush()
+
+
+def _take_standard_output() -> TextIO:
+    """Return the output for answers; whatever a library prints goes to the errors."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
+
+
+if __name__ == "__main__":
+    main()

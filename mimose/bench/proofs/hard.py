@@ -1,0 +1,265 @@
+"""Does prediction hold in the cases that break simple models of memory?
+
+Batches with and without padding, frozen layers, adapters, a second loss on an inner
+tensor, accumulation, two forwards before one backward, and checkpointing of the
+user's own inside a layer. A step either runs under a plan whose growth was predicted,
+or its record says why it did not.
+
+    python -m mimose.bench.proofs hard
+    python -m mimose.bench.proofs hard --pairs 8 --cases lora
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mimose.bench.proofs.child import run_child
+from mimose.bench.proofs.common import (
+    MIB,
+    Answer,
+    Bar,
+    Row,
+    Settings,
+    percent,
+    progress,
+    quantile,
+)
+from mimose.bench.proofs.loop import Loop
+from mimose.bench.proofs.models import Setup, Sizes
+from mimose.bench.proofs.prediction import Alternating
+from mimose.session import Session, attach
+from mimose.zoo import Batch
+
+QUESTION = "Does prediction hold in the cases that break simple models of memory?"
+
+_LEAST_GROWTH_BYTES = 100 * MIB
+_AMPLE_BYTES = 2**40
+_ERROR_BAR = 0.02
+_TRIES = 4
+"""Steps a pair, at the most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HardRow(Row):
+    """One forward of a hard case."""
+
+    case: str
+    step: int
+    sizes: str
+    """As JSON."""
+    phase: str
+    kept: int
+    """Events whose activations were kept."""
+    events: int
+    predicted_growth_bytes: float | None
+    observed_growth_bytes: int | None
+    reason: str
+
+    @property
+    def error(self) -> float | None:
+        """(observed − predicted) ÷ predicted; None below 100 MiB and without a plan."""
+        predicted, observed = self.predicted_growth_bytes, self.observed_growth_bytes
+        if not predicted or observed is None or observed < _LEAST_GROWTH_BYTES:
+            return None
+        return observed / predicted - 1
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether it ran under a plan with a prediction, or says why it did not."""
+        return self.predicted_growth_bytes is not None or bool(self.reason)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add this proof's own options."""
+    parser.add_argument("--pairs", type=int, default=60, help="that count, a case")
+    parser.add_argument("--cases", nargs="+", choices=list(_CASES), default=[*_CASES])
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Train every case, and judge its steps."""
+    rows: list[HardRow] = []
+    table, bars = [], []
+    for name in options.cases:
+        task = {"case": name, "seed": settings.seed, "pairs": options.pairs}
+        own = [
+            HardRow(**said, **settings.provenance())
+            for said in run_child("hard", task, settings.threads)
+        ]
+        progress(f"hard {name}: {len(own)} steps")
+        rows.extend(own)
+        table.append(_summarise(name, own))
+        bars.extend(_judge(name, own, options.pairs))
+    return Answer(rows=rows, table=table, bars=bars)
+
+
+def _errors(rows: Sequence[HardRow]) -> list[float]:
+    return [abs(row.error) for row in rows if row.error is not None]
+
+
+def _summarise(name: str, rows: Sequence[HardRow]) -> dict[str, object]:
+    errors = _errors(rows)
+    return {
+        "case": name,
+        "steps": len(rows),
+        "planned ≥ 100 MiB": len(errors),
+        "error p50": percent(quantile(errors, 0.5)),
+        "error p99": percent(quantile(errors, 0.99)),
+        "worst": percent(quantile(errors, 1.0)),
+        "phases": dict(Counter(row.phase for row in rows)),
+        "reasons": dict(Counter(r.reason for r in rows if r.phase == "fallback")),
+    }
+
+
+def _judge(name: str, rows: Sequence[HardRow], pairs: int) -> list[Bar]:
+    errors = _errors(rows)
+    unexplained = sum(not row.is_explained for row in rows)
+    bars = [Bar(f"{name}: steps neither predicted nor explained", unexplained, 0)]
+    if _CASES[name].is_planned:
+        most = quantile(errors, 1.0)
+        bars += [
+            Bar(f"{name}: planned steps", len(errors), at_least=pairs),
+            Bar(f"{name}: worst error", most, _ERROR_BAR, is_share=True),
+        ]
+    return bars
+
+
+# ------------------------------------------------------------------ the cases
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A model, and a loop that is hard to predict."""
+
+    setup: Setup
+    prepare: Callable[[nn.Module], nn.Module] = field(default=lambda model: model)
+    """Changes the model before anything is attached."""
+    loop: Callable[[nn.Module], Loop] = Loop
+    fill: Callable[[Batch, int], Batch] = field(default=lambda batch, _: batch)
+    """Changes a batch, given the step's number."""
+    is_planned: bool = True
+    """Whether plans are to be expected."""
+
+
+def _frozen(model: nn.Module) -> nn.Module:
+    model.get_submodule("bert.embeddings").requires_grad_(False)
+    return model
+
+
+def _adapted(model: nn.Module) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=8, target_modules=["query", "value"], task_type="SEQ_CLS")
+    adapted: nn.Module = get_peft_model(model, config)
+    return adapted
+
+
+def _checkpointed(model: nn.Module) -> nn.Module:
+    """Checkpoint the feed-forward part inside each layer, as a user might."""
+    layers = model.get_submodule("bert.encoder.layer")
+    for layer in layers.children():
+        again = functools.partial(
+            checkpoint, layer.feed_forward_chunk, use_reentrant=False
+        )
+        vars(layer)["feed_forward_chunk"] = again
+    return model
+
+
+def _sometimes_full(batch: Batch, step: int) -> Batch:
+    """Take the padding out of every second batch."""
+    if step % 2:
+        return batch
+    return {**batch, "attention_mask": torch.ones_like(batch["attention_mask"])}
+
+
+class _AuxiliaryLoop(Loop):
+    """Adds a loss on an inner layer's output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._inner: list[torch.Tensor] = []
+        layer = model.get_submodule("bert.encoder.layer.2")
+        layer.register_forward_hook(lambda _m, _i, output: self._inner.append(output))
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Return the sum of both losses."""
+        loss = super().loss(batch)
+        inner = self._inner.pop()
+        states = inner if isinstance(inner, torch.Tensor) else inner[0]
+        return loss + 0.01 * states.square().mean()
+
+
+class _TwiceLoop(Loop):
+    """Runs two forwards before one backward, as contrastive losses do."""
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Return the sum over both halves of the batch."""
+        halves = [
+            {name: tensor.chunk(2)[half] for name, tensor in batch.items()}
+            for half in range(2)
+        ]
+        return super().loss(halves[0]) + super().loss(halves[1])
+
+
+_BERT = Setup(model="bert", sizes={"batch": (18, 30), "length": (256, 448)})
+_GPT2 = Setup(model="gpt2", sizes={"batch": (10, 18), "length": (320, 608)})
+_CASES: Mapping[str, Case] = {
+    "masks": Case(setup=_BERT, fill=_sometimes_full),
+    "frozen": Case(setup=_BERT, prepare=_frozen),
+    "lora": Case(setup=_BERT, prepare=_adapted),
+    "auxiliary": Case(setup=_BERT, loop=_AuxiliaryLoop),
+    "accumulation": Case(setup=_GPT2, loop=functools.partial(Loop, window=4)),
+    "twice": Case(setup=_BERT, loop=_TwiceLoop, is_planned=False),
+    "checkpointed": Case(setup=_BERT, prepare=_checkpointed),
+}
+
+
+# ------------------------------------------------------------------ in the child
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Train one case until enough planned steps are there."""
+    case = _CASES[task["case"]]
+    setup = case.setup
+    generator = torch.Generator().manual_seed(task["seed"] + 1)
+    loop = case.loop(case.prepare(setup.build(task["seed"])))
+    loop.warm_up(setup.batch(setup.shortest(), generator))
+    planner = Alternating(task["seed"])
+    n_counted, most = 0, (_TRIES if case.is_planned else 1) * task["pairs"] + 10
+    with attach(loop.model, _AMPLE_BYTES, planner=planner, meter=loop.meter) as session:
+        for step in range(most):
+            sizes = setup.draw(generator)
+            n_before = len(session.records)
+            loop.step(case.fill(setup.batch(sizes, generator), step))
+            for said in _observed(session, n_before, sizes):
+                yield {**said, "case": task["case"]}
+                n_counted += (said["observed_growth_bytes"] or 0) * (
+                    said["predicted_growth_bytes"] is not None
+                ) >= _LEAST_GROWTH_BYTES
+            if n_counted >= task["pairs"]:
+                return
+
+
+def _observed(
+    session: Session, n_before: int, sizes: Sizes
+) -> Iterator[dict[str, Any]]:
+    for record in list(session.records)[n_before:]:
+        yield {
+            "step": record.step,
+            "sizes": json.dumps(sizes),
+            "phase": record.phase,
+            "kept": record.actions.count("keep"),
+            "events": len(record.actions),
+            "predicted_growth_bytes": record.predicted_growth_bytes,
+            "observed_growth_bytes": record.observed_growth_bytes,
+            "reason": record.reason,
+        }

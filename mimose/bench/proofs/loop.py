@@ -1,0 +1,84 @@
+"""A user's training loop, each step measured from outside the library."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mimose.bench.strategies import StepMeter
+from mimose.zoo import Batch
+
+
+class Measured(NamedTuple):
+    """One step: forward, backward, and the optimizer's step where the window ends."""
+
+    start_bytes: int
+    """Held when it began."""
+    peak_bytes: int
+    """The most held at any moment until its end, over every reset of the peak."""
+    seconds: float
+
+    @property
+    def growth_bytes(self) -> int:
+        """The peak over what was held at the start."""
+        return self.peak_bytes - self.start_bytes
+
+
+class Loop:
+    """Trains a model with AdamW; gradients are set to None after each window.
+
+    Args:
+        model: The model; its outputs have a `loss`.
+        window: Steps an optimizer step.
+    """
+
+    def __init__(self, model: nn.Module, *, window: int = 1) -> None:
+        self.model = model
+        self.meter = StepMeter()
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        self._window = window
+        self._n_steps = 0
+
+    @property
+    def state_bytes(self) -> int:
+        """What the optimizer's state takes once it is there."""
+        return 2 * sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
+
+    def warm_up(self, batch: Batch) -> int:
+        """Pay for what a process's first step maps and imports.
+
+        Returns:
+            The bytes held afterwards; gradients and optimizer state are not there.
+        """
+        self.loss(batch).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.zero_grad(set_to_none=True)
+        other = nn.Linear(8, 8)
+        output = checkpoint(other, torch.rand(8, 8), use_reentrant=False)
+        output.sum().backward()
+        torch.optim.AdamW(other.parameters()).step()
+        return self.meter.live_bytes()
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Run a forward; return the loss alone, so that the outputs can go."""
+        loss: torch.Tensor = self.model(**batch).loss
+        return loss
+
+    def step(self, batch: Batch) -> Measured:
+        """Train on one batch."""
+        start_bytes = self.meter.begin_step()
+        began = time.perf_counter()
+        self.forward_and_backward(batch)
+        self._n_steps += 1
+        if self._n_steps % self._window == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        seconds = time.perf_counter() - began
+        return Measured(start_bytes, self.meter.step_peak_bytes(), seconds)
+
+    def forward_and_backward(self, batch: Batch) -> None:
+        """Run one micro-step; proofs with another loop replace this."""
+        (self.loss(batch) / self._window).backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,136 @@
+"""The zoo's models as the proofs train them: no dropout, growths of 100 MiB and more.
+
+Random numbers on a CPU cost more time than the rest of a small layer, and change
+neither what is held nor how it is planned but for the masks; the tests train with
+dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from mimose.zoo import ZOO, Batch
+
+Sizes: TypeAlias = dict[str, int]
+
+_BERT_LIKE = {
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "hidden_act": "relu",
+}
+_CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "bert": _BERT_LIKE,
+    "gpt2": {
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "activation_function": "relu",
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "t5": {"dropout_rate": 0.0},
+    "vit": _BERT_LIKE,
+    "albert": {**_BERT_LIKE, "classifier_dropout_prob": 0.0},
+    "resnet": {},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """One architecture, and the shapes it is trained on."""
+
+    model: str
+    """Its name in the zoo."""
+
+    sizes: Mapping[str, tuple[int, int]]
+    """Names of the sizes, each with its least and greatest value."""
+
+    multiple: int = 1
+    """Sizes but the batch are multiples of this."""
+
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Overrides of the configuration beyond no dropout."""
+
+    def build(self, seed: int) -> nn.Module:
+        """Build the model, in training mode, with weights settled by the seed."""
+        torch.manual_seed(seed)
+        changes = {**_CHANGES[self.model], **self.changes}
+        return ZOO[self.model].build(**changes)
+
+    def batch(self, sizes: Sizes, generator: torch.Generator) -> Batch:
+        """Make a batch."""
+        return ZOO[self.model].batch(sizes, generator)
+
+    def draw(
+        self,
+        generator: torch.Generator,
+        low: float = 0.0,
+        high: float = 1.0,
+    ) -> Sizes:
+        """Draw each size evenly from a part of its range.
+
+        Args:
+            generator: Where randomness comes from.
+            low: Where the part begins, as a share of the range.
+            high: Where it ends.
+        """
+        return {
+            name: self._draw_one(name, least, most, (low, high), generator)
+            for name, (least, most) in self.sizes.items()
+        }
+
+    def longest(self) -> Sizes:
+        """Return the greatest sizes."""
+        return {name: most for name, (_, most) in self.sizes.items()}
+
+    def shortest(self) -> Sizes:
+        """Return the least sizes."""
+        return {name: least for name, (least, _) in self.sizes.items()}
+
+    def _draw_one(
+        self,
+        name: str,
+        least: int,
+        most: int,
+        part: tuple[float, float],
+        generator: torch.Generator,
+    ) -> int:
+        step = 1 if name == "batch" else self.multiple
+        n_steps = (most - least) // step
+        first, last = round(part[0] * n_steps), round(part[1] * n_steps)
+        drawn = int(torch.randint(first, last + 1, (), generator=generator))
+        return least + step * drawn
+
+
+def argument_sizes(batch: Batch) -> dict[str, int]:
+    """Name a batch's sizes as `Session.planning_problem` does: ``input_ids.1``."""
+    return {
+        f"{name}.{axis}": size
+        for name, tensor in batch.items()
+        if isinstance(tensor, torch.Tensor)
+        for axis, size in enumerate(tensor.shape)
+    }
+
+
+def volume(batch: Batch) -> int:
+    """Return the number of elements of a batch's tensors: which batch is longer."""
+    return sum(t.numel() for t in batch.values() if isinstance(t, torch.Tensor))
+
+
+def chosen(setups: Sequence[Setup], names: Sequence[str]) -> list[Setup]:
+    """Return the setups of some models, or all if none is named.
+
+    Raises:
+        ValueError: A name is none of theirs.
+    """
+    unknown = set(names) - {setup.model for setup in setups}
+    if unknown:
+        known = ", ".join(setup.model for setup in setups)
+        msg = f"models must be among {known}, got {sorted(unknown)}"
+        raise ValueError(msg)
+    return [setup for setup in setups if not names or setup.model in names]

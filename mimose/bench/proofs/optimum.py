@@ -1,0 +1,236 @@
+"""How much more is recomputed than an exact planner would, knowing everything?
+
+The demonstration's batches are trained on under mimose. Right after each step the
+problem of its exact sizes is solved exactly, with the bytes that were held when it
+began and no margin taken off: the least that a plan of whole layers can recompute
+within the budget. Another process trains the same batches under one static plan, made
+for the longest. What learning cost is told apart.
+
+    python -m mimose.bench.proofs optimum
+    python -m mimose.bench.proofs optimum --steps 80
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mimose.bench.proofs.child import run_child
+from mimose.bench.proofs.common import (
+    Answer,
+    Bar,
+    Row,
+    Settings,
+    mean,
+    mebibytes,
+    percent,
+    progress,
+)
+from mimose.bench.proofs.loop import Loop
+from mimose.bench.tasks import Workload
+from mimose.bench.workloads import Batch, iterate_batches, make_model
+from mimose.corpus import EncodedCorpus, encode_corpus, load_corpus
+from mimose.planners import Optimal, Planner, Static, lay_out
+from mimose.session import Session, attach
+from mimose.tracker import StorageTracker
+
+QUESTION = "How much more is recomputed than an exact planner would?"
+
+_GIGA = 1e9
+_COUNTED_STEPS = 20
+"""Steps of plain training whose FLOPs tell what an iteration is worth."""
+_OPTIMUM_BAR, _STATIC_BAR, _NEEDED_BAR = 1.05, 0.5, 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimumRow(Row):
+    """One step under mimose, and the same under the static plan."""
+
+    step: int
+    length: int
+    phase: str
+    budget_bytes: int
+    start_bytes: int
+    keep_all_growth_bytes: float
+    """Predicted right after the step."""
+    observed_growth_bytes: int | None
+    recomputed_flops: int
+    optimum_flops: float
+    """The exact optimum's, at exact sizes, without a margin."""
+    static_phase: str
+    static_flops: int
+    """Recomputed under the static plan."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether both ran a plan, and the step needed one."""
+        needs = self.start_bytes + self.keep_all_growth_bytes > self.budget_bytes
+        return needs and self.phase == self.static_phase == "plan"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add this proof's own options."""
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument(
+        "--share",
+        type=float,
+        default=0.5,
+        help="of plain training's growth on the longest batch, for the budget",
+    )
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Train under both, and compare with the optimum."""
+    workload = Workload(seed=settings.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "corpus.json"
+        encode_corpus(load_corpus(), workload.max_tokens).save(path)
+        task = {"corpus": str(path), "seed": settings.seed, "steps": options.steps}
+        (probe,) = run_child("optimum", {**task, "part": "probe"}, settings.threads)
+        task["headroom_bytes"] = int(options.share * probe["growth_bytes"])
+        rows = _train(settings, task)
+    return _answer(rows, probe, task["headroom_bytes"])
+
+
+def _train(settings: Settings, task: Mapping[str, Any]) -> list[OptimumRow]:
+    told = {
+        part: _told(settings, {**task, "part": part}) for part in ("mimose", "static")
+    }
+    return [
+        OptimumRow(
+            **mine,
+            static_phase=static["phase"],
+            static_flops=static["recomputed_flops"],
+            **settings.provenance(),
+        )
+        for mine, static in zip(told["mimose"], told["static"], strict=True)
+    ]
+
+
+def _told(settings: Settings, task: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for said in run_child("optimum", task, settings.threads):
+        rows.append(said)
+        if len(rows) % 50 == 0:
+            progress(f"optimum {task['part']}: {len(rows)} of {task['steps']} steps")
+    return rows
+
+
+def _answer(
+    rows: Sequence[OptimumRow], probe: Mapping[str, Any], headroom: int
+) -> Answer:
+    counted = [row for row in rows if row.counts]
+    mine, optimum = _flops(counted), sum(row.optimum_flops for row in counted)
+    static = sum(row.static_flops for row in counted)
+    to_optimum = mine / optimum if optimum else None
+    to_static = mine / static if static else None
+    learning = [row for row in rows if row.phase != "plan"]
+    extra = _flops(learning) - sum(row.optimum_flops for row in learning)
+    use = mean(
+        (row.observed_growth_bytes or 0) / (row.budget_bytes - row.start_bytes)
+        for row in counted
+    )
+    line = {
+        "steps": len(rows),
+        "that count": len(counted),
+        "headroom MiB": mebibytes(headroom),
+        "recomputed GFLOP": mine / _GIGA,
+        "÷ optimum": to_optimum,
+        "÷ static": to_static,
+        "use": percent(use, 1),
+        "learning steps": len(learning),
+        "learning GFLOP beyond the optimum": extra / _GIGA,
+        "in iterations": extra / probe["iteration_flops"],
+        "all ÷ static, learning included": _over_static(rows),
+    }
+    bars = [
+        Bar("steps that count", len(counted), at_least=_NEEDED_BAR),
+        Bar("recomputed FLOPs ÷ the optimum's", to_optimum, _OPTIMUM_BAR),
+        Bar("recomputed FLOPs ÷ the static plan's", to_static, _STATIC_BAR),
+    ]
+    return Answer(rows=rows, table=[line], bars=bars)
+
+
+def _flops(rows: Sequence[OptimumRow]) -> int:
+    return sum(row.recomputed_flops for row in rows)
+
+
+def _over_static(rows: Sequence[OptimumRow]) -> float | None:
+    """Compare the whole runs, short steps and both sides' learning included."""
+    static = sum(row.static_flops for row in rows)
+    return _flops(rows) / static if static else None
+
+
+# ------------------------------------------------------------------ in the child
+
+
+class _ClassifierLoop(Loop):
+    """The demonstration's model returns its logits and its loss."""
+
+    def loss(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Run a forward; return the loss alone."""
+        loss: torch.Tensor = self.model(**batch)[1]
+        return loss
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Do one part: ``"probe"``, ``"mimose"`` or ``"static"``."""
+    workload = Workload(seed=task["seed"])
+    corpus = EncodedCorpus.load(Path(task["corpus"]))
+    batches = list(iterate_batches(workload, corpus, task["steps"]))
+    loop = _ClassifierLoop(make_model(workload, corpus))
+    shortest = min(batches, key=lambda batch: batch.length)
+    base_bytes = loop.warm_up(shortest.as_inputs())
+    if task["part"] == "probe":
+        yield _probe(loop, batches)
+        return
+    longest = max(batch.length for batch in batches)
+    planner: str | Planner = "auto"
+    if task["part"] == "static":
+        planner = Static(shape={"input_ids.1": longest})
+    budget = base_bytes + loop.state_bytes + task["headroom_bytes"]
+    with attach(loop.model, budget, planner=planner, meter=loop.meter) as session:
+        for batch in batches:
+            loop.step(batch.as_inputs())
+            yield _observed(session, batch.length)
+
+
+def _probe(loop: Loop, batches: Sequence[Batch]) -> Mapping[str, Any]:
+    """Measure plain training on the longest batch; count an iteration's FLOPs."""
+    longest = max(batches, key=lambda batch: batch.length)
+    growth = min(loop.step(longest.as_inputs()).growth_bytes for _ in range(3))
+    counted = batches[:_COUNTED_STEPS]
+    with StorageTracker() as tracker:
+        for batch in counted:
+            loop.step(batch.as_inputs())
+    return {"growth_bytes": growth, "iteration_flops": tracker.flops / len(counted)}
+
+
+def _observed(session: Session, length: int) -> Mapping[str, Any]:
+    record = session.records[-1]
+    said = {
+        "step": record.step,
+        "length": length,
+        "phase": record.phase,
+        "budget_bytes": session.budget_bytes,
+        "start_bytes": record.start_bytes,
+        "observed_growth_bytes": record.observed_growth_bytes,
+        "recomputed_flops": record.recomputed_flops,
+        "keep_all_growth_bytes": 0.0,
+        "optimum_flops": 0.0,
+    }
+    if record.predicted_growth_bytes is None:  # nothing to fill a problem from, yet
+        return said
+    problem = session.planning_problem(start_bytes=record.start_bytes)
+    everything = np.zeros(len(problem.events), dtype=np.intp)
+    peak = lay_out(problem, everything).peak_bytes
+    said["keep_all_growth_bytes"] = peak - record.start_bytes
+    said["optimum_flops"] = Optimal().plan(problem).extra_cost
+    return said

@@ -1,0 +1,216 @@
+"""What does a new plan cost, and how does that grow with the number of events?
+
+Rows of 12 to 1,000 blocks that grow by about the same in sum are trained on shapes
+never seen before, within a budget that half of them need a plan for. Timed are the
+whole decision on a miss (reading the arguments, all predictions, the plan, its
+growth) and the planner alone, on the same problem under three budgets.
+
+    python -m mimose.bench.proofs plancost
+    python -m mimose.bench.proofs plancost --events 12 24 --misses 10 --picture p.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mimose.bench.proofs import blocks
+from mimose.bench.proofs.child import run_child
+from mimose.bench.proofs.common import MIB, Answer, Bar, Row, Settings, progress
+from mimose.bench.proofs.loop import Loop
+from mimose.planners import Marginal, PlanningProblem, lay_out, safest_plan
+from mimose.session import Session, attach
+
+QUESTION = "What does a new plan cost, and how does that grow with the events?"
+
+_EVENTS = (12, 24, 48, 100, 200, 500, 1000)
+_BARS = {24: 1e-3, 500: 50e-3}
+_WIDTH, _FACTOR = 32, 4
+_GROWTH_BYTES = 200 * MIB
+_ROW_BYTES = 4 * _WIDTH * (2 + 2 * _FACTOR)
+"""About what a block keeps of a row: what it takes and gives, and both in between."""
+_SHARE = 0.6
+"""The budget's headroom as a share of the growth at the middle of the shapes."""
+_BUDGETS = (0.3, 0.5, 0.7)
+"""Between the least peak and keeping everything."""
+_MILLI = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanCostRow(Row):
+    """One new plan."""
+
+    events: int
+    step: int
+    rows: int
+    """Of the batch."""
+    kept: int
+    miss_seconds: float
+    """From the root's entry until the plan is known."""
+    planner_seconds: float
+    """The planner alone on this problem, median over the budgets."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add this proof's own options."""
+    parser.add_argument("--events", type=int, nargs="+", default=_EVENTS)
+    parser.add_argument("--misses", type=int, default=30, help="a number of events")
+    parser.add_argument(
+        "--picture", type=Path, default=Path("docs/images/plan_cost.png")
+    )
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Time every number of events, and draw."""
+    rows: list[PlanCostRow] = []
+    for n_events in options.events:
+        task = {"seed": settings.seed, "events": n_events, "misses": options.misses}
+        rows += [
+            PlanCostRow(**said, **settings.provenance())
+            for said in run_child("plancost", task, settings.threads)
+        ]
+        progress(f"plancost: {n_events} events")
+    table = _summarise(rows)
+    draw(table, options.picture)
+    return Answer(
+        rows=rows,
+        table=table,
+        bars=[bar for line in table for bar in _judge(line)],
+        notes=[f"picture: {options.picture}"],
+    )
+
+
+def _summarise(rows: Sequence[PlanCostRow]) -> list[dict[str, Any]]:
+    table = []
+    for n_events in sorted({row.events for row in rows}):
+        own = [row for row in rows if row.events == n_events]
+        table.append(
+            {
+                "events": n_events,
+                "misses": len(own),
+                "planner ms": _MILLI
+                * statistics.median(r.planner_seconds for r in own),
+                "miss ms": _MILLI * statistics.median(r.miss_seconds for r in own),
+                "slowest miss ms": _MILLI * max(r.miss_seconds for r in own),
+            }
+        )
+    return table
+
+
+def _judge(line: Mapping[str, Any]) -> list[Bar]:
+    limit = _BARS.get(line["events"])
+    if limit is None:
+        return []
+    return [
+        Bar(f"{line['events']} events: {what}", line[what], _MILLI * limit)
+        for what in ("planner ms", "miss ms")
+    ]
+
+
+def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw milliseconds against events, both axes logarithmic.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    events = [line["events"] for line in table]
+    for what, colour, marker in (
+        ("miss ms", "#0072B2", "o"),
+        ("planner ms", "#E69F00", "s"),
+    ):
+        values = [line[what] for line in table]
+        axes.plot(events, values, marker=marker, color=colour)
+        axes.annotate(
+            "a whole miss" if what == "miss ms" else "the planner alone",
+            (events[-1], values[-1]),
+            xytext=(-6, 6),
+            textcoords="offset points",
+            ha="right",
+            color=colour,
+        )
+    axes.scatter(
+        list(_BARS),
+        [_MILLI * limit for limit in _BARS.values()],
+        marker="_",
+        s=300,
+        color="#D55E00",
+        label="bar",
+    )
+    axes.set(xscale="log", yscale="log", xlabel="events", ylabel="time (ms)")
+    axes.set_title("A new plan: time by number of events", loc="left", weight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+# ------------------------------------------------------------------ in the child
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Train on new shapes until enough plans were made for them."""
+    torch.manual_seed(task["seed"])
+    n_events = task["events"]
+    loop = Loop(blocks.Row(n_events, _WIDTH, _FACTOR))
+    middle = max(16, _GROWTH_BYTES // (n_events * _ROW_BYTES))
+    base_bytes = loop.warm_up(_batch(middle))
+    growth = min(loop.step(_batch(middle)).growth_bytes for _ in range(2))
+    budget = base_bytes + loop.state_bytes + int(_SHARE * growth)
+    shapes = _shapes(middle, task["seed"])
+    n_made = 0
+    with attach(loop.model, budget, meter=loop.meter) as session:
+        for rows in shapes:
+            loop.step(_batch(rows))
+            record = session.records[-1]
+            if record.phase != "plan" or record.cache_hit:
+                continue
+            yield {
+                "events": n_events,
+                "step": record.step,
+                "rows": rows,
+                "kept": record.actions.count("keep"),
+                "miss_seconds": record.plan_seconds,
+                "planner_seconds": _planner_seconds(session),
+            }
+            n_made += 1
+            if n_made >= task["misses"]:
+                return
+
+
+def _batch(rows: int) -> Any:
+    return {"states": torch.rand(rows, _WIDTH)}
+
+
+def _shapes(middle: int, seed: int) -> Iterator[int]:
+    """Yield different numbers of rows, from 0.7 to 1.3 times the middle."""
+    order = np.random.default_rng(seed).permutation(
+        np.unique(np.linspace(0.7 * middle, 1.3 * middle, 200).astype(int))
+    )
+    yield from order.tolist()
+
+
+def _planner_seconds(session: Session) -> float:
+    problem = session.planning_problem()
+    return statistics.median(_one(problem, share) for share in _BUDGETS)
+
+
+def _one(problem: PlanningProblem, share: float) -> float:
+    everything = np.zeros(len(problem.events), dtype=np.intp)
+    least = safest_plan(problem).peak_bytes
+    most = lay_out(problem, everything).peak_bytes
+    told = replace(problem, budget_bytes=least + share * (most - least))
+    began = time.perf_counter()
+    Marginal().plan(told)
+    return time.perf_counter() - began

@@ -1,0 +1,248 @@
+"""How far is a step's growth from what was predicted for its shape and plan?
+
+Each model is trained on shapes it never saw before, under plans that alternate
+between the planner's own, for budgets drawn at random, and random ones. The library
+learns from the steps it measures (collecting ones, and fallbacks at shapes it does
+not trust); a step under a plan is no such sample. Only growths from 100 MiB up
+count: readings of a process's memory differ by a megabyte or so.
+
+    python -m mimose.bench.proofs prediction
+    python -m mimose.bench.proofs prediction --pairs 30 --models vit
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mimose.bench.proofs.child import run_child
+from mimose.bench.proofs.common import (
+    MIB,
+    Answer,
+    Bar,
+    Row,
+    Settings,
+    mebibytes,
+    percent,
+    progress,
+    quantile,
+)
+from mimose.bench.proofs.loop import Loop
+from mimose.bench.proofs.models import Setup, Sizes, chosen
+from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
+from mimose.planners.timeline import judge
+from mimose.records import StepRecord
+from mimose.session import attach
+
+QUESTION = "How far is growth from its prediction, at unseen shapes under any plan?"
+
+_SETUPS = (
+    Setup(model="bert", sizes={"batch": (18, 30), "length": (256, 448)}),
+    Setup(model="gpt2", sizes={"batch": (10, 18), "length": (320, 608)}),
+    Setup(
+        model="t5",
+        sizes={"batch": (9, 15), "source": (224, 384), "target": (128, 256)},
+    ),
+    Setup(
+        model="vit",
+        sizes={"batch": (32, 52), "height": (208, 336), "width": (208, 336)},
+        multiple=16,
+    ),
+    Setup(model="albert", sizes={"batch": (18, 30), "length": (256, 448)}),
+    Setup(
+        model="resnet",
+        sizes={"batch": (20, 32), "height": (224, 352), "width": (224, 352)},
+    ),
+)
+_LEAST_GROWTH_BYTES = 100 * MIB
+_AMPLE_BYTES = 2**40
+_TRIES = 6
+"""Steps a pair, at the most."""
+_ERROR_BAR, _LOW_BAR = 0.02, 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairRow(Row):
+    """One step at an unseen shape under a plan."""
+
+    model: str
+    step: int
+    sizes: str
+    """As JSON."""
+    source: str
+    """``"planner"`` or ``"random"``."""
+    phase: str
+    kept: int
+    """Events whose activations were kept."""
+    events: int
+    predicted_growth_bytes: float
+    observed_growth_bytes: int
+
+    @property
+    def counts(self) -> bool:
+        """Whether the growth is large enough to be judged."""
+        return self.observed_growth_bytes >= _LEAST_GROWTH_BYTES
+
+    @property
+    def error(self) -> float:
+        """(observed − predicted) ÷ predicted; positive where the prediction was low."""
+        return self.observed_growth_bytes / self.predicted_growth_bytes - 1
+
+
+class Alternating:
+    """Plans for budgets drawn at random, and random plans, in turn.
+
+    Args:
+        seed: Settles what is drawn.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._n_made = 0
+        self.source = ""
+        """Of the last plan; whoever reads it empties it."""
+
+    @property
+    def name(self) -> str:
+        """The name ``"alternating"``."""
+        return "alternating"
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Make a plan; its budget is not read."""
+        self._n_made += 1
+        if self._n_made % 2:
+            self.source = "planner"
+            return Marginal().plan(replace(problem, budget_bytes=self._budget(problem)))
+        self.source = "random"
+        return judge(problem, self._choice(problem), planner=self.name)
+
+    def _budget(self, problem: PlanningProblem) -> float:
+        everything = np.zeros(len(problem.events), dtype=np.intp)
+        least = safest_plan(problem).peak_bytes
+        most = lay_out(problem, everything).peak_bytes
+        share = self._random.uniform(0.01, 1.0)
+        return least + share * max(0.0, most - least)
+
+    def _choice(self, problem: PlanningProblem) -> NDArray[np.intp]:
+        share = self._random.random()
+        recomputed = [self._random.random() < share for _ in problem.events]
+        return np.array(recomputed, dtype=np.intp) * problem.allowed[:, 1]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add this proof's own options."""
+    parser.add_argument("--pairs", type=int, default=300, help="that count, a model")
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Train every model, and judge its errors."""
+    rows: list[PairRow] = []
+    table, bars = [], []
+    for setup in chosen(_SETUPS, settings.models):
+        task = {"model": setup.model, "seed": settings.seed, "pairs": options.pairs}
+        own, others = [], Counter[str]()
+        for said in run_child("prediction", task, settings.threads):
+            if "other" in said:
+                others[said["other"]] += 1
+                continue
+            own.append(PairRow(**said, **settings.provenance()))
+            if len(own) % 50 == 0:
+                progress(f"prediction {setup.model}: {len(own)} pairs")
+        rows.extend(own)
+        table.append(_summarise(setup.model, own, others))
+        bars.extend(_judge(setup.model, own, options.pairs))
+    return Answer(rows=rows, table=table, bars=bars)
+
+
+def _summarise(
+    model: str, rows: Sequence[PairRow], others: Mapping[str, int]
+) -> dict[str, object]:
+    counted = [row for row in rows if row.counts]
+    errors = [abs(row.error) for row in counted]
+    growths = [row.observed_growth_bytes for row in counted]
+    return {
+        "model": model,
+        "pairs": len(counted),
+        "random": sum(row.source == "random" for row in counted),
+        "growth p50 MiB": mebibytes(quantile(growths, 0.5)),
+        "error p50": percent(quantile(errors, 0.5)),
+        "error p99": percent(quantile(errors, 0.99)),
+        "worst": percent(quantile(errors, 1.0)),
+        "low p99": percent(_low(counted)),
+        "lowest": percent(max((row.error for row in counted), default=None)),
+        "below 100 MiB": len(rows) - len(counted),
+        "steps besides": dict(others),
+    }
+
+
+def _low(rows: Sequence[PairRow]) -> float | None:
+    return quantile((max(0.0, row.error) for row in rows), 0.99)
+
+
+def _judge(model: str, rows: Sequence[PairRow], pairs: int) -> list[Bar]:
+    counted = [row for row in rows if row.counts]
+    error = quantile((abs(row.error) for row in counted), 0.99)
+    low = _low(counted)
+    return [
+        Bar(f"{model}: pairs of 100 MiB and more", len(counted), at_least=pairs),
+        Bar(f"{model}: error p99", error, at_most=_ERROR_BAR, is_share=True),
+        Bar(f"{model}: too low, p99", low, at_most=_LOW_BAR, is_share=True),
+    ]
+
+
+# ------------------------------------------------------------------ in the child
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Train one model until enough pairs are there."""
+    (setup,) = chosen(_SETUPS, [task["model"]])
+    generator = torch.Generator().manual_seed(task["seed"] + 1)
+    loop = Loop(setup.build(task["seed"]))
+    loop.warm_up(setup.batch(setup.shortest(), generator))
+    planner = Alternating(task["seed"])
+    n_counted = 0
+    with attach(loop.model, _AMPLE_BYTES, planner=planner, meter=loop.meter) as session:
+        for sizes in _unseen(setup, generator, _TRIES * task["pairs"] + 20):
+            planner.source = ""
+            loop.step(setup.batch(sizes, generator))
+            said = _pair(session.records[-1], planner.source)
+            yield {**said, "model": setup.model, "sizes": json.dumps(sizes)}
+            n_counted += said.get("observed_growth_bytes", 0) >= _LEAST_GROWTH_BYTES
+            if n_counted >= task["pairs"]:
+                return
+
+
+def _unseen(setup: Setup, generator: torch.Generator, most: int) -> Iterator[Sizes]:
+    """Draw shapes, each only once."""
+    seen = set()
+    for _ in range(most):
+        sizes = setup.draw(generator)
+        key = tuple(sizes.values())
+        if key not in seen:
+            seen.add(key)
+            yield sizes
+
+
+def _pair(record: StepRecord, source: str) -> dict[str, Any]:
+    """Return a row's fields if the step ran under a plan made for it, else why not."""
+    predicted, observed = record.predicted_growth_bytes, record.observed_growth_bytes
+    if not source or predicted is None or observed is None:
+        return {"other": record.phase}
+    return {
+        "step": record.step,
+        "source": source,
+        "phase": record.phase,
+        "kept": record.actions.count("keep"),
+        "events": len(record.actions),
+        "predicted_growth_bytes": predicted,
+        "observed_growth_bytes": observed,
+    }

@@ -1,0 +1,437 @@
+"""Do 1,000 steps of mixed lengths stay within the budget, and is the budget used?
+
+For each model one process finds a budget: it measures plain training on shapes of the
+run, and training with everything recomputed on the longest. The budget leaves what
+plain training grows by on the shape at `_RANK` of the run's, so that all longer ones
+need a plan. Another process trains under mimose; with ``--limit`` the system enforces
+the budget there, and a third shows that plain training fails under the same limit.
+
+    python -m mimose.bench.proofs soak
+    python -m mimose.bench.proofs soak --limit --steps 300 --models bert
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mimose.bench.limits import SLACK_BYTES, limit_memory
+from mimose.bench.proofs.child import ChildFailedError, run_child
+from mimose.bench.proofs.common import (
+    MIB,
+    Answer,
+    Bar,
+    Row,
+    Settings,
+    mean,
+    mebibytes,
+    percent,
+    progress,
+    quantile,
+    worst,
+)
+from mimose.bench.proofs.loop import Loop, Measured
+from mimose.bench.proofs.models import (
+    Setup,
+    Sizes,
+    argument_sizes,
+    chosen,
+    volume,
+)
+from mimose.planners import lay_out
+from mimose.session import Session, attach
+from mimose.zoo import Batch
+
+QUESTION = "Do mixed lengths stay within the budget, and is the budget used?"
+
+_SETUPS = (
+    Setup(
+        model="bert",
+        sizes={"batch": (16, 16), "length": (32, 384)},
+        changes={"num_attention_heads": 1},
+    ),
+    Setup(
+        model="gpt2",
+        sizes={"batch": (6, 6), "length": (64, 384)},
+        changes={"n_layer": 12},
+    ),
+    Setup(
+        model="t5", sizes={"batch": (8, 8), "source": (32, 320), "target": (16, 192)}
+    ),
+    Setup(
+        model="resnet",
+        sizes={"batch": (8, 8), "height": (128, 320), "width": (128, 320)},
+        multiple=32,
+        changes={"depths": [8, 6, 3, 2], "embedding_size": 8},
+    ),
+)
+_WINDOWS = {"gpt2": 2}
+_RANK = 0.62
+"""Rank of the shape that just fits without a plan, among the run's."""
+_EDGE = 0.05
+"""Share of a run's steps that are short at the beginning, and longest at the end."""
+_SHORT, _MIXED = 0.15, 0.8
+"""Ends of the parts of each range that the first and the middle steps come from."""
+_N_PROBED = 12
+_MARGIN_BAR, _PLANNED_BAR, _NEEDED_BAR = 0.03, 0.8, 0.3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SoakRow(Row):
+    """One training step under mimose."""
+
+    model: str
+    is_limited: bool
+    """Whether the system enforced the budget."""
+    step: int
+    sizes: str
+    """As JSON."""
+    is_seen: bool
+    """Whether each size lies within those of the steps before."""
+    keep_all_growth_bytes: float
+    """What keeping everything would grow by, predicted after the run."""
+    phase: str
+    budget_bytes: int
+    start_bytes: int
+    peak_bytes: int
+    """Read from outside, over every reset and the optimizer's step."""
+    observed_growth_bytes: int | None
+    """The session's reading, to the end of backward."""
+    predicted_growth_bytes: float | None
+    margin: float
+    """After the step, as a share of growth."""
+    cache_hit: bool
+    plan_seconds: float
+    seconds: float
+    recomputed_flops: int
+    retries: int
+    reason: str
+
+    @property
+    def needs_plan(self) -> bool:
+        """Whether keeping everything would exceed the budget."""
+        return self.start_bytes + self.keep_all_growth_bytes > self.budget_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the step held more than the budget."""
+        return self.peak_bytes > self.budget_bytes
+
+    @property
+    def use(self) -> float:
+        """Growth as a share of what the budget left for it."""
+        return (self.peak_bytes - self.start_bytes) / (
+            self.budget_bytes - self.start_bytes
+        )
+
+    @property
+    def error(self) -> float | None:
+        """|observed − predicted| growth over the predicted; None outside `plan`."""
+        predicted, observed = self.predicted_growth_bytes, self.observed_growth_bytes
+        if self.phase != "plan" or not predicted or observed is None:
+            return None
+        return abs(observed - predicted) / predicted
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add this proof's own options."""
+    parser.add_argument("--steps", type=int, default=1000, help="a model")
+    parser.add_argument(
+        "--limit", action="store_true", help="let the system enforce the budget"
+    )
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Train every model, and judge its steps."""
+    rows: list[SoakRow] = []
+    table, bars, notes = [], [], []
+    for setup in chosen(_SETUPS, settings.models):
+        task = {"model": setup.model, "seed": settings.seed, "steps": options.steps}
+        probe = list(run_child("soak", {**task, "part": "probe"}, settings.threads))
+        task = {**task, **_headroom(probe), "is_limited": options.limit}
+        own, keep_all = _train(settings, task)
+        rows.extend(own)
+        truth = _truth(probe, keep_all, task["headroom_bytes"])
+        table.append(_summarise(setup.model, own, truth))
+        bars.extend(_judge(setup.model, own, options.steps))
+        if options.limit:
+            notes.append(_plain_under_limit(settings, task))
+    return Answer(rows=rows, table=table, bars=bars, notes=notes)
+
+
+def _train(
+    settings: Settings, task: Mapping[str, Any]
+) -> tuple[list[SoakRow], Mapping[str, float]]:
+    """Return the steps, and by sizes what keeping everything would grow by."""
+    steps: list[Mapping[str, Any]] = []
+    keep_all: Mapping[str, float] = {}
+    for said in run_child("soak", {**task, "part": "train"}, settings.threads):
+        if "keep_all" in said:
+            keep_all = said["keep_all"]
+            continue
+        steps.append({**said, **settings.provenance()})
+        if len(steps) % 100 == 0:
+            progress(f"soak {task['model']}: {len(steps)} of {task['steps']} steps")
+    rows = [SoakRow(**s, keep_all_growth_bytes=keep_all[s["sizes"]]) for s in steps]
+    return rows, keep_all
+
+
+def _plain_under_limit(settings: Settings, task: Mapping[str, Any]) -> str:
+    taken = 0
+    try:
+        for _ in run_child("soak", {**task, "part": "plain"}, settings.threads):
+            taken += 1
+    except ChildFailedError as error:
+        why = str(error).splitlines()[-1]
+        return (
+            f"{task['model']}: plain training under the same limit (slack "
+            f"{SLACK_BYTES / MIB:.0f} MiB) failed at step {taken + 1}: {why}"
+        )
+    return f"{task['model']}: plain training finished under the limit as well"
+
+
+def _headroom(probe: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Choose what the budget leaves: the growth at `_RANK`, if all can be recomputed.
+
+    Raises:
+        ValueError: It is not enough for the longest shape with all recomputed.
+    """
+    plain = next(p["growth_bytes"] for p in probe if p["is_rank"])
+    least = next(p["growth_bytes"] for p in probe if p["is_full"])
+    if plain < 1.05 * least:
+        msg = (
+            f"the shape at rank {_RANK} grows by {mebibytes(plain)} MiB, and the "
+            f"longest by {mebibytes(least)} MiB with everything recomputed"
+        )
+        raise ValueError(msg)
+    return {"headroom_bytes": plain}
+
+
+# ------------------------------------------------------------------ judging
+
+
+def _summarise(
+    model: str, rows: Sequence[SoakRow], truth: Mapping[str, object]
+) -> dict[str, object]:
+    needing = [row for row in rows if row.needs_plan]
+    planned = [row for row in needing if row.is_seen and row.phase == "plan"]
+    errors = [row.error for row in needing if row.error is not None]
+    return {
+        "model": model,
+        "steps": len(rows),
+        "over": sum(row.is_over for row in rows),
+        "need a plan": len(needing),
+        "planned of those seen": percent(_planned_share(rows), 1),
+        "use p50": percent(quantile((row.use for row in planned), 0.5), 1),
+        "use mean": percent(mean(row.use for row in planned), 1),
+        "error p50": percent(quantile(errors, 0.5)),
+        "error p99": percent(quantile(errors, 0.99)),
+        "margin": percent(rows[-1].margin) if rows else "",
+        **truth,
+        "phases": dict(Counter(row.phase for row in rows)),
+        "retries": sum(row.retries for row in rows),
+        "step p50 s": quantile((row.seconds for row in rows), 0.5),
+        "all s": sum(row.seconds for row in rows),
+    }
+
+
+def _planned_share(rows: Sequence[SoakRow]) -> float | None:
+    return mean(row.phase == "plan" for row in rows if row.needs_plan and row.is_seen)
+
+
+def _judge(model: str, rows: Sequence[SoakRow], steps: int) -> list[Bar]:
+    over = sum(row.is_over for row in rows)
+    needing = sum(row.needs_plan for row in rows)
+    return [
+        Bar(f"{model}: steps done", len(rows), at_least=steps),
+        Bar(f"{model}: steps over", over, at_most=0),
+        Bar(f"{model}: steps that need a plan", needing, at_least=_NEEDED_BAR * steps),
+        Bar(
+            f"{model}: planned, of those that need one at sizes within those seen",
+            _planned_share(rows),
+            at_least=_PLANNED_BAR,
+            is_share=True,
+        ),
+        Bar(
+            f"{model}: margin at the end",
+            rows[-1].margin if rows else None,
+            at_most=_MARGIN_BAR,
+            is_share=True,
+        ),
+    ]
+
+
+def _truth(
+    probe: Sequence[Mapping[str, Any]], keep_all: Mapping[str, float], headroom: int
+) -> dict[str, object]:
+    """Compare the predicted growth of keeping everything with plain training's."""
+    pairs = [
+        (keep_all[p["sizes"]], p["growth_bytes"])
+        for p in probe
+        if p["sizes"] in keep_all and not p["is_full"]
+    ]
+    wrong = sum((said > headroom) != (true > headroom) for said, true in pairs)
+    off = worst(abs(said - true) / true for said, true in pairs if true > 50 * MIB)
+    return {
+        "keep-all off by": percent(off, 1),
+        "need misjudged": f"{wrong} of {len(pairs)}",
+    }
+
+
+# ------------------------------------------------------------------ in the child
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Do one part: ``"probe"``, ``"train"`` or ``"plain"``."""
+    (setup,) = chosen(_SETUPS, [task["model"]])
+    generator = torch.Generator().manual_seed(task["seed"] + 1)
+    shapes = _shapes(setup, task["steps"], generator)
+    loop = Loop(setup.build(task["seed"]), window=_WINDOWS.get(setup.model, 1))
+    base_bytes = loop.warm_up(setup.batch(setup.shortest(), generator))
+    if task["part"] == "probe":
+        yield from _probe(setup, loop, shapes, generator)
+        return
+    budget_bytes = base_bytes + loop.state_bytes + task["headroom_bytes"]
+    if task["part"] == "plain":
+        limit_memory(budget_bytes, loop.meter.live_bytes())
+        for sizes in shapes:
+            loop.step(setup.batch(sizes, generator))
+            yield {}
+        return
+    with attach(loop.model, budget_bytes, meter=loop.meter) as session:
+        if task["is_limited"]:
+            limit_memory(budget_bytes, loop.meter.live_bytes())
+        yield from _train_on(setup, loop, session, shapes, task, generator)
+
+
+def _shapes(setup: Setup, steps: int, generator: torch.Generator) -> list[Sizes]:
+    """Draw the run's shapes: short ones, mixed ones, the longest."""
+    edge = round(_EDGE * steps)
+    return [
+        *(setup.draw(generator, 0.0, _SHORT) for _ in range(edge)),
+        *(setup.draw(generator, 0.0, _MIXED) for _ in range(steps - 2 * edge)),
+        *(setup.longest() for _ in range(edge)),
+    ]
+
+
+def _ranked(setup: Setup, shapes: Sequence[Sizes]) -> list[Sizes]:
+    """Sort by the volume of their batches."""
+    generator = torch.Generator()
+    return sorted(shapes, key=lambda sizes: volume(setup.batch(sizes, generator)))
+
+
+def _probe(
+    setup: Setup, loop: Loop, shapes: Sequence[Sizes], generator: torch.Generator
+) -> Iterator[Mapping[str, Any]]:
+    """Measure plain training across the run, and the longest with all recomputed."""
+    ranked = _ranked(setup, shapes)
+    middle = ranked[int(_RANK * len(ranked))]
+    for sizes in (middle, *_sample(ranked)):
+        growth = _growth(loop, setup, sizes, generator)
+        yield _probed(sizes, growth, is_rank=sizes == middle)
+    with attach(loop.model, 2**40, planner="full", meter=loop.meter):
+        growth = _growth(loop, setup, setup.longest(), generator)
+    yield _probed(setup.longest(), growth, is_full=True)
+
+
+def _sample(ranked: Sequence[Sizes]) -> list[Sizes]:
+    places = np.linspace(0, len(ranked) - 1, _N_PROBED).astype(int)
+    return [ranked[place] for place in places]
+
+
+def _growth(loop: Loop, setup: Setup, sizes: Sizes, generator: torch.Generator) -> int:
+    """Return the smaller of two readings: code is mapped in the first."""
+    readings = []
+    for _ in range(2):
+        loop.optimizer.zero_grad(set_to_none=True)
+        readings.append(loop.step(setup.batch(sizes, generator)).growth_bytes)
+    return min(readings)
+
+
+def _probed(
+    sizes: Sizes, growth: int, *, is_rank: bool = False, is_full: bool = False
+) -> Mapping[str, Any]:
+    return {
+        "sizes": json.dumps(sizes),
+        "growth_bytes": growth,
+        "is_rank": is_rank,
+        "is_full": is_full,
+    }
+
+
+class _Box:
+    """The range of each size seen so far."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[str, tuple[int, int]] = {}
+
+    def takes(self, sizes: Sizes) -> bool:
+        """Tell whether sizes lie within, and widen the ranges to hold them."""
+        is_inside = bool(self._ranges)
+        for name, size in sizes.items():
+            low, high = self._ranges.get(name, (size, size))
+            is_inside = is_inside and low <= size <= high
+            self._ranges[name] = min(low, size), max(high, size)
+        return is_inside
+
+
+def _train_on(
+    setup: Setup,
+    loop: Loop,
+    session: Session,
+    shapes: Sequence[Sizes],
+    task: Mapping[str, Any],
+    generator: torch.Generator,
+) -> Iterator[Mapping[str, Any]]:
+    box = _Box()
+    for sizes in shapes:
+        is_seen = box.takes(sizes)
+        measured = loop.step(setup.batch(sizes, generator))
+        yield {
+            "model": setup.model,
+            "is_limited": task["is_limited"],
+            "sizes": json.dumps(sizes),
+            "is_seen": is_seen,
+            **_observed(session, measured),
+        }
+    distinct = {json.dumps(sizes): sizes for sizes in shapes}
+    yield {
+        "keep_all": {
+            text: _keep_all(session, setup.batch(sizes, generator))
+            for text, sizes in distinct.items()
+        }
+    }
+
+
+def _observed(session: Session, measured: Measured) -> dict[str, Any]:
+    record = session.records[-1]
+    return {
+        "step": record.step,
+        "phase": record.phase,
+        "budget_bytes": session.budget_bytes,
+        "start_bytes": measured.start_bytes,
+        "peak_bytes": measured.peak_bytes,
+        "observed_growth_bytes": record.observed_growth_bytes,
+        "predicted_growth_bytes": record.predicted_growth_bytes,
+        "margin": session.summary().margin,
+        "cache_hit": record.cache_hit,
+        "plan_seconds": record.plan_seconds,
+        "seconds": measured.seconds,
+        "recomputed_flops": record.recomputed_flops,
+        "retries": record.retries,
+        "reason": record.reason,
+    }
+
+
+def _keep_all(session: Session, batch: Batch) -> float:
+    """Predict a batch's growth if everything is kept."""
+    problem = session.planning_problem(argument_sizes(batch), start_bytes=0)
+    everything = np.zeros(len(problem.events), dtype=np.intp)
+    return lay_out(problem, everything).peak_bytes

@@ -1,0 +1,65 @@
+"""Reading budgets as people write them."""
+
+import pytest
+
+from mimose import BudgetError
+from mimose.budget import format_bytes, parse_budget
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ("6GiB", 6 * 2**30),
+        ("6GB", 6 * 10**9),
+        ("1.5 GiB", 3 * 2**29),
+        (" 512 mib ", 512 * 2**20),
+        ("250MB", 250 * 10**6),
+        ("64KiB", 65536),
+        ("2kb", 2000),
+        ("1TiB", 2**40),
+        ("1tb", 10**12),
+        (".5KiB", 512),
+        ("4096", 4096),
+        ("4096B", 4096),
+        (123456, 123456),
+        (0.5, 500),
+        (1.0, 1000),
+    ],
+)
+def test_budgets_come_to_bytes(budget, expected):
+    """Text, integers and fractions of the device come to whole bytes."""
+    assert expected == parse_budget(budget, 1000)
+
+
+@pytest.mark.parametrize(
+    "budget",
+    ["", "lots", "6GX", "-6GiB", "6 GiB 3", "1e9", "0GiB", 0, -1, 0.0, 1.5, -0.5],
+)
+def test_budgets_that_mean_nothing_are_refused(budget):
+    """An error echoes what was given."""
+    with pytest.raises(BudgetError) as caught:
+        parse_budget(budget, 1000)
+    assert repr(budget) in str(caught.value)
+
+
+@pytest.mark.parametrize("budget", [None, True, [6], b"6GiB", float("nan")])
+def test_other_types_are_refused(budget):
+    """An error echoes what was given, here of a type that is no budget."""
+    with pytest.raises(BudgetError) as caught:
+        parse_budget(budget, 1000)
+    assert repr(budget) in str(caught.value)
+
+
+def test_fraction_of_an_unknown_total_is_refused():
+    """Where the device does not tell its memory, a fraction cannot be used."""
+    with pytest.raises(BudgetError, match="does not tell how much memory it has"):
+        parse_budget(0.5, None)
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "expected"),
+    [(3 * 2**29, "1.50 GiB"), (2**20, "1.0 MiB"), (-50 * 2**20, "-50.0 MiB")],
+)
+def test_bytes_for_people(n_bytes, expected):
+    """GiB from one GiB up, else MiB."""
+    assert expected == format_bytes(n_bytes)

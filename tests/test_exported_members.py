@@ -1,0 +1,54 @@
+"""The public surface is what ``__all__`` says."""
+
+import inspect
+
+import pytest
+
+import mimose
+
+
+def test_all_is_sorted_and_importable():
+    """Every name in ``__all__`` can be had, and the list is in order."""
+    assert sorted(mimose.__all__) == mimose.__all__
+    for name in mimose.__all__:
+        assert getattr(mimose, name).__name__ == name
+
+
+def test_dir_shows_the_public_names():
+    """Completion offers names that are imported only when they are used."""
+    assert set(mimose.__all__) <= set(dir(mimose))
+
+
+def test_unknown_names_are_attribute_errors():
+    """A name that is not there fails as in any other module."""
+    with pytest.raises(AttributeError, match="has no attribute 'atach'"):
+        _ = mimose.atach
+
+
+def test_every_exception_is_exported():
+    """All errors of `mimose.exceptions` are public, below one base."""
+    from mimose import exceptions
+
+    public = {
+        name
+        for name, value in vars(exceptions).items()
+        if inspect.isclass(value) and value.__module__ == "mimose.exceptions"
+    }
+    assert public <= set(mimose.__all__)
+    assert all(issubclass(getattr(mimose, name), mimose.MimoseError) for name in public)
+
+
+@pytest.mark.parametrize(
+    ("error", "standard"),
+    [
+        (mimose.BudgetError, ValueError),
+        (mimose.InfeasibleBudgetError, mimose.BudgetError),
+        (mimose.NoUnitsError, ValueError),
+        (mimose.AlreadyAttachedError, RuntimeError),
+        (mimose.CheckpointingConflictError, mimose.AlreadyAttachedError),
+        (mimose.StateMismatchError, ValueError),
+    ],
+)
+def test_exceptions_are_standard_ones_as_well(error, standard):
+    """Each error can be caught as the standard class that it is."""
+    assert issubclass(error, standard)

@@ -1,0 +1,415 @@
+"""Models that are not a plain chain of plain layers: all exact, whatever the plan."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import mimose
+
+PLANNERS = pytest.mark.parametrize("planner", ["auto", "full", "every-2", "random"])
+
+
+def _compared(toys, model, batches, planner, **options):
+    """Train under a planner; mixed plans come from the toss of a coin."""
+    chosen = toys.RandomPlanner() if planner == "random" else planner
+    found, session = toys.compare(model, batches, planner=chosen, **options)
+    if planner in ("full", "every-2"):
+        assert "recompute" in session.records[-1].actions
+    if planner == "random":
+        planned = [record for record in session.records if record.phase == "plan"]
+        assert {"keep", "recompute"} == set(planned[-1].actions)
+    return found, session
+
+
+class _NormBlock(nn.Module):
+    """A convolution-like block with running statistics."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x):
+        return x + self.dropout(torch.relu(self.norm(self.linear(x))))
+
+
+@PLANNERS
+def test_batch_norm(toys, meter, planner):
+    """Running means, variances and batch counts are updated once a step."""
+    model = toys.chain(4, make=_NormBlock)
+    found, _ = _compared(toys, model, [toys.inputs()] * 7, planner, meter=meter)
+    assert [] == found
+    assert {7} == {int(block.norm.num_batches_tracked) for block in model.blocks}
+
+
+@PLANNERS
+def test_batch_norm_without_momentum(toys, meter, planner):
+    """A cumulative average depends on the count, which the recomputation sees too."""
+    model = toys.chain(3, make=_NormBlock)
+    for block in model.blocks:
+        block.norm.momentum = None
+    found, _ = _compared(toys, model, [toys.inputs()] * 7, planner, meter=meter)
+    assert [] == found
+
+
+class _Repeated(nn.Module):
+    """One block, called three times, around another."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.shared = block(16)
+        self.other = block(16)
+
+    def forward(self, x):
+        return self.shared(self.other(self.shared(self.shared(x)))).square().mean()
+
+
+@PLANNERS
+def test_shared_modules(toys, meter, planner):
+    """Each call of one module is an event of its own."""
+    torch.manual_seed(3)
+    model = _Repeated(_NormBlock)
+    options = {"units": ["shared", "other"], "meter": meter}
+    found, session = _compared(toys, model, [toys.inputs()] * 7, planner, **options)
+    assert [] == found
+    assert 4 == len(session.records[-1].actions)
+    assert {21} == {int(model.shared.norm.num_batches_tracked)}
+
+
+class _Tied(nn.Module):
+    """Embedding and output share their weight, and so do two blocks."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.blocks = nn.ModuleList(block(16) for _ in range(3))
+        self.head = nn.Linear(16, 20, bias=False)
+        self.head.weight = self.embedding.weight
+        self.blocks[2].up.weight = self.blocks[0].up.weight
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
+@PLANNERS
+def test_tied_weights(toys, meter, planner):
+    """A weight used in two units gets the sum of both gradients."""
+    torch.manual_seed(3)
+    model = _Tied(toys.Block)
+    ids = torch.arange(24).reshape(3, 8) % 20
+    found, _ = _compared(toys, model, [ids] * 7, planner, meter=meter)
+    assert [] == found
+
+
+@PLANNERS
+def test_frozen_embeddings(toys, meter, planner):
+    """No gradient reaches the first unit's input."""
+    model = toys.zoo_model("bert")
+    model.bert.embeddings.requires_grad_(False)
+    batches = toys.zoo_batches("bert", 10)
+    found, _ = _compared(toys, model, batches, planner, meter=meter)
+    assert [] == found
+
+
+@PLANNERS
+def test_frozen_first_layers(toys, meter, planner):
+    """Layers without a gradient take no part in the backward and are no events."""
+    model = toys.chain(5)
+    for frozen in (model.stem, model.blocks[0], model.blocks[1]):
+        frozen.requires_grad_(False)
+    found, session = _compared(toys, model, [toys.inputs()] * 7, planner, meter=meter)
+    assert [] == found
+    if planner == "auto":
+        assert 3 == len(session.records[-1].actions)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@PLANNERS
+def test_lora(toys, meter, planner):
+    """Adapters on frozen layers train as without a session."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = toys.zoo_model("bert")
+    config = peft.LoraConfig(
+        r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["query", "value"]
+    )
+    torch.manual_seed(9)
+    model = peft.get_peft_model(model, config).train()
+    batches = toys.zoo_batches("bert", 10)
+    found, session = _compared(toys, model, batches, planner, meter=meter)
+    assert [] == found
+    assert 3 == session.summary().units
+
+
+class _Many(nn.Module):
+    """Takes and returns tuples, dicts, None and things that are no tensors."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, state, extra=None, *, options=None):
+        x, carried, _, _ = state["all"]
+        y = self.dropout(torch.tanh(self.linear(x)))
+        if extra is not None:
+            y = y * extra
+        if options is not None:
+            y = y + options["shift"][0] * options["scale"]
+        return {
+            "all": (y, carried, None, "text"),
+            "mean": y.mean(),
+            "count": x.shape[0],
+        }
+
+
+class _ManyChain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_Many(16) for _ in range(4))
+
+    def forward(self, x, *, batch):
+        state = {"all": (x, batch["carried"], None, "text")}
+        total = 0.0
+        for i, block in enumerate(self.blocks):
+            options = {"shift": [batch["shift"]], "scale": 0.5} if i % 2 else None
+            state = block(state, x if i > 1 else None, options=options)
+            total = total + state["mean"]
+        return {"loss": [state["all"][0].square().mean() + total], "name": "many"}
+
+
+class _Unpacked(nn.Module):
+    """Makes a loss of what a chain with structured outputs returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.chain = _ManyChain()
+
+    def forward(self, x, batch):
+        return self.chain(x, batch=batch)["loss"][0]
+
+
+@PLANNERS
+def test_structured_arguments_and_outputs(toys, meter, planner):
+    """Tensors anywhere in arguments and outputs are followed; the rest passes."""
+    torch.manual_seed(3)
+    model = _Unpacked()
+    x = toys.inputs()
+    extra = {
+        "carried": torch.ones(8, 16, requires_grad=True),
+        "shift": torch.full((16,), 0.3, requires_grad=True),
+    }
+    found, session = _compared(toys, model, [(x, extra)] * 7, planner, meter=meter)
+    assert [] == found
+    if planner != "auto":
+        assert session.records[-1].observed_peak_bytes is not None
+
+
+class _Edits(nn.Module):
+    """Edits its own input in place."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        x.mul_(0.5)
+        return x + torch.tanh(self.linear(x))
+
+
+class _MixedChain(nn.Module):
+    """Blocks, one of which edits its input."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.stem = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList([block(16), _Edits(16), block(16), block(16)])
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x) * 1.0
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("planner", ["auto", "random"])
+def test_a_unit_that_edits_its_own_input(toys, meter, planner, caplog):
+    """It is found in the first step, kept from then on, and named."""
+    torch.manual_seed(3)
+    model = _MixedChain(toys.Block)
+    options = {"units": "blocks", "meter": meter}
+    if planner == "random":
+        chosen = toys.FixedActions(1, 0, 1, 0)
+    else:
+        chosen = planner
+    found, session = toys.compare(model, [toys.inputs()] * 7, planner=chosen, **options)
+    assert [] == found
+    assert {"blocks.1": "it edits its own input in place"} == dict(
+        session.summary().kept_units
+    )
+    assert {"keep"} == {record.actions[1] for record in session.records}
+    assert [1, 0, 0, 0, 0, 0, 0] == [record.retries for record in session.records]
+    assert "blocks.1 is kept from now on" in caplog.text
+    assert "blocks.1" in session.report()
+
+
+class _FirstEdits(nn.Module):
+    """The first unit edits the batch itself."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.blocks = nn.ModuleList([_Edits(16), block(16), block(16)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def test_a_unit_that_edits_the_batch(toys):
+    """The forward is run again from the batch as it came, not from the edited one."""
+    torch.manual_seed(3)
+    model = _FirstEdits(toys.Block)
+    twin = toys.copy.deepcopy(model)
+    torch.manual_seed(1)
+    expected = twin(toys.inputs())
+    torch.manual_seed(1)
+    with mimose.attach(model, "1TiB", units="blocks"):
+        actual = model(toys.inputs())
+    assert torch.equal(expected, actual)
+
+
+class _Checkpoints(nn.Module):
+    """A block with the user's own checkpointed region inside."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x):
+        y = checkpoint(self._inner, x, use_reentrant=False)
+        return x + self.down(y)
+
+    def _inner(self, x):
+        return self.dropout(torch.tanh(self.up(x)))
+
+
+@PLANNERS
+def test_the_users_own_checkpointed_region(toys, meter, planner):
+    """A region that the user checkpoints inside a unit stays exact under any plan."""
+    model = toys.chain(4, make=_Checkpoints)
+    found, _ = _compared(toys, model, [toys.inputs()] * 7, planner, meter=meter)
+    assert [] == found
+
+
+class _Flaky(nn.Module):
+    """Saves other tensors when it is run again, as routing that flips would."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.n_calls = 0
+        self.is_flaky = False
+
+    def forward(self, x):
+        self.n_calls += 1
+        if self.is_flaky and self.n_calls % 2:
+            return x + torch.tanh(self.linear(x[:3])).sum()
+        return x + torch.tanh(self.linear(x)).sum()
+
+
+def test_a_unit_that_cannot_be_recomputed(toys, meter, caplog):
+    """`session.step` notices it, keeps the unit from then on, and names it."""
+    model = toys.chain(3, make=_Flaky)
+    model.blocks[1].is_flaky = True
+
+    def closure():
+        model.zero_grad()
+        loss = model(toys.inputs())
+        loss.backward()
+        return loss.detach()
+
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        for _ in range(3):
+            session.step(closure)
+    assert ["blocks.1"] == list(session.summary().kept_units)
+    assert "keep" == session.records[-1].actions[1]
+    assert "blocks.1 is kept from now on" in caplog.text
+
+
+class _Sometimes(nn.Module):
+    """Skips its second block for batches of fewer than five rows."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.stem = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(block(16) for _ in range(4))
+        self.skips = False
+
+    def forward(self, x):
+        x = self.stem(x)
+        for i, block in enumerate(self.blocks):
+            if not (self.skips and i == 1):
+                x = block(x)
+        return x.square().mean()
+
+
+def test_events_that_differ_from_the_plan(toys, meter):
+    """Where other layers run than were planned for, the step says so and is exact."""
+    torch.manual_seed(3)
+    model = _Sometimes(toys.Block)
+    twin = toys.copy.deepcopy(model)
+    batches = [toys.inputs()] * 6
+
+    def run(model):
+        model.skips = False
+        first = toys.train(model, batches)
+        model.skips = True
+        return first + toys.train(model, batches[:2])
+
+    with toys.untracked():
+        expected = run(twin)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        actual = run(model)
+    assert [] == toys.differences(expected, actual)
+    phases = [record.phase for record in session.records]
+    assert ["plan", "fallback", "collect"] == phases[5:]
+    expected_reason = "other layers ran than in the steps measured at such inputs"
+    assert expected_reason == session.records[6].reason
+    assert session.records[6].predicted_peak_bytes is None
+
+
+def test_training_part_of_the_time_in_eval_mode(toys, meter):
+    """A child that is put into eval mode is another family, and stays exact."""
+    model = toys.chain(4)
+    model.blocks[2].dropout.eval()
+    found, _ = toys.compare(model, [toys.inputs()] * 7, meter=meter)
+    assert [] == found
+
+
+def test_anomaly_detection(toys):
+    """Torch's anomaly mode works through recomputed units."""
+    model = toys.chain(3)
+    torch.autograd.set_detect_anomaly(True)
+    try:
+        found, _ = toys.compare(model, [toys.inputs()] * 2, planner="full")
+    finally:
+        torch.autograd.set_detect_anomaly(False)
+    assert [] == found
+
+
+def test_users_hooks_run_once(toys):
+    """Forward hooks on a unit run once a step: only `forward` is run again."""
+    model = toys.chain(3)
+    calls = []
+    handle = model.blocks[1].register_forward_hook(lambda *_: calls.append("hook"))
+    with mimose.attach(model, "1TiB", planner="full"):
+        model(toys.inputs()).backward()
+    handle.remove()
+    assert ["hook"] == calls

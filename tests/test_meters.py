@@ -1,0 +1,204 @@
+"""Meters read back what is known to be held."""
+
+import logging
+import mmap
+import os
+
+import pytest
+import torch
+
+from mimose import BudgetError
+from mimose.meters import (
+    AllocatorMeter,
+    Meter,
+    PredictionMeter,
+    ProcessMeter,
+    make_meter,
+)
+
+MIB = 2**20
+SLACK = 2 * MIB
+CPU = torch.device("cpu")
+
+on_linux = pytest.mark.skipif(
+    not os.path.exists("/proc/self/clear_refs"),  # noqa: PTH110 (at import)
+    reason="the kernel tells no resident set here",
+)
+
+
+def _touched(n_bytes):
+    """Map memory and write to each page of it."""
+    held = mmap.mmap(-1, n_bytes)
+    for offset in range(0, n_bytes, mmap.PAGESIZE):
+        held[offset] = 1
+    return held
+
+
+@on_linux
+def test_a_known_allocation_is_read_back():
+    """What is allocated and freed shows in the resident set, within the slack."""
+    meter = ProcessMeter()
+    before = meter.live_bytes()
+    held = _touched(64 * MIB)
+    assert abs(meter.live_bytes() - before - 64 * MIB) < SLACK
+    held.close()
+    assert abs(meter.live_bytes() - before) < SLACK
+
+
+@on_linux
+def test_tensors_are_read_back():
+    """A freed tensor goes back to the system at once, also a middling one."""
+    meter = ProcessMeter()
+    torch.ones(MIB)
+    before = meter.live_bytes()
+    held = [torch.ones(64 * 1024) for _ in range(128)]
+    assert abs(meter.live_bytes() - before - 32 * MIB) < SLACK
+    del held
+    assert abs(meter.live_bytes() - before) < SLACK
+
+
+@on_linux
+def test_the_peak_stays_until_it_is_reset():
+    """The high-water mark outlives what made it, and starts anew when told."""
+    meter = ProcessMeter()
+    meter.reset_peak()
+    before = meter.peak_bytes()
+    _touched(64 * MIB).close()
+    assert abs(meter.peak_bytes() - before - 64 * MIB) < SLACK
+    meter.reset_peak()
+    assert abs(meter.peak_bytes() - before) < SLACK
+
+
+@on_linux
+def test_the_rough_peak_is_never_far_off():
+    """The fast reading follows the exact one."""
+    meter = ProcessMeter()
+    meter.reset_peak()
+    held = _touched(64 * MIB)
+    assert abs(meter.rough_peak_bytes() - meter.peak_bytes()) < SLACK
+    held.close()
+
+
+@on_linux
+def test_one_reading_tells_all():
+    """Live, peak and mapped files come together and fit each other."""
+    meter = ProcessMeter()
+    held = _touched(8 * MIB)
+    held.close()
+    live, peak, files = meter.read()
+    assert 0 < files < live
+    assert live + 8 * MIB - SLACK < peak
+    assert abs(live - meter.live_bytes()) < SLACK
+
+
+@on_linux
+def test_the_process_takes_whole_pages():
+    """A block that glibc maps by itself takes pages, a small one its size."""
+    meter = ProcessMeter()
+    assert 1000 == meter.allocated_bytes(1000)
+    assert 2**20 + mmap.PAGESIZE == meter.allocated_bytes(2**20)
+
+
+@on_linux
+def test_the_machine_tells_its_memory():
+    """A fraction of the budget has something to be a fraction of."""
+    total = ProcessMeter().total_bytes()
+    assert 2**28 < total <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@on_linux
+def test_a_limit_on_the_group_counts(monkeypatch, tmp_path):
+    """Where the cgroup allows less than the machine has, that is the total."""
+    from mimose import meters
+
+    monkeypatch.setattr(meters, "_cgroup_limits", lambda: [123 * MIB])
+    assert 123 * MIB == ProcessMeter().total_bytes()
+
+
+def test_prediction_meter_knows_no_peak():
+    """It reads what is held, and says that peaks are not to be had."""
+    meter = PredictionMeter(CPU)
+    assert not meter.reads_peak
+    live, peak, files = meter.read()
+    assert live == peak
+    assert 0 == files
+    meter.reset_peak()
+    assert abs(live - meter.peak_bytes()) < SLACK
+    assert abs(live - meter.rough_peak_bytes()) < SLACK
+    assert 777 == meter.allocated_bytes(777)
+
+
+def test_prediction_meter_without_a_kernel_to_ask(monkeypatch):
+    """Where not even what is held can be read, it is 0 throughout."""
+
+    def refuse(*_, **__):
+        raise OSError
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert 0 == PredictionMeter(CPU).live_bytes()
+
+
+def test_meters_by_name():
+    """Each name makes its meter; an object is taken as it is."""
+    own = PredictionMeter(CPU)
+    assert own is make_meter(own, CPU)
+    assert isinstance(make_meter("prediction", CPU), PredictionMeter)
+    assert isinstance(make_meter("allocator", CPU), AllocatorMeter)
+    assert isinstance(make_meter(None, torch.device("cuda", 0)), AllocatorMeter)
+
+
+@on_linux
+def test_the_process_meter_is_the_default_on_a_cpu():
+    """On Linux the resident set is read unless told otherwise."""
+    assert isinstance(make_meter(None, CPU), ProcessMeter)
+    assert isinstance(make_meter("process", CPU), ProcessMeter)
+
+
+def test_an_unknown_meter_is_refused():
+    """The error names what there is."""
+    with pytest.raises(BudgetError, match="'rss' is unknown.*'process'"):
+        make_meter("rss", CPU)
+
+
+def test_a_system_that_tells_no_peak_is_warned_about(monkeypatch, caplog):
+    """Without the kernel's files planning goes on by prediction, with one warning."""
+
+    def refuse(*_, **__):
+        msg = "no such file"
+        raise OSError(msg)
+
+    monkeypatch.setattr("mimose.meters.os.open", refuse)
+    with caplog.at_level(logging.WARNING, logger="mimose"):
+        meter = make_meter(None, CPU)
+    assert isinstance(meter, PredictionMeter)
+    assert 1 == len(caplog.records)
+    assert "cannot be read here (OSError: no such file)" in caplog.text
+
+
+def test_an_allocator_takes_blocks():
+    """Accelerators' allocators hand out multiples of 512 bytes."""
+    meter = AllocatorMeter(torch.device("cuda", 0))
+    assert [0, 512, 512, 1024] == [meter.allocated_bytes(n) for n in (0, 1, 512, 513)]
+
+
+@pytest.mark.gpu
+def test_the_allocator_is_read_back():
+    """A known allocation on the accelerator shows exactly, and its peak stays."""
+    device = torch.accelerator.current_accelerator()
+    meter = AllocatorMeter(device)
+    before = meter.live_bytes()
+    held = torch.ones(MIB, device=device)
+    assert 4 * MIB == meter.live_bytes() - before
+    del held
+    assert 0 == meter.live_bytes() - before
+    assert 4 * MIB <= meter.peak_bytes() - before
+    meter.reset_peak()
+    assert before == meter.peak_bytes()
+
+
+def test_protocol_members_are_on_every_meter():
+    """All meters have all that the protocol asks for."""
+    members = [name for name in vars(Meter) if not name.startswith("_")]
+    members += list(Meter.__annotations__)
+    for kind in (AllocatorMeter, ProcessMeter, PredictionMeter):
+        assert [] == [name for name in members if not hasattr(kind, name)]

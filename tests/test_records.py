@@ -1,0 +1,69 @@
+"""Records of steps: derived numbers, bounds, and the file."""
+
+import json
+
+import pytest
+
+from mimose.records import Records, StepRecord
+
+
+def _record(step=0, **fields):
+    return StepRecord(
+        **{
+            "step": step,
+            "shape": {"ids.1": 12},
+            "phase": "plan",
+            "actions": ("keep",),
+            "budget_bytes": 1000,
+            "start_bytes": 100,
+            "predicted_peak_bytes": 350.0,
+            **fields,
+        }
+    )
+
+
+def test_growths_are_over_the_start():
+    """Predicted and observed growth leave out what was held before."""
+    record = _record(observed_peak_bytes=400)
+    assert (250.0, 300) == (
+        record.predicted_growth_bytes,
+        record.observed_growth_bytes,
+    )
+
+
+def test_unknown_peaks_have_no_growth():
+    """Where no peak was predicted or observed, there is no growth either."""
+    record = _record(predicted_peak_bytes=None)
+    assert record.predicted_growth_bytes is None
+    assert record.observed_growth_bytes is None
+
+
+def test_the_oldest_records_go():
+    """Only so many are kept, the last ones."""
+    records = Records(3)
+    for step in range(5):
+        records.append(_record(step))
+    assert [2, 3, 4] == [record.step for record in records]
+
+
+def test_closed_records_are_lines_of_json(tmp_path):
+    """Records are appended, and can be read while the file is open."""
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"step": -1}\n')
+    records = Records(3, path)
+    records.close(_record(7, observed_peak_bytes=400, reason="text"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [-1, 7] == [line["step"] for line in lines]
+    assert ({"ids.1": 12}, ["keep"], 400, "text") == tuple(
+        lines[1][name] for name in ("shape", "actions", "observed_peak_bytes", "reason")
+    )
+    records.close_file()
+    records.close_file()
+    records.close(_record(8))
+    assert 2 == len(path.read_text().splitlines())
+
+
+def test_a_file_that_cannot_be_opened(tmp_path):
+    """A folder is no file to append to."""
+    with pytest.raises(OSError, match=tmp_path.name):
+        Records(3, tmp_path)

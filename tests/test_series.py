@@ -1,0 +1,124 @@
+"""One quantity: when its fit is trusted, and what it says."""
+
+import pytest
+
+from mimose.predictors import EnvelopeRegressor, PolynomialRegressor, make_predictor
+from mimose.series import NOISY_STRETCH, STRETCH, Series
+
+
+def _exact(nonnegative=True):
+    def make():
+        return make_predictor("polynomial", noise=0.0, nonnegative=nonnegative)
+
+    return Series(make, 0.0, nonnegative)
+
+
+def _square(n):
+    return 3.0 * n * n + 5.0 * n
+
+
+def test_nothing_measured_is_doubted():
+    """A series without samples trusts nothing."""
+    assert "never measured" == _exact().doubt((4,))
+
+
+def test_an_exact_count_of_the_shape_itself_needs_no_fit():
+    """One exact sample answers for its own shape, and for no other."""
+    series = _exact()
+    series.add((4, 10), 77.0)
+    assert "" == series.doubt((4, 10))
+    assert 77.0 == series.predict((4, 10))
+    assert series.doubt((4, 11))
+
+
+def test_a_noisy_reading_needs_repeating():
+    """A reading with noise answers for its shape once it was repeated."""
+    series = Series(lambda: EnvelopeRegressor(noise=8.0), 8.0, True)
+    series.add((4,), 100.0)
+    assert series.doubt((4,))
+    series.add((4,), 104.0)
+    assert "" == series.doubt((4,))
+    assert 104.0 == series.predict((4,))
+
+
+def test_a_signed_quantity_takes_the_median():
+    """A net change is told by the median of its readings, and may be negative."""
+    series = Series(lambda: PolynomialRegressor(noise=8.0), 8.0, False)
+    for value in (-100.0, -102.0, 50.0):
+        series.add((4,), value)
+    assert -100.0 == series.predict((4,))
+
+
+def test_a_polynomial_is_found_and_trusted():
+    """With more shapes than monomials the fit is exact, also between the shapes."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 31):
+        series.add((2, n), _square(n))
+    assert "" == series.doubt((2, 19))
+    assert _square(19) == pytest.approx(series.predict((2, 19)), rel=1e-9)
+
+
+def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
+    """Up to the stretch, and not further."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 40):
+        series.add((n,), _square(n))
+    assert "" == series.doubt((int(40 * STRETCH),))
+    assert "61 is beyond 40, the most measured" == series.doubt((61,))
+
+
+def test_a_noisy_fit_is_trusted_less_far():
+    """A fit of readings reaches less far beyond the largest than an exact one."""
+    series = Series(lambda: PolynomialRegressor(noise=50.0), 50.0, False)
+    series.scale = 1e6
+    for i, n in enumerate((4, 10, 16, 22, 28, 34, 40)):
+        series.add((n,), 1000.0 * n + (-20, 13, 7, -9, 16, -11, 5)[i])
+    assert "" == series.doubt((int(40 * NOISY_STRETCH),))
+    assert series.doubt((int(40 * NOISY_STRETCH) + 1,))
+
+
+def test_a_constant_size_that_grows_is_doubted():
+    """A size that never varied says nothing of a larger one."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 31):
+        series.add((2, n), _square(n))
+    assert "3 where only 2 was measured" == series.doubt((3, 19))
+
+
+def test_sizes_that_were_always_equal_must_stay_equal():
+    """Two sizes that never differed count as one until they do."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 31):
+        series.add((n, n), _square(n))
+    assert "" == series.doubt((19, 19))
+    assert "19 and 12 differ, which were always equal" == series.doubt((12, 19))
+
+
+def test_a_surprise_is_taken_in():
+    """A value that the trusted fit got wrong makes it fit again."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 31):
+        series.add((n,), 5.0 * n)
+    assert 100.0 == pytest.approx(series.predict((20,)))
+    for n in (40, 50, 60, 70):
+        series.add((n,), _square(n))
+    assert _square(60) == pytest.approx(series.predict((60,)), rel=0.01)
+
+
+def test_predictions_are_not_negative_where_they_cannot_be():
+    """Held bytes and excesses are at least 0 everywhere."""
+    series = _exact()
+    for n in (10, 12, 14, 16, 18):
+        series.add((n,), 10.0 * n - 100.0)
+    assert 0.0 == series.predict((1,))
+
+
+def test_the_number_of_shapes_is_bounded():
+    """Shapes that the fit predicts well are not kept without end."""
+    series = _exact()
+    for n in range(1, 200):
+        series.add((n,), 7.0 * n)
+        series.predict((n,))
+    assert len(series) <= 64
+    assert "" == series.doubt((199,))
+    assert 7.0 * 150 == pytest.approx(series.predict((150,)))

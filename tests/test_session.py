@@ -1,0 +1,582 @@
+"""A session from attach to detach: what it touches, what it tells, what it leaves."""
+
+import copy
+import inspect
+import io
+import json
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+
+ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
+
+
+def _state(model):
+    """Return all that has to be as before: names, keys and what is on each module."""
+    return (
+        [name for name, _ in model.named_modules()],
+        list(model.state_dict()),
+        [sorted(vars(module)) for module in model.modules()],
+        [type(module) for module in model.modules()],
+    )
+
+
+class _Failing(nn.Module):
+    """A block that fails in forward or backward when it is told to."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.fails_in = ""
+
+    def forward(self, x):
+        if self.fails_in == "forward":
+            msg = "told to fail in forward"
+            raise ArithmeticError(msg)
+        y = torch.tanh(self.linear(x))
+        if self.fails_in == "backward":
+            y.register_hook(self._fail)
+        return x + y
+
+    def _fail(self, _):
+        msg = "told to fail in backward"
+        raise ArithmeticError(msg)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_nothing_is_left_after_use(toys, name):
+    """Names, keys, attributes, classes and hooks are as before, and the signature."""
+    model = toys.zoo_model(name)
+    before, signature = _state(model), inspect.signature(model.forward)
+    assert [] == toys.leftovers(model)
+    with mimose.attach(model, "1TiB"):
+        assert before[:2] == _state(model)[:2]
+        assert signature == inspect.signature(model.forward)
+        toys.train(model, toys.zoo_batches(name, 2))
+    assert before == _state(model)
+    assert [] == toys.leftovers(model)
+
+
+@pytest.mark.parametrize("fails_in", ["forward", "backward"])
+@pytest.mark.parametrize("planner", ["auto", "full", "none"])
+def test_nothing_is_left_after_an_exception(toys, fails_in, planner):
+    """The user's error comes through as it is, and detaching cleans up."""
+    model = toys.chain(3, make=_Failing)
+    before = _state(model)
+    with (
+        pytest.raises(ArithmeticError, match=f"told to fail in {fails_in}"),
+        mimose.attach(model, "1TiB", planner=planner),
+    ):
+        model(toys.inputs()).backward()
+        model.blocks[1].fails_in = fails_in
+        model(toys.inputs()).backward()
+    assert before == _state(model)
+    assert [] == toys.leftovers(model)
+
+
+@pytest.mark.parametrize("planner", ["auto", "full", "every-2"])
+@pytest.mark.parametrize("fails_in", ["forward", "backward"])
+def test_the_step_after_an_exception_is_exact(toys, fails_in, planner):
+    """A caught exception leaves no state behind that the next step would notice."""
+    model = toys.chain(3, make=_Failing)
+    twin = copy.deepcopy(model)
+    with mimose.attach(model, "1TiB", planner=planner) as session:
+        model(toys.inputs()).backward()
+        model.blocks[1].fails_in = fails_in
+        with pytest.raises(ArithmeticError):
+            model(toys.inputs()).backward()
+        model.blocks[1].fails_in = ""
+        model.zero_grad()
+        actual = toys.train(model, [toys.inputs()] * 2)
+    assert [] == toys.differences(toys.train(twin, [toys.inputs()] * 2), actual)
+    failed = session.records[1]
+    assert failed.observed_peak_bytes is None
+    if fails_in == "forward":
+        assert "forward raised ArithmeticError" == failed.reason
+    else:
+        expected = "the backward did not run to its end, or not through the outputs"
+        assert expected == failed.reason
+    later = list(session.records)[2:]
+    assert 2 == len(later)
+    assert None not in [record.observed_peak_bytes for record in later]
+    assert "several forwards" not in "".join(record.reason for record in later)
+
+
+class _NoForwardSet(nn.Linear):
+    """A layer whose forward cannot be replaced."""
+
+    def __setattr__(self, name, value):
+        if name == "forward":
+            msg = "forward is fixed"
+            raise AttributeError(msg)
+        super().__setattr__(name, value)
+
+
+def test_nothing_is_left_where_attach_fails_halfway(toys):
+    """Units patched before the one that refuses get their forward back."""
+    model = toys.chain(3)
+    model.blocks.append(_NoForwardSet(16, 16))
+    before = _state(model)
+    with pytest.raises(AttributeError, match="forward is fixed"):
+        mimose.attach(model, "1TiB", units="blocks")
+    assert before == _state(model)
+    assert [] == toys.leftovers(model)
+    model.blocks.pop(3)
+    with mimose.attach(model, "1TiB"):
+        model(toys.inputs()).backward()
+
+
+class _BrokenMeter:
+    noise_bytes = 0.0
+    reads_peak = True
+
+    def total_bytes(self):
+        return 2**30
+
+    def __getattr__(self, name):
+        msg = "the meter is broken"
+        raise OSError(msg)
+
+
+def test_nothing_is_left_where_the_meter_is_broken(toys):
+    """A meter that cannot be read fails attach, and leaves no optimizer hook."""
+    model = toys.chain(2)
+    before = _state(model)
+    with pytest.raises(OSError, match="the meter is broken"):
+        mimose.attach(model, "1TiB", meter=_BrokenMeter())
+    assert before == _state(model)
+    assert [] == toys.leftovers(model)
+
+
+def test_detaching_twice_is_harmless(toys):
+    """The second detach finds nothing to do, also where another session came."""
+    model = toys.chain(2)
+    first = mimose.attach(model, "1TiB")
+    first.detach()
+    second = mimose.attach(model, "1TiB")
+    first.detach()
+    with pytest.raises(mimose.AlreadyAttachedError):
+        mimose.attach(model, "1TiB")
+    second.detach()
+    assert [] == toys.leftovers(model)
+
+
+def test_a_model_is_freed_with_its_session():
+    """Who drops the model without detaching gets its memory back."""
+    import gc
+    import weakref
+
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4)) for _ in range(3)))
+    session = mimose.attach(model, "1TiB", units=nn.Sequential)
+    model(torch.randn(2, 4)).sum().backward()
+    gone = weakref.ref(model)
+    del model, session
+    gc.collect()
+    assert gone() is None
+    _remove_optimizer_hooks()
+
+
+def _remove_optimizer_hooks():
+    """Undo what a session that was never detached leaves in torch itself."""
+    from torch.optim import optimizer
+
+    optimizer._global_optimizer_pre_hooks.clear()
+    optimizer._global_optimizer_post_hooks.clear()
+
+
+def test_deepcopy_gives_a_plain_model(toys):
+    """A copy of an attached model trains like the bare one and is not planned."""
+    model = toys.zoo_model("bert")
+    batches = toys.zoo_batches("bert", 2)
+    expected = toys.train(copy.deepcopy(model), batches)
+    with mimose.attach(model, "1TiB", planner="full") as session:
+        actual = toys.train(copy.deepcopy(model), batches)
+    assert [] == toys.differences(expected, actual)
+    assert 0 == len(session.records)
+
+
+@pytest.mark.parametrize("how", ["pickle", "torch.save"])
+def test_pickle_gives_a_plain_model(toys, how):
+    """A saved model, loaded again, trains like the bare one and is not planned."""
+    model = toys.chain(3)
+    batches = [toys.inputs()] * 2
+    expected = toys.train(copy.deepcopy(model), batches)
+    with mimose.attach(model, "1TiB", planner="full") as session:
+        if how == "pickle":
+            loaded = pickle.loads(pickle.dumps(model))
+        else:
+            file = io.BytesIO()
+            torch.save(model, file)
+            file.seek(0)
+            loaded = torch.load(file, weights_only=False)
+        actual = toys.train(loaded, batches)
+    assert [] == toys.differences(expected, actual)
+    assert 0 == len(session.records)
+
+
+def test_state_dicts_fit_both_ways(toys):
+    """Checkpoints written under a session load into bare models and back."""
+    model, bare = toys.chain(3), toys.chain(3)
+    with mimose.attach(model, "1TiB"):
+        toys.train(model, [toys.inputs()])
+        bare.load_state_dict(model.state_dict())
+        model.load_state_dict(bare.state_dict())
+    assert all(map(torch.equal, bare.parameters(), model.parameters()))
+
+
+# ---------------------------------------------------------------------- not training
+
+
+def test_evaluation_passes_straight_through(toys):
+    """Eval mode and no_grad are neither planned nor counted, and change nothing."""
+    model = toys.zoo_model("bert")
+    (batch,) = toys.zoo_batches("bert", 1)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        expected = [model(**batch).logits, model.eval()(**batch).logits]
+    model.train()
+    with mimose.attach(model, "1TiB", planner="full") as session:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            actual = [model(**batch).logits, model.eval()(**batch).logits]
+        graded = model(**batch).logits
+        graded.sum().backward()
+    assert all(map(torch.equal, expected, actual))
+    assert torch.equal(expected[1], graded)
+    assert 0 == len(session.records)
+
+
+def test_generate_is_untouched(toys):
+    """GPT-2 generates as before, with its cache, and no step is recorded."""
+    model = toys.zoo_model("gpt2")
+    ids = torch.tensor([[5, 6, 7]])
+    options = {
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "attention_mask": torch.ones_like(ids),
+    }
+    expected = model.eval().generate(ids, **options)
+    with mimose.attach(model, "1TiB") as session:
+        assert torch.equal(expected, model.generate(ids, **options))
+        assert model(ids).past_key_values is not None
+    assert 0 == len(session.records)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_no_cache_in_training_and_the_configuration_is_untouched(toys, name):
+    """A training call makes no keys and values; what would be saved is as before."""
+    model = toys.zoo_model(name)
+    (batch,) = toys.zoo_batches(name, 1)
+    before = model.config.to_json_string()
+    assert model(**batch).past_key_values is not None
+    for planner in ("none", "full"):
+        with mimose.attach(model, "1TiB", planner=planner):
+            assert model(**batch).past_key_values is None
+            assert before == model.config.to_json_string()
+    assert model(**batch).past_key_values is not None
+
+
+def test_a_base_model_called_alone_is_not_a_step(toys):
+    """Only the root's forward is a step; a part called by itself runs bare."""
+    model = toys.zoo_model("bert")
+    (batch,) = toys.zoo_batches("bert", 1)
+    with mimose.attach(model, "1TiB", planner="full") as session:
+        model.bert(batch["input_ids"]).pooler_output.sum().backward()
+    assert 0 == len(session.records)
+
+
+# ---------------------------------------------------------------------- patterns
+
+
+def _loss(model, seed=5):
+    return model(torch.randn(8, 16, generator=torch.Generator().manual_seed(seed)))
+
+
+def _compared(toys, model, run, **options):
+    """Run a pattern bare and planned; return the differences and the records."""
+    twin = copy.deepcopy(model)
+    torch.manual_seed(1)
+    run(twin)
+    expected = toys.note(twin, torch.zeros(()))
+    torch.manual_seed(1)
+    with mimose.attach(model, "1TiB", **options) as session:
+        run(model)
+        actual = toys.note(model, torch.zeros(()))
+    return toys.differences([expected], [actual]), list(session.records)
+
+
+PLANNERS = pytest.mark.parametrize("planner", ["auto", "full", "every-2"])
+
+
+@PLANNERS
+def test_gradient_accumulation(toys, planner):
+    """Four forwards and backwards before the gradients go: four ordinary steps."""
+
+    def run(model):
+        for seed in range(4):
+            _loss(model, seed).backward()
+
+    found, records = _compared(toys, toys.chain(3), run, planner=planner)
+    assert [] == found
+    assert 4 == len(records)
+    assert None not in [record.observed_peak_bytes for record in records]
+
+
+@PLANNERS
+def test_several_forwards_before_one_backward(toys, planner):
+    """Steps that share a backward say so, and the safest plan runs for a while."""
+
+    def run(model):
+        for _ in range(2):
+            (_loss(model, 1) * _loss(model, 2) + _loss(model, 3)).backward()
+
+    found, records = _compared(toys, toys.chain(3), run, planner=planner)
+    assert [] == found
+    assert 6 == len(records)
+    reason = "several forwards run before one backward"
+    assert {reason} == {record.reason for record in records}
+    if planner == "auto":
+        assert {"fallback"} == {record.phase for record in records[1:]}
+
+
+@PLANNERS
+def test_no_backward(toys, planner):
+    """A forward whose graph is dropped closes without a peak; the next is a step."""
+
+    def run(model):
+        _loss(model, 1)
+        _loss(model, 2).backward()
+
+    found, records = _compared(toys, toys.chain(3), run, planner=planner)
+    assert [] == found
+    assert "no backward followed" == records[0].reason
+    assert "backward" not in records[1].reason
+    assert records[0].observed_peak_bytes is None
+    assert records[1].observed_peak_bytes is not None
+    assert 0 == records[0].recomputed_flops
+
+
+@PLANNERS
+def test_two_backwards(toys, planner):
+    """With the graph retained both backwards are exact, and the record says two."""
+
+    def run(model):
+        loss = _loss(model)
+        loss.backward(retain_graph=True)
+        (2 * loss).backward()
+
+    found, records = _compared(toys, toys.chain(3), run, planner=planner)
+    assert [] == found
+    (record,) = records
+    assert "two backwards" == record.reason
+    assert record.observed_peak_bytes is not None
+
+
+class _WithInner(nn.Module):
+    """Returns a loss and keeps an inner tensor for an auxiliary one."""
+
+    def __init__(self, chain):
+        super().__init__()
+        self.chain = chain
+
+    def forward(self, x):
+        x = self.chain.stem(x)
+        for block in self.chain.blocks:
+            x = block(x)
+            self.inner = x if block is self.chain.blocks[1] else self.inner
+        return x.square().mean()
+
+    inner = None
+
+
+def _with_inner(toys):
+    return _WithInner(toys.chain(4))
+
+
+@PLANNERS
+def test_an_auxiliary_loss_alone(toys, planner):
+    """A backward that avoids the outputs is exact; its peak is not observed."""
+
+    def run(model):
+        for seed in (1, 2):
+            loss = model(toys.inputs(seed=seed))
+            model.inner.abs().mean().backward()
+            model.inner = None
+            del loss
+
+    found, records = _compared(toys, _with_inner(toys), run, planner=planner)
+    assert [] == found
+    assert [None, None] == [record.observed_peak_bytes for record in records]
+    if planner == "auto":
+        expected = "the backward did not run to its end, or not through the outputs"
+        assert [expected] * 2 == [record.reason for record in records]
+
+
+@PLANNERS
+def test_an_auxiliary_loss_beside_the_main_one(toys, planner):
+    """An auxiliary loss added to the main one is an ordinary step."""
+
+    def run(model):
+        for seed in (1, 2):
+            loss = model(toys.inputs(seed=seed))
+            (loss + model.inner.abs().mean()).backward()
+            model.inner = None
+
+    found, records = _compared(toys, _with_inner(toys), run, planner=planner)
+    assert [] == found
+    assert None not in [record.observed_peak_bytes for record in records]
+
+
+def test_torch_autograd_grad(toys):
+    """`torch.autograd.grad` through the outputs is a backward like any other."""
+    model = toys.chain(3)
+    x = toys.inputs()
+    torch.manual_seed(1)
+    expected = torch.autograd.grad(model(x), list(model.parameters()))
+    torch.manual_seed(1)
+    with mimose.attach(model, "1TiB", planner="full") as session:
+        actual = torch.autograd.grad(model(x), list(model.parameters()))
+    assert all(map(torch.equal, expected, actual))
+    assert session.records[0].observed_peak_bytes is not None
+
+
+def test_a_backward_after_detach(toys):
+    """Detaching between forward and backward leaves the gradients right."""
+    model = toys.chain(3)
+    torch.manual_seed(1)
+    model(toys.inputs()).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.manual_seed(1)
+    session = mimose.attach(model, "1TiB")
+    loss = model(toys.inputs())
+    session.detach()
+    loss.backward()
+    assert all(map(torch.equal, expected, [p.grad for p in model.parameters()]))
+    assert "detached before the backward" == session.records[0].reason
+
+
+# ---------------------------------------------------------------------- phases, text
+
+
+def test_phases_of_varying_lengths(toys, meter):
+    """BERT collects for at most ten steps, steps down, plans, and falls back."""
+    model = toys.zoo_model("bert")
+    lengths = [20, 33, 9, 26, 14, 38, 30, 12, 23, 17, 35, 28]
+    batches = toys.text_batches([*lengths, 31, 22, 130])
+    found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    phases = [record.phase for record in session.records]
+    n_collected = phases.index("step_down")
+    assert ["collect"] * n_collected == phases[:n_collected]
+    assert n_collected <= 10
+    assert ["step_down", "step_down", "plan"] == phases[n_collected : n_collected + 3]
+    last = session.records[-1]
+    assert "fallback" == last.phase
+    assert "is beyond 38, the most measured" in last.reason
+    assert {"recompute"} == set(last.actions)
+
+
+def test_records_tell_of_a_planned_step(toys, meter):
+    """Every field of a planned step's record has its value."""
+    model = toys.zoo_model("bert")
+    batches = toys.text_batches([20, 33, 20, 33, 20, 33, 20])
+    budget = toys.budget_between(model, batches[:2], 0.6, meter)
+    _, session = toys.compare(model, batches, budget=budget, meter=meter)
+    assert list(range(7)) == [record.step for record in session.records]
+    record = session.records[-1]
+    assert "plan" == record.phase
+    assert 20 == record.shape["attention_mask.1"]
+    assert 3 == len(record.actions)
+    assert budget == record.budget_bytes
+    assert 0 < record.start_bytes < record.observed_peak_bytes <= budget
+    assert record.observed_growth_bytes == pytest.approx(
+        record.predicted_growth_bytes, rel=0.01
+    )
+    assert 0 < record.plan_seconds
+    assert ("", 0) == (record.reason, record.retries)
+
+
+def test_summary_adds_the_records_up(toys, meter):
+    """The summary's numbers are those of the records."""
+    model = toys.chain(4)
+    batches = [toys.inputs(n) for n in (8, 24) * 6]
+    _, session = toys.compare(model, batches, planner=toys.RandomPlanner(), meter=meter)
+    summary, records = session.summary(), list(session.records)
+    assert 12 == summary.steps == sum(summary.phases.values())
+    assert (4, 2, 0) == (summary.units, summary.shapes, summary.steps_over)
+    assert sum(r.recomputed_flops for r in records) == summary.recomputed_flops
+    collected = [r.recomputed_flops for r in records if r.phase == "collect"]
+    assert sum(collected) == summary.collected_flops
+    assert sum(r.cache_hit for r in records) == summary.cache_hits > 0
+    assert session.peak_bytes == summary.peak_bytes
+    assert max(r.observed_peak_bytes for r in records) <= summary.peak_bytes
+    assert 0.0 == summary.error_p50 == summary.error_p99
+    assert {} == summary.kept_units
+
+
+def test_peaks_before_the_session_are_not_its_own(toys, meter):
+    """A peak reached before attach is no reading of the session."""
+    model = toys.chain(2)
+    torch.zeros(10_000_000)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        toys.train(model, [toys.inputs()])
+    assert session.peak_bytes < 1_000_000
+
+
+def test_report_and_explain_are_text_for_people(toys, meter):
+    """The report names the budget; the explanation names every event."""
+    model = toys.chain(4)
+    batches = [toys.inputs(n) for n in (8, 24) * 4]
+    _, session = toys.compare(model, batches, budget="1GiB", meter=meter)
+    assert "1.00 GiB" in session.report()
+    text = session.explain({"0.0": 24})
+    assert [] == [f"blocks.{i}#0" for i in range(4) if f"blocks.{i}#0" not in text]
+    with pytest.raises(mimose.MimoseError, match=r"no size is called 'length'"):
+        session.explain({"length": 24})
+
+
+def test_explain_before_the_first_step(toys):
+    """Without a step there is no shape to explain; the error says so."""
+    with (
+        mimose.attach(toys.chain(2), "1TiB") as session,
+        pytest.raises(mimose.MimoseError, match="no step was run yet"),
+    ):
+        session.explain()
+
+
+def test_records_go_to_a_file(toys, tmp_path):
+    """Each closed step is a line of JSON, and the file is closed by detach."""
+    path = tmp_path / "records.jsonl"
+    _, session = toys.compare(toys.chain(2), [toys.inputs()] * 3, record_to=path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [0, 1, 2] == [line["step"] for line in lines]
+    assert [list(r.actions) for r in session.records] == [x["actions"] for x in lines]
+
+
+def test_a_budget_of_the_process_is_kept(toys):
+    """On the physical meter too, planned steps stay under a budget that needs plans."""
+    pytest.importorskip("resource")
+    model = toys.chain(6, width=64)
+    batches = [toys.inputs(6_144, 64)] * 3
+    with mimose.attach(model, "1TiB", planner="full", meter="process") as session:
+        toys.train(model, batches)
+    least = session.records[-1].observed_growth_bytes
+    with mimose.attach(model, "1TiB", planner="none", meter="process") as session:
+        toys.train(model, batches)
+    most = session.records[-1].observed_growth_bytes
+    start = session.records[-1].start_bytes
+    assert most > 1.5 * least
+    budget = int(start + (least + most) / 2)
+    with mimose.attach(model, budget, meter="process") as session:
+        toys.train(model, batches * 4)
+    planned = [record for record in session.records if record.phase == "plan"]
+    assert len(planned) >= 4
+    assert {"keep", "recompute"} == set(planned[-1].actions)
+    slack = 4 * 2**20
+    assert max(r.observed_peak_bytes for r in planned) <= budget + slack

@@ -1,0 +1,219 @@
+"""Finding units, and taking over a forward without leaving a trace."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+)
+
+from mimose import CheckpointingConflictError, NoUnitsError
+from mimose.units import Patch, find_units, refuse_other_checkpointing
+
+EXPECTED = {
+    "bert": [f"bert.encoder.layer.{i}" for i in range(3)],
+    "gpt2": [f"transformer.h.{i}" for i in range(3)],
+    "t5": [f"{part}.block.{i}" for part in ("encoder", "decoder") for i in range(2)],
+    "vit": [f"vit.layers.{i}" for i in range(3)],
+    "albert": ["albert.encoder.albert_layer_groups.0"],
+    "resnet": [
+        "resnet.encoder.stages.0.layers.0",
+        "resnet.encoder.stages.0.layers.1",
+        "resnet.encoder.stages.1.layers.0",
+        "resnet.encoder.stages.2.layers.0",
+        "resnet.encoder.stages.3.layers.0",
+        "resnet.encoder.stages.3.layers.1",
+    ],
+}
+
+
+def _names(found):
+    return [name for name, _ in found]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_units_of_the_zoo(toys, name):
+    """Layers and blocks of the six architectures are found, in module order."""
+    assert EXPECTED[name] == _names(find_units(toys.zoo_model(name)))
+
+
+class _Two(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.net = make()
+
+
+class _MyLayer(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+
+class _OtherLayer(_MyLayer):
+    pass
+
+
+def test_blocks_repeated_in_a_sequential_are_found(toys):
+    """A `Sequential` of equal blocks is as good as a `ModuleList`."""
+    model = _Two(lambda: nn.Sequential(nn.Linear(4, 4), toys.Block(4), toys.Block(4)))
+    assert ["net.1", "net.2"] == _names(find_units(model))
+
+
+def test_all_of_a_repeated_class_are_found():
+    """Once a class is repeated, its members of other sizes count as well."""
+    model = _Two(lambda: nn.ModuleList([_MyLayer(2), _MyLayer(4), _MyLayer(4)]))
+    assert ["net.0", "net.1", "net.2"] == _names(find_units(model))
+
+
+def test_no_split_modules_are_found():
+    """Without repeated blocks, the classes a model names itself are taken."""
+    model = _Two(lambda: nn.ModuleDict({"a": _MyLayer(), "b": _OtherLayer()}))
+    model._no_split_modules = ["_OtherLayer"]
+    assert ["net.b"] == _names(find_units(model))
+
+
+def test_elements_of_any_list_are_the_last_resort():
+    """Blocks of differing classes in a `ModuleList` are better than nothing."""
+    model = _Two(lambda: nn.ModuleList([_MyLayer(2), _OtherLayer(3)]))
+    assert ["net.0", "net.1"] == _names(find_units(model))
+
+
+def test_units_by_class(toys):
+    """A class finds its instances, and those of its subclasses."""
+    model = nn.Sequential(_MyLayer(), toys.Block(4), _OtherLayer())
+    assert ["0", "2"] == _names(find_units(model, _MyLayer))
+
+
+def test_units_by_name(toys):
+    """A name is one module; that of a `ModuleList` is its elements."""
+    model = toys.chain(3)
+    assert ["blocks.1"] == _names(find_units(model, "blocks.1"))
+    assert ["blocks.0", "blocks.1", "blocks.2"] == _names(find_units(model, "blocks"))
+
+
+def test_several_choices_come_in_module_order(toys):
+    """Names and classes may be mixed; nothing is found twice."""
+    model = toys.chain(3)
+    chosen = ["blocks.2", "stem", toys.Block]
+    expected = ["stem", "blocks.0", "blocks.1", "blocks.2"]
+    assert expected == _names(find_units(model, chosen))
+
+
+def test_units_by_predicate(toys):
+    """A predicate takes the module, or the name and the module."""
+    model = toys.chain(3)
+    by_module = find_units(model, lambda module: isinstance(module, toys.Block))
+    by_name = find_units(model, lambda name, module: name.endswith("s.1"))
+    assert ["blocks.0", "blocks.1", "blocks.2"] == _names(by_module)
+    assert ["blocks.1"] == _names(by_name)
+
+
+def test_a_unit_inside_a_unit_is_dropped(toys):
+    """Units do not nest: the outer one is taken."""
+    model = toys.chain(2)
+    found = find_units(model, [toys.Block, "blocks.0.up"])
+    assert ["blocks.0", "blocks.1"] == _names(found)
+
+
+def test_the_model_itself_is_no_unit(toys):
+    """A choice that fits the whole model leaves its parts."""
+    with pytest.raises(NoUnitsError):
+        find_units(toys.chain(2), toys.Chain)
+
+
+def test_nothing_found_says_what_to_pass():
+    """A model without repeated layers is refused with a hint."""
+    with pytest.raises(NoUnitsError, match="no units found in Linear.*units="):
+        find_units(nn.Linear(2, 2))
+
+
+def test_a_wrong_name_is_refused_with_near_ones(toys):
+    """A misspelt name is met with those that look like it."""
+    with pytest.raises(NoUnitsError, match=r"'block\.1'.*did you mean blocks\.1"):
+        find_units(toys.chain(3), "block.1")
+
+
+def test_own_checkpointing_is_refused(toys):
+    """Transformers' own checkpointing, switched on, is a second owner."""
+    model = toys.zoo_model("bert")
+    refuse_other_checkpointing(model)
+    model.activation_checkpointing_enable()
+    with pytest.raises(CheckpointingConflictError, match=r"bert \(BertModel\)"):
+        refuse_other_checkpointing(model)
+
+
+def test_checkpoint_wrapper_is_refused(toys):
+    """A block in torch's checkpoint wrapper is a second owner."""
+    model = toys.chain(2)
+    model.blocks[1] = checkpoint_wrapper(model.blocks[1])
+    with pytest.raises(CheckpointingConflictError, match=r"blocks\.1.*wrapper"):
+        refuse_other_checkpointing(model)
+
+
+class _Doubled(Patch):
+    def __call__(self, x):
+        return self.original(x) if self.is_removed else 2 * self.original(x)
+
+
+def test_patch_replaces_and_gives_back():
+    """The replacement is on the instance alone, and goes without a trace."""
+    module, x = nn.Linear(3, 3), torch.randn(2, 3)
+    before, expected = dict(vars(module)), module(x)
+    patch = _Doubled(module)
+    assert torch.equal(2 * expected, module(x))
+    patch.remove()
+    assert before == vars(module)
+    assert torch.equal(expected, module(x))
+
+
+def test_patch_keeps_the_signature(toys):
+    """Who asks for the forward's parameters sees the user's own."""
+    model = toys.zoo_model("bert")
+    expected = inspect.signature(model.forward)
+    name = model.forward.__name__
+    patch = Patch(model)
+    assert expected == inspect.signature(model.forward)
+    assert name == model.forward.__name__
+    patch.remove()
+
+
+def test_patch_restores_a_forward_that_was_on_the_instance():
+    """Somebody else's earlier patch is put back as it was."""
+    module, x = nn.Linear(3, 3), torch.randn(2, 3)
+    module.forward = own = lambda x: x + 1
+    patch = _Doubled(module)
+    assert torch.equal(2 * (x + 1), module(x))
+    patch.remove()
+    assert own is vars(module)["forward"]
+
+
+def test_patch_under_another_steps_aside():
+    """Where somebody patched over it, a removed patch passes through."""
+    module, x = nn.Linear(3, 3), torch.randn(2, 3)
+    expected = module(x)
+    patch = _Doubled(module)
+    inner = module.forward
+    module.forward = lambda x: inner(x) + 1
+    patch.remove()
+    assert torch.equal(expected + 1, module(x))
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies_of_a_patched_module_are_plain(how):
+    """A copy runs its own forward on its own parameters."""
+    module, x = nn.Linear(3, 3), torch.randn(2, 3)
+    patch = _Doubled(module)
+    if how == "deepcopy":
+        copied = copy.deepcopy(module)
+    else:
+        copied = pickle.loads(pickle.dumps(module))
+    patch.remove()
+    assert torch.equal(module(x), copied(x))
+    with torch.no_grad():
+        copied.weight.zero_()
+        copied.bias.zero_()
+    assert torch.equal(torch.zeros(2, 3), copied(x))
