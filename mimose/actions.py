@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 Forward: TypeAlias = Callable[..., Any]
-OnRecompute: TypeAlias = Callable[[Callable[[], Any]], Any]
+OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[torch.Tensor]], Any]
 
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -45,7 +45,7 @@ def recompute(
         buffers: Buffers that `forward` changes, as (module, name): they change in the
             first call only.
         on_recompute: Called in backward with a function that recomputes, which it has
-            to call and whose result it has to return.
+            to call and whose result it has to return, and with the tensors given.
         early_stop: Whether the recomputation may end at the last tensor that is
             needed.
 
@@ -61,7 +61,8 @@ def recompute(
         if is_first or on_recompute is None:
             is_first = False
             return forward(*call_args, **call_kwargs)
-        return on_recompute(lambda: forward(*call_args, **call_kwargs))
+        tensors_given = [item for item in given if isinstance(item, torch.Tensor)]
+        return on_recompute(lambda: forward(*call_args, **call_kwargs), tensors_given)
 
     if buffers:
         return checkpoint(
@@ -119,13 +120,24 @@ def _flattened(
 
 
 def changing_buffers(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Return the buffers that a forward in training changes: running statistics."""
+    """Return the buffers that a forward is known to change: running statistics.
+
+    Their operators change them without a trace in the tensor's version.
+    """
+    return [
+        (inner, name)
+        for inner, name in all_buffers(module)
+        if name.startswith("running_") or name == "num_batches_tracked"
+    ]
+
+
+def all_buffers(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return every buffer of a module and those inside it, as (module, name)."""
     return [
         (inner, name)
         for inner in module.modules()
         for name, buffer in inner._buffers.items()
         if buffer is not None
-        and (name.startswith("running_") or name == "num_batches_tracked")
     ]
 
 

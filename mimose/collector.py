@@ -28,9 +28,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mimose.actions import OnRecompute
 from mimose.meters import Meter
-from mimose.shapes import CallShape
-from mimose.tracker import StorageTracker, tensors_in
+from mimose.series import Sizes
+from mimose.tracker import StorageTracker, storages_in, tensors_in
 
 KEEP = "keep"
 RECOMPUTE = "recompute"
@@ -61,9 +62,12 @@ class Measured:
     """``name#call``."""
     unit: int
     call: int
-    family: int
-    shape: CallShape
+    sizes: Sizes
+    """Its inputs'; once it has run, its outputs' behind them. (A layer that halves an
+    image rounds odd sides up, which no polynomial of its inputs' sizes does.)"""
     action: str
+    family: int = -1
+    """Told once it has run: what it returns is part of it."""
     held_bytes: dict[str, float] = field(default_factory=dict)
     """By action, from the tracker; empty until the event is recomputed."""
     flops: int = 0
@@ -116,15 +120,26 @@ class Trace:
         self.mark("enter", index)
         return index
 
-    def leave(self, index: int, inputs: Sequence[torch.Tensor], output: Any) -> None:
-        """Mark an event's exit and wait for its first gradient."""
+    def leave(
+        self, index: int, inputs: Sequence[torch.Tensor], output: Any
+    ) -> tuple[int, ...]:
+        """Mark an event's exit and wait for its first gradient.
+
+        Returns:
+            The ranks of the outputs, whose sizes it takes to those of the inputs.
+        """
         self.mark("exit", index)
+        shapes = [tuple(tensor.shape) for tensor in tensors_in(output)]
+        self.events[index].sizes += tuple(itertools.chain(*shapes))
         for tensor in _made_outputs(inputs, output):
             tensor.register_hook(self._on_gradient(index))  # type: ignore[no-untyped-call]
+        return tuple(map(len, shapes))
 
-    def kept(self, index: int, forward: Callable[[], Any]) -> Any:
+    def kept(
+        self, index: int, forward: Callable[[], Any], inputs: Sequence[torch.Tensor]
+    ) -> Any:
         """Run an event that is kept, and count what it holds."""
-        with StorageTracker() as tracker, _watch_uses(self.events[index]):
+        with StorageTracker() as tracker, _watch_uses(self.events[index], inputs):
             output = forward()
             held = float(tracker.live_bytes)
         self.events[index].held_bytes = {
@@ -133,16 +148,16 @@ class Trace:
         }
         return output
 
-    def recomputed(self, index: int) -> Callable[[Callable[[], Any]], Any]:
+    def recomputed(self, index: int) -> OnRecompute:
         """Return the `on_recompute` of an event: see Note: [Held bytes …]."""
 
-        def run(forward: Callable[[], Any]) -> Any:
+        def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
             if self.is_closed:
                 return forward()
             self.mark("recompute", index)
             event = self.events[index]
             tracker = StorageTracker()
-            with tracker, _watch_uses(event):
+            with tracker, _watch_uses(event, given):
                 output = forward()
                 held = float(tracker.live_bytes)
             event.held_bytes = {
@@ -176,23 +191,26 @@ class Trace:
 def input_storages(inputs: Sequence[torch.Tensor]) -> dict[int, int]:
     """Return the bytes of the larger storages that tensors live in, by identity."""
     return {
-        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
-        for tensor in inputs
-        if tensor.numel() >= _FILE_NOISE // 8
+        key: storage.nbytes()
+        for key, storage in storages_in(list(inputs)).items()
+        if storage.nbytes() >= _FILE_NOISE
     }
 
 
 @contextlib.contextmanager
-def _watch_uses(event: Measured) -> Iterator[None]:
+def _watch_uses(event: Measured, given: Sequence[torch.Tensor]) -> Iterator[None]:
     """Notice which input storages have more users after a forward: it saved them.
 
-    The storages outlive this: whoever runs the forward holds its inputs.
+    Only what is given *now* is looked at, and held meanwhile: under the user's hooks
+    on saved tensors a recomputation gets other storages than the forward had, whose
+    own may be gone. Those not given count as saved, the safe side.
     """
-    before = {key: torch._C._storage_Use_Count(key) for key in event.inputs}
+    alive = storages_in(list(given))
+    watched = event.inputs.keys() & alive.keys()
+    before = {key: torch._C._storage_Use_Count(key) for key in watched}
     yield
-    event.saved_inputs = {
-        key for key, uses in before.items() if torch._C._storage_Use_Count(key) > uses
-    }
+    unchanged = {k for k, n in before.items() if torch._C._storage_Use_Count(k) <= n}
+    event.saved_inputs = event.inputs.keys() - unchanged
 
 
 def _made_outputs(inputs: Sequence[torch.Tensor], output: object) -> list[torch.Tensor]:
@@ -389,6 +407,8 @@ class Carried:
         seen: set[int] = set()
         for tensor in tensors:
             if tensor.numel() < _FILE_NOISE // 8:
+                continue
+            if tensor.layout != torch.strided:
                 continue
             storage = tensor.untyped_storage()
             if storage._cdata not in seen and storage.nbytes() >= _FILE_NOISE:

@@ -136,14 +136,14 @@ def _table(summaries: Sequence[StrategySummary]) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("strategy", no_wrap=True)
     for title in (
         "growth\n(MiB)",
         "over\nbudget",
         "texts/s",
         "time",
-        "recomputed\n(GFLOP)",
+        "redone\n(GFLOP)",
         "loss",
         "accuracy",
     ):

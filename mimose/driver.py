@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd import Variable
 
+from mimose.actions import changing_buffers
 from mimose.budget import format_bytes
 from mimose.collector import (
     KEEP,
@@ -39,8 +40,8 @@ from mimose.planners import EveryK, Full, NoPlan, Planner
 from mimose.policy import Decision, Memory, Policy
 from mimose.records import Records, StepRecord
 from mimose.recovery import Snapshot, is_out_of_memory, release_memory
-from mimose.series import Sizes
-from mimose.shapes import SizeTable
+from mimose.series import Uncounted
+from mimose.shapes import SizeTable, argument_tensors
 from mimose.tracker import tensors_in
 from mimose.units import Patch
 
@@ -62,7 +63,7 @@ class Step:
         self.facts = facts
         self.decision = decision
         self.trace: Trace | None = None
-        self.uncounted: frozenset[tuple[int, Sizes]] | None = None
+        self.uncounted: Uncounted | None = None
         self.graph: weakref.ref[Any] | None = None
         self.carried: Carried | None = None
         self.carried_bytes = 0
@@ -227,9 +228,11 @@ class Driver:
             InfeasibleBudgetError: No plan keeps the budget at this shape.
             MimoseError: The inputs cannot be planned for.
         """
+        inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
+        versions = [tensor._version for tensor in inputs]
         step = self._begin(args, kwargs)
         output, error = self._attempt(step, forward)
-        if error is not None and self._prepare_retry(step, error):
+        while error is not None and self._prepare_retry(step, error, versions, inputs):
             error = None  # its traceback pins the tensors of the failed forward
             release_memory(self._device)
             self._snapshot.restore()
@@ -281,8 +284,11 @@ class Driver:
         self._n_steps += 1
         step = Step(record, facts, decision, self._planner)
         step.carried_bytes = carried
-        step.is_shared = is_shared
+        for other in self._open:  # if they get a backward, this forward is in it
+            other.is_shared = True
         self._records.append(record)
+        if any(not unit.knows_buffers for unit in self._events.units):
+            self._snapshot = self.snapshot()
         self._snapshot.take()
         record.plan_seconds = time.perf_counter() - began
         self._start(step)
@@ -314,7 +320,7 @@ class Driver:
             return Decision("plan", None)
         reason = ""
         if is_shared or self._n_steps < self._shared_until:
-            reason = "several forwards run before one backward"
+            reason = "several forwards or backwards make up a step"
         elif self._safest_once:
             reason = "the step is run again"
         elif not facts.sizes:
@@ -356,7 +362,7 @@ class Driver:
         waiting = _Waiting(self, step)
         step.graph = weakref.ref(waiting)
         for tensor in tensors:
-            if tensor.requires_grad:
+            if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(waiting)  # type: ignore[no-untyped-call]
         self._open.append(step)
 
@@ -370,10 +376,23 @@ class Driver:
 
     # ------------------------------------------------------------------ failures
 
-    def _prepare_retry(self, step: Step, error: BaseException) -> bool:
-        """Turn a failed step into the safest one, if that can help."""
+    def _prepare_retry(
+        self,
+        step: Step,
+        error: BaseException,
+        versions: Sequence[int],
+        inputs: Sequence[torch.Tensor],
+    ) -> bool:
+        """Turn a failed step into the safest one, if that can help.
+
+        A forward that has edited the root's own inputs cannot be run again.
+        """
         if isinstance(error, NotRecomputableError):
             self.keep_always(error.unit, error.why)
+        if versions != [tensor._version for tensor in inputs]:
+            return False
+        if isinstance(error, NotRecomputableError):
+            pass
         elif not is_out_of_memory(error) or not self._can_be_safer(step):
             return False
         record = step.record
@@ -394,6 +413,8 @@ class Driver:
         return True
 
     def _can_be_safer(self, step: Step) -> bool:
+        if step.record.retries:
+            return False
         return step.decision.chosen is not None or isinstance(
             self._planner, (NoPlan, EveryK)
         )
@@ -408,7 +429,9 @@ class Driver:
     def snapshot(self) -> Snapshot:
         """Return a snapshot, not yet taken, of what a forward changes."""
         units = self._events.units
-        return Snapshot(self._device, [b for unit in units for b in unit.buffers])
+        known = changing_buffers(self._model)
+        others = [b for unit in units for b in unit.buffers if b not in known]
+        return Snapshot(self._device, known + others)
 
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""
@@ -452,10 +475,11 @@ class Driver:
         if step.is_closed:
             if not step.is_shared:
                 step.record.reason = "two backwards"
+                self._shared_until = self._n_steps + _SHARED_STEPS
             return
         if step in self._open:
             self._open.remove(step)
-        if step.is_shared or self._open:
+        if step.is_shared or any(other.in_backward for other in self._open):
             self._note_shared(step)
         elif step.trace is not None:
             self._learn(step, step.trace)
@@ -504,10 +528,15 @@ class Driver:
                 record.phase,
                 dict(record.shape),
             )
+        is_over = record.observed_peak_bytes > self._budget_bytes
+        if is_over and not self._is_fixed:
+            self._policy.cache.clear()
         if predicted is None:
             return
         allowed = predicted + self._policy.margin.bytes(predicted)
-        if predicted >= _RELEVANT * (self._budget_bytes - record.start_bytes):
+        if is_over or predicted >= _RELEVANT * (
+            self._budget_bytes - record.start_bytes
+        ):
             self._policy.margin.observe(predicted, observed)
         self._policy.checked(
             step.facts.context,

@@ -30,7 +30,7 @@ from mimose.predictors import (
     SizeMap,
     make_predictor,
 )
-from mimose.series import Series, Sizes
+from mimose.series import Series, Sizes, Uncounted
 
 Context: TypeAlias = Hashable
 NO_FAMILY = -1
@@ -209,7 +209,7 @@ class Estimator:
             pattern = Pattern(names, calls=calls)
             self._patterns[facts.context] = pattern
         pattern.high = tuple(map(max, facts.sizes, pattern.high or facts.sizes))
-        row = (facts.sizes, tuple(event.shape.sizes for event in events))
+        row = (facts.sizes, tuple(event.sizes for event in events))
         if row not in pattern.rows and not self._follows(pattern, *row):
             pattern.rows.append(row)
             pattern.maps = None
@@ -255,7 +255,7 @@ class Estimator:
     def _learn_event(
         self, facts: StepFacts, event: Measured, sample: EventSample, behind: int
     ) -> None:
-        family, sizes = event.family, event.shape.sizes
+        family, sizes = event.family, event.sizes
         for action, held in sample.held_bytes.items():
             self._exact(f"held {action}", family).add(sizes, held)
         for action, excess in sample.forward_excess_bytes.items():
@@ -359,24 +359,24 @@ class Estimator:
 
     def recomputed_flops(
         self, facts: StepFacts, actions: Sequence[str]
-    ) -> tuple[int, set[tuple[int, Sizes]]]:
+    ) -> tuple[int, Uncounted]:
         """Return the FLOPs of a plan's recomputations, and which are not known yet.
 
         Returns:
-            The sum over what is known, and the (family, own sizes) still to count.
+            The sum over what is known, and what is still to count.
         """
         pattern = self._patterns[facts.context]
         own = self.own_sizes(pattern, facts.sizes)
         total = 0.0
-        unknown: set[tuple[int, Sizes]] = set()
-        for (_, _, _, family), sizes, action in zip(
+        unknown: dict[tuple[int, int], tuple[int, Sizes]] = {}
+        for (_, unit, call, family), sizes, action in zip(
             pattern.events, own, actions, strict=True
         ):
             if action == KEEP:
                 continue
             series = self._exact("flops", family)
             if series.doubt(sizes):
-                unknown.add((family, sizes))
+                unknown[unit, call] = family, sizes
             else:
                 total += round(series.predict(sizes))
         return int(total), unknown

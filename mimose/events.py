@@ -8,11 +8,16 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from mimose.actions import changing_buffers, recompute
+from mimose.actions import (
+    OnRecompute,
+    all_buffers,
+    changing_buffers,
+    recompute,
+)
 from mimose.collector import KEEP, RECOMPUTE, Measured, Trace, input_storages
 from mimose.estimator import Estimator
 from mimose.families import family_key
-from mimose.series import Sizes
+from mimose.series import Sizes, Uncounted
 from mimose.shapes import argument_tensors, call_shape
 from mimose.tracker import StorageTracker
 from mimose.units import Patch
@@ -25,11 +30,33 @@ class Unit:
         self.index = index
         self.name = name
         self.module = module
-        self.buffers = changing_buffers(module)
+        self.buffers = all_buffers(module)
+        """That a forward changes; all of them, until a first call has told."""
+        self.knows_buffers = False
         self.actions: tuple[str, ...] = ()
         """Under the running step's plan, by call."""
         self.calls = 0
         self.forward: Callable[..., Any] = module.forward
+
+    def call(self, run: Callable[[], Any]) -> Any:
+        """Run the unit, the first time noticing which buffers it changes."""
+        if self.knows_buffers:
+            return run()
+        before = [_state(module._buffers[name]) for module, name in self.buffers]
+        result = run()
+        changed = [
+            buffer
+            for buffer, state in zip(self.buffers, before, strict=True)
+            if _state(buffer[0]._buffers[buffer[1]]) != state
+        ]
+        known = changing_buffers(self.module)
+        self.buffers = known + [b for b in changed if b not in known]
+        self.knows_buffers = True
+        return result
+
+
+def _state(buffer: torch.Tensor | None) -> tuple[int, int]:
+    return (0, 0) if buffer is None else (id(buffer), buffer._version)
 
 
 class UnitPatch(Patch):
@@ -66,7 +93,7 @@ class RunningStep(Protocol):
 
     trace: Trace | None
     """Where a measured step writes; None in any other."""
-    uncounted: frozenset[tuple[int, Sizes]] | None
+    uncounted: Uncounted | None
     """Recomputations whose FLOPs are to be counted; None: all of them."""
 
     def action(self, index: int) -> str:
@@ -82,7 +109,10 @@ class NotRecomputableError(RuntimeError):
     """A unit was found that must be kept; the forward has to be run again."""
 
     def __init__(self, unit: Unit, why: str) -> None:
-        super().__init__(f"{unit.name} cannot be recomputed: {why}")
+        super().__init__(
+            f"{unit.name} cannot be recomputed: {why}. It is kept from now on; run the "
+            f"step again, with the batch as it was."
+        )
         self.unit = unit
         self.why = why
 
@@ -131,7 +161,7 @@ class EventRunner:
             return self._measure(step.trace, unit, call, args, kwargs)
         if call >= len(unit.actions) and self._other(step) == KEEP:
             return unit.forward(*args, **kwargs)
-        return self._recompute(step, unit, args, kwargs)
+        return self._recompute(step, unit, call, args, kwargs)
 
     def _other(self, step: RunningStep) -> str:
         self._n_unplanned += 1
@@ -141,43 +171,45 @@ class EventRunner:
         self,
         step: RunningStep,
         unit: Unit,
+        call: int,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
         if unit.index in self._estimator.unrecomputable:
             return unit.forward(*args, **kwargs)
-        counted = None
-        if step.uncounted is None or step.uncounted:
-            counted = self._counted(step, unit, args, kwargs)
-        return recompute(
-            unit.forward, args, kwargs, buffers=unit.buffers, on_recompute=counted
+        run: OnRecompute = _plainly
+        if step.uncounted is None:
+            run = self._counted(step, None)
+        elif (unit.index, call) in step.uncounted:
+            run = self._counted(step, step.uncounted[unit.index, call])
+        return unit.call(
+            lambda: recompute(
+                unit.forward,
+                args,
+                kwargs,
+                buffers=unit.buffers,
+                on_recompute=self._noted(unit, run),
+            )
         )
 
     def _counted(
-        self,
-        step: RunningStep,
-        unit: Unit,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Callable[[Callable[[], Any]], Any] | None:
+        self, step: RunningStep, known_as: tuple[int, Sizes] | None
+    ) -> OnRecompute:
         """Count a recomputation that stops early, where its FLOPs are not known.
 
         The early stop leaves out what comes after the last tensor that is needed, so
         these are not the forward's FLOPs.
         """
-        shape = call_shape(args, kwargs)
-        family = self._estimator.family(family_key(unit.module, shape, self._device))
-        if step.uncounted is not None and (family, shape.sizes) not in step.uncounted:
-            return None
 
-        def run(forward: Callable[[], Any]) -> Any:
+        def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
             tracker = StorageTracker()
             try:
                 with tracker:
                     return forward()
             finally:
                 step.add_flops(tracker.flops)
-                self._estimator.learn_flops(family, shape.sizes, tracker.flops)
+                if known_as is not None:
+                    self._estimator.learn_flops(*known_as, tracker.flops)
 
         return run
 
@@ -195,46 +227,48 @@ class EventRunner:
         shape = call_shape(args, kwargs)
         is_planned = call < len(unit.actions) and unit.actions[call] == KEEP
         is_kept = is_planned or unit.index in self._estimator.unrecomputable
-        index = trace.enter(
-            Measured(
-                name=f"{unit.name}#{call}",
-                unit=unit.index,
-                call=call,
-                family=self._estimator.family(
-                    family_key(unit.module, shape, self._device)
-                ),
-                shape=shape,
-                action=KEEP if is_kept else RECOMPUTE,
-                inputs=input_storages(inputs),
-            )
+        key = family_key(unit.module, shape, self._device)
+        measured = Measured(
+            name=f"{unit.name}#{call}",
+            unit=unit.index,
+            call=call,
+            sizes=shape.sizes,
+            action=KEEP if is_kept else RECOMPUTE,
+            inputs=input_storages(inputs),
         )
+        index = trace.enter(measured)
         versions = [tensor._version for tensor in inputs]
         if is_planned:
             output = unit.forward(*args, **kwargs)
         elif is_kept:
-            output = trace.kept(index, lambda: unit.forward(*args, **kwargs))
+            output = trace.kept(index, lambda: unit.forward(*args, **kwargs), inputs)
         else:
-            output = recompute(
-                unit.forward,
-                args,
-                kwargs,
-                buffers=unit.buffers,
-                on_recompute=self._noted(unit, trace.recomputed(index)),
-                early_stop=False,
+            output = unit.call(
+                lambda: recompute(
+                    unit.forward,
+                    args,
+                    kwargs,
+                    buffers=unit.buffers,
+                    on_recompute=self._noted(unit, trace.recomputed(index)),
+                    early_stop=False,
+                )
             )
-        trace.leave(index, inputs, output)
+        ranks = trace.leave(index, inputs, output)
+        measured.family = self._estimator.family((key, ranks))
         if not is_kept and versions != [tensor._version for tensor in inputs]:
             raise NotRecomputableError(unit, "it edits its own input in place")
         return output
 
-    def _noted(
-        self, unit: Unit, run: Callable[[Callable[[], Any]], Any]
-    ) -> Callable[[Callable[[], Any]], Any]:
-        def noted(forward: Callable[[], Any]) -> Any:
+    def _noted(self, unit: Unit, run: OnRecompute) -> OnRecompute:
+        def noted(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
             self.last_recomputed = unit
-            return run(forward)
+            return run(forward, given)
 
         return noted
+
+
+def _plainly(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
+    return forward()
 
 
 def _makes_gradients(module: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:

@@ -32,7 +32,7 @@ class OptimizerWatch:
     def __init__(self, model: nn.Module, meter: Meter) -> None:
         self._parameters = {id(p) for p in model.parameters()}
         self._meter = meter
-        self._n_watched = 0
+        self._n_watched: dict[int, int] = {}
         self._before = (0, 0)
         self._state_bytes: dict[int, int] = {}
         self.has_stepped = False
@@ -56,21 +56,23 @@ class OptimizerWatch:
             handle.remove()
         self._handles.clear()
 
-    def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _is_watched(self, optimizer: torch.optim.Optimizer) -> bool:
+        if self._n_watched.get(id(optimizer), 0) >= _STEPS_WATCHED:
+            return False
         groups = optimizer.param_groups
-        return any(id(p) in self._parameters for g in groups for p in g["params"][:1])
+        return any(id(p) in self._parameters for g in groups for p in g["params"])
 
     def _pre(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._n_watched >= _STEPS_WATCHED or not self._is_ours(optimizer):
+        if not self._is_watched(optimizer):
             return
         self.peak_bytes = max(self.peak_bytes, self._meter.peak_bytes())
         self._meter.reset_peak()
         self._before = self._meter.live_bytes(), _state_bytes(optimizer)
 
     def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._n_watched >= _STEPS_WATCHED or not self._is_ours(optimizer):
+        if not self._is_watched(optimizer):
             return
-        self._n_watched += 1
+        self._n_watched[id(optimizer)] = self._n_watched.get(id(optimizer), 0) + 1
         live, state = self._before
         now = _state_bytes(optimizer)
         self._state_bytes[id(optimizer)] = now

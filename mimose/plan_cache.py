@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from mimose.planners import Plan
-from mimose.series import Sizes
+from mimose.series import Sizes, Uncounted
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class ExactShape(NamedTuple):
     growth: Growth
     flops: int
     """Recomputed, as far as they are known."""
-    uncounted: frozenset[tuple[int, Sizes]]
-    """Recomputations (family, own sizes) whose FLOPs are still to be counted."""
+    uncounted: Uncounted
+    """Recomputations whose FLOPs are not."""
 
 
 @dataclass(slots=True)

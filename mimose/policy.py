@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from mimose.planners import (
 )
 from mimose.predictors import Margin
 from mimose.records import Phase
-from mimose.series import Sizes
+from mimose.series import Sizes, Uncounted
 from mimose.shapes import SizeTable, round_up
 
 _STAGES = (0.35, 0.7)
@@ -58,8 +58,8 @@ class Decision:
     growth_bytes: float | None = None
     """Predicted, at the exact sizes."""
     flops: int = 0
-    uncounted: frozenset[tuple[int, Sizes]] = frozenset()
-    """Recomputations (family, own sizes) whose FLOPs are still to be counted."""
+    uncounted: Uncounted = field(default_factory=dict)
+    """Recomputations whose FLOPs are not known yet."""
     cache_hit: bool = False
     is_measured: bool = False
     """Whether the boundaries are read: without a plan, or where it is a stretch."""
@@ -309,4 +309,4 @@ class Policy:
 
     def _exact(self, facts: StepFacts, plan: Plan, growth: Growth) -> ExactShape:
         flops, unknown = self._estimator.recomputed_flops(facts, plan.actions)
-        return ExactShape(growth, flops, frozenset(unknown))
+        return ExactShape(growth, flops, unknown)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
 Sizes: TypeAlias = tuple[int, ...]
+Uncounted: TypeAlias = Mapping[tuple[int, int], tuple[int, Sizes]]
+"""Recomputations whose FLOPs are still to be counted: (unit, call) to family and own
+sizes."""
 
 STRETCH = 1.5
 """How far beyond the largest size seen an exact fit is trusted."""
@@ -89,7 +92,12 @@ class Series:
         return error > max(2 * self.noise, 1e-6 * abs(value))
 
     def predict(self, sizes: Sizes) -> float:
-        """Return the value at one shape; at least 0 where it cannot be negative."""
+        """Return the value at one shape, 0 if none was ever measured.
+
+        Where it cannot be negative, it is at least 0.
+        """
+        if not self._samples:
+            return 0.0
         fit = self._fitted()
         if fit.trusted(self._tolerance()) or sizes not in self._samples:
             is_excess = self.noise > 0 and self._nonnegative

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -12,19 +13,31 @@ from torch.utils.flop_counter import flop_registry
 
 
 def tensors_in(tree: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested lists, tuples and dicts, in order.
-
-    Other containers (dataclasses, caches) are looked into through their ``__dict__``
-    only where they are mappings; anything else counts as a leaf.
-    """
+    """Yield the tensors in nested lists, tuples, mappings and dataclasses, in order."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, (list, tuple)):
         for item in tree:
             yield from tensors_in(item)
-    elif isinstance(tree, dict):
+    elif isinstance(tree, Mapping):
         for item in tree.values():
             yield from tensors_in(item)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for field in fields(tree):
+            yield from tensors_in(getattr(tree, field.name))
+
+
+def storages_in(tree: object) -> dict[int, torch.UntypedStorage]:
+    """Return the storages that a tree's tensors live in, by identity.
+
+    Sparse tensors and others without one storage are left out.
+    """
+    found = {}
+    for tensor in tensors_in(tree):
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            found[storage._cdata] = storage
+    return found
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -73,15 +86,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def bytes_made(self, tree: object) -> int:
         """Sum the bytes of the tracked storages that `tree`'s tensors live in."""
-        keys = {tensor.untyped_storage()._cdata for tensor in tensors_in(tree)}
+        keys = storages_in(tree)
         return sum(self._made[key][1] for key in keys if key in self._made)
 
     def _count(self, args: Any, kwargs: Any, result: Any) -> None:
-        inputs = {tensor.untyped_storage()._cdata for tensor in tensors_in(args)}
-        inputs.update(t.untyped_storage()._cdata for t in tensors_in(kwargs))
-        for tensor in tensors_in(result):
-            storage = tensor.untyped_storage()
-            key = storage._cdata
+        made = storages_in(result)
+        if not made:
+            return
+        inputs = {**storages_in(args), **storages_in(kwargs)}
+        for key, storage in made.items():
             if key not in inputs and key not in self._made:
                 self._add(key, storage)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import inspect
@@ -242,6 +243,8 @@ class Patch:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Give the copied module its plain ``forward``."""
+        if self._previous is not None:
+            return copy.deepcopy(self._previous, memo)
         copied = memo.get(id(self._module), self._module)
         return types.MethodType(type(self._module).forward, copied)
 

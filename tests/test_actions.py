@@ -123,7 +123,7 @@ def test_on_recompute_is_called_in_backward_only():
     module, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
     calls = []
 
-    def noted(forward):
+    def noted(forward, given):
         calls.append("recomputed")
         return forward()
 

@@ -45,7 +45,7 @@ def test_an_impossible_budget_on_the_physical_meter(toys):
 
 
 def test_an_impossible_budget_with_a_warning(toys, meter, caplog):
-    """`on_infeasible="warn"` trains on, exactly, with the least plan and one warning."""
+    """`on_infeasible="warn"` trains on exactly, with the least plan and a warning."""
     model = toys.zoo_model("bert")
     batches = toys.zoo_batches("bert", 8)
     budget = int(0.9 * toys.budget_between(model, batches[:2], 0.0, meter))

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 import mimose
 from mimose.collector import (
@@ -15,7 +16,6 @@ from mimose.collector import (
     analyse,
     without_readings,
 )
-from mimose.shapes import call_shape
 from mimose.tracker import StorageTracker
 
 ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
@@ -40,6 +40,39 @@ def test_boundaries_of_a_residual_chain(toys, meter, monkeypatch):
     """Every block is entered, left, reached by its gradient and recomputed once."""
     traces = toys.traces_of(monkeypatch)
     model = toys.chain(3)
+    with mimose.attach(model, "1TiB", meter=meter):
+        model(toys.inputs()).backward()
+    assert _expected_marks(3) == _marks(traces[0])
+
+
+class _Passing(nn.Module):
+    """Passes a second tensor through as it is."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x, carried):
+        return x + torch.tanh(self.linear(x)), carried
+
+
+class _PassingChain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(_Passing(16) for _ in range(3))
+
+    def forward(self, x):
+        x, carried = self.stem(x), self.stem(x).tanh()
+        for block in self.blocks:
+            x, carried = block(x, carried)
+        return x.square().mean() + carried.mean()
+
+
+def test_an_input_passed_through_is_no_output(toys, meter, monkeypatch):
+    """The gradient of a tensor that a block only hands on does not announce it."""
+    traces = toys.traces_of(monkeypatch)
+    model = _PassingChain()
     with mimose.attach(model, "1TiB", meter=meter):
         model(toys.inputs()).backward()
     assert _expected_marks(3) == _marks(traces[0])
@@ -122,7 +155,7 @@ def _event(index, action=RECOMPUTE, held=60.0, output=10.0):
         unit=index,
         call=0,
         family=0,
-        shape=call_shape((torch.zeros(2),), {}),
+        sizes=(2,),
         action=action,
         held_bytes={KEEP: held, RECOMPUTE: output},
         flops=7,

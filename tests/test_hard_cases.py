@@ -1,5 +1,7 @@
 """Models that are not a plain chain of plain layers: all exact, whatever the plan."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -242,10 +244,8 @@ def test_a_unit_that_edits_its_own_input(toys, meter, planner, caplog):
     torch.manual_seed(3)
     model = _MixedChain(toys.Block)
     options = {"units": "blocks", "meter": meter}
-    if planner == "random":
-        chosen = toys.FixedActions(1, 0, 1, 0)
-    else:
-        chosen = planner
+    mixed = toys.FixedActions(1, 0, 1, 0)
+    chosen = mixed if planner == "random" else planner
     found, session = toys.compare(model, [toys.inputs()] * 7, planner=chosen, **options)
     assert [] == found
     assert {"blocks.1": "it edits its own input in place"} == dict(
@@ -271,16 +271,19 @@ class _FirstEdits(nn.Module):
 
 
 def test_a_unit_that_edits_the_batch(toys):
-    """The forward is run again from the batch as it came, not from the edited one."""
+    """An edited batch cannot be run again: an error says so once, then it is kept."""
     torch.manual_seed(3)
     model = _FirstEdits(toys.Block)
     twin = toys.copy.deepcopy(model)
-    torch.manual_seed(1)
-    expected = twin(toys.inputs())
-    torch.manual_seed(1)
-    with mimose.attach(model, "1TiB", units="blocks"):
+    with mimose.attach(model, "1TiB", units="blocks") as session:
+        with pytest.raises(RuntimeError, match="run the step again"):
+            model(toys.inputs())
+        torch.manual_seed(1)
         actual = model(toys.inputs())
-    assert torch.equal(expected, actual)
+        actual.backward()
+    torch.manual_seed(1)
+    assert torch.equal(twin(toys.inputs()), actual)
+    assert "blocks.0" in session.summary().kept_units
 
 
 class _Checkpoints(nn.Module):
@@ -413,3 +416,88 @@ def test_users_hooks_run_once(toys):
         model(toys.inputs()).backward()
     handle.remove()
     assert ["hook"] == calls
+
+
+@dataclasses.dataclass
+class _Output:
+    """What a root may return."""
+
+    y: torch.Tensor
+
+
+class _Chain(torch.nn.Module):
+    """Two blocks and a head that returns what it is told to."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+            for _ in range(2)
+        )
+        self.scale = torch.nn.Parameter(torch.ones(4))
+        self.wrap = wrap
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.wrap(self, x * self.scale)
+
+
+def test_dataclass_outputs_are_looked_into():
+    """The end of backward is seen where the root returns a dataclass."""
+    model = _Chain(lambda _, y: _Output(y)).train()
+    with mimose.attach(model, "64GiB") as session:
+        for _ in range(2):
+            model(torch.randn(3, 4)).y.sum().backward()
+    assert ["", ""] == [r.reason and "" for r in session.records]
+    assert all(r.observed_peak_bytes is not None for r in session.records)
+
+
+def test_returned_parameters_keep_no_hooks():
+    """A root that returns a parameter leaves no hook on it, and no second backward."""
+    model = _Chain(lambda self, y: (y, self.scale)).train()
+    with mimose.attach(model, "64GiB") as session:
+        for _ in range(3):
+            model(torch.randn(3, 4))[0].sum().backward()
+    assert not model.scale._backward_hooks
+    assert not any("two backwards" in record.reason for record in session.records)
+
+
+def test_sparse_inputs_are_planned():
+    """A layer that reads a sparse matrix is measured like any other."""
+
+    class Mix(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x, adjacency):
+            return torch.sparse.mm(adjacency, self.linear(x))
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(Mix() for _ in range(2))
+
+        def forward(self, x, adjacency):
+            for layer in self.layers:
+                x = layer(x, adjacency)
+            return x
+
+    model = Net().train()
+    with mimose.attach(model, "64GiB") as session:
+        for _ in range(2):
+            model(torch.randn(3, 4), torch.eye(3).to_sparse()).sum().backward()
+    assert all(r.observed_peak_bytes is not None for r in session.records)
+
+
+def test_a_skipped_backward_is_forgotten():
+    """A forward whose backward is skipped does not cost the next ones their plans."""
+    model = _Chain(lambda _, y: y).train()
+    with mimose.attach(model, "64GiB") as session:
+        for index in range(6):
+            output = model(torch.randn(3, 4))
+            if index != 1:
+                output.sum().backward()
+    reasons = [record.reason for record in session.records]
+    assert not any("several forwards" in reason for reason in reasons[3:])

@@ -246,7 +246,7 @@ REAL = """
             return x.square().mean()
 
     torch.manual_seed(0)
-    model, x = Chain(), torch.randn(8192, 128)
+    model, x = Chain(), torch.randn(4096, 128)
     model(x[:64]).backward()
     model.zero_grad()
 
@@ -266,7 +266,7 @@ REAL = """
     expected = gradients()
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     with mimose.attach(model, "1TiB", planner="none") as session:
-        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + 240 * 2**20, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + 150 * 2**20, hard))
         torch.manual_seed(1)
         loss = model(x)
         loss.backward()

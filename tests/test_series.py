@@ -20,6 +20,7 @@ def _square(n):
 def test_nothing_measured_is_doubted():
     """A series without samples trusts nothing."""
     assert "never measured" == _exact().doubt((4,))
+    assert 0.0 == _exact().predict((4,))
 
 
 def test_an_exact_count_of_the_shape_itself_needs_no_fit():

@@ -563,7 +563,7 @@ def test_a_budget_of_the_process_is_kept(toys):
     """On the physical meter too, planned steps stay under a budget that needs plans."""
     pytest.importorskip("resource")
     model = toys.chain(6, width=64)
-    batches = [toys.inputs(6_144, 64)] * 3
+    batches = [toys.inputs(4_096, 64)] * 3
     with mimose.attach(model, "1TiB", planner="full", meter="process") as session:
         toys.train(model, batches)
     least = session.records[-1].observed_growth_bytes

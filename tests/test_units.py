@@ -127,7 +127,7 @@ def test_the_model_itself_is_no_unit(toys):
 
 def test_nothing_found_says_what_to_pass():
     """A model without repeated layers is refused with a hint."""
-    with pytest.raises(NoUnitsError, match="no units found in Linear.*units="):
+    with pytest.raises(NoUnitsError, match=r"no units found in Linear.*units="):
         find_units(nn.Linear(2, 2))
 
 

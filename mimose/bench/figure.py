@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,7 +117,7 @@ def _draw_predictions(axes: Axes, rows: Sequence[StepRow]) -> None:
         edgecolors="black",
         linewidths=0.7,
         zorder=4,
-        label="ring: what mimose predicted before the step",
+        label="ring: mimose's prediction before the step\n(no ring: still measuring)",
     )
     axes.legend(loc="upper left", frameon=False, fontsize=9, handletextpad=0.2)
 
@@ -175,8 +176,9 @@ def _headline(summaries: Sequence[StrategySummary]) -> str:
     if "mimose" not in by_name:
         return "Peak memory of a training step, by the length of its batch"
     mimose = by_name["mimose"]
-    kept = "all" if not mimose.steps_over else f"all but {mimose.steps_over}"
-    headline = f"mimose kept {kept} of {mimose.steps} steps within the budget"
+    within = mimose.steps - mimose.steps_over
+    kept = "all" if within == mimose.steps else f"{within} of"
+    headline = f"mimose kept {kept} {mimose.steps} steps within the budget"
     if mimose.recomputed_ratio is None:
         return headline
     return (
@@ -187,18 +189,17 @@ def _headline(summaries: Sequence[StrategySummary]) -> str:
 
 def _footnote(rows: Sequence[StepRow]) -> str:
     """Say where it was measured, and what the hard limit did."""
-    parts = []
-    limited = summarise(row for row in rows if row.run == "limit")
-    for summary in limited:
-        parts.append(f"{summary.strategy} took {summary.steps} steps")
     first = rows[0]
     where = (
         f"{first.device}, {first.threads} threads, torch {first.torch}, "
         f"seed {first.seed}, {first.date[:10]}"
     )
-    if not parts:
+    limited = Counter(row.strategy for row in rows if row.run == "limit")
+    if not limited:
         return where
-    return f"With the budget as a hard limit: {', '.join(parts)}.  {where}"
+    steps = 1 + max(row.step for row in rows if row.run == "compare")
+    taken = ", ".join(f"{name} took {n} of {steps}" for name, n in limited.items())
+    return f"With the budget as a hard limit on the process: {taken} steps.\n{where}"
 
 
 def _strategies(rows: Sequence[StepRow]) -> list[str]:

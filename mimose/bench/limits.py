@@ -16,7 +16,11 @@ def limit_memory(budget_bytes: int, resident_bytes: int) -> None:
     budget is about what is resident. Both grow by a tensor's bytes when it is
     allocated, so the limit is what is mapped now plus what the budget leaves over
     what is resident now, plus `SLACK_BYTES` for what is mapped and never touched:
-    thread stacks, arenas, a library that is loaded later.
+    thread stacks, arenas, a library that is loaded late.
+
+    To be called when a step begins, since such mappings add up over the steps: oneDNN
+    alone maps 256 KiB for every kernel that it generates for a new shape, and touches
+    4 KiB of them.
 
     Args:
         budget_bytes: The most that may be resident.

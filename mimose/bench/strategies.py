@@ -69,8 +69,6 @@ class Training:
         self._n_steps = 0
         self._warm_up()
         self._session = self._attach()
-        if task.is_limited and task.budget_bytes is not None:
-            limit_memory(task.budget_bytes, self._meter.live_bytes())
         torch.manual_seed(task.workload.seed)
 
     @property
@@ -90,6 +88,8 @@ class Training:
         """
         batch = self._batches[index]
         start_bytes = self._meter.begin_step()
+        if self._task.is_limited and self._task.budget_bytes is not None:
+            limit_memory(self._task.budget_bytes, start_bytes)
         began = time.perf_counter()
         loss = self._train_on(batch)
         seconds = time.perf_counter() - began

@@ -19,7 +19,7 @@ LIMITED = ("none", "mimose")
 class Workload:
     """Everything that decides what is trained, and in which order."""
 
-    layers: int = 6
+    layers: int = 4
     """Transformer blocks."""
 
     hidden_size: int = 64

@@ -41,7 +41,7 @@ def test_text_says_what_is_seen(rows: list[StepRow], tmp_path: Path) -> None:
         "budget 0.57 GiB",
         "a plan for every length",
         "imagined",
-        "predicted",
+        "prediction",
     ):
         assert expected in text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -31,6 +31,13 @@ class Block(nn.Module):
         return states + changed
 
 
+class Output(NamedTuple):
+    """What a row returns."""
+
+    loss: torch.Tensor
+    """One number."""
+
+
 class Row(nn.Module):
     """Blocks one behind another, and a loss of one number.
 
@@ -44,11 +51,11 @@ class Row(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(Block(width, factor) for _ in range(n_blocks))
 
-    def forward(self, states: torch.Tensor) -> SimpleNamespace:
+    def forward(self, states: torch.Tensor) -> Output:
         """Map (rows, width) to a loss."""
         for block in self.blocks:
             states = block(states)
-        return SimpleNamespace(loss=states.sum())
+        return Output(loss=states.sum())
 
 
 class Told:

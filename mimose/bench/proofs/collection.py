@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, chosen
 from mimose.session import attach
 from mimose.tracker import StorageTracker
-from mimose.units import Patch, find_units
+from mimose.units import find_units
 from mimose.zoo import ZOO, Batch
 
 QUESTION = "What does learning cost: iterations, forwards, FLOPs and time?"
@@ -171,24 +172,6 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             return
 
 
-class _CountCalls(Patch):
-    """Tells a loop of each call of a layer.
-
-    Args:
-        module: The layer.
-        loop: The loop.
-    """
-
-    def __init__(self, module: nn.Module, loop: CountedLoop) -> None:
-        super().__init__(module)
-        self._loop = loop
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Count, and run the layer."""
-        self._loop.count_call()
-        return self.original(*args, **kwargs)
-
-
 class CountedLoop(Loop):
     """A loop that counts its layers' calls and, if asked, whole steps' FLOPs.
 
@@ -203,7 +186,7 @@ class CountedLoop(Loop):
         self._in_backward = False
         self._calls = [0, 0]
         for _, module in find_units(model, None):
-            _CountCalls(module, self)
+            vars(module)["forward"] = functools.partial(self._call, module.forward)
 
     def counted_step(self, batch: Batch) -> dict[str, Any]:
         """Train on one batch; return the counts."""
@@ -225,6 +208,6 @@ class CountedLoop(Loop):
         loss.backward()  # type: ignore[no-untyped-call]
         self._in_backward = False
 
-    def count_call(self) -> None:
-        """Take note of a call of a layer's own forward."""
+    def _call(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._calls[self._in_backward] += 1
+        return forward(*args, **kwargs)

@@ -242,11 +242,14 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             loop.step(case.fill(setup.batch(sizes, generator), step))
             for said in _observed(session, n_before, sizes):
                 yield {**said, "case": task["case"]}
-                n_counted += (said["observed_growth_bytes"] or 0) * (
-                    said["predicted_growth_bytes"] is not None
-                ) >= _LEAST_GROWTH_BYTES
+                n_counted += _counts(said)
             if n_counted >= task["pairs"]:
                 return
+
+
+def _counts(said: Mapping[str, Any]) -> bool:
+    is_large = (said["observed_growth_bytes"] or 0) >= _LEAST_GROWTH_BYTES
+    return is_large and said["predicted_growth_bytes"] is not None
 
 
 def _observed(

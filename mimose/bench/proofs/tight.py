@@ -12,18 +12,26 @@ memory, after two steps at the most.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from mimose.bench.proofs.child import run_child
-from mimose.bench.proofs.common import Answer, Bar, Row, Settings, mebibytes
+from mimose.bench.proofs.common import (
+    Answer,
+    Bar,
+    Row,
+    Settings,
+    mebibytes,
+    progress,
+)
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, chosen
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.session import attach
+from mimose.session import Session, attach
+from mimose.zoo import Batch
 
 QUESTION = "Is a tight budget kept from the first step, and an impossible one refused?"
 
@@ -46,6 +54,7 @@ _SETUPS = (
         changes={"d_model": 256, "d_ff": 1024},
     ),
 )
+_AMPLE_BYTES = 2**40
 _SHARE = 0.03
 _PROBE_STEPS = 5
 _STEPS_BAR = 2
@@ -90,45 +99,60 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     table, bars = [], []
     for setup in chosen(_SETUPS, settings.models):
         task = {"model": setup.model, "seed": settings.seed, "steps": options.steps}
-
-        def run(name: str, share: float, task: Mapping[str, Any]) -> list[TightRow]:
-            told = {**task, "run": name, "share": share}
-            return [
-                TightRow(**said, **settings.provenance())
-                for said in run_child("tight", told, settings.threads)
-            ]
-
-        probe = run("probe", 0.0, task)
-        least = max(row.rise_bytes for row in probe)
-        task["least_bytes"] = least
-        above, below = run("above", _SHARE, task), run("below", -_SHARE, task)
+        probe = _run(settings, {**task, "run": "probe"})
+        task["least_bytes"] = max(row.rise_bytes for row in probe)
+        above = _run(settings, {**task, "run": "above", "share": _SHARE})
+        below = _run(settings, {**task, "run": "below", "share": -_SHARE})
         rows += [*probe, *above, *below]
-        refused = [row for row in below if row.phase == "refused"]
-        over = [row for row in above if row.peak_bytes > (row.budget_bytes or 0)]
-        table.append(
-            {
-                "model": setup.model,
-                "least MiB": mebibytes(least),
-                "steps above": len(above),
-                "over": len(over),
-                "highest of budget": _highest(above),
-                "refused after": refused[0].step if refused else None,
-                "holders": refused[0].holders if refused else "",
-            }
-        )
-        bars += [
-            Bar(f"{setup.model}: steps done above", len(above), at_least=options.steps),
-            Bar(f"{setup.model}: steps over", len(over), 0),
-            Bar(
-                f"{setup.model}: steps before the refusal",
-                refused[0].step if refused else None,
-                _STEPS_BAR,
-            ),
-        ]
+        table.append(_summarise(task, above, below))
+        bars.extend(_judge(task, above, below))
+        progress(f"tight {setup.model}: done")
     return Answer(rows=rows, table=table, bars=bars)
 
 
-def _highest(rows: list[TightRow]) -> float | None:
+def _run(settings: Settings, task: Mapping[str, Any]) -> list[TightRow]:
+    return [
+        TightRow(**said, **settings.provenance())
+        for said in run_child("tight", task, settings.threads)
+    ]
+
+
+def _over(rows: Sequence[TightRow]) -> int:
+    return sum(row.peak_bytes > (row.budget_bytes or 0) for row in rows)
+
+
+def _refusal(rows: Sequence[TightRow]) -> TightRow | None:
+    return next((row for row in rows if row.phase == "refused"), None)
+
+
+def _summarise(
+    task: Mapping[str, Any], above: Sequence[TightRow], below: Sequence[TightRow]
+) -> dict[str, object]:
+    refusal = _refusal(below)
+    return {
+        "model": task["model"],
+        "least MiB": mebibytes(task["least_bytes"]),
+        "steps above": len(above),
+        "over": _over(above),
+        "highest ÷ budget": _highest(above),
+        "steps before refusal": None if refusal is None else refusal.step,
+        "holders, MiB": "" if refusal is None else refusal.holders,
+    }
+
+
+def _judge(
+    task: Mapping[str, Any], above: Sequence[TightRow], below: Sequence[TightRow]
+) -> list[Bar]:
+    model, refusal = task["model"], _refusal(below)
+    before = None if refusal is None else refusal.step
+    return [
+        Bar(f"{model}: steps done above", len(above), at_least=task["steps"]),
+        Bar(f"{model}: steps over", _over(above), 0),
+        Bar(f"{model}: steps before the refusal", before, _STEPS_BAR),
+    ]
+
+
+def _highest(rows: Sequence[TightRow]) -> float | None:
     """Return the highest rise as a share of what the budget allows."""
     shares = [
         row.rise_bytes / (row.budget_bytes - row.base_bytes)
@@ -148,34 +172,45 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     loop = Loop(setup.build(task["seed"]))
     base_bytes = loop.warm_up(setup.batch(setup.longest(), generator))
     is_probe = task["run"] == "probe"
-    budget = 2**40 if is_probe else _budget(base_bytes, task)
+    budget = _AMPLE_BYTES if is_probe else _budget(base_bytes, task)
     planner = "full" if is_probe else "auto"
     with attach(loop.model, budget, planner=planner, meter=loop.meter) as session:
         for step in range(_PROBE_STEPS if is_probe else task["steps"]):
-            batch = setup.batch(setup.longest(), generator)
-            start, peak, seconds, holders = loop.meter.live_bytes(), 0, 0.0, ""
-            try:
-                start, peak, seconds = loop.step(batch)
-            except InfeasibleBudgetError as error:
-                holders = ", ".join(
-                    f"{name} {mebibytes(n)}" for name, n in error.holders.items()
-                )
-            record = session.records[-1] if session.records else None
+            said = _step(loop, session, setup.batch(setup.longest(), generator))
             yield {
                 "model": setup.model,
                 "run": task["run"],
                 "step": step,
-                "phase": "refused" if holders or record is None else record.phase,
-                "kept": 0 if record is None else record.actions.count("keep"),
                 "base_bytes": base_bytes,
                 "budget_bytes": None if is_probe else budget,
-                "start_bytes": start,
-                "peak_bytes": peak,
-                "seconds": seconds,
-                "holders": holders,
+                **said,
             }
-            if holders:
+            if said["phase"] == "refused":
                 return
+
+
+def _step(loop: Loop, session: Session, batch: Batch) -> dict[str, Any]:
+    """Train on a batch; say so where the budget is refused."""
+    start_bytes = loop.meter.live_bytes()
+    try:
+        measured = loop.step(batch)
+    except InfeasibleBudgetError as error:
+        held = (f"{name} {mebibytes(n)}" for name, n in error.holders.items())
+        return {
+            "phase": "refused",
+            "kept": 0,
+            "start_bytes": start_bytes,
+            "peak_bytes": 0,
+            "seconds": 0.0,
+            "holders": ", ".join(held),
+        }
+    record = session.records[-1]
+    return {
+        "phase": record.phase,
+        "kept": record.actions.count("keep"),
+        **measured._asdict(),
+        "holders": "",
+    }
 
 
 def _budget(base_bytes: int, task: Mapping[str, Any]) -> int:
