@@ -21,8 +21,8 @@ def test_dir_shows_the_public_names():
 
 def test_unknown_names_are_attribute_errors():
     """A name that is not there fails as in any other module."""
-    with pytest.raises(AttributeError, match="has no attribute 'atach'"):
-        _ = mimose.atach
+    with pytest.raises(AttributeError, match="has no attribute 'adhere'"):
+        _ = mimose.adhere
 
 
 def test_every_exception_is_exported():

@@ -463,28 +463,33 @@ def test_returned_parameters_keep_no_hooks():
     assert not any("two backwards" in record.reason for record in session.records)
 
 
+class _Mix(nn.Module):
+    """A graph layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, adjacency):
+        return torch.sparse.mm(adjacency, self.linear(x))
+
+
+class _Graph(nn.Module):
+    """Two graph layers that share a sparse matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(_Mix() for _ in range(2))
+
+    def forward(self, x, adjacency):
+        for layer in self.layers:
+            x = layer(x, adjacency)
+        return x
+
+
 def test_sparse_inputs_are_planned():
     """A layer that reads a sparse matrix is measured like any other."""
-
-    class Mix(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = torch.nn.Linear(4, 4)
-
-        def forward(self, x, adjacency):
-            return torch.sparse.mm(adjacency, self.linear(x))
-
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = torch.nn.ModuleList(Mix() for _ in range(2))
-
-        def forward(self, x, adjacency):
-            for layer in self.layers:
-                x = layer(x, adjacency)
-            return x
-
-    model = Net().train()
+    model = _Graph().train()
     with mimose.attach(model, "64GiB") as session:
         for _ in range(2):
             model(torch.randn(3, 4), torch.eye(3).to_sparse()).sum().backward()
