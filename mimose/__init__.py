@@ -7,6 +7,7 @@ if TYPE_CHECKING:
         AlreadyAttachedError as AlreadyAttachedError,
     )
     from mimose.exceptions import BudgetError as BudgetError
+    from mimose.exceptions import ChangedWeightsError as ChangedWeightsError
     from mimose.exceptions import (
         CheckpointingConflictError as CheckpointingConflictError,
     )
@@ -22,6 +23,7 @@ else:
     _HOME = {
         "AlreadyAttachedError": "exceptions",
         "BudgetError": "exceptions",
+        "ChangedWeightsError": "exceptions",
         "CheckpointingConflictError": "exceptions",
         "InfeasibleBudgetError": "exceptions",
         "MimoseError": "exceptions",
@@ -52,6 +54,7 @@ else:
 __all__ = [
     "AlreadyAttachedError",
     "BudgetError",
+    "ChangedWeightsError",
     "CheckpointingConflictError",
     "InfeasibleBudgetError",
     "MimoseError",

@@ -10,6 +10,7 @@ place inside the region.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -20,8 +21,13 @@ from torch.utils.checkpoint import checkpoint
 
 Forward: TypeAlias = Callable[..., Any]
 OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[torch.Tensor]], Any]
+Around: TypeAlias = Callable[[], "contextlib.AbstractContextManager[None] | None"]
+Rebuild: TypeAlias = Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]
 
 _PLAIN = (type(None), bool, int, float, str)
+_PASSED = (torch.Tensor, *_PLAIN)
+_CHECKPOINTS_OWN = frozenset(inspect.signature(checkpoint).parameters)
+"""Names that `checkpoint` would take for its own options."""
 
 
 def recompute(
@@ -31,6 +37,7 @@ def recompute(
     *,
     buffers: Sequence[tuple[nn.Module, str]] = (),
     on_recompute: OnRecompute | None = None,
+    around: Around | None = None,
     early_stop: bool = True,
 ) -> Any:
     """Call `forward` now without keeping its activations, and again in backward.
@@ -46,50 +53,89 @@ def recompute(
             first call only.
         on_recompute: Called in backward with a function that recomputes, which it has
             to call and whose result it has to return, and with the tensors given.
+        around: Called in backward, before it is recomputed; may return a context to
+            do that in.
         early_stop: Whether the recomputation may end at the last tensor that is
             needed.
 
     Returns:
         What `forward` returns.
     """
-    tensors, rebuild = _positional(args, kwargs)
-    is_first = True
-
-    def run(*given: Any) -> Any:
-        nonlocal is_first
-        call_args, call_kwargs = rebuild(given)
-        if is_first or on_recompute is None:
-            is_first = False
-            return forward(*call_args, **call_kwargs)
-        tensors_given = [item for item in given if isinstance(item, torch.Tensor)]
-        return on_recompute(lambda: forward(*call_args, **call_kwargs), tensors_given)
-
+    tensors, others, rebuild = _positional(args, kwargs)
+    region = _Region(forward, rebuild, on_recompute, around)
     if buffers:
         return checkpoint(
-            run,
+            region,
             *tensors,
             use_reentrant=False,
             early_stop=early_stop,
             context_fn=lambda: (contextlib.nullcontext(), _OldBuffers(buffers)),
+            **others,
         )
-    return checkpoint(run, *tensors, use_reentrant=False, early_stop=early_stop)
+    return checkpoint(
+        region, *tensors, use_reentrant=False, early_stop=early_stop, **others
+    )
+
+
+class _Region:
+    """What `checkpoint` calls: the forward, and in backward `on_recompute`."""
+
+    __slots__ = ("_around", "_forward", "_is_first", "_on_recompute", "_rebuild")
+
+    def __init__(
+        self,
+        forward: Forward,
+        rebuild: Rebuild | None,
+        on_recompute: OnRecompute | None,
+        around: Around | None,
+    ) -> None:
+        self._forward = forward
+        self._rebuild = rebuild
+        self._on_recompute = on_recompute
+        self._around = around
+        self._is_first = True
+
+    def __call__(self, *given: Any, **others: Any) -> Any:
+        args: Sequence[Any] = given
+        kwargs: Mapping[str, Any] = others
+        if self._rebuild is not None:
+            args, kwargs = self._rebuild(given)
+        if self._is_first:
+            self._is_first = False
+            return self._forward(*args, **kwargs)
+        context = None if self._around is None else self._around()
+        if context is not None:
+            with context:
+                return self._again(given, args, kwargs)
+        return self._again(given, args, kwargs)
+
+    def _again(
+        self, given: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if self._on_recompute is None:
+            return self._forward(*args, **kwargs)
+        tensors = [item for item in given if isinstance(item, torch.Tensor)]
+        return self._on_recompute(lambda: self._forward(*args, **kwargs), tensors)
 
 
 def _positional(
     args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Sequence[Any], Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]]:
-    """See Note: [Why the tensors travel positionally]."""
+) -> tuple[Sequence[Any], Mapping[str, Any], Rebuild | None]:
+    """Return what to pass by position, by name, and how to put it back in place.
+
+    See Note: [Why the tensors travel positionally].
+    """
     names = []
     for name, value in kwargs.items():
         if isinstance(value, torch.Tensor):
             names.append(name)
-        elif not isinstance(value, _PLAIN):
+        elif not isinstance(value, _PLAIN) or name in _CHECKPOINTS_OWN:
             return _flattened(args, kwargs)
     for value in args:
-        if not isinstance(value, (torch.Tensor, *_PLAIN)):
+        if not isinstance(value, _PASSED):
             return _flattened(args, kwargs)
     if not names:
-        return args, lambda given: (given, kwargs)
+        return args, kwargs, None
     others = {name: kwargs[name] for name in kwargs if name not in names}
     n_args = len(args)
 
@@ -97,12 +143,12 @@ def _positional(
         named = dict(zip(names, given[n_args:], strict=True))
         return given[:n_args], {**others, **named}
 
-    return (*args, *(kwargs[name] for name in names)), rebuild
+    return (*args, *[kwargs[name] for name in names]), {}, rebuild
 
 
 def _flattened(
     args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Sequence[Any], Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]]:
+) -> tuple[Sequence[Any], Mapping[str, Any], Rebuild]:
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     tensors = [leaves[i] for i in where]
@@ -116,7 +162,7 @@ def _flattened(
         call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
         return call_args, call_kwargs
 
-    return tensors, rebuild
+    return tensors, {}, rebuild
 
 
 def changing_buffers(module: nn.Module) -> list[tuple[nn.Module, str]]:

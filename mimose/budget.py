@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
+
 from mimose.exceptions import BudgetError
 
 _UNITS = {
@@ -39,15 +41,15 @@ def parse_budget(budget: float | str, device_bytes: int | None) -> int:
     """
     if isinstance(budget, str):
         return _positive(budget, _parse_text(budget))
-    if isinstance(budget, int) and not isinstance(budget, bool):
+    if isinstance(budget, (int, np.integer)) and not isinstance(budget, bool):
         return _positive(budget, int(budget))
-    if not isinstance(budget, float):
+    if not isinstance(budget, (float, np.floating)):
         msg = (
             f"budget must be text such as '6GiB', a number of bytes or a fraction of "
             f"the device's memory, got {budget!r} ({type(budget).__name__})"
         )
         raise BudgetError(msg)
-    return _parse_fraction(budget, device_bytes)
+    return _parse_fraction(float(budget), device_bytes)
 
 
 def _parse_text(text: str) -> float:

@@ -42,6 +42,7 @@ from mimose.records import Records, StepRecord
 from mimose.recovery import Snapshot, is_out_of_memory, release_memory
 from mimose.series import Uncounted
 from mimose.shapes import SizeTable, argument_tensors
+from mimose.surroundings import Look, Surroundings
 from mimose.tracker import tensors_in
 from mimose.units import Patch
 
@@ -49,6 +50,10 @@ _log = logging.getLogger(__name__)
 
 _RELEVANT = 0.25
 """Steps that grow by less of the headroom say nothing of the margin: noise is all."""
+_SLACK = 0.005
+"""Freed memory that a step may start with, as a share of what the budget leaves."""
+_NEAR_BYTES = 2**20
+"""So close to the budget a peak is read as exactly as it can be."""
 _SHARED_STEPS = 20
 """Forwards after which several forwards before one backward are forgotten."""
 
@@ -64,11 +69,13 @@ class Step:
         self.decision = decision
         self.trace: Trace | None = None
         self.uncounted: Uncounted | None = None
+        self.knows_flops = False
         self.graph: weakref.ref[Any] | None = None
         self.carried: Carried | None = None
         self.carried_bytes = 0
         self.released_bytes = 0
         self.peak_bytes = 0
+        self.look: Look | None = None
         self.calls: tuple[int, ...] = ()
         self.in_backward = False
         self.saw_end = False
@@ -190,8 +197,11 @@ class Driver:
         self._warns = warns
         self._has_warned = False
         self._facts = FactsReader(model, device)
+        self._surroundings = Surroundings(model)
         self._least = LeastPeaks()
         self._snapshot = self.snapshot()
+        room = max(0, budget_bytes - meter.settled_bytes(0))
+        self._slack_bytes = max(5 * meter.noise_bytes, _SLACK * room)
         self._carried = Carried([])
         self._releases = False
         self._open: list[Step] = []
@@ -266,7 +276,8 @@ class Driver:
         self._fold_peak()
         is_shared = bool(self._open) and self._settle()
         facts, table = self._facts.read(args, kwargs)
-        start = self._meter.live_bytes()
+        self._events.mode = self._facts.mode
+        start = self._meter.settled_bytes(self._slack_bytes)
         carried = self._carried.live_bytes()
         decision = self._decide(facts, table, self._memory(start, carried), is_shared)
         growth = decision.growth_bytes
@@ -297,10 +308,12 @@ class Driver:
     def _start(self, step: Step) -> None:
         """Make the step ready to run: measured, or under its plan; start its peak."""
         step.uncounted = None if self._is_fixed else step.decision.uncounted
+        step.knows_flops = step.uncounted is not None and not step.uncounted
         is_measured = step.decision.is_measured or step.decision.chosen is None
         is_measured = is_measured and not self._is_fixed
         step.trace = Trace(self._meter) if is_measured else None
         if step.trace is not None:
+            step.record.start_bytes = self._meter.settled_bytes(0)
             step.trace.mark("start")
         else:
             self._meter.reset_peak()
@@ -353,6 +366,8 @@ class Driver:
             step.trace.mark("root_exit")
         step.calls = tuple([unit.calls for unit in self._events.units])
         step.record.actions = step.actions()
+        if RECOMPUTE in step.record.actions:
+            step.look = self._surroundings.look()
         chosen = step.decision.chosen
         if chosen is not None and step.calls != chosen.calls:
             self._events_differ(step)
@@ -421,6 +436,7 @@ class Driver:
 
     def keep_always(self, unit: Unit, why: str) -> None:
         """Never recompute a unit again."""
+        unit.is_kept = True
         self._estimator.unrecomputable.add(unit.index)
         self._policy.cache.clear()
         self.kept_units[unit.name] = why
@@ -455,6 +471,9 @@ class Driver:
         if step.in_backward:
             return
         step.in_backward = True
+        self._events.modes = None
+        if step.look is not None:
+            self._events.modes = self._surroundings.changed_modes(step.look)
         if step.carried_bytes and step.carried is not None:
             step.released_bytes = step.carried_bytes - step.carried.live_bytes()
             self._releases = step.released_bytes > step.carried_bytes // 2
@@ -500,7 +519,7 @@ class Driver:
         if is_first:
             sample = without_readings(sample)
         growth = trace.peak_bytes - step.record.start_bytes
-        self._estimator.note_growth(growth)
+        self._estimator.note_growth(self._growth_to_come(step, growth, trace))
         self._estimator.learn(
             step.facts, trace.events, sample, step.released_bytes, step.calls
         )
@@ -509,6 +528,16 @@ class Driver:
             growth = max(0, growth - trace.file_growth_bytes)
             state = self._optimizers.state_bytes
             self._least.add(step.facts, trace.peak_bytes, growth, state)
+
+    def _growth_to_come(self, step: Step, growth: int, trace: Trace) -> float:
+        """Return what a plan of this step could grow by: all kept, or all the room."""
+        kept = sum(
+            event.held_bytes[KEEP] - event.held_bytes[RECOMPUTE]
+            for event in trace.events
+            if event.action == RECOMPUTE and event.held_bytes
+        )
+        room = self._budget_bytes - step.record.start_bytes
+        return max(growth, min(growth + kept, room))
 
     def _observe(self, step: Step) -> None:
         """Compare with the prediction; let margin and stages know."""
@@ -589,9 +618,8 @@ class Driver:
 
     def _fold_peak(self, step: Step | None = None) -> None:
         """Read the peak since the last reset into all that wait for it."""
-        if step is None and not self._open:
-            peak = self._meter.rough_peak_bytes()
-        else:
+        peak = self._meter.rough_peak_bytes()
+        if peak + _NEAR_BYTES > self._budget_bytes:
             peak = self._meter.peak_bytes()
         if step is not None:
             step.peak_bytes = peak = max(peak, step.peak_bytes)

@@ -184,7 +184,8 @@ class Estimator:
             behind = layout.classes[layout.of_event[index]][1]
             self._learn_event(facts, event, measured, behind)
         for gap, measured_gap in zip(layout.of_gap, sample.gaps, strict=True):
-            self._learn_segment(("gap", *layout.gaps[gap]), facts.sizes, measured_gap)
+            key = self._gap_key(facts, layout.gaps[gap])
+            self._learn_segment(key, facts.sizes, measured_gap)
         self._learn_segment(self._head_key(facts, "head"), facts.sizes, sample.head)
         if sample.loss is not None and sample.loss.net_bytes is not None:
             loss = SegmentSample(
@@ -275,6 +276,11 @@ class Estimator:
             self._net("net", *key).add(sizes, sample.net_bytes)
         if sample.excess_bytes is not None:
             self._excess("excess", *key).add(sizes, sample.excess_bytes)
+
+    @staticmethod
+    def _gap_key(facts: StepFacts, pair: tuple[int, int]) -> tuple[Hashable, ...]:
+        """Name a gap's series; where gradients went, their memory is used again."""
+        return "gap", *pair, facts.has_gradients
 
     @staticmethod
     def _head_key(facts: StepFacts, part: str) -> tuple[Hashable, ...]:
@@ -468,10 +474,8 @@ class Estimator:
             for what, series in self._class_series(facts, family, behind):
                 needed.append((f"{what} of {name}", series, own[index]))
         for pair in layout.gaps:
-            for kind in (
-                self._net("net", "gap", *pair),
-                self._excess("excess", "gap", *pair),
-            ):
+            key = self._gap_key(facts, pair)
+            for kind in (self._net("net", *key), self._excess("excess", *key)):
                 needed.append(("between the layers", kind, facts.sizes))
         for part in ("head", "loss"):
             key = self._head_key(facts, part)
@@ -506,13 +510,11 @@ class Estimator:
         return np.array(rows).reshape(-1, 8)
 
     def _gap_table(self, facts: StepFacts, layout: Layout) -> NDArray[np.float64]:
-        rows = [
-            (
-                self._net("net", "gap", *pair).predict(facts.sizes),
-                self._excess("excess", "gap", *pair).predict(facts.sizes),
-            )
-            for pair in layout.gaps
-        ]
+        rows = []
+        for pair in layout.gaps:
+            key = self._gap_key(facts, pair)
+            net, excess = self._net("net", *key), self._excess("excess", *key)
+            rows.append((net.predict(facts.sizes), excess.predict(facts.sizes)))
         return np.array(rows).reshape(-1, 2)
 
     def head_peaks(self, facts: StepFacts) -> tuple[float, float]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from mimose.actions import (
+    Around,
     OnRecompute,
     all_buffers,
     changing_buffers,
@@ -16,9 +19,10 @@ from mimose.actions import (
 )
 from mimose.collector import KEEP, RECOMPUTE, Measured, Trace, input_storages
 from mimose.estimator import Estimator
-from mimose.families import family_key
+from mimose.families import family_key, module_key
 from mimose.series import Sizes, Uncounted
 from mimose.shapes import argument_tensors, call_shape
+from mimose.surroundings import in_modes
 from mimose.tracker import StorageTracker
 from mimose.units import Patch
 
@@ -37,6 +41,10 @@ class Unit:
         """Under the running step's plan, by call."""
         self.calls = 0
         self.forward: Callable[..., Any] = module.forward
+        self.is_kept = False
+        """Whether it turned out that it cannot be recomputed."""
+        self.around: Around | None = None
+        """Called before it is recomputed."""
 
     def call(self, run: Callable[[], Any]) -> Any:
         """Run the unit, the first time noticing which buffers it changes."""
@@ -83,8 +91,17 @@ class UnitPatch(Patch):
         call = unit.calls
         unit.calls = call + 1
         actions = unit.actions
-        if call < len(actions) and actions[call] == KEEP and step.trace is None:
-            return self.original(*args, **kwargs)
+        if call < len(actions) and step.trace is None:
+            if actions[call] == KEEP:
+                return self.original(*args, **kwargs)
+            if step.knows_flops and unit.knows_buffers and not unit.is_kept:
+                return recompute(
+                    self.original,
+                    args,
+                    kwargs,
+                    buffers=unit.buffers,
+                    around=unit.around,
+                )
         return runner.run(unit, call, args, kwargs)
 
 
@@ -95,6 +112,11 @@ class RunningStep(Protocol):
     """Where a measured step writes; None in any other."""
     uncounted: Uncounted | None
     """Recomputations whose FLOPs are to be counted; None: all of them."""
+
+    @property
+    def knows_flops(self) -> bool:
+        """Whether no recomputation's FLOPs are to be counted."""
+        ...
 
     def action(self, index: int) -> str:
         """Return the action of the event at a position no plan speaks of."""
@@ -130,11 +152,30 @@ class EventRunner:
         self, units: Sequence[Unit], estimator: Estimator, device: torch.device
     ) -> None:
         self.units = units
+        for unit in units:
+            unit.around = functools.partial(self._around, unit)
         self._device = device
         self.step: RunningStep | None = None
+        self.mode = 0
+        """Numbers what is trained and in training mode (see `FactsReader.mode`)."""
+        self._keys: dict[tuple[int, int], Hashable] = {}
+        """Of units, by mode and index."""
         self.last_recomputed: Unit | None = None
+        self.modes: Mapping[nn.Module, bool] | None = None
+        """Modes to recompute in, where they were changed since the forward."""
         self._estimator = estimator
         self._n_unplanned = 0
+
+    def _module_key(self, unit: Unit) -> Hashable:
+        """Describe a unit as it was when it was first measured in the present mode."""
+        found = self._keys.get((self.mode, unit.index))
+        if found is None:
+            found = self._keys[self.mode, unit.index] = module_key(unit.module)
+        return found
+
+    def _around(self, unit: Unit) -> contextlib.AbstractContextManager[None] | None:
+        self.last_recomputed = unit
+        return None if self.modes is None else in_modes(unit.module, self.modes)
 
     def begin(self, step: RunningStep, plan: Sequence[tuple[str, ...]] | None) -> None:
         """Set the running step and, by unit, the actions of its calls."""
@@ -175,20 +216,21 @@ class EventRunner:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if unit.index in self._estimator.unrecomputable:
+        if unit.is_kept:
             return unit.forward(*args, **kwargs)
-        run: OnRecompute = _plainly
+        on_recompute = None
         if step.uncounted is None:
-            run = self._counted(step, None)
+            on_recompute = self._counted(step, None)
         elif (unit.index, call) in step.uncounted:
-            run = self._counted(step, step.uncounted[unit.index, call])
+            on_recompute = self._counted(step, step.uncounted[unit.index, call])
         return unit.call(
             lambda: recompute(
                 unit.forward,
                 args,
                 kwargs,
                 buffers=unit.buffers,
-                on_recompute=self._noted(unit, run),
+                on_recompute=on_recompute,
+                around=unit.around,
             )
         )
 
@@ -226,8 +268,8 @@ class EventRunner:
             return unit.forward(*args, **kwargs)
         shape = call_shape(args, kwargs)
         is_planned = call < len(unit.actions) and unit.actions[call] == KEEP
-        is_kept = is_planned or unit.index in self._estimator.unrecomputable
-        key = family_key(unit.module, shape, self._device)
+        is_kept = is_planned or unit.is_kept
+        key = family_key(self._module_key(unit), shape, self._device)
         measured = Measured(
             name=f"{unit.name}#{call}",
             unit=unit.index,
@@ -249,7 +291,8 @@ class EventRunner:
                     args,
                     kwargs,
                     buffers=unit.buffers,
-                    on_recompute=self._noted(unit, trace.recomputed(index)),
+                    on_recompute=trace.recomputed(index),
+                    around=unit.around,
                     early_stop=False,
                 )
             )
@@ -258,17 +301,6 @@ class EventRunner:
         if not is_kept and versions != [tensor._version for tensor in inputs]:
             raise NotRecomputableError(unit, "it edits its own input in place")
         return output
-
-    def _noted(self, unit: Unit, run: OnRecompute) -> OnRecompute:
-        def noted(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
-            self.last_recomputed = unit
-            return run(forward, given)
-
-        return noted
-
-
-def _plainly(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
-    return forward()
 
 
 def _makes_gradients(module: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:

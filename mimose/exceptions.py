@@ -8,6 +8,7 @@ The tree::
     ├── NoUnitsError (ValueError)           nothing in the model to plan for
     ├── AlreadyAttachedError (RuntimeError) somebody else plans this model
     │   └── CheckpointingConflictError      the model checkpoints by itself
+    ├── ChangedWeightsError (RuntimeError)  a layer cannot be recomputed any more
     └── StateMismatchError (ValueError)     saved state of something else
 """
 
@@ -44,6 +45,10 @@ class AlreadyAttachedError(MimoseError, RuntimeError):
 
 class CheckpointingConflictError(AlreadyAttachedError):
     """The model's own activation checkpointing is switched on."""
+
+
+class ChangedWeightsError(MimoseError, RuntimeError):
+    """A layer's weights are not those of its forward any more."""
 
 
 class StateMismatchError(MimoseError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from mimose.shapes import (
 from mimose.units import refuse_other_checkpointing
 
 _MOST_REMEMBERED = 10_000
+_TRAINING = operator.attrgetter("training")
+_LEARNS = operator.attrgetter("requires_grad")
 
 
 class FactsReader:
@@ -37,9 +40,13 @@ class FactsReader:
         self._device = device
         self._tables: dict[Structure, SizeTable] = {}
         self._seen: dict[Hashable, tuple[StepFacts, SizeTable]] = {}
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        # One parameter may never get a gradient; a few from all over the model tell.
-        self._probes = trainable[:: max(1, len(trainable) // 4)][:5]
+        self._modules = tuple(model.modules())
+        self._parameters = tuple(model.parameters())
+        self._flags: tuple[bool, ...] = ()
+        self._modes: dict[tuple[bool, ...], int] = {}
+        self._probes: list[nn.Parameter] = []
+        self.mode = -1
+        """Numbers what is trained and what is in training mode, as last seen."""
         self.last: tuple[StepFacts, SizeTable] | None = None
 
     def read(
@@ -51,10 +58,13 @@ class FactsReader:
             MimoseError: The inputs are on another device than the model.
             CheckpointingConflictError: The model's own checkpointing was switched on.
         """
+        flags = (*map(_TRAINING, self._modules), *map(_LEARNS, self._parameters))
+        if flags != self._flags:
+            self._note_mode(flags)
         has_gradients = any([p.grad is not None for p in self._probes])
         masks = partial_masks(args, kwargs)
         autocast = autocast_state(self._device)
-        key = (fast_key(args, kwargs), masks, has_gradients, autocast)
+        key = (fast_key(args, kwargs), masks, has_gradients, autocast, self.mode)
         found = self._seen.get(key)
         if found is None:
             found = self._read_new(args, kwargs, masks, autocast, has_gradients)
@@ -63,6 +73,14 @@ class FactsReader:
             self._seen[key] = found
         self.last = found
         return found
+
+    def _note_mode(self, flags: tuple[bool, ...]) -> None:
+        """Take note that layers were frozen, unfrozen or put into another mode."""
+        self._flags = flags
+        self.mode = self._modes.setdefault(flags, len(self._modes))
+        trainable = [p for p in self._parameters if p.requires_grad]
+        # One parameter may never get a gradient; a few from all over the model tell.
+        self._probes = trainable[:: max(1, len(trainable) // 4)][:5]
 
     def _read_new(
         self,
@@ -77,7 +95,7 @@ class FactsReader:
         shape = call_shape(args, kwargs)
         table = self._tables.setdefault(shape.structure, SizeTable(shape.names))
         table.add(shape.sizes)
-        context: Context = (shape.structure, masks, autocast)
+        context: Context = (shape.structure, masks, autocast, self.mode)
         return StepFacts(context, shape.sizes, has_gradients), table
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

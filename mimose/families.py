@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Hashable
 
 import torch
@@ -10,26 +11,36 @@ from torch import nn
 from mimose.shapes import CallShape
 
 _POSITION = ("layer_idx", "layer_id", "layer_number", "training")
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+_SETTINGS = (bool, int, float, str, tuple, *_FUNCTIONS)
 
 
-def family_key(module: nn.Module, shape: CallShape, device: torch.device) -> Hashable:
-    """Return a key that is equal for calls that cost the same at the same sizes.
+def module_key(module: nn.Module) -> Hashable:
+    """Return a key that is equal for units that cost the same, called the same way.
 
-    It holds the classes and settings of the module and everything in it, the shapes,
-    types and `requires_grad` of its parameters, its children's training flags, the
-    autocast state and the structure of the arguments.
+    It holds the classes and settings of the module and everything in it, the training
+    flags, and the shapes, types and `requires_grad` of its parameters. Settings that a
+    forward changes, such as a counter of its calls, make it another each time: read it
+    once.
 
     Args:
         module: The unit.
-        shape: What it is called with.
-        device: Where it runs.
     """
     return (
         tuple(_describe(inner) for inner in module.modules()),
         tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()),
-        autocast_state(device),
-        shape.structure,
     )
+
+
+def family_key(unit: Hashable, shape: CallShape, device: torch.device) -> Hashable:
+    """Return a key that is equal for calls that cost the same at the same sizes.
+
+    Args:
+        unit: What `module_key` said of the unit.
+        shape: What it is called with; its structure counts, and the autocast state.
+        device: Where it runs.
+    """
+    return unit, autocast_state(device), shape.structure
 
 
 def autocast_state(device: torch.device) -> Hashable:
@@ -49,7 +60,7 @@ def _describe(module: nn.Module) -> Hashable:
         for name, value in vars(module).items()
         if not name.startswith("_")
         and name not in _POSITION
-        and isinstance(value, (bool, int, float, str, tuple))
+        and isinstance(value, _SETTINGS)
     )
     config = getattr(module, "config", None)
     attention = getattr(config, "_attn_implementation", None)
@@ -62,4 +73,6 @@ def _setting(value: object) -> Hashable:
         return value == 0.0
     if isinstance(value, tuple):
         return tuple(_setting(item) for item in value)
+    if isinstance(value, _FUNCTIONS):
+        return value.__module__, value.__qualname__
     return value if isinstance(value, (bool, int, str)) else type(value).__qualname__

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mimose.budget import format_bytes
 from mimose.collector import KEEP
 from mimose.estimator import Context, Estimator, StepFacts, actions_by_unit
 from mimose.exceptions import InfeasibleBudgetError
@@ -31,6 +32,9 @@ from mimose.shapes import SizeTable, round_up
 _STAGES = (0.35, 0.7)
 """Shares of the way from the safest plan to the whole budget, each checked by a step
 before a context is planned freely."""
+
+_LEARNING_STEPS = 40
+"""Steps of new shapes that are measured, under a plan or not; then only larger ones."""
 
 
 class Memory(NamedTuple):
@@ -75,7 +79,9 @@ class Policy:
         margin: Kept free over every prediction.
         round_to: How sizes are rounded up to buckets.
         cache_size: The most plans kept.
-        warns: Whether a budget that no plan keeps gets the least plan, not an error.
+        raises: Whether a prediction that no plan keeps the budget is an error. It need
+            not be where steps are observed: then everything is recomputed, and what
+            that is seen to take decides.
     """
 
     def __init__(
@@ -86,7 +92,7 @@ class Policy:
         round_to: int | Mapping[str, int],
         cache_size: int,
         *,
-        warns: bool,
+        raises: bool,
     ) -> None:
         self._estimator = estimator
         self._planner = planner
@@ -94,7 +100,7 @@ class Policy:
         self._stages: dict[Context, int] = {}
         self.margin = margin
         self.cache = PlanCache(cache_size)
-        self._warns = warns
+        self._raises = raises
         self._static_is_made = False
 
     def forget(self, context: Context) -> None:
@@ -123,7 +129,8 @@ class Policy:
             memory: What is held, and the budget.
 
         Raises:
-            InfeasibleBudgetError: A trusted prediction says that no plan fits.
+            InfeasibleBudgetError: A trusted prediction says that no plan fits, and
+                predictions are all there is.
         """
         key = self._key(facts, table)
         upper = facts._replace(sizes=key[2])
@@ -134,9 +141,21 @@ class Policy:
             return Decision(phase, None, reason=doubt)
         stage = self._stages.setdefault(facts.context, 0)
         self._make_static(upper, table, memory)
-        made = self._make(upper, memory, stage)
+        try:
+            made = self._make(upper, memory, stage)
+        except InfeasibleBudgetError as error:
+            if self._raises:
+                raise
+            least = format_bytes(error.least_peak_bytes)
+            reason = (
+                f"no plan is predicted to keep the budget, the least peak is {least}"
+            )
+            return Decision("fallback", None, reason=reason)
         decision = self._decision(facts, made, memory, cache_hit=False)
-        decision.is_measured = self._estimator.is_beyond(facts)
+        decision.is_measured = (
+            self._estimator.n_steps < _LEARNING_STEPS
+            or self._estimator.is_beyond(facts)
+        )
         if stage < len(_STAGES):
             decision.phase = "step_down"
         else:
@@ -226,7 +245,7 @@ class Policy:
         except _Infeasible as error:
             least = safest_plan(problem)
             noise = self.margin.noise_bytes
-            if least.peak_bytes - noise <= memory.budget_bytes or self._warns:
+            if least.peak_bytes - noise <= memory.budget_bytes:
                 return least  # it fits, if without all of the margin
             raise InfeasibleBudgetError(
                 memory.budget_bytes, least.peak_bytes, error.holders

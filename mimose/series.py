@@ -17,7 +17,7 @@ STRETCH = 1.5
 NOISY_STRETCH = 1.25
 """The same for a fit of physical readings."""
 _MOST_SHAPES = 48
-"""Distinct shapes kept; more are kept only where they surprise."""
+"""Distinct shapes kept; more are kept only where none before was as far off."""
 _REPEATS = 2
 """Measurements of one shape after which it needs no fit."""
 
@@ -89,7 +89,8 @@ class Series:
         if not fit.same_structure(sizes):
             return True
         error = abs(fit.predict(sizes) - value)
-        return error > max(2 * self.noise, 1e-6 * abs(value))
+        usual = fit.residual if len(self._samples) >= _MOST_SHAPES else 0.0
+        return error > max(2 * self.noise, 1e-6 * abs(value), usual)
 
     def predict(self, sizes: Sizes) -> float:
         """Return the value at one shape, 0 if none was ever measured.
@@ -151,6 +152,7 @@ class _Fit:
         self._regressor = regressor
         regressor.fit(inputs, np.array(values, dtype=float))
         self.is_exact = bool(regressor.exact_)
+        self.residual = float(getattr(regressor, "residual_", 0.0))
 
     def _reduce(self, sizes: Sizes) -> list[float]:
         return [float(sizes[c]) for c in self._columns] or [1.0]

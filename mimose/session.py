@@ -21,7 +21,7 @@ from mimose.estimator import Estimator, StepFacts
 from mimose.events import EventRunner, Unit, UnitPatch
 from mimose.exceptions import AlreadyAttachedError, MimoseError
 from mimose.kv_cache import WithoutCache, caching_modules
-from mimose.meters import Meter, make_meter
+from mimose.meters import BasicMeter, Meter, make_meter
 from mimose.optimizer_watch import OptimizerWatch
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
 from mimose.policy import Memory, Policy
@@ -48,7 +48,7 @@ def attach(
     cache_size: int = 1024,
     refine: bool = True,
     on_infeasible: str = "raise",
-    meter: Meter | str | None = None,
+    meter: Meter | BasicMeter | str | None = None,
     record_to: str | PathLike[str] | None = None,
 ) -> Session:
     """Plan every training step of a model within a memory budget.
@@ -155,7 +155,7 @@ class Session:
         round_to: int | Mapping[str, int],
         cache_size: int,
         warns: bool,
-        meter: Meter | str | None,
+        meter: Meter | BasicMeter | str | None,
         record_to: str | PathLike[str] | None,
     ) -> None:
         _refuse_second(model)
@@ -169,7 +169,12 @@ class Session:
         self._estimator = Estimator(predictor, self._meter.noise_bytes)
         margin = Margin(noise_bytes=5 * self._meter.noise_bytes)
         self._policy = Policy(
-            self._estimator, planner, margin, round_to, cache_size, warns=warns
+            self._estimator,
+            planner,
+            margin,
+            round_to,
+            cache_size,
+            raises=not warns and not self._meter.reads_peak,
         )
         self.records = Records(_MOST_RECORDS, record_to)
         self._events = EventRunner(self._units, self._estimator, device)

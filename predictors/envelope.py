@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._samples import Samples, as_sizes, condense, not_fitted
+from ._samples import Samples, as_sizes, condense, nearly_largest, not_fitted
 from ._sklearn import BaseEstimator, RegressorMixin
 from .polynomial import EXACT, PolynomialRegressor
 
@@ -48,11 +48,11 @@ class EnvelopeRegressor(BaseEstimator, RegressorMixin):
     3. failing both, by the best single polynomial, or by the larger of two when
        that comes twice as close.
 
-    Unless the fit is exact, it is then raised until no shape's mean lies above it:
-    an excess that is predicted too low breaks a budget, one a little too high costs
-    next to nothing. So a prediction is too low only by the noise of a new reading
-    that exceeds that of the samples, and too high by about twice the noise; in the
-    third case by as much as the worst sample.
+    Unless the fit is exact, it is then raised until no more than one in 20 shapes'
+    means lies above it: an excess that is predicted too low breaks a budget, one a
+    little too high costs next to nothing. So a prediction is rarely too low by more
+    than the noise of a new reading, and too high by about twice the noise; in the
+    third case by as much as most samples are off.
 
     Args:
         max_degree: Highest total degree of a monomial.
@@ -67,7 +67,9 @@ class EnvelopeRegressor(BaseEstimator, RegressorMixin):
         n_features_in_: Number of input columns.
         n_shapes_: Number of distinct shapes seen.
         residual_: Largest distance of a fitted from a sampled value, unraised.
-        loo_error_: Largest error at a shape left out of its polynomial.
+        loo_error_: Error at a shape that was left out of its polynomial, the largest
+            but for one in 20. Where nothing else determines that, the other
+            polynomial is what is left.
         exact_: Whether the samples are explained to rounding, with one to spare.
         low_: Smallest size seen, by column.
         high_: Largest size seen, by column.
@@ -112,9 +114,10 @@ class EnvelopeRegressor(BaseEstimator, RegressorMixin):
         samples = condense(X, y)
         single = self._piece(samples)
         pieces: tuple[PolynomialRegressor, ...] = (single,)
+        mask = np.ones(len(samples.values), dtype=np.bool_)
         few = single.exact_ or len(single.monomials_) <= _FEW
         if samples.varying and not (few and single.explains_):
-            pieces = self._pair(samples, single) or pieces
+            pieces, mask = self._pair(samples, single) or (pieces, mask)
 
         rest = samples.values - _highest(pieces, samples.sizes)
         self.pieces_ = pieces
@@ -124,9 +127,9 @@ class EnvelopeRegressor(BaseEstimator, RegressorMixin):
             np.abs(samples.values), 1e-3 * np.abs(samples.values).max()
         )
         self.exact_ = all(piece.exact_ for piece in pieces) and bool(near.all())
-        self.shift_ = 0.0 if self.exact_ else max(0.0, float(rest.max()))
+        self.shift_ = 0.0 if self.exact_ else max(0.0, nearly_largest(rest))
         self.residual_ = float(np.abs(rest).max()) + samples.spread
-        self.loo_error_ = max(piece.loo_error_ for piece in pieces)
+        self.loo_error_ = nearly_largest(_left_out(pieces, mask, samples))
         self.low_, self.high_ = samples.low, samples.high
         return self
 
@@ -205,11 +208,14 @@ class EnvelopeRegressor(BaseEstimator, RegressorMixin):
 
     def _pair(
         self, samples: Samples, single: PolynomialRegressor
-    ) -> tuple[PolynomialRegressor, ...]:
-        """Return two polynomials that are better than the single one, or none."""
+    ) -> tuple[tuple[PolynomialRegressor, ...], Mask] | None:
+        """Return two polynomials that are better than the single one, if there are.
+
+        With them, which samples are the first one's.
+        """
         masks = np.array(list(_cuts(samples)), dtype=np.bool_)
         if not len(masks):
-            return ()
+            return None
         size = np.abs(samples.values)
         tolerance = np.maximum(self.relative_tolerance * size, 3.0 * self.noise)
         tolerance = np.maximum(tolerance, EXACT * size.max())
@@ -217,30 +223,33 @@ class EnvelopeRegressor(BaseEstimator, RegressorMixin):
         losses = _rough_losses(samples, tolerance, both).reshape(2, -1).sum(axis=0)
 
         best: tuple[PolynomialRegressor, ...] = ()
+        best_mask = masks[0]
         least = _worst((single,), samples, tolerance) / _CLEARLY
         for start in np.argsort(losses, kind="stable")[:_STARTS]:
-            for pair in self._alternate(samples, masks[start]):
+            for pair, mask in self._alternate(samples, masks[start]):
                 worst = _worst(pair, samples, tolerance)
                 if worst < least or worst <= 1.0:
-                    best, least = pair, worst
+                    best, best_mask, least = pair, mask, worst
                 elif least <= 1.0:
                     break
             if least <= 1.0:
                 break
+        if not best:
+            return None
         if single.explains_ and (least > 1.0 or _terms(best) >= _terms((single,))):
-            return ()
-        return best
+            return None
+        return best, best_mask
 
     def _alternate(
         self, samples: Samples, mask: Mask
-    ) -> Iterator[tuple[PolynomialRegressor, ...]]:
+    ) -> Iterator[tuple[tuple[PolynomialRegressor, ...], Mask]]:
         """Yield the pairs that result from fitting and assigning in turn."""
         for _ in range(_ROUNDS):
             if not mask.any() or mask.all():
                 return
             sides = (_some(samples, mask), _some(samples, ~mask))
             pair = tuple(self._piece(side, _MOST_A_PIECE) for side in sides)
-            yield pair
+            yield pair, mask
             first, second = (piece.predict(samples.sizes) for piece in pair)
             larger = first > second
             if (larger == mask).all():
@@ -254,6 +263,19 @@ def _worst(
     """Return the largest residual, in units of its tolerance."""
     rest = np.abs(samples.values - _highest(pieces, samples.sizes))
     return float((rest / tolerance).max()) * (1.0 - EXACT)
+
+
+def _left_out(
+    pieces: tuple[PolynomialRegressor, ...], mask: Mask, samples: Samples
+) -> Floats:
+    """Return (n_shapes,) errors of what is left when a shape is left out."""
+    errors = np.empty(len(samples.values))
+    for piece, rows, other in zip(pieces, (mask, ~mask), pieces[::-1], strict=False):
+        own = np.abs(piece.loo_errors_)
+        rest = np.abs(samples.values - other.predict(samples.sizes))[rows]
+        is_known = np.isfinite(own) | (other is piece)
+        errors[rows] = np.where(is_known, own, rest)
+    return errors
 
 
 def _terms(pieces: tuple[PolynomialRegressor, ...]) -> int:

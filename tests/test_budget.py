@@ -1,5 +1,6 @@
 """Reading budgets as people write them."""
 
+import numpy as np
 import pytest
 
 from mimose import BudgetError
@@ -24,6 +25,8 @@ from mimose.budget import format_bytes, parse_budget
         (123456, 123456),
         (0.5, 500),
         (1.0, 1000),
+        (np.int64(4096), 4096),
+        (np.float32(0.5), 500),
     ],
 )
 def test_budgets_come_to_bytes(budget, expected):

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from mimose.families import family_key
+from mimose.families import family_key, module_key
 from mimose.shapes import call_shape
 
 CPU = torch.device("cpu")
 
 
 def _key(module, *args, **kwargs):
-    return family_key(module, call_shape(args, kwargs), CPU)
+    return family_key(module_key(module), call_shape(args, kwargs), CPU)
 
 
 def test_layers_of_one_model_are_a_family(toys):
@@ -51,8 +51,13 @@ def _with_other_activation(block):
     block.activation = nn.GELU()
 
 
+def _with_another_function(block):
+    block.function = torch.relu
+
+
 @pytest.mark.parametrize(
-    "change", [_frozen, _evaluated, _halved, _with_other_activation]
+    "change",
+    [_frozen, _evaluated, _halved, _with_other_activation, _with_another_function],
 )
 def test_what_parts_families(toys, change):
     """Frozen parameters, evaluated children, types and parts cost differently."""

@@ -10,7 +10,6 @@ import torch
 from mimose import BudgetError
 from mimose.meters import (
     AllocatorMeter,
-    Meter,
     PredictionMeter,
     ProcessMeter,
     make_meter,
@@ -94,11 +93,19 @@ def test_one_reading_tells_all():
 
 
 @on_linux
-def test_the_process_takes_whole_pages():
-    """A block that glibc maps by itself takes pages, a small one its size."""
+def test_freed_memory_that_stays_resident_is_given_back():
+    """Small blocks below living ones stay resident until the meter settles."""
     meter = ProcessMeter()
-    assert 1000 == meter.allocated_bytes(1000)
-    assert 2**20 + mmap.PAGESIZE == meter.allocated_bytes(2**20)
+    meter.settled_bytes(0)
+    blocks = [torch.ones(8192) for _ in range(640)]  # 32 KiB each
+    kept = blocks[15::16]
+    del blocks
+    live = meter.live_bytes()
+    assert live == meter.settled_bytes(64 * MIB)
+    settled = meter.settled_bytes(0)
+    assert live - 20 * MIB - SLACK < settled < live - 10 * MIB
+    assert abs(settled - meter.live_bytes()) < SLACK
+    assert 40 * 8192 == sum(float(block.sum()) for block in kept)
 
 
 @on_linux
@@ -127,7 +134,6 @@ def test_prediction_meter_knows_no_peak():
     meter.reset_peak()
     assert abs(live - meter.peak_bytes()) < SLACK
     assert abs(live - meter.rough_peak_bytes()) < SLACK
-    assert 777 == meter.allocated_bytes(777)
 
 
 def test_prediction_meter_without_a_kernel_to_ask(monkeypatch):
@@ -177,10 +183,35 @@ def test_a_system_that_tells_no_peak_is_warned_about(monkeypatch, caplog):
     assert "cannot be read here (OSError: no such file)" in caplog.text
 
 
-def test_an_allocator_takes_blocks():
-    """Accelerators' allocators hand out multiples of 512 bytes."""
-    meter = AllocatorMeter(torch.device("cuda", 0))
-    assert [0, 512, 512, 1024] == [meter.allocated_bytes(n) for n in (0, 1, 512, 513)]
+class _OwnMeter:
+    """The least that a user's meter has to do."""
+
+    def __init__(self):
+        self.resets = 0
+
+    def live_bytes(self):
+        return 5
+
+    def peak_bytes(self):
+        return 7
+
+    def reset_peak(self):
+        self.resets += 1
+
+
+def test_a_meter_of_ones_own_needs_three_methods():
+    """What it does not do itself has a default; what it does is used."""
+    own = _OwnMeter()
+    meter = make_meter(own, CPU)
+    meter.reset_peak()
+    assert 1 == own.resets
+    assert (5, 7, 0) == meter.read()
+    assert 5 == meter.settled_bytes(0)
+    assert 7 == meter.rough_peak_bytes()
+    assert meter.total_bytes() is None
+    assert meter.reads_peak
+    own.total_bytes = lambda: 99
+    assert 99 == make_meter(own, CPU).total_bytes()
 
 
 @pytest.mark.gpu
@@ -196,11 +227,3 @@ def test_the_allocator_is_read_back():
     assert 4 * MIB <= meter.peak_bytes() - before
     meter.reset_peak()
     assert before == meter.peak_bytes()
-
-
-def test_protocol_members_are_on_every_meter():
-    """All meters have all that the protocol asks for."""
-    members = [name for name in vars(Meter) if not name.startswith("_")]
-    members += list(Meter.__annotations__)
-    for kind in (AllocatorMeter, ProcessMeter, PredictionMeter):
-        assert [] == [name for name in members if not hasattr(kind, name)]

@@ -1,5 +1,7 @@
 """Phases, plans and the cache, step by step, on an exact meter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -189,3 +191,28 @@ def test_autocast_has_its_own_plans(toys, meter):
     # The recomputation casts the weights again, which autocast keeps in its cache.
     assert cast.predicted_growth_bytes >= cast.observed_growth_bytes
     assert plain.observed_growth_bytes != cast.observed_growth_bytes
+
+
+def test_a_prediction_alone_does_not_end_a_training(toys, meter):
+    """Where no plan is predicted to fit, all is recomputed, and what it takes decides.
+
+    The budget has room for the batch, but not for what is predicted of it.
+    """
+    model = toys.chain(4)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        lengths = (8, 24, 16, 12, 20, 32, 28, 10, 14, 18, 22, 26)
+        toys.train(model, [toys.inputs(n) for n in lengths])
+        assert "plan" == session.records[-1].phase
+        policy = session._policy
+        original = policy._estimator.problem
+
+        def heavier(*args, **kwargs):
+            problem = original(*args, **kwargs)
+            return replace(problem, gap_bytes=problem.gap_bytes + 2.0**41)
+
+        policy._estimator.problem = heavier
+        model(toys.inputs(30)).backward()
+    record = session.records[-1]
+    assert ("fallback", {"recompute"}) == (record.phase, set(record.actions))
+    assert record.reason.startswith("no plan is predicted to keep the budget")
+    assert record.observed_peak_bytes is not None

@@ -1,0 +1,92 @@
+"""What is known of a step before it runs."""
+
+import torch
+
+import mimose
+from mimose.facts import FactsReader
+
+CPU = torch.device("cpu")
+
+
+def test_freezing_and_evaluating_layers_make_another_context(toys):
+    """What is trained, and what is in training mode, changes what a layer holds."""
+    model, x = toys.chain(3), toys.inputs()
+    reader = FactsReader(model, CPU)
+
+    def context():
+        return reader.read((x,), {})[0].context
+
+    plain = context()
+    model.blocks[0].requires_grad_(False)
+    frozen = context()
+    model.blocks[1].dropout.eval()
+    evaluated = context()
+    assert 3 == len({plain, frozen, evaluated})
+    model.blocks[1].dropout.train()
+    assert frozen == context()
+    model.blocks[0].requires_grad_(True)
+    assert plain == context()
+
+
+def test_gradients_are_looked_for_where_something_is_trained(toys):
+    """After the trained part changed, its gradients tell of accumulation."""
+    model, x = toys.chain(3), toys.inputs()
+    model.requires_grad_(False)
+    model.blocks[2].requires_grad_(True)
+    reader = FactsReader(model, CPU)
+    assert not reader.read((x,), {})[0].has_gradients
+    model(x).backward()
+    assert reader.read((x,), {})[0].has_gradients
+    model.blocks[2].requires_grad_(False)
+    model.blocks[0].requires_grad_(True)
+    assert not reader.read((x,), {})[0].has_gradients
+
+
+def test_unfreezing_in_mid_training_is_planned_anew(toys, meter):
+    """The first steps after it are measured, and then predictions are right again."""
+    model = toys.zoo_model("bert")
+    frozen = [model.bert.embeddings, *model.bert.encoder.layer[:1]]
+    for module in frozen:
+        module.requires_grad_(False)
+    lengths = [24, 8, 32, 16, 28, 12, 22, 30, 18, 10, 26, 32, 24, 20]
+    batches = toys.text_batches(lengths)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        toys.train(model, batches)
+        assert "plan" == session.records[-1].phase
+        for module in frozen:
+            module.requires_grad_(True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        toys.train(model, batches, optimizer=optimizer)
+    after = list(session.records)[len(batches) :]
+    assert "collect" == after[0].phase
+    assert after[0].predicted_peak_bytes is None
+    assert "plan" == after[-1].phase
+    predicted, observed = (
+        after[-1].predicted_growth_bytes,
+        after[-1].observed_growth_bytes,
+    )
+    assert abs(observed - predicted) <= 0.02 * predicted
+
+
+class _CountingBlock(torch.nn.Module):
+    """A block with a counter that every forward moves."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+        self.n_forwards = 0
+
+    def forward(self, x):
+        self.n_forwards += 1
+        return x + torch.relu(self.linear(x))
+
+
+def test_counters_do_not_keep_a_shape_from_being_planned(toys, meter):
+    """A setting that each forward moves does not make a layer another each time."""
+    model = toys.chain(4, make=_CountingBlock)
+    batches = [toys.inputs(n) for n in (8, 24, 16, 12, 20, 32, 28, 10) * 2]
+    found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    phases = [record.phase for record in session.records]
+    assert "plan" in phases
+    assert {"plan"} == set(phases[phases.index("plan") :])
