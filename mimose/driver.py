@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 _RELEVANT = 0.25
 """Steps that grow by less of the headroom say nothing of the margin: noise is all."""
 _SLACK = 0.005
-"""Freed memory that a step may start with, as a share of what the budget leaves."""
+"""Freed memory that a step may start with, as a share of what steps grow by."""
 _NEAR_BYTES = 2**20
 """So close to the budget a peak is read as exactly as it can be."""
 _SHARED_STEPS = 20
@@ -200,8 +200,6 @@ class Driver:
         self._surroundings = Surroundings(model)
         self._least = LeastPeaks()
         self._snapshot = self.snapshot()
-        room = max(0, budget_bytes - meter.settled_bytes(0))
-        self._slack_bytes = max(5 * meter.noise_bytes, _SLACK * room)
         self._carried = Carried([])
         self._releases = False
         self._open: list[Step] = []
@@ -277,7 +275,8 @@ class Driver:
         is_shared = bool(self._open) and self._settle()
         facts, table = self._facts.read(args, kwargs)
         self._events.mode = self._facts.mode
-        start = self._meter.settled_bytes(self._slack_bytes)
+        slack = max(5 * self._meter.noise_bytes, _SLACK * self._estimator.scale)
+        start = self._meter.settled_bytes(slack)
         carried = self._carried.live_bytes()
         decision = self._decide(facts, table, self._memory(start, carried), is_shared)
         growth = decision.growth_bytes

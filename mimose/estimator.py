@@ -135,7 +135,8 @@ class Estimator:
         self._patterns: dict[Context, Pattern] = {}
         self._series: dict[tuple[Hashable, ...], Series] = {}
         self._families: dict[Hashable, int] = {}
-        self._scale = 0.0
+        self.scale = 0.0
+        """How large steps are, in bytes of growth: errors are small against that."""
         self.unrecomputable: set[int] = set()
         """Units that are always kept."""
         self.n_steps = 0
@@ -182,7 +183,10 @@ class Estimator:
             zip(events, sample.events, strict=True)
         ):
             behind = layout.classes[layout.of_event[index]][1]
-            self._learn_event(facts, event, measured, behind)
+            self._learn_event(facts, event, measured)
+            # What lies behind decides which of the two frees the tensor between them.
+            if index == 0 or events[index - 1].action == event.action:
+                self._learn_backward(facts, event, measured, behind)
         for gap, measured_gap in zip(layout.of_gap, sample.gaps, strict=True):
             key = self._gap_key(facts, layout.gaps[gap])
             self._learn_segment(key, facts.sizes, measured_gap)
@@ -194,8 +198,8 @@ class Estimator:
             self._learn_segment(self._head_key(facts, "loss"), facts.sizes, loss)
 
     def note_growth(self, growth_bytes: float) -> None:
-        """Tell how large steps are: errors are small against that."""
-        self._scale = max(self._scale, growth_bytes)
+        """Tell how large a step is, or could be."""
+        self.scale = max(self.scale, growth_bytes)
 
     def learn_flops(self, family: int, sizes: Sizes, flops: int) -> None:
         """Take in the FLOPs of one recomputation that stopped early."""
@@ -254,20 +258,26 @@ class Estimator:
         return found
 
     def _learn_event(
-        self, facts: StepFacts, event: Measured, sample: EventSample, behind: int
+        self, facts: StepFacts, event: Measured, sample: EventSample
     ) -> None:
         family, sizes = event.family, event.sizes
         for action, held in sample.held_bytes.items():
             self._exact(f"held {action}", family).add(sizes, held)
         for action, excess in sample.forward_excess_bytes.items():
             self._excess(f"forward {action}", family).add(sizes, excess)
-        key = (family, behind, facts.has_gradients)
-        if sample.backward_excess_bytes is not None:
-            self._excess("backward", *key).add(sizes, sample.backward_excess_bytes)
-        if sample.backward_net_bytes is not None:
-            self._net("backward net", *key).add(sizes, sample.backward_net_bytes)
         if event.flops or sample.held_bytes:
             self._exact("all flops", family).add(sizes, float(event.flops))
+
+    def _learn_backward(
+        self, facts: StepFacts, event: Measured, sample: EventSample, behind: int
+    ) -> None:
+        key = (event.family, behind, facts.has_gradients)
+        if sample.backward_excess_bytes is not None:
+            excess = self._excess("backward", event.action, *key)
+            excess.add(event.sizes, sample.backward_excess_bytes)
+        if sample.backward_net_bytes is not None:
+            net = self._net("backward net", *key)
+            net.add(event.sizes, sample.backward_net_bytes)
 
     def _learn_segment(
         self, key: tuple[Hashable, ...], sizes: Sizes, sample: SegmentSample
@@ -455,7 +465,7 @@ class Estimator:
             ("output bytes", self._exact("held recompute", family)),
             ("forward", self._excess("forward keep", family)),
             ("checkpointed forward", self._excess("forward recompute", family)),
-            ("backward", self._excess("backward", *key)),
+            ("backward", self._excess("backward", RECOMPUTE, *key)),
             ("gradients", self._net("backward net", *key)),
         )
 
@@ -493,6 +503,9 @@ class Estimator:
         """Return (n_classes, 8) numbers.
 
         Held bytes, forward and backward excess (each kept and recomputed), net, cost.
+        Until kept layers have been seen, their backward is taken to need what a
+        recomputed one's does: rather more, where an output is saved (by a ReLU), which
+        is there twice after a recomputation.
         """
         rows = []
         for index, behind in layout.classes:
@@ -503,6 +516,9 @@ class Estimator:
             )
             held = max(held, output)
             again = max(forward, excess + held - output)
+            kept = self._excess("backward", KEEP, family, behind, facts.has_gradients)
+            if not excess or not kept.doubt(sizes):
+                excess = kept.predict(sizes)
             flops = self._exact("flops", family)
             flops = flops if len(flops) else self._exact("all flops", family)
             cost = flops.predict(sizes) if len(flops) else 0.0
@@ -570,7 +586,7 @@ class Estimator:
         if series is None:
             series = Series(make, noise, nonnegative)
             self._series[key] = series
-        series.scale = self._scale
+        series.scale = self.scale
         return series
 
 

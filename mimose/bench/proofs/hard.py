@@ -167,11 +167,16 @@ def _checkpointed(model: nn.Module) -> nn.Module:
     """Checkpoint the feed-forward part inside each layer, as a user might."""
     layers = model.get_submodule("bert.encoder.layer")
     for layer in layers.children():
-        again = functools.partial(
-            checkpoint, layer.feed_forward_chunk, use_reentrant=False
-        )
-        vars(layer)["feed_forward_chunk"] = again
+        part: Any = layer.feed_forward_chunk
+        vars(layer)["feed_forward_chunk"] = _again(part)
     return model
+
+
+def _again(part: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., object]:
+    def checkpointed(states: torch.Tensor) -> object:
+        return checkpoint(part, states, use_reentrant=False)
+
+    return checkpointed
 
 
 def _sometimes_full(batch: Batch, step: int) -> Batch:
