@@ -28,11 +28,15 @@ def worker_environment(threads: int) -> dict[str, str]:
     }
 
 
-def describe_machine() -> Mapping[str, str]:
-    """Name the device and the versions, as the columns of `StepRow` do."""
+def describe_machine(device: str = "cpu") -> Mapping[str, str]:
+    """Name the device and the versions, as the columns of `StepRow` do.
+
+    Args:
+        device: Where the training runs; an accelerator is named by torch.
+    """
     versions = {name: _version(name) for name in _VERSIONS}
     return {
-        "device": f"cpu: {_processor()}",
+        "device": f"cpu: {_processor()}" if device == "cpu" else _accelerator(device),
         "python": platform.python_version(),
         **versions,
     }
@@ -48,6 +52,15 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+def _accelerator(device: str) -> str:
+    import torch
+
+    found = torch.device(device)
+    if found.type == "cuda":
+        return f"{device}: {torch.cuda.get_device_name(found)}"
+    return device
 
 
 def _processor() -> str:

@@ -9,6 +9,7 @@ import torch
 from mimose.bench.limits import limit_memory
 from mimose.bench.machine import describe_machine, load_average
 from mimose.bench.rows import StepRow
+from mimose.bench.step_meter import StepMeter
 from mimose.bench.tasks import Task
 from mimose.bench.workloads import (
     Batch,
@@ -18,32 +19,10 @@ from mimose.bench.workloads import (
     make_optimizer,
 )
 from mimose.corpus import EncodedCorpus
-from mimose.meters import ProcessMeter
 from mimose.planners import Planner, Static
 from mimose.session import Session, attach
 
 _LENGTH = "input_ids.1"
-
-
-class StepMeter(ProcessMeter):
-    """A process meter that knows a step's peak however often it is reset within."""
-
-    _highest_bytes = 0
-
-    def reset_peak(self) -> None:
-        """Start a new high-water mark; `step_peak_bytes` keeps the old one in mind."""
-        self._highest_bytes = max(self._highest_bytes, self.peak_bytes())
-        super().reset_peak()
-
-    def begin_step(self) -> int:
-        """Forget all peaks, and return what is held now."""
-        self.reset_peak()
-        self._highest_bytes = 0
-        return self.live_bytes()
-
-    def step_peak_bytes(self) -> int:
-        """Return the most held at any moment since `begin_step`."""
-        return max(self._highest_bytes, self.peak_bytes())
 
 
 class Training:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from mimose.bench.process import StrategyFailedError, StrategyProcess
-from mimose.bench.strategies import StepMeter, Training
+from mimose.bench.step_meter import StepMeter
+from mimose.bench.strategies import Training
 from mimose.bench.tasks import Task, Workload, task_from_json, task_to_json
 from mimose.corpus import EncodedCorpus
 

@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = Settings(
         seed=options.seed,
         threads=options.threads,
+        device=getattr(options, "device", "cpu"),
         models=tuple(options.models or ()),
         out=options.out,
     )

@@ -44,6 +44,9 @@ class Settings:
     threads: int = 2
     """For torch's operators."""
 
+    device: str = "cpu"
+    """Where to train, in the proofs that can train elsewhere."""
+
     models: tuple[str, ...] = ()
     """Names of the zoo's architectures; empty for the proof's own choice."""
 
@@ -60,7 +63,7 @@ class Settings:
             "threads": self.threads,
             "load_average": load_average(),
             "date": self.date,
-            **describe_machine(),
+            **describe_machine(self.device),
         }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mimose.bench.strategies import StepMeter
+from mimose.bench.step_meter import step_meter
 from mimose.zoo import Batch
 
 
@@ -38,7 +38,8 @@ class Loop:
 
     def __init__(self, model: nn.Module, *, window: int = 1) -> None:
         self.model = model
-        self.meter = StepMeter()
+        self.device = next(model.parameters()).device
+        self.meter = step_meter(self.device)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         self._window = window
         self._n_steps = 0
@@ -64,7 +65,8 @@ class Loop:
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Run a forward; return the loss alone, so that the outputs can go."""
-        loss: torch.Tensor = self.model(**batch).loss
+        there = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        loss: torch.Tensor = self.model(**there).loss
         return loss
 
     def step(self, batch: Batch) -> Measured:

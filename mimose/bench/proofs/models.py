@@ -56,11 +56,11 @@ class Setup:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Overrides of the configuration beyond no dropout."""
 
-    def build(self, seed: int) -> nn.Module:
+    def build(self, seed: int, device: str = "cpu") -> nn.Module:
         """Build the model, in training mode, with weights settled by the seed."""
         torch.manual_seed(seed)
         changes = {**_CHANGES[self.model], **self.changes}
-        return ZOO[self.model].build(**changes)
+        return ZOO[self.model].build(**changes).to(device)
 
     def batch(self, sizes: Sizes, generator: torch.Generator) -> Batch:
         """Make a batch."""

@@ -140,6 +140,7 @@ class Alternating:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
+    parser.add_argument("--device", default="cpu", help="such as cuda")
     parser.add_argument("--pairs", type=int, default=300, help="that count, a model")
 
 
@@ -148,7 +149,12 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     rows: list[PairRow] = []
     table, bars = [], []
     for setup in chosen(_SETUPS, settings.models):
-        task = {"model": setup.model, "seed": settings.seed, "pairs": options.pairs}
+        task = {
+            "model": setup.model,
+            "seed": settings.seed,
+            "device": settings.device,
+            "pairs": options.pairs,
+        }
         own, others = [], Counter[str]()
         for said in run_child("prediction", task, settings.threads):
             if "other" in said:
@@ -206,7 +212,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one model until enough pairs are there."""
     (setup,) = chosen(_SETUPS, [task["model"]])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    loop = Loop(setup.build(task["seed"]))
+    loop = Loop(setup.build(task["seed"], task["device"]))
     loop.warm_up(setup.batch(setup.shortest(), generator))
     planner = Alternating(task["seed"])
     n_counted = 0

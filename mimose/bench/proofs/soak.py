@@ -145,6 +145,7 @@ class SoakRow(Row):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
+    parser.add_argument("--device", default="cpu", help="such as cuda")
     parser.add_argument("--steps", type=int, default=1000, help="a model")
     parser.add_argument(
         "--limit", action="store_true", help="let the system enforce the budget"
@@ -156,7 +157,12 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     rows: list[SoakRow] = []
     table, bars, notes = [], [], []
     for setup in chosen(_SETUPS, settings.models):
-        task = {"model": setup.model, "seed": settings.seed, "steps": options.steps}
+        task = {
+            "model": setup.model,
+            "seed": settings.seed,
+            "device": settings.device,
+            "steps": options.steps,
+        }
         probe = list(run_child("soak", {**task, "part": "probe"}, settings.threads))
         task = {**task, **_headroom(probe), "is_limited": options.limit}
         own, keep_all = _train(settings, task)
@@ -297,7 +303,10 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     (setup,) = chosen(_SETUPS, [task["model"]])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     shapes = _shapes(setup, task["steps"], generator)
-    loop = Loop(setup.build(task["seed"]), window=_WINDOWS.get(setup.model, 1))
+    loop = Loop(
+        setup.build(task["seed"], task["device"]),
+        window=_WINDOWS.get(setup.model, 1),
+    )
     base_bytes = loop.warm_up(setup.batch(setup.shortest(), generator))
     if task["part"] == "probe":
         yield from _probe(setup, loop, shapes, generator)
