@@ -135,6 +135,9 @@ class _Waiting:
 class RootPatch(Patch):
     """The root's forward: a step, in training with grad enabled.
 
+    `torch.compile` of the root does not trace into it: what a step does is decided
+    anew each time.
+
     Args:
         model: The root.
         driver: Runs its steps.
@@ -143,12 +146,14 @@ class RootPatch(Patch):
     def __init__(self, model: nn.Module, driver: Driver) -> None:
         super().__init__(model)
         self._driver = driver
+        disabled: Any = torch.compiler.disable(driver.run)  # type: ignore[no-untyped-call]
+        self._run = disabled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a step, or pass straight through."""
         if self.is_removed or not self._driver.is_idle:
             return self.original(*args, **kwargs)
-        return self._driver.run(lambda: self.original(*args, **kwargs), args, kwargs)
+        return self._run(lambda: self.original(*args, **kwargs), args, kwargs)
 
 
 class Driver:
@@ -200,6 +205,7 @@ class Driver:
         self._surroundings = Surroundings(model)
         self._least = LeastPeaks()
         self._snapshot = self.snapshot()
+        self._knows_buffers = False
         self._carried = Carried([])
         self._releases = False
         self._open: list[Step] = []
@@ -277,8 +283,10 @@ class Driver:
         self._events.mode = self._facts.mode
         slack = max(5 * self._meter.noise_bytes, _SLACK * self._estimator.scale)
         start = self._meter.settled_bytes(slack)
+        is_again, self._safest_once = self._safest_once, False
         carried = self._carried.live_bytes()
-        decision = self._decide(facts, table, self._memory(start, carried), is_shared)
+        memory = self._memory(start, carried)
+        decision = self._decide(facts, table, memory, is_shared, is_again)
         growth = decision.growth_bytes
         record = StepRecord(
             step=self._n_steps,
@@ -289,15 +297,20 @@ class Driver:
             start_bytes=start,
             predicted_peak_bytes=None if growth is None else start + growth,
             cache_hit=decision.cache_hit,
+            retries=int(is_again),
             reason=decision.reason,
         )
         self._n_steps += 1
         step = Step(record, facts, decision, self._planner)
+        if is_again:
+            step.make_safest()
         step.carried_bytes = carried
         for other in self._open:  # if they get a backward, this forward is in it
             other.is_shared = True
         self._records.append(record)
-        if any(not unit.knows_buffers for unit in self._events.units):
+        if not self._knows_buffers:
+            units = self._events.units
+            self._knows_buffers = all(unit.knows_buffers for unit in units)
             self._snapshot = self.snapshot()
         self._snapshot.take()
         record.plan_seconds = time.perf_counter() - began
@@ -326,18 +339,22 @@ class Driver:
         )
 
     def _decide(
-        self, facts: StepFacts, table: SizeTable, memory: Memory, is_shared: bool
+        self,
+        facts: StepFacts,
+        table: SizeTable,
+        memory: Memory,
+        is_shared: bool,
+        is_again: bool,
     ) -> Decision:
-        if self._is_fixed:
+        if self._is_fixed and not is_again:
             return Decision("plan", None)
         reason = ""
         if is_shared or self._n_steps < self._shared_until:
             reason = "several forwards or backwards make up a step"
-        elif self._safest_once:
+        elif is_again:
             reason = "the step is run again"
         elif not facts.sizes:
             reason = "the inputs hold no tensors, so there is no shape to plan for"
-        self._safest_once = False
         found = None if reason else self._policy.cached(facts, table, memory)
         if found is not None:
             return found

@@ -10,6 +10,9 @@ from mimose.estimator import Context, StepFacts
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.series import Sizes
 
+_MOST_STEPS = 256
+"""Steps remembered; then the smallest is forgotten."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Least:
@@ -43,6 +46,11 @@ class LeastPeaks:
         """Take in one step in which everything was recomputed."""
         key = facts.context, facts.sizes
         self._least[key] = _Least(peak_bytes, growth_bytes, state_bytes)
+        if len(self._least) > _MOST_STEPS:
+            del self._least[min(self._least, key=self._growth)]
+
+    def _growth(self, key: tuple[Context, Sizes]) -> float:
+        return self._least[key].growth_bytes
 
     def bound(self, facts: StepFacts, start_bytes: float, state_bytes: float) -> float:
         """Return a peak that no plan can go below, 0 if none is known.
@@ -79,6 +87,7 @@ def infeasible(
     state_bytes: float,
 ) -> InfeasibleBudgetError:
     """Make the error, with what holds the memory at the least peak."""
+    start_bytes = min(start_bytes, least_peak_bytes)
     parameters = sum(p.nbytes for p in model.parameters())
     gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
     other = start_bytes - parameters - gradients - state_bytes

@@ -38,8 +38,14 @@ def _makes_cache(module: nn.Module) -> bool:
 class WithoutCache(Patch):
     """Passes ``use_cache=False`` with every call in training."""
 
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        names = list(inspect.signature(self.original).parameters)
+        self._place = names.index("use_cache")
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the original, which makes no cache unless the caller asks for one."""
-        if self._module.training and torch.is_grad_enabled() and not self.is_removed:
+        is_on = self._module.training and torch.is_grad_enabled()
+        if is_on and not self.is_removed and len(args) <= self._place:
             kwargs.setdefault("use_cache", False)
         return self.original(*args, **kwargs)

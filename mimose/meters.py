@@ -184,7 +184,6 @@ class ProcessMeter(Meter):
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)
         self._status = os.open("/proc/self/status", os.O_RDONLY)
         self._clear_refs = os.open("/proc/self/clear_refs", os.O_WRONLY)
-        self._pid = os.getpid()
         _set_malloc_thresholds()
         self._trim = ctypes.CDLL(None).malloc_trim
         self._trimmed_bytes = 0

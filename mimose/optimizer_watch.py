@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from mimose.meters import Meter
 
 _STEPS_WATCHED = 3
+_ByOptimizer: TypeAlias = "weakref.WeakKeyDictionary[torch.optim.Optimizer, int]"
 
 
 class OptimizerWatch:
@@ -32,9 +34,9 @@ class OptimizerWatch:
     def __init__(self, model: nn.Module, meter: Meter) -> None:
         self._parameters = {id(p) for p in model.parameters()}
         self._meter = meter
-        self._n_watched: dict[int, int] = {}
+        self._n_watched: _ByOptimizer = weakref.WeakKeyDictionary()
         self._before = (0, 0)
-        self._state_bytes: dict[int, int] = {}
+        self._state_bytes: _ByOptimizer = weakref.WeakKeyDictionary()
         self.has_stepped = False
         self.excess_bytes = 0.0
         self.peak_bytes = 0
@@ -57,7 +59,7 @@ class OptimizerWatch:
         self._handles.clear()
 
     def _is_watched(self, optimizer: torch.optim.Optimizer) -> bool:
-        if self._n_watched.get(id(optimizer), 0) >= _STEPS_WATCHED:
+        if self._n_watched.get(optimizer, 0) >= _STEPS_WATCHED:
             return False
         groups = optimizer.param_groups
         return any(id(p) in self._parameters for g in groups for p in g["params"])
@@ -72,10 +74,10 @@ class OptimizerWatch:
     def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self._is_watched(optimizer):
             return
-        self._n_watched[id(optimizer)] = self._n_watched.get(id(optimizer), 0) + 1
+        self._n_watched[optimizer] = self._n_watched.get(optimizer, 0) + 1
         live, state = self._before
         now = _state_bytes(optimizer)
-        self._state_bytes[id(optimizer)] = now
+        self._state_bytes[optimizer] = now
         peak = self._meter.peak_bytes()
         self.peak_bytes = max(self.peak_bytes, peak)
         if self.has_stepped:  # the first step's excess has one-off costs in it

@@ -268,10 +268,7 @@ class Session:
         self._driver.prepare_safest()
         snapshot.restore()
         gradients.restore()
-        result = closure()
-        if self.records:
-            self.records[-1].retries += 1
-        return result
+        return closure()
 
     def _can_recover(self, error: RuntimeError) -> bool:
         unit = self._events.last_recomputed

@@ -580,3 +580,30 @@ def test_a_budget_of_the_process_is_kept(toys):
     assert {"keep", "recompute"} == set(planned[-1].actions)
     slack = 4 * 2**20
     assert max(r.observed_peak_bytes for r in planned) <= budget + slack
+
+
+@pytest.mark.filterwarnings("ignore:.*Dynamo.*")
+def test_compiling_the_whole_model_changes_nothing(toys, meter):
+    """`torch.compile` after attach passes through: the steps are planned and exact."""
+
+    def train(model, run):
+        torch.manual_seed(2)
+        noted = []
+        for n_rows in (8, 16, 24, 12, 20, 32, 16, 24):
+            model.zero_grad()
+            loss = run(toys.inputs(n_rows))
+            loss.backward()
+            noted.append(toys.note(model, loss))
+            del loss
+        return noted
+
+    model = toys.chain(3)
+    with toys.untracked():
+        twin = copy.deepcopy(model)
+        expected = train(twin, twin)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        actual = train(model, torch.compile(model, backend="eager"))
+    torch.compiler.reset()
+    assert [] == toys.differences(expected, actual)
+    assert "plan" == session.records[-1].phase
+    assert 8 == len(session.records)
