@@ -19,9 +19,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from mimose.surroundings import Look, Surroundings
+
 Forward: TypeAlias = Callable[..., Any]
 OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[torch.Tensor]], Any]
-Around: TypeAlias = Callable[[], "contextlib.AbstractContextManager[None] | None"]
 Rebuild: TypeAlias = Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]
 
 _PLAIN = (type(None), bool, int, float, str)
@@ -37,7 +38,7 @@ def recompute(
     *,
     buffers: Sequence[tuple[nn.Module, str]] = (),
     on_recompute: OnRecompute | None = None,
-    around: Around | None = None,
+    surroundings: Surroundings | None = None,
     early_stop: bool = True,
 ) -> Any:
     """Call `forward` now without keeping its activations, and again in backward.
@@ -53,16 +54,18 @@ def recompute(
             first call only.
         on_recompute: Called in backward with a function that recomputes, which it has
             to call and whose result it has to return, and with the tensors given.
-        around: Called in backward, before it is recomputed; may return a context to
-            do that in.
+        surroundings: Makes sure of the weights and modes of what is recomputed.
         early_stop: Whether the recomputation may end at the last tensor that is
             needed.
 
     Returns:
         What `forward` returns.
+
+    Raises:
+        ChangedWeightsError: In backward, where weights were changed meanwhile.
     """
     tensors, others, rebuild = _positional(args, kwargs)
-    region = _Region(forward, rebuild, on_recompute, around)
+    region = _Region(forward, rebuild, on_recompute, surroundings)
     if buffers:
         return checkpoint(
             region,
@@ -80,19 +83,27 @@ def recompute(
 class _Region:
     """What `checkpoint` calls: the forward, and in backward `on_recompute`."""
 
-    __slots__ = ("_around", "_forward", "_is_first", "_on_recompute", "_rebuild")
+    __slots__ = (
+        "_forward",
+        "_is_first",
+        "_look",
+        "_on_recompute",
+        "_rebuild",
+        "_surroundings",
+    )
 
     def __init__(
         self,
         forward: Forward,
         rebuild: Rebuild | None,
         on_recompute: OnRecompute | None,
-        around: Around | None,
+        surroundings: Surroundings | None,
     ) -> None:
         self._forward = forward
         self._rebuild = rebuild
         self._on_recompute = on_recompute
-        self._around = around
+        self._surroundings = surroundings
+        self._look: Look | None = None
         self._is_first = True
 
     def __call__(self, *given: Any, **others: Any) -> Any:
@@ -100,14 +111,22 @@ class _Region:
         kwargs: Mapping[str, Any] = others
         if self._rebuild is not None:
             args, kwargs = self._rebuild(given)
+        around = self._surroundings
         if self._is_first:
             self._is_first = False
-            return self._forward(*args, **kwargs)
-        context = None if self._around is None else self._around()
-        if context is not None:
-            with context:
+            output = self._forward(*args, **kwargs)
+            self._look = None if around is None else around.look()
+            return output
+        if around is None or self._look is None:
+            return self._again(given, args, kwargs)
+        before = self._look
+        context = around.restored(before)
+        try:
+            with context or contextlib.nullcontext():
                 return self._again(given, args, kwargs)
-        return self._again(given, args, kwargs)
+        finally:
+            # What the recomputation itself has changed, another may find changed.
+            self._look = around.look(before.slots)._replace(modes=before.modes)
 
     def _again(
         self, given: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -42,7 +42,6 @@ from mimose.records import Records, StepRecord
 from mimose.recovery import Snapshot, is_out_of_memory, release_memory
 from mimose.series import Uncounted
 from mimose.shapes import SizeTable, argument_tensors
-from mimose.surroundings import Look, Surroundings
 from mimose.tracker import tensors_in
 from mimose.units import Patch
 
@@ -75,7 +74,6 @@ class Step:
         self.carried_bytes = 0
         self.released_bytes = 0
         self.peak_bytes = 0
-        self.look: Look | None = None
         self.calls: tuple[int, ...] = ()
         self.in_backward = False
         self.saw_end = False
@@ -202,7 +200,6 @@ class Driver:
         self._warns = warns
         self._has_warned = False
         self._facts = FactsReader(model, device)
-        self._surroundings = Surroundings(model)
         self._least = LeastPeaks()
         self._snapshot = self.snapshot()
         self._knows_buffers = False
@@ -382,8 +379,6 @@ class Driver:
             step.trace.mark("root_exit")
         step.calls = tuple([unit.calls for unit in self._events.units])
         step.record.actions = step.actions()
-        if RECOMPUTE in step.record.actions:
-            step.look = self._surroundings.look()
         chosen = step.decision.chosen
         if chosen is not None and step.calls != chosen.calls:
             self._events_differ(step)
@@ -487,9 +482,6 @@ class Driver:
         if step.in_backward:
             return
         step.in_backward = True
-        self._events.modes = None
-        if step.look is not None:
-            self._events.modes = self._surroundings.changed_modes(step.look)
         if step.carried_bytes and step.carried is not None:
             step.released_bytes = step.carried_bytes - step.carried.live_bytes()
             self._releases = step.released_bytes > step.carried_bytes // 2

@@ -36,6 +36,8 @@ Context: TypeAlias = Hashable
 NO_FAMILY = -1
 
 _ACTIONS = (KEEP, RECOMPUTE)
+_OF_KEPT = ("held bytes", "forward", "gradients")
+"""What has to be known of a unit that is always kept."""
 
 
 class StepFacts(NamedTuple):
@@ -184,8 +186,7 @@ class Estimator:
         ):
             behind = layout.classes[layout.of_event[index]][1]
             self._learn_event(facts, event, measured)
-            # What lies behind decides which of the two frees the tensor between them.
-            if index == 0 or events[index - 1].action == event.action:
+            if self._is_alike(event, events[index - 1] if index else None):
                 self._learn_backward(facts, event, measured, behind)
         for gap, measured_gap in zip(layout.of_gap, sample.gaps, strict=True):
             key = self._gap_key(facts, layout.gaps[gap])
@@ -267,6 +268,15 @@ class Estimator:
             self._excess(f"forward {action}", family).add(sizes, excess)
         if event.flops or sample.held_bytes:
             self._exact("all flops", family).add(sizes, float(event.flops))
+
+    def _is_alike(self, event: Measured, behind: Measured | None) -> bool:
+        """Whether a pair is like those that plans are made of.
+
+        What lies behind decides which of the two frees the tensor between them.
+        """
+        if behind is None or behind.action == event.action:
+            return True
+        return event.unit in self.unrecomputable or behind.unit in self.unrecomputable
 
     def _learn_backward(
         self, facts: StepFacts, event: Measured, sample: EventSample, behind: int
@@ -479,9 +489,9 @@ class Estimator:
         needed = []
         for index, behind in layout.classes:
             name, unit, _, family = pattern.events[index]
-            if unit in self.unrecomputable:
-                continue
             for what, series in self._class_series(facts, family, behind):
+                if unit in self.unrecomputable and what not in _OF_KEPT:
+                    continue
                 needed.append((f"{what} of {name}", series, own[index]))
         for pair in layout.gaps:
             key = self._gap_key(facts, pair)
@@ -517,8 +527,10 @@ class Estimator:
             held = max(held, output)
             again = max(forward, excess + held - output)
             kept = self._excess("backward", KEEP, family, behind, facts.has_gradients)
-            if not excess or not kept.doubt(sizes):
+            if not excess:
                 excess = kept.predict(sizes)
+            elif not kept.doubt(sizes):
+                excess = min(excess, kept.predict(sizes))
             flops = self._exact("flops", family)
             flops = flops if len(flops) else self._exact("all flops", family)
             cost = flops.predict(sizes) if len(flops) else 0.0

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from mimose.actions import (
-    Around,
     OnRecompute,
     all_buffers,
     changing_buffers,
@@ -22,7 +19,7 @@ from mimose.estimator import Estimator
 from mimose.families import family_key, module_key
 from mimose.series import Sizes, Uncounted
 from mimose.shapes import argument_tensors, call_shape
-from mimose.surroundings import in_modes
+from mimose.surroundings import Surroundings
 from mimose.tracker import StorageTracker
 from mimose.units import Patch
 
@@ -43,7 +40,8 @@ class Unit:
         self.forward: Callable[..., Any] = module.forward
         self.is_kept = False
         """Whether it turned out that it cannot be recomputed."""
-        self.around: Around | None = None
+        self.surroundings = Surroundings(name, module, lambda: self.on_recompute(self))
+        self.on_recompute: Callable[[Unit], None] = _ignore
         """Called before it is recomputed."""
 
     def call(self, run: Callable[[], Any]) -> Any:
@@ -60,7 +58,12 @@ class Unit:
         known = changing_buffers(self.module)
         self.buffers = known + [b for b in changed if b not in known]
         self.knows_buffers = True
+        self.surroundings.leave_out(self.buffers)
         return result
+
+
+def _ignore(_: Unit) -> None:
+    pass
 
 
 def _state(buffer: torch.Tensor | None) -> tuple[int, int]:
@@ -100,7 +103,7 @@ class UnitPatch(Patch):
                     args,
                     kwargs,
                     buffers=unit.buffers,
-                    around=unit.around,
+                    surroundings=unit.surroundings,
                 )
         return runner.run(unit, call, args, kwargs)
 
@@ -153,7 +156,7 @@ class EventRunner:
     ) -> None:
         self.units = units
         for unit in units:
-            unit.around = functools.partial(self._around, unit)
+            unit.on_recompute = self._note
         self._device = device
         self.step: RunningStep | None = None
         self.mode = 0
@@ -161,8 +164,6 @@ class EventRunner:
         self._keys: dict[tuple[int, int], Hashable] = {}
         """Of units, by mode and index."""
         self.last_recomputed: Unit | None = None
-        self.modes: Mapping[nn.Module, bool] | None = None
-        """Modes to recompute in, where they were changed since the forward."""
         self._estimator = estimator
         self._n_unplanned = 0
 
@@ -173,9 +174,8 @@ class EventRunner:
             found = self._keys[self.mode, unit.index] = module_key(unit.module)
         return found
 
-    def _around(self, unit: Unit) -> contextlib.AbstractContextManager[None] | None:
+    def _note(self, unit: Unit) -> None:
         self.last_recomputed = unit
-        return None if self.modes is None else in_modes(unit.module, self.modes)
 
     def begin(self, step: RunningStep, plan: Sequence[tuple[str, ...]] | None) -> None:
         """Set the running step and, by unit, the actions of its calls."""
@@ -230,7 +230,7 @@ class EventRunner:
                 kwargs,
                 buffers=unit.buffers,
                 on_recompute=on_recompute,
-                around=unit.around,
+                surroundings=unit.surroundings,
             )
         )
 
@@ -292,7 +292,7 @@ class EventRunner:
                     kwargs,
                     buffers=unit.buffers,
                     on_recompute=trace.recomputed(index),
-                    around=unit.around,
+                    surroundings=unit.surroundings,
                     early_stop=False,
                 )
             )

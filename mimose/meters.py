@@ -8,6 +8,8 @@ import logging
 import os
 import platform
 import resource
+import time
+import weakref
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,6 +22,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _M_MMAP_THRESHOLD = -3
 _M_TRIM_THRESHOLD = -1
 _MALLOC_THRESHOLD = 65536
+_MOST_USAGE_ERROR = 2**19
+"""Where `getrusage` may be farther off, ``VmHWM`` is read in its place."""
 
 
 class Reading(NamedTuple):
@@ -92,6 +96,9 @@ class Meter(abc.ABC):
     def total_bytes(self) -> int | None:
         """Return what the device has, for budgets given as a fraction."""
         return None
+
+
+_OWN = ("live_bytes", "peak_bytes", "reset_peak")
 
 
 class _Borrowed(Meter):
@@ -171,25 +178,32 @@ class ProcessMeter(Meter):
     above them lives. Between two steps that is some 10 MiB in a small transformer, and
     it grew by 29 MiB in 40 steps of a small ResNet. What a step grows by then depends
     on the steps before it: it fills such holes first. So a step starts from a trimmed
-    heap (`malloc_trim`, about 1 ms where there is much to give back).
+    heap. `malloc_trim` takes 1 ms to give 12 MiB back, and 100 ms and more in a heap
+    of ten thousand holes; the next one waits a hundred times as long as the last took.
 
     Raises:
-        OSError: The kernel's files cannot be read or written (see `can_read`).
+        OSError: The kernel's files cannot be read or written (on other systems).
     """
 
     noise_bytes = 0.1 * 2**20
     reads_peak = True
 
     def __init__(self) -> None:
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
-        self._status = os.open("/proc/self/status", os.O_RDONLY)
-        self._clear_refs = os.open("/proc/self/clear_refs", os.O_WRONLY)
+        self._open()
         _set_malloc_thresholds()
         self._trim = ctypes.CDLL(None).malloc_trim
         self._trimmed_bytes = 0
+        self._next_trim = 0.0
         self.reset_peak()
-        self._has_usage = True
+        self._has_usage = _usage_error_bytes() <= _MOST_USAGE_ERROR
         self._has_usage = self.rough_peak_bytes() <= self.peak_bytes()
+        _process_meters.add(self)
+
+    def _open(self) -> None:
+        """Open the kernel's files of this very process; a fork opens its own."""
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        self._status = os.open("/proc/self/status", os.O_RDONLY)
+        self._clear_refs = os.open("/proc/self/clear_refs", os.O_WRONLY)
 
     def __del__(self) -> None:
         """Close the kernel's files."""
@@ -205,7 +219,12 @@ class ProcessMeter(Meter):
         """Return the resident set: see Note: [Free memory that stays resident]."""
         live = self.live_bytes()
         if live - self._trimmed_bytes > slack_bytes:
+            began = time.monotonic()
+            if began < self._next_trim:
+                return live
             self._trim(0)
+            ended = time.monotonic()
+            self._next_trim = ended + 100 * (ended - began)
             live = self.live_bytes()
             self._trimmed_bytes = live
         elif live < self._trimmed_bytes:
@@ -221,8 +240,9 @@ class ProcessMeter(Meter):
     def rough_peak_bytes(self) -> int:
         """Return the high-water mark from `getrusage`, ten times as fast.
 
-        It is up to some 256 KiB too low. It cannot fall below the resident set of the
-        process that this one was forked from; then ``VmHWM`` is read.
+        It is up to some 256 KiB too low on two cores, and more on more; and it cannot
+        fall below the resident set of the process that this one was forked from. Where
+        that matters ``VmHWM`` is read.
         """
         if not self._has_usage:
             return self.peak_bytes()
@@ -302,6 +322,10 @@ def make_meter(meter: Meter | BasicMeter | str | None, device: torch.device) -> 
     if isinstance(meter, Meter):
         return meter
     if meter is not None and not isinstance(meter, str):
+        own = [callable(getattr(meter, name, None)) for name in _OWN]
+        if isinstance(meter, type) or not all(own):
+            msg = f"meter {meter!r} is no object with the methods {', '.join(_OWN)}"
+            raise BudgetError(msg)
         return _Borrowed(meter)
     if meter == "allocator":
         return AllocatorMeter(device)
@@ -312,7 +336,7 @@ def make_meter(meter: Meter | BasicMeter | str | None, device: torch.device) -> 
     if meter is not None:
         msg = (
             f"meter {meter!r} is unknown: use 'allocator', 'process', 'prediction', an "
-            f"object with the methods of mimose.meters.Meter, or None"
+            f"object with the methods {', '.join(_OWN)}, or None"
         )
         raise BudgetError(msg)
     return _default_meter(device)
@@ -335,6 +359,25 @@ def _default_meter(device: torch.device) -> Meter:
         reason,
     )
     return PredictionMeter(device)
+
+
+_process_meters: weakref.WeakSet[ProcessMeter] = weakref.WeakSet()
+
+
+def _reopen() -> None:
+    for meter in list(_process_meters):
+        meter.__del__()
+        meter._open()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reopen)
+
+
+def _usage_error_bytes() -> int:
+    """Return how far the kernel's counters may lag behind, each core by its batch."""
+    cores = os.cpu_count() or 1
+    return max(32, 2 * cores) * cores * _PAGE
 
 
 _thresholds_set = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
@@ -77,10 +78,21 @@ class Series:
         surprises = self._surprises(sizes, value)
         if surprises or len(self._samples) < _MOST_SHAPES:
             self._samples[sizes] = [value]
+            if len(self._samples) > 4 * _MOST_SHAPES:
+                self._forget_one()
         if surprises:
             self._fit = None
         elif self._fit is not None:
             self._fit.widen(sizes)
+
+    def _forget_one(self) -> None:
+        """Drop the oldest shape that is not the largest in any size."""
+        high = tuple(map(max, *self._samples))
+        for shape in self._samples:
+            if not any(map(operator.eq, shape, high)):
+                del self._samples[shape]
+                return
+        del self._samples[next(iter(self._samples))]
 
     def _surprises(self, sizes: Sizes, value: float) -> bool:
         fit = self._fit
@@ -103,6 +115,8 @@ class Series:
         if fit.trusted(self._tolerance()) or sizes not in self._samples:
             is_excess = self.noise > 0 and self._nonnegative
             value = fit.predict(fit.raised(sizes) if is_excess else sizes)
+            if is_excess and len(self._samples.get(sizes, ())) >= _REPEATS:
+                value = max(value, float(np.median(self._samples[sizes])))
         else:
             value = self._own(sizes)
         return max(0.0, value) if self._nonnegative else value
@@ -128,14 +142,28 @@ class Series:
 
     def _fitted(self) -> _Fit:
         if self._fit is None:
-            self._fit = _Fit(self._make(), self._samples)
+            is_excess = self.noise > 0 and self._nonnegative
+            self._fit = _Fit(self._make(), self._samples, is_raised=is_excess)
         return self._fit
 
 
 class _Fit:
-    """A regressor on the columns that vary by themselves."""
+    """A regressor on the columns that vary by themselves.
 
-    def __init__(self, regressor: Regressor, samples: dict[Sizes, list[float]]) -> None:
+    Args:
+        regressor: Not fitted yet.
+        samples: The readings, by shape.
+        is_raised: Whether it is raised over 19 in 20 of the single readings: of equal
+            layers that reach about the same level, the highest makes the peak.
+    """
+
+    def __init__(
+        self,
+        regressor: Regressor,
+        samples: dict[Sizes, list[float]],
+        *,
+        is_raised: bool,
+    ) -> None:
         shapes = list(samples)
         matrix = np.array(shapes, dtype=float).reshape(len(shapes), -1)
         self._roles = _roles(shapes)
@@ -153,12 +181,16 @@ class _Fit:
         regressor.fit(inputs, np.array(values, dtype=float))
         self.is_exact = bool(regressor.exact_)
         self.residual = float(getattr(regressor, "residual_", 0.0))
+        self._lift = 0.0
+        if is_raised:
+            rest = [v - self.predict(shape) for shape in shapes for v in samples[shape]]
+            self._lift = max(0.0, float(np.quantile(rest, 0.95, method="higher")))
 
     def _reduce(self, sizes: Sizes) -> list[float]:
         return [float(sizes[c]) for c in self._columns] or [1.0]
 
     def predict(self, sizes: Sizes) -> float:
-        return float(self._regressor.predict_one(self._reduce(sizes)))
+        return float(self._regressor.predict_one(self._reduce(sizes))) + self._lift
 
     def trusted(self, tolerance: float) -> bool:
         """More shapes than monomials, and each predicted when it is left out."""

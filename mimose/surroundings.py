@@ -1,55 +1,79 @@
-"""What the recomputations have to find as the forward left it: weights and modes."""
+"""What a recomputation has to find as the forward left it: weights, buffers, modes."""
 
 from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
+import torch
 from torch import nn
 
 from mimose.exceptions import ChangedWeightsError
+
+Slots: TypeAlias = "tuple[tuple[dict[str, torch.Tensor | None], str], ...]"
+"""Where the weights and buffers are: the modules' own tables, and names."""
 
 _TRAINING = operator.attrgetter("training")
 
 
 class Look(NamedTuple):
-    """A model's surroundings at one moment."""
+    """A unit's surroundings at one moment."""
 
-    weights: list[nn.Parameter | None]
+    slots: Slots
+    tensors: list[torch.Tensor | None]
     versions: list[int]
     modes: tuple[bool, ...]
 
 
 class Surroundings:
-    """Looks at a model's weights and modes where a forward ends and a backward begins.
+    """Looks at a unit's weights and modes after its forward, and makes sure of them.
 
-    A weight changed in between would be recomputed with, silently, and give other
-    gradients than the bare model's. Optimizers that step within the backward do so
-    layer by layer, each behind its recomputation.
+    A weight or buffer that is replaced or changed in place before the recomputation
+    would give, silently, other gradients than the bare model's. What is written
+    through ``.data`` cannot be seen. A changed mode is set back meanwhile.
 
     Args:
-        model: The model.
+        name: The unit's, for the error.
+        module: The unit.
+        on_restore: Called before each recomputation.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = tuple(model.modules())
-        self._slots = tuple(
-            (module._parameters, name)
-            for module in self._modules
-            for name, parameter in module._parameters.items()
-            if parameter is not None
-        )
+    def __init__(
+        self, name: str, module: nn.Module, on_restore: Callable[[], None]
+    ) -> None:
+        self._name = name
+        self._on_restore = on_restore
+        self._modules = tuple(module.modules())
+        self._slots = self._slots_without(None)
 
-    def look(self) -> Look:
-        """Return what is there now."""
-        weights = [parameters.get(name) for parameters, name in self._slots]
-        versions = [weight._version for weight in weights if weight is not None]
-        return Look(weights, versions, tuple(map(_TRAINING, self._modules)))
+    def leave_out(self, buffers: Sequence[tuple[nn.Module, str]]) -> None:
+        """Look at all but these buffers: they are copied for each recomputation."""
+        self._slots = self._slots_without({(id(m), name) for m, name in buffers})
 
-    def changed_modes(self, before: Look) -> Mapping[nn.Module, bool] | None:
-        """Return the modes that were another then; None if all are the same.
+    def _slots_without(self, left_out: set[tuple[int, str]] | None) -> Slots:
+        slots: list[tuple[dict[str, torch.Tensor | None], str]] = []
+        for module in self._modules:
+            parameters: dict[str, torch.Tensor | None] = {**module._parameters}
+            for name in _visible(parameters):
+                slots.append((module._parameters, name))  # type: ignore[arg-type]
+            if left_out is None:
+                continue
+            for name in _visible(module._buffers):
+                if (id(module), name) not in left_out:
+                    slots.append((module._buffers, name))
+        return tuple(slots)
+
+    def look(self, slots: Slots | None = None) -> Look:
+        """Return what is there now, in these slots or in all."""
+        slots = self._slots if slots is None else slots
+        tensors = [there.get(name) for there, name in slots]
+        versions = [tensor._version for tensor in tensors if tensor is not None]
+        return Look(slots, tensors, versions, tuple(map(_TRAINING, self._modules)))
+
+    def restored(self, before: Look) -> contextlib.AbstractContextManager[None] | None:
+        """Return what sets the modes back for a while; None where none was changed.
 
         Args:
             before: What was there when the forward had run.
@@ -57,30 +81,38 @@ class Surroundings:
         Raises:
             ChangedWeightsError: The weights are not those of the forward any more.
         """
-        now = self.look()
-        same = all(map(operator.is_, now.weights, before.weights))
+        self._on_restore()
+        now = self.look(before.slots)
+        same = all(map(operator.is_, now.tensors, before.tensors))
         if not same or now.versions != before.versions:
             msg = (
-                "weights were replaced or changed in place after the forward and "
-                "before its backward (torch.func.functional_call, or an optimizer step "
-                "in between?), and layers recomputed with them would give other "
-                "gradients: run the backward before, or detach the session"
+                f"weights or buffers of {self._name} were replaced or changed in place "
+                f"after its forward and before its backward (torch.func."
+                f"functional_call, or an optimizer step in between?); recomputed with "
+                f"them it would give other gradients. Run the backward before, or "
+                f"leave the layer out with attach(units=...)"
             )
             raise ChangedWeightsError(msg)
-        if now.modes == before.modes:
-            return None
-        pairs = zip(self._modules, before.modes, strict=True)
-        return {module: mode for module, mode in pairs if module.training != mode}
+        return None if now.modes == before.modes else self._in_modes(before.modes)
 
+    @contextlib.contextmanager
+    def _in_modes(self, modes: tuple[bool, ...]) -> Iterator[None]:
+        now = tuple(map(_TRAINING, self._modules))
+        self._set(modes)
+        try:
+            yield
+        finally:
+            self._set(now)
 
-@contextlib.contextmanager
-def in_modes(unit: nn.Module, modes: Mapping[nn.Module, bool]) -> Iterator[None]:
-    """Put the modules of a unit into other modes for a while."""
-    now = {m: m.training for m in unit.modules() if m in modes}
-    for module in now:
-        module.training = modes[module]
-    try:
-        yield
-    finally:
-        for module, mode in now.items():
+    def _set(self, modes: tuple[bool, ...]) -> None:
+        for module, mode in zip(self._modules, modes, strict=True):
             module.training = mode
+
+
+def _visible(tensors: dict[str, torch.Tensor | None]) -> list[str]:
+    """Name the tensors that count their changes; inference tensors do not."""
+    return [
+        name
+        for name, tensor in tensors.items()
+        if tensor is not None and not tensor.is_inference()
+    ]

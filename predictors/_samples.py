@@ -95,16 +95,21 @@ def condense(X: ArrayLike, y: ArrayLike) -> Samples:
     return Samples(sizes=sizes, values=values, spread=spread, low=low, high=high)
 
 
-def nearly_largest(values: Floats) -> float:
+def nearly_largest(values: Floats, of: Floats) -> float:
     """Return the value that 19 in 20 do not exceed; the largest of up to 20.
 
     A process's memory jumps now and then for reasons of its own, and the more samples
-    there are the farther off is the worst of them.
+    there are the farther off is the worst of them. Two values are never passed over:
+    an infinite one, and that of the largest sample, which is the one to break budgets.
 
     Args:
         values: (n,) values, at least one.
+        of: (n,) samples that they belong to.
     """
-    return float(np.quantile(values, 0.95, method="higher"))
+    if np.isinf(values).any():
+        return float(values.max())
+    usual = np.quantile(values, 0.95, method="higher")
+    return float(max(usual, values[np.argmax(of)]))
 
 
 def not_fitted(estimator: Any) -> NotFittedError:

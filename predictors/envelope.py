@@ -127,9 +127,12 @@ class EnvelopeRegressor(BaseEstimator, RegressorMixin):
             np.abs(samples.values), 1e-3 * np.abs(samples.values).max()
         )
         self.exact_ = all(piece.exact_ for piece in pieces) and bool(near.all())
-        self.shift_ = 0.0 if self.exact_ else max(0.0, nearly_largest(rest))
+        self.shift_ = (
+            0.0 if self.exact_ else max(0.0, nearly_largest(rest, samples.values))
+        )
         self.residual_ = float(np.abs(rest).max()) + samples.spread
-        self.loo_error_ = nearly_largest(_left_out(pieces, mask, samples))
+        left_out = _left_out(pieces, mask, samples)
+        self.loo_error_ = nearly_largest(left_out, samples.values)
         self.low_, self.high_ = samples.low, samples.high
         return self
 

@@ -215,7 +215,8 @@ class PolynomialRegressor(BaseEstimator, RegressorMixin):
         allowed = np.maximum(
             tolerance * self._scales, _LEFT_OUT_DEVIATIONS * self.noise
         )
-        return nearly_largest(np.abs(self.loo_errors_) - allowed) <= 0.0
+        beyond = np.abs(self.loo_errors_) - allowed
+        return nearly_largest(beyond, self._scales) <= 0.0
 
     def _scale(self, values: Floats) -> Floats:
         """Return the (n_shapes,) sizes of the values, none of them 0."""
@@ -279,7 +280,7 @@ class PolynomialRegressor(BaseEstimator, RegressorMixin):
         )
         self._scales = self._scale(samples.values)
         self.loo_errors_ = leave_one_out(residual, leverage) * tolerance
-        self.loo_error_ = nearly_largest(np.abs(self.loo_errors_))
+        self.loo_error_ = nearly_largest(np.abs(self.loo_errors_), samples.values)
         if n_shapes == 1:
             self.loo_errors_ = np.array([np.inf])
             self.loo_error_ = np.inf

@@ -102,6 +102,9 @@ def test_freed_memory_that_stays_resident_is_given_back():
     del blocks
     live = meter.live_bytes()
     assert live == meter.settled_bytes(64 * MIB)
+    meter._next_trim = float("inf")
+    assert live == meter.settled_bytes(0)  # the last one took too long to do another
+    meter._next_trim = 0.0
     settled = meter.settled_bytes(0)
     assert live - 20 * MIB - SLACK < settled < live - 10 * MIB
     assert abs(settled - meter.live_bytes()) < SLACK
@@ -227,3 +230,25 @@ def test_the_allocator_is_read_back():
     assert 4 * MIB <= meter.peak_bytes() - before
     meter.reset_peak()
     assert before == meter.peak_bytes()
+
+
+@pytest.mark.parametrize("meter", [5, ProcessMeter, object(), "scales"])
+def test_what_is_no_meter_is_refused(meter):
+    """Numbers, classes, objects without the methods and unknown names are told so."""
+    with pytest.raises(BudgetError, match="live_bytes, peak_bytes, reset_peak"):
+        make_meter(meter, CPU)
+
+
+@on_linux
+def test_a_fork_reads_its_own_memory():
+    """The files of the parent are closed in the child, and its own are opened."""
+    meter = ProcessMeter()
+    before = meter.live_bytes()
+    child = os.fork()
+    if child == 0:
+        first = meter.live_bytes()
+        block = bytearray(b"x") * (64 * MIB)
+        grown = meter.live_bytes() - first
+        os._exit(0 if grown > 48 * MIB and block else 1)
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert abs(meter.live_bytes() - before) < 16 * MIB

@@ -24,8 +24,9 @@ def test_a_step_between_forward_and_backward_is_refused(toys):
         model(toys.inputs()).backward()
         loss = model(toys.inputs())
         optimizer.step()
-        with pytest.raises(mimose.ChangedWeightsError, match="an optimizer step"):
-            loss.backward()
+        for _ in range(2):
+            with pytest.raises(mimose.ChangedWeightsError, match="an optimizer step"):
+                loss.backward(retain_graph=True)
         del loss
         model.zero_grad()
         model(toys.inputs()).backward()
@@ -96,3 +97,107 @@ def test_modes_changed_before_the_backward_are_those_of_the_forward(toys, part):
         actual = step(model)
     for name, gradient in expected.items():
         assert torch.equal(gradient, actual[name]), name
+
+
+def test_a_buffer_lent_to_a_call_is_missed_in_backward(toys):
+    """Buffers count like weights, but for those that a forward changes anyway."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.linear = torch.nn.Linear(width, width)
+            self.register_buffer("scale", torch.ones(()))
+
+        def forward(self, x):
+            return x + torch.relu(self.linear(x)) * self.scale
+
+    model = toys.chain(3, make=Scaled)
+    with _attach(model):
+        model(toys.inputs()).backward()
+        loss = model(toys.inputs())
+        model.blocks[1].scale = torch.tensor(2.0)
+        with pytest.raises(mimose.ChangedWeightsError, match=r"blocks\.1"):
+            loss.backward()
+
+
+def test_another_part_of_the_model_may_change_meanwhile(toys):
+    """A teacher's average, another tower's step: what is recomputed is untouched."""
+
+    class Towers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = toys.chain(2).blocks
+            self.others = toys.chain(2).blocks
+
+        def forward(self, x):
+            first, second = x, x
+            for block, other in zip(self.blocks, self.others, strict=True):
+                first, second = block(first), other(second)
+            return first.square().mean(), second.square().mean()
+
+    def train(model):
+        torch.manual_seed(4)
+        optimizer = torch.optim.SGD(model.blocks.parameters(), lr=0.1)
+        for _ in range(3):
+            model.zero_grad()
+            first, second = model(toys.inputs())
+            first.backward()
+            optimizer.step()
+            second.backward()
+        return _gradients(model)
+
+    model = Towers()
+    expected = train(copy.deepcopy(model))
+    with _attach(model):
+        actual = train(model)
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def test_a_layer_that_changes_its_own_weights_is_recomputed_twice(toys):
+    """Weights clamped in every forward are no change from outside."""
+
+    class Clamped(torch.nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.linear = torch.nn.Linear(width, width)
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.linear.bias.clamp_(-1.0, 1.0)
+            return x + torch.relu(self.linear(x))
+
+    def step(model):
+        loss = model(toys.inputs())
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return _gradients(model)
+
+    model = toys.chain(3, make=Clamped)
+    expected = step(copy.deepcopy(model))
+    with _attach(model):
+        actual = step(model)
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def test_a_backward_past_the_outputs_finds_its_own_modes(toys):
+    """A loss on an inner tensor recomputes in the modes of its own forward."""
+
+    def train(model):
+        torch.manual_seed(5)
+        inner = []
+        model.blocks[2].register_forward_hook(lambda _m, _i, out: inner.append(out))
+        model.blocks[1].dropout.eval()
+        loss = model(toys.inputs())
+        model.blocks[1].dropout.train()
+        loss.backward()
+        model.zero_grad()
+        model(toys.inputs())
+        inner[-1].square().sum().backward()
+        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+    model = toys.chain(3)
+    expected = train(copy.deepcopy(model))
+    with _attach(model):
+        actual = train(model)
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
