@@ -33,6 +33,8 @@ _STAGES = (0.35, 0.7)
 """Shares of the way from the safest plan to the whole budget, each checked by a step
 before a context is planned freely."""
 
+_BEYOND = 0.1
+"""Kept free over a prediction beyond the sizes measured, besides the margin."""
 _LEARNING_STEPS = 40
 """Steps of new shapes that are measured, under a plan or not; then only larger ones."""
 
@@ -141,8 +143,9 @@ class Policy:
             return Decision(phase, None, reason=doubt)
         stage = self._stages.setdefault(facts.context, 0)
         self._make_static(upper, table, memory)
+        is_beyond = self._estimator.is_beyond(facts)
         try:
-            made = self._make(upper, memory, stage)
+            made = self._make(upper, memory, stage, _BEYOND if is_beyond else 0.0)
         except InfeasibleBudgetError as error:
             if self._raises:
                 raise
@@ -152,13 +155,11 @@ class Policy:
             )
             return Decision("fallback", None, reason=reason)
         decision = self._decision(facts, made, memory, cache_hit=False)
-        decision.is_measured = (
-            self._estimator.n_steps < _LEARNING_STEPS
-            or self._estimator.is_beyond(facts)
-        )
+        is_learning = self._estimator.n_steps < _LEARNING_STEPS
+        decision.is_measured = is_learning or is_beyond
         if stage < len(_STAGES):
             decision.phase = "step_down"
-        else:
+        elif not is_beyond:  # once it was measured, there will be a better plan
             self.cache.put(key, made)
         return decision
 
@@ -218,13 +219,16 @@ class Policy:
         spare = memory.headroom_bytes - cached.headroom_bytes
         return cached.keeps_all or spare <= max(0.01 * growth, self.margin.noise_bytes)
 
-    def _usable_budget(self, memory: Memory) -> float:
-        """Take the margin, which is a share of the growth, off the budget."""
+    def _usable_budget(self, memory: Memory, more: float = 0.0) -> float:
+        """Take the margin and more, both shares of the growth, off the budget."""
         room = memory.headroom_bytes - self.margin.noise_bytes
-        return memory.start_bytes + max(0.0, room) / (1.0 + self.margin.fraction)
+        share = 1.0 + self.margin.fraction + more
+        return memory.start_bytes + max(0.0, room) / share
 
-    def _make(self, facts: StepFacts, memory: Memory, stage: int) -> CachedPlan:
-        problem = self.problem(facts, memory, self._usable_budget(memory))
+    def _make(
+        self, facts: StepFacts, memory: Memory, stage: int, more: float
+    ) -> CachedPlan:
+        problem = self.problem(facts, memory, self._usable_budget(memory, more))
         if stage < len(_STAGES):
             problem = self._tightened(problem, _STAGES[stage])
         plan = self._plan(problem, memory)

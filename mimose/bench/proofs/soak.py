@@ -316,14 +316,12 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     budget_bytes = base_bytes + loop.state_bytes + task["headroom_bytes"]
     budget_bytes += task["drift_bytes"]
     if task["part"] == "plain":
-        limit_memory(budget_bytes, loop.meter.live_bytes())
         for sizes in shapes:
+            limit_memory(budget_bytes, loop.meter.live_bytes())
             loop.step(setup.batch(sizes, generator))
             yield {}
         return
     with attach(loop.model, budget_bytes, meter=loop.meter) as session:
-        if task["is_limited"]:
-            limit_memory(budget_bytes, loop.meter.live_bytes())
         yield from _train_on(setup, loop, session, shapes, task, generator)
 
 
@@ -412,6 +410,8 @@ def _train_on(
     box = _Box()
     for sizes in shapes:
         is_seen = box.takes(sizes)
+        if task["is_limited"]:
+            limit_memory(session.budget_bytes, loop.meter.live_bytes())
         measured = loop.step(setup.batch(sizes, generator))
         yield {
             "model": setup.model,
