@@ -34,6 +34,10 @@ from mimose.series import Series, Sizes, Uncounted
 
 Context: TypeAlias = Hashable
 NO_FAMILY = -1
+Neighbours: TypeAlias = tuple[int, int]
+"""The families before and after an event: the first takes the gradient it makes, and
+the second made the gradient that it takes. Of the last event that is the head, and
+what is held in between is another (a MiB in T5)."""
 
 _ACTIONS = (KEEP, RECOMPUTE)
 _OF_KEPT = ("held bytes", "forward", "gradients")
@@ -75,8 +79,8 @@ class Pattern:
 class Layout:
     """Where in the series' values each event's numbers stand."""
 
-    classes: list[tuple[int, int]]
-    """(an event of the class, the family behind it in backward)."""
+    classes: list[tuple[int, Neighbours]]
+    """(an event of the class, the families of its neighbours)."""
     of_event: NDArray[np.intp]
     gaps: list[tuple[int, int]]
     """(family before, family after)."""
@@ -184,10 +188,10 @@ class Estimator:
         for index, (event, measured) in enumerate(
             zip(events, sample.events, strict=True)
         ):
-            behind = layout.classes[layout.of_event[index]][1]
+            neighbours = layout.classes[layout.of_event[index]][1]
             self._learn_event(facts, event, measured)
             if self._is_alike(event, events[index - 1] if index else None):
-                self._learn_backward(facts, event, measured, behind)
+                self._learn_backward(facts, event, measured, neighbours)
         for gap, measured_gap in zip(layout.of_gap, sample.gaps, strict=True):
             key = self._gap_key(facts, layout.gaps[gap])
             self._learn_segment(key, facts.sizes, measured_gap)
@@ -279,9 +283,13 @@ class Estimator:
         return event.unit in self.unrecomputable or behind.unit in self.unrecomputable
 
     def _learn_backward(
-        self, facts: StepFacts, event: Measured, sample: EventSample, behind: int
+        self,
+        facts: StepFacts,
+        event: Measured,
+        sample: EventSample,
+        neighbours: Neighbours,
     ) -> None:
-        key = (event.family, behind, facts.has_gradients)
+        key = (event.family, neighbours, facts.has_gradients)
         if sample.backward_excess_bytes is not None:
             excess = self._excess("backward", event.action, *key)
             excess.add(event.sizes, sample.backward_excess_bytes)
@@ -445,15 +453,16 @@ class Estimator:
         if pattern.layout is not None:
             return pattern.layout
         families = [event[3] for event in pattern.events]
-        classes: dict[tuple[int, int, int], int] = {}
-        members: list[tuple[int, int]] = []
+        around = [NO_FAMILY, *families, NO_FAMILY]
+        classes: dict[tuple[int, Neighbours, int], int] = {}
+        members: list[tuple[int, Neighbours]] = []
         of_event = []
         for index, family in enumerate(families):
-            behind = families[index - 1] if index else NO_FAMILY
-            key = (family, behind, id(maps[index]))
+            neighbours = (around[index], around[index + 2])
+            key = (family, neighbours, id(maps[index]))
             if key not in classes:
                 classes[key] = len(members)
-                members.append((index, behind))
+                members.append((index, neighbours))
             of_event.append(classes[key])
         pairs = list(zip([NO_FAMILY, *families], families, strict=False))
         gaps = list(dict.fromkeys(pairs))
@@ -467,9 +476,9 @@ class Estimator:
         return layout
 
     def _class_series(
-        self, facts: StepFacts, family: int, behind: int
+        self, facts: StepFacts, family: int, neighbours: Neighbours
     ) -> tuple[tuple[str, Series], ...]:
-        key = (family, behind, facts.has_gradients)
+        key = (family, neighbours, facts.has_gradients)
         return (
             ("held bytes", self._exact("held keep", family)),
             ("output bytes", self._exact("held recompute", family)),
@@ -487,9 +496,9 @@ class Estimator:
         own: list[Sizes],
     ) -> list[tuple[str, Series, Sizes]]:
         needed = []
-        for index, behind in layout.classes:
+        for index, neighbours in layout.classes:
             name, unit, _, family = pattern.events[index]
-            for what, series in self._class_series(facts, family, behind):
+            for what, series in self._class_series(facts, family, neighbours):
                 if unit in self.unrecomputable and what not in _OF_KEPT:
                     continue
                 needed.append((f"{what} of {name}", series, own[index]))
@@ -518,15 +527,16 @@ class Estimator:
         is there twice after a recomputation.
         """
         rows = []
-        for index, behind in layout.classes:
+        for index, neighbours in layout.classes:
             family, sizes = pattern.events[index][3], own[index]
             held, output, forward, light, excess, net = (
                 series.predict(sizes) if len(series) else 0.0
-                for _, series in self._class_series(facts, family, behind)
+                for _, series in self._class_series(facts, family, neighbours)
             )
             held = max(held, output)
             again = max(forward, excess + held - output)
-            kept = self._excess("backward", KEEP, family, behind, facts.has_gradients)
+            key = (family, neighbours, facts.has_gradients)
+            kept = self._excess("backward", KEEP, *key)
             if not excess:
                 excess = kept.predict(sizes)
             elif not kept.doubt(sizes):
