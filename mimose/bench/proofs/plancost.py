@@ -165,9 +165,12 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     n_events = task["events"]
     loop = Loop(blocks.Row(n_events, _WIDTH, _FACTOR))
     middle = max(16, _GROWTH_BYTES // (n_events * _ROW_BYTES))
-    base_bytes = loop.warm_up(_batch(middle))
-    growth = min(loop.step(_batch(middle)).growth_bytes for _ in range(2))
-    budget = base_bytes + loop.state_bytes + int(_SHARE * growth)
+    loop.warm_up(_batch(middle))
+    for _ in range(2):
+        loop.step(_batch(middle))
+    held_bytes = loop.meter.settled_bytes(0)
+    growth = loop.step(_batch(middle)).peak_bytes - held_bytes
+    budget = held_bytes + int(_SHARE * growth)
     shapes = _shapes(middle, task["seed"])
     n_made = 0
     with attach(loop.model, budget, meter=loop.meter) as session:
