@@ -121,6 +121,8 @@ class _Region:
             return self._again(given, args, kwargs)
         before = self._look
         context = around.restored(before)
+        if context is None and not around.changes_itself:
+            return self._again(given, args, kwargs)
         try:
             with context or contextlib.nullcontext():
                 return self._again(given, args, kwargs)

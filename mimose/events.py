@@ -49,7 +49,10 @@ class Unit:
         if self.knows_buffers:
             return run()
         before = [_state(module._buffers[name]) for module, name in self.buffers]
+        look = self.surroundings.look()
         result = run()
+        after = self.surroundings.look(look.slots)
+        self.surroundings.changes_itself = look.versions != after.versions
         changed = [
             buffer
             for buffer, state in zip(self.buffers, before, strict=True)

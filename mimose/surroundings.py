@@ -47,6 +47,8 @@ class Surroundings:
         self._on_restore = on_restore
         self._modules = tuple(module.modules())
         self._slots = self._slots_without(None)
+        self.changes_itself = False
+        """Whether its own forward changes its weights, as the first one told."""
 
     def leave_out(self, buffers: Sequence[tuple[nn.Module, str]]) -> None:
         """Look at all but these buffers: they are copied for each recomputation."""
