@@ -103,12 +103,15 @@ def test_a_buffer_lent_to_a_call_is_missed_in_backward(toys):
     """Buffers count like weights, but for those that a forward changes anyway."""
 
     class Scaled(torch.nn.Module):
+        """A block scaled by a buffer."""
+
         def __init__(self, width):
             super().__init__()
             self.linear = torch.nn.Linear(width, width)
             self.register_buffer("scale", torch.ones(()))
 
         def forward(self, x):
+            """Run it."""
             return x + torch.relu(self.linear(x)) * self.scale
 
     model = toys.chain(3, make=Scaled)
@@ -124,12 +127,15 @@ def test_another_part_of_the_model_may_change_meanwhile(toys):
     """A teacher's average, another tower's step: what is recomputed is untouched."""
 
     class Towers(torch.nn.Module):
+        """Two chains on one input, each with a loss."""
+
         def __init__(self):
             super().__init__()
             self.blocks = toys.chain(2).blocks
             self.others = toys.chain(2).blocks
 
         def forward(self, x):
+            """Run it."""
             first, second = x, x
             for block, other in zip(self.blocks, self.others, strict=True):
                 first, second = block(first), other(second)
@@ -157,11 +163,14 @@ def test_a_layer_that_changes_its_own_weights_is_recomputed_twice(toys):
     """Weights clamped in every forward are no change from outside."""
 
     class Clamped(torch.nn.Module):
+        """A block that clamps its own bias in every forward."""
+
         def __init__(self, width):
             super().__init__()
             self.linear = torch.nn.Linear(width, width)
 
         def forward(self, x):
+            """Run it."""
             with torch.no_grad():
                 self.linear.bias.clamp_(-1.0, 1.0)
             return x + torch.relu(self.linear(x))
