@@ -207,6 +207,9 @@ class ProcessMeter(Meter):
 
     def __del__(self) -> None:
         """Close the kernel's files."""
+        self._close()
+
+    def _close(self) -> None:
         for name in ("_statm", "_status", "_clear_refs"):
             if name in self.__dict__:
                 os.close(self.__dict__[name])
@@ -366,7 +369,7 @@ _process_meters: weakref.WeakSet[ProcessMeter] = weakref.WeakSet()
 
 def _reopen() -> None:
     for meter in list(_process_meters):
-        meter.__del__()
+        meter._close()
         meter._open()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 
 from mimose.exceptions import ChangedWeightsError
 
-Slots: TypeAlias = "tuple[tuple[dict[str, torch.Tensor | None], str], ...]"
+Slots: TypeAlias = "tuple[tuple[Mapping[str, torch.Tensor | None], str], ...]"
 """Where the weights and buffers are: the modules' own tables, and names."""
 
 _TRAINING = operator.attrgetter("training")
@@ -55,16 +55,16 @@ class Surroundings:
         self._slots = self._slots_without({(id(m), name) for m, name in buffers})
 
     def _slots_without(self, left_out: set[tuple[int, str]] | None) -> Slots:
-        slots: list[tuple[dict[str, torch.Tensor | None], str]] = []
+        """Name the weights, and the buffers that are not left out; None: all are."""
+        slots: list[tuple[Mapping[str, torch.Tensor | None], str]] = []
         for module in self._modules:
-            parameters: dict[str, torch.Tensor | None] = {**module._parameters}
-            for name in _visible(parameters):
-                slots.append((module._parameters, name))  # type: ignore[arg-type]
-            if left_out is None:
-                continue
-            for name in _visible(module._buffers):
-                if (id(module), name) not in left_out:
-                    slots.append((module._buffers, name))
+            weights, buffers = module._parameters, module._buffers
+            slots.extend((weights, name) for name in _visible(weights))
+            if left_out is not None:
+                found = (
+                    n for n in _visible(buffers) if (id(module), n) not in left_out
+                )
+                slots.extend((buffers, name) for name in found)
         return tuple(slots)
 
     def look(self, slots: Slots | None = None) -> Look:
@@ -111,7 +111,7 @@ class Surroundings:
             module.training = mode
 
 
-def _visible(tensors: dict[str, torch.Tensor | None]) -> list[str]:
+def _visible(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
     """Name the tensors that count their changes; inference tensors do not."""
     return [
         name
