@@ -322,10 +322,20 @@ class Driver:
         is_measured = is_measured and not self._is_fixed
         step.trace = Trace(self._meter) if is_measured else None
         if step.trace is not None:
-            step.record.start_bytes = self._meter.settled_bytes(0)
+            self._start_from(step, self._meter.settled_bytes(0))
             step.trace.mark("start")
         else:
             self._meter.reset_peak()
+
+    @staticmethod
+    def _start_from(step: Step, start_bytes: int) -> None:
+        """Put a step's record and prediction on another start."""
+        record = step.record
+        record.start_bytes = start_bytes
+        if record.predicted_peak_bytes is not None:
+            record.predicted_peak_bytes = start_bytes + (
+                step.decision.growth_bytes or 0
+            )
 
     def _memory(self, start: int, carried: int) -> Memory:
         return Memory(
@@ -571,10 +581,9 @@ class Driver:
         if predicted is None:
             return
         allowed = predicted + self._policy.margin.bytes(predicted)
-        if is_over or predicted >= _RELEVANT * (
-            self._budget_bytes - record.start_bytes
-        ):
-            self._policy.margin.observe(predicted, observed)
+        room = self._budget_bytes - record.start_bytes
+        is_relevant = is_over or predicted >= _RELEVANT * room
+        self._policy.observe(step.decision, observed, is_relevant=is_relevant)
         self._policy.checked(
             step.facts.context,
             is_within=observed <= allowed,

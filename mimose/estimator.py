@@ -401,19 +401,28 @@ class Estimator:
         """
         pattern = self._patterns[facts.context]
         own = self.own_sizes(pattern, facts.sizes)
-        total = 0.0
+        total = 0
         unknown: dict[tuple[int, int], tuple[int, Sizes]] = {}
+        known: dict[tuple[int, Sizes], int | None] = {}  # equal layers cost the same
         for (_, unit, call, family), sizes, action in zip(
             pattern.events, own, actions, strict=True
         ):
             if action == KEEP:
                 continue
-            series = self._exact("flops", family)
-            if series.doubt(sizes):
-                unknown[unit, call] = family, sizes
+            key = family, sizes
+            if key not in known:
+                known[key] = self._flops(family, sizes)
+            flops = known[key]
+            if flops is None:
+                unknown[unit, call] = key
             else:
-                total += round(series.predict(sizes))
-        return int(total), unknown
+                total += flops
+        return total, unknown
+
+    def _flops(self, family: int, sizes: Sizes) -> int | None:
+        """Return the FLOPs of one recomputation; None if they are not known."""
+        series = self._exact("flops", family)
+        return None if series.doubt(sizes) else round(series.predict(sizes))
 
     def own_sizes(self, pattern: Pattern, root: Sizes) -> list[Sizes]:
         """Return every event's own sizes at the root's sizes."""

@@ -24,7 +24,7 @@ from mimose.planners import (
     lay_out,
     safest_plan,
 )
-from mimose.predictors import Margin
+from mimose.predictors import Calibration, Margin
 from mimose.records import Phase
 from mimose.series import Sizes, Uncounted
 from mimose.shapes import SizeTable, round_up
@@ -33,6 +33,8 @@ _STAGES = (0.35, 0.7)
 """Shares of the way from the safest plan to the whole budget, each checked by a step
 before a context is planned freely."""
 
+_LARGE = 0.25
+"""Steps that grow by less of the largest growth calibrate nothing: noise is all."""
 _BEYOND = 0.1
 """Kept free over a prediction beyond the sizes measured, besides the margin."""
 _LEARNING_STEPS = 40
@@ -63,6 +65,8 @@ class Decision:
     """None: everything is recomputed, and measured."""
     growth_bytes: float | None = None
     """Predicted, at the exact sizes."""
+    raw_growth_bytes: float = 0.0
+    """The same, before it was calibrated."""
     flops: int = 0
     uncounted: Uncounted = field(default_factory=dict)
     """Recomputations whose FLOPs are not known yet."""
@@ -101,6 +105,7 @@ class Policy:
         self._round_to = round_to
         self._stages: dict[Context, int] = {}
         self.margin = margin
+        self.calibration = Calibration()
         self.cache = PlanCache(cache_size)
         self._raises = raises
         self._static_is_made = False
@@ -174,6 +179,23 @@ class Policy:
         if stage is not None and stage < len(_STAGES) and is_within and kept_some:
             self._stages[context] = stage + 1
 
+    def observe(
+        self, decision: Decision, observed: float, *, is_relevant: bool
+    ) -> None:
+        """Take note of how a decision's prediction came out.
+
+        Args:
+            decision: With a prediction.
+            observed: The growth.
+            is_relevant: Whether it is near enough to the budget to tell the margin.
+        """
+        if decision.growth_bytes is None:
+            return
+        if is_relevant:
+            self.margin.observe(decision.growth_bytes, observed)
+        if decision.raw_growth_bytes >= _LARGE * self._estimator.scale:
+            self.calibration.observe(decision.raw_growth_bytes, observed)
+
     def explain(
         self, facts: StepFacts, memory: Memory
     ) -> tuple[PlanningProblem, Plan, str]:
@@ -189,6 +211,9 @@ class Policy:
         tight = replace(problem, budget_bytes=self._usable_budget(memory))
         plan = self._plan(tight, memory)
         why = f"planned by {plan.planner}" + (", optimal" if plan.optimal else "")
+        above = self.calibration.factor - 1.0
+        if above:
+            why += f", predictions raised by {above:.1%} as recent steps were"
         return problem, plan, f"{why}, with a margin of {self.margin.fraction:.1%}"
 
     def problem(
@@ -213,7 +238,7 @@ class Policy:
 
     def _is_good(self, cached: CachedPlan, memory: Memory) -> bool:
         """Whether a cached plan fits today, and leaves no more unused than it must."""
-        growth = cached.growth.bytes(memory.released_bytes)
+        growth = cached.growth.bytes(memory.released_bytes) * self.calibration.factor
         if growth + self.margin.bytes(growth) > memory.headroom_bytes:
             return False
         spare = memory.headroom_bytes - cached.headroom_bytes
@@ -222,7 +247,7 @@ class Policy:
     def _usable_budget(self, memory: Memory, more: float = 0.0) -> float:
         """Take the margin and more, both shares of the growth, off the budget."""
         room = memory.headroom_bytes - self.margin.noise_bytes
-        share = 1.0 + self.margin.fraction + more
+        share = (1.0 + self.margin.fraction + more) * self.calibration.factor
         return memory.start_bytes + max(0.0, room) / share
 
     def _make(
@@ -321,10 +346,12 @@ class Policy:
             exact = self._exact(facts, chosen.plan, exact.growth)
             chosen.exact[facts.sizes] = exact
         growth, flops, uncounted = exact
+        raw = growth.bytes(memory.released_bytes)
         return Decision(
             "plan",
             chosen,
-            growth.bytes(memory.released_bytes),
+            raw * self.calibration.factor,
+            raw,
             flops,
             uncounted,
             cache_hit,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
@@ -114,7 +115,7 @@ class Series:
         fit = self._fitted()
         if fit.trusted(self._tolerance()) or sizes not in self._samples:
             is_excess = self.noise > 0 and self._nonnegative
-            value = fit.predict(fit.raised(sizes) if is_excess else sizes)
+            value = fit.predict_from_above(sizes) if is_excess else fit.predict(sizes)
             if is_excess and len(self._samples.get(sizes, ())) >= _REPEATS:
                 value = max(value, float(np.median(self._samples[sizes])))
         else:
@@ -227,13 +228,20 @@ class _Fit:
                 return f"{size} is beyond {self._high[column]}, the most measured"
         return ""
 
-    def raised(self, sizes: Sizes) -> Sizes:
-        """Raise sizes to the least measured.
+    def predict_from_above(self, sizes: Sizes) -> float:
+        """Predict; below the least sizes measured, no less than in proportion to them.
 
         An excess is a maximum, and below what was seen another of its parts may be
-        the largest.
+        the largest. What it is there is at most what it was at the least sizes, and
+        falls with each of them.
         """
-        return tuple(map(max, sizes, self._low))
+        raised = tuple(map(max, sizes, self._low))
+        value = self.predict(sizes)
+        if raised == sizes:
+            return value
+        below = [c for c in self._columns if sizes[c] < raised[c]]
+        share = math.prod(sizes[c] / raised[c] for c in below)
+        return max(value, self.predict(raised) * share)
 
     def widen(self, sizes: Sizes) -> None:
         """Take note of a shape that the fit predicted well."""

@@ -2,6 +2,7 @@
 
 from .alternatives import EstimatorPredictor, QuadraticScalarRegressor
 from .base import Predictor
+from .calibration import Calibration
 from .envelope import EnvelopeRegressor
 from .margin import Margin
 from .polynomial import PolynomialRegressor
@@ -10,6 +11,7 @@ from .sizes import Rule, SizeMap, Term
 
 __all__ = [
     "PREDICTORS",
+    "Calibration",
     "EnvelopeRegressor",
     "EstimatorPredictor",
     "Margin",

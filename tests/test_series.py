@@ -123,3 +123,13 @@ def test_the_number_of_shapes_is_bounded():
     assert len(series) <= 64
     assert "" == series.doubt((199,))
     assert 7.0 * 150 == pytest.approx(series.predict((150,)))
+
+
+def test_below_the_least_measured_an_excess_falls_with_the_sizes():
+    """Another part may be the largest there; it is not more than in proportion."""
+    series = Series(lambda: EnvelopeRegressor(noise=8.0), 8.0, True)
+    for n in range(100, 200, 10):
+        series.add((2, n), float(n * n))
+    assert series.predict((2, 100)) == pytest.approx(100.0**2, rel=1e-3)
+    assert series.predict((2, 90)) == pytest.approx(90.0 * 100, rel=1e-3)
+    assert series.predict((2, 0)) < 9.0

@@ -502,6 +502,22 @@ def test_records_tell_of_a_planned_step(toys, meter):
     assert ("", 0) == (record.reason, record.retries)
 
 
+def test_a_measured_step_is_predicted_from_where_it_starts(toys, meter):
+    """Freed memory that a measured step gives back first is no part of its growth."""
+    spare = 2**20
+    meter.settled_bytes = lambda slack: meter.live_bytes() + (spare if slack else 0)
+    meter.noise_bytes = 1024.0  # so that there is a slack
+    model = toys.zoo_model("bert")
+    batches = toys.text_batches(range(16, 64, 4))
+    _, session = toys.compare(model, batches, meter=meter)
+    steps_down = [r for r in session.records if r.phase == "step_down"]
+    assert 2 == len(steps_down)
+    for record in steps_down:
+        assert record.observed_growth_bytes == pytest.approx(
+            record.predicted_growth_bytes, rel=0.02
+        )
+
+
 def test_summary_adds_the_records_up(toys, meter):
     """The summary's numbers are those of the records."""
     model = toys.chain(4)

@@ -1,9 +1,9 @@
 """What does a new plan cost, and how does that grow with the number of events?
 
 Rows of 12 to 1,000 blocks that grow by about the same in sum are trained on shapes
-never seen before, within a budget that half of them need a plan for. Timed are the
-whole decision on a miss (reading the arguments, all predictions, the plan, its
-growth) and the planner alone, on the same problem under three budgets.
+never seen before, each under a plan for a budget between the least peak and keeping
+everything. Timed are the whole decision on a miss (reading the arguments, all
+predictions, the plan, its growth) and, within it, the planner alone.
 
     python -m mimose.bench.proofs plancost
     python -m mimose.bench.proofs plancost --events 12 24 --misses 10 --picture p.png
@@ -12,6 +12,7 @@ growth) and the planner alone, on the same problem under three budgets.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +27,8 @@ from mimose.bench.proofs import blocks
 from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import MIB, Answer, Bar, Row, Settings, progress
 from mimose.bench.proofs.loop import Loop
-from mimose.planners import Marginal, PlanningProblem, lay_out, safest_plan
-from mimose.session import Session, attach
+from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
+from mimose.session import attach
 
 QUESTION = "What does a new plan cost, and how does that grow with the events?"
 
@@ -37,10 +38,11 @@ _WIDTH, _FACTOR = 32, 4
 _GROWTH_BYTES = 200 * MIB
 _ROW_BYTES = 4 * _WIDTH * (2 + 2 * _FACTOR)
 """About what a block keeps of a row: what it takes and gives, and both in between."""
-_SHARE = 0.6
-"""The budget's headroom as a share of the growth at the middle of the shapes."""
-_BUDGETS = (0.3, 0.5, 0.7)
-"""Between the least peak and keeping everything."""
+_SHARES = (0.3, 0.5, 0.7)
+"""The budgets, by turns: between the least peak and keeping everything."""
+_AMPLE_BYTES = 2**40
+_LEARNING_STEPS = 44
+"""Steps that are not timed: they are measured, and every plan comes with new fits."""
 _MILLI = 1000
 
 
@@ -56,7 +58,7 @@ class PlanCostRow(Row):
     miss_seconds: float
     """From the root's entry until the plan is known."""
     planner_seconds: float
-    """The planner alone on this problem, median over the budgets."""
+    """The planner alone."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -159,6 +161,37 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
 # ------------------------------------------------------------------ in the child
 
 
+class Timed:
+    """The planner on budgets of its own, and what it takes."""
+
+    def __init__(self) -> None:
+        self._shares = itertools.cycle(_SHARES)
+        self._planner = Marginal()
+        self.seconds = 0.0
+        """The last plan's."""
+        self.seconds_besides = 0.0
+        """What settling its budget took."""
+
+    @property
+    def name(self) -> str:
+        """The name ``"timed"``."""
+        return "timed"
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Make the plan for the next share; the problem's budget is not read."""
+        began = time.perf_counter()
+        everything = np.zeros(len(problem.events), dtype=np.intp)
+        least = safest_plan(problem).peak_bytes
+        most = lay_out(problem, everything).peak_bytes
+        budget = least + next(self._shares) * (most - least)
+        told = replace(problem, budget_bytes=budget)
+        ready = time.perf_counter()
+        plan = self._planner.plan(told)
+        self.seconds = time.perf_counter() - ready
+        self.seconds_besides = ready - began
+        return plan
+
+
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train on new shapes until enough plans were made for them."""
     torch.manual_seed(task["seed"])
@@ -166,26 +199,21 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     loop = Loop(blocks.Row(n_events, _WIDTH, _FACTOR))
     middle = max(16, _GROWTH_BYTES // (n_events * _ROW_BYTES))
     loop.warm_up(_batch(middle))
-    for _ in range(2):
-        loop.step(_batch(middle))
-    held_bytes = loop.meter.settled_bytes(0)
-    growth = loop.step(_batch(middle)).peak_bytes - held_bytes
-    budget = held_bytes + int(_SHARE * growth)
-    shapes = _shapes(middle, task["seed"])
+    planner = Timed()
     n_made = 0
-    with attach(loop.model, budget, meter=loop.meter) as session:
-        for rows in shapes:
+    with attach(loop.model, _AMPLE_BYTES, meter=loop.meter, planner=planner) as session:
+        for step, rows in enumerate(_shapes(middle, task["seed"])):
             loop.step(_batch(rows))
             record = session.records[-1]
-            if record.phase != "plan" or record.cache_hit:
+            if record.phase != "plan" or record.cache_hit or step < _LEARNING_STEPS:
                 continue
             yield {
                 "events": n_events,
                 "step": record.step,
                 "rows": rows,
                 "kept": record.actions.count("keep"),
-                "miss_seconds": record.plan_seconds,
-                "planner_seconds": _planner_seconds(session),
+                "miss_seconds": record.plan_seconds - planner.seconds_besides,
+                "planner_seconds": planner.seconds,
             }
             n_made += 1
             if n_made >= task["misses"]:
@@ -202,18 +230,3 @@ def _shapes(middle: int, seed: int) -> Iterator[int]:
         np.unique(np.linspace(0.7 * middle, 1.3 * middle, 200).astype(int))
     )
     yield from order.tolist()
-
-
-def _planner_seconds(session: Session) -> float:
-    problem = session.planning_problem()
-    return statistics.median(_one(problem, share) for share in _BUDGETS)
-
-
-def _one(problem: PlanningProblem, share: float) -> float:
-    everything = np.zeros(len(problem.events), dtype=np.intp)
-    least = safest_plan(problem).peak_bytes
-    most = lay_out(problem, everything).peak_bytes
-    told = replace(problem, budget_bytes=least + share * (most - least))
-    began = time.perf_counter()
-    Marginal().plan(told)
-    return time.perf_counter() - began
