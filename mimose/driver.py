@@ -75,6 +75,7 @@ class Step:
         self.released_bytes = 0
         self.peak_bytes = 0
         self.calls: tuple[int, ...] = ()
+        self.began = 0.0
         self.in_backward = False
         self.saw_end = False
         self.is_shared = False
@@ -109,6 +110,13 @@ class Step:
         if self.decision.chosen is not None:
             return self.decision.chosen.plan.actions
         return tuple(self._unplanned)
+
+    def events(self) -> tuple[str, ...]:
+        """Return the names of the events, where they are known."""
+        if self.trace is not None:
+            return tuple(event.name for event in self.trace.events)
+        chosen = self.decision.chosen
+        return () if chosen is None else chosen.events
 
     @property
     def saw_gradient(self) -> bool:
@@ -299,6 +307,7 @@ class Driver:
         )
         self._n_steps += 1
         step = Step(record, facts, decision, self._planner)
+        step.began = began
         if is_again:
             step.make_safest()
         step.carried_bytes = carried
@@ -389,6 +398,7 @@ class Driver:
             step.trace.mark("root_exit")
         step.calls = tuple([unit.calls for unit in self._events.units])
         step.record.actions = step.actions()
+        step.record.events = step.events()
         chosen = step.decision.chosen
         if chosen is not None and step.calls != chosen.calls:
             self._events_differ(step)
@@ -507,6 +517,7 @@ class Driver:
             step.trace.is_closed = True
             step.peak_bytes = max(step.peak_bytes, step.trace.peak_bytes)
         self._fold_peak(step)
+        step.record.seconds = time.perf_counter() - step.began
         if self._meter.reads_peak:
             step.record.observed_peak_bytes = step.peak_bytes
         if step.is_closed:

@@ -46,6 +46,8 @@ class CachedPlan:
     """A plan with all that a hit needs."""
 
     plan: Plan
+    events: tuple[str, ...]
+    """Their names, in order."""
     by_unit: tuple[tuple[str, ...], ...]
     """The actions of each unit's calls."""
     calls: tuple[int, ...]

@@ -296,6 +296,7 @@ class Policy:
         assert pattern is not None
         made = CachedPlan(
             plan,
+            problem.events,
             actions_by_unit(pattern, plan.actions),
             pattern.calls,
             self._growth(facts, problem, plan.actions, memory),

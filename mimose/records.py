@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from mimose.exceptions import MimoseError
 
 Phase: TypeAlias = Literal["collect", "step_down", "plan", "fallback"]
 
@@ -48,6 +50,12 @@ class StepRecord:
     """How often the forward was run again after running out of memory."""
     reason: str = ""
     """Why the step is not an ordinary one; "" if it is."""
+    events: tuple[str, ...] = ()
+    """The names of the events (``unit#call``), where they are known. In a file, empty
+    where they are those of the line before."""
+    seconds: float | None = None
+    """From the start of the forward to the end of backward, as the host sees it; None
+    until then."""
 
     @property
     def predicted_growth_bytes(self) -> float | None:
@@ -115,15 +123,65 @@ class Records(deque[StepRecord]):
         super().__init__(maxlen=maxlen)
         # Open for as long as the session lives; `close_file` closes it.
         self._file = None if path is None else Path(path).open("a", encoding="utf-8")  # noqa: SIM115
+        self._events: tuple[str, ...] = ()
 
     def close(self, record: StepRecord) -> None:
         """Write a record that will not change any more."""
-        if self._file is not None:
-            self._file.write(json.dumps(asdict(record)) + "\n")
-            self._file.flush()
+        if self._file is None:
+            return
+        fields = asdict(record)
+        if record.events == self._events:
+            fields["events"] = ()
+        self._events = record.events
+        self._file.write(json.dumps(fields) + "\n")
+        self._file.flush()
 
     def close_file(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+_KNOWN = frozenset(f.name for f in fields(StepRecord))
+_NEEDED = ("step", "shape", "phase", "actions", "budget_bytes", "start_bytes")
+
+
+def read_records(path: str | PathLike[str]) -> list[StepRecord]:
+    """Read what ``record_to`` wrote, events filled in; fields not known are left out.
+
+    A last line that was not written to its end, as in a run that was killed, is left
+    out as well.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: The file cannot be read.
+        MimoseError: A line is not a step's record.
+    """
+    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    records: list[StepRecord] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or (number == len(lines) and not line.endswith("\n")):
+            continue
+        record = _record(line, f"{path}, line {number}")
+        if not record.events and records:
+            record.events = records[-1].events
+        records.append(record)
+    return records
+
+
+def _record(line: str, where: str) -> StepRecord:
+    try:
+        said: Any = json.loads(line)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or not all(name in said for name in _NEEDED):
+        msg = f"{where}: not a step's record, as attach(record_to=...) writes it"
+        raise MimoseError(msg)
+    known = {name: value for name, value in said.items() if name in _KNOWN}
+    known.setdefault("predicted_peak_bytes", None)
+    for name in ("actions", "events"):
+        known[name] = tuple(known.get(name, ()))
+    return StepRecord(**known)

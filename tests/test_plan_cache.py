@@ -16,7 +16,7 @@ def _cached(cost=1.0):
         planner="test",
         optimal=False,
     )
-    return CachedPlan(plan, (("recompute",),), (1,), Growth(1.0, 1.0), 3.0)
+    return CachedPlan(plan, ("a#0",), (("recompute",),), (1,), Growth(1.0, 1.0), 3.0)
 
 
 def _good(_):

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from mimose.records import Records, StepRecord
+from mimose.exceptions import MimoseError
+from mimose.records import Records, StepRecord, read_records
 
 
 def _record(step=0, **fields):
@@ -67,3 +68,36 @@ def test_a_file_that_cannot_be_opened(tmp_path):
     """A folder is no file to append to."""
     with pytest.raises(OSError, match=tmp_path.name):
         Records(3, tmp_path)
+
+
+def test_records_are_read_back(tmp_path):
+    """What was written is read again, the events filled in."""
+    path = tmp_path / "records.jsonl"
+    events = ("a#0", "b#0")
+    written = [_record(step, events=events, actions=("keep",) * 2) for step in range(3)]
+    records = Records(3, path)
+    for record in written:
+        records.close(record)
+    records.close_file()
+    assert written == read_records(path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [list(events), [], []] == [line["events"] for line in lines]
+
+
+def test_a_line_that_was_cut_short_is_left_out(tmp_path):
+    """A killed run's last line may be half a line."""
+    path = tmp_path / "records.jsonl"
+    records = Records(3, path)
+    records.close(_record(0))
+    records.close_file()
+    path.write_text(path.read_text() + '{"step": 1, "sha')
+    assert [0] == [record.step for record in read_records(path)]
+
+
+@pytest.mark.parametrize("line", ["text", "[1]", '{"step": 1}', "null"])
+def test_a_file_of_something_else(tmp_path, line):
+    """The error names the line."""
+    path = tmp_path / "other.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(MimoseError, match=r"other.jsonl, line 1: not a step's record"):
+        read_records(path)

@@ -498,7 +498,8 @@ def test_records_tell_of_a_planned_step(toys, meter):
     assert record.observed_growth_bytes == pytest.approx(
         record.predicted_growth_bytes, rel=0.01
     )
-    assert 0 < record.plan_seconds
+    assert 0 < record.plan_seconds < record.seconds
+    assert 3 == len(set(record.events))
     assert ("", 0) == (record.reason, record.retries)
 
 
