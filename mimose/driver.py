@@ -377,7 +377,8 @@ class Driver:
         self._refuse_infeasible(facts, memory.start_bytes)
         if reason:
             return Decision("fallback", None, reason=reason)
-        return self._policy.decide(facts, table, memory)
+        is_first = self._n_steps == 0
+        return self._policy.decide(facts, table, memory, is_first=is_first)
 
     def _refuse_infeasible(self, facts: StepFacts, start_bytes: float) -> None:
         state = float(self._optimizers.state_bytes)
@@ -654,6 +655,28 @@ class Driver:
         for other in self._open:
             other.peak_bytes = max(other.peak_bytes, peak)
         self.peak_bytes = max(self.peak_bytes, peak, self._optimizers.peak_bytes)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known of the model beyond predictions, ready for JSON."""
+        return {
+            "sizes": self._facts.state_dict(),
+            "kept_units": dict(self.kept_units),
+            "optimizer_excess_bytes": self._optimizers.excess_bytes,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another driver knew.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self._facts.load_state_dict(state["sizes"])
+        self._optimizers.excess_bytes = float(state["optimizer_excess_bytes"])
+        self.kept_units = {str(k): str(v) for k, v in state["kept_units"].items()}
+        for unit in self._events.units:
+            unit.is_kept = unit.name in self.kept_units
 
     # ------------------------------------------------------------------ for reports
 

@@ -8,7 +8,7 @@ these it fills a `PlanningProblem` for any shape of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,7 +32,8 @@ from mimose.predictors import (
 )
 from mimose.series import Series, Sizes, Uncounted
 
-Context: TypeAlias = Hashable
+Context: TypeAlias = str
+"""Names, in every process alike, all that changes costs at one shape."""
 NO_FAMILY = -1
 Neighbours: TypeAlias = tuple[int, int]
 """The families before and after an event: the first takes the gradient it makes, and
@@ -73,6 +74,33 @@ class Pattern:
     calls: tuple[int, ...] = ()
     """How often each unit is called, calls without a gradient included."""
     layout: Layout | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was measured, ready for JSON; maps and layout follow from it."""
+        return {
+            "events": self.events,
+            "rows": self.rows,
+            "sides": self.sides,
+            "is_ordered": self.is_ordered,
+            "high": self.high,
+            "calls": self.calls,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Pattern:
+        """Make the pattern that ``state_dict`` told of.
+
+        Args:
+            state: What it returned.
+        """
+        return cls(
+            events=as_tuples(state["events"]),
+            rows=[as_tuples(row) for row in state["rows"]],
+            sides=as_tuples(state["sides"]),
+            is_ordered=bool(state["is_ordered"]),
+            high=as_tuples(state["high"]),
+            calls=as_tuples(state["calls"]),
+        )
 
 
 @dataclass(slots=True)
@@ -140,7 +168,7 @@ class Estimator:
         self._noise_bytes = noise_bytes
         self._patterns: dict[Context, Pattern] = {}
         self._series: dict[tuple[Hashable, ...], Series] = {}
-        self._families: dict[Hashable, int] = {}
+        self._families: dict[str, int] = {}
         self.scale = 0.0
         """How large steps are, in bytes of growth: errors are small against that."""
         self.unrecomputable: set[int] = set()
@@ -154,7 +182,7 @@ class Estimator:
         """Drop a context's pattern; what its families taught stays."""
         self._patterns.pop(context, None)
 
-    def family(self, key: Hashable) -> int:
+    def family(self, key: str) -> int:
         """Return a small number for a family's key."""
         return self._families.setdefault(key, len(self._families))
 
@@ -313,6 +341,42 @@ class Estimator:
     @staticmethod
     def _head_key(facts: StepFacts, part: str) -> tuple[Hashable, ...]:
         return part, facts.context, facts.has_gradients
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was learned, ready for JSON."""
+        return {
+            "scale": self.scale,
+            "n_steps": self.n_steps,
+            "unrecomputable": sorted(self.unrecomputable),
+            "families": list(self._families),
+            "patterns": {
+                context: pattern.state_dict()
+                for context, pattern in self._patterns.items()
+            },
+            "series": [
+                [key, series.state_dict()] for key, series in self._series.items()
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over all that another estimator learned, in place of what is here.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self._series.clear()
+        self.scale = float(state["scale"])
+        self.n_steps = int(state["n_steps"])
+        self.unrecomputable = set(map(int, state["unrecomputable"]))
+        self._families = {str(key): n for n, key in enumerate(state["families"])}
+        self._patterns = {
+            str(context): Pattern.from_state(said)
+            for context, said in state["patterns"].items()
+        }
+        for key, said in state["series"]:
+            self._by_key(as_tuples(key)).load_state_dict(said)
 
     # ------------------------------------------------------------------ predicting
 
@@ -585,6 +649,13 @@ class Estimator:
 
     # ------------------------------------------------------------------ series
 
+    def _by_key(self, key: tuple[Hashable, ...]) -> Series:
+        """Return the series of a whole key, as `_get` was given it."""
+        kind, *rest = key
+        if kind == "excess of":
+            return self._excess(*rest)
+        return self._net(*rest) if kind == "net of" else self._exact(*key)
+
     def _exact(self, *key: Hashable) -> Series:
         def make() -> Any:
             if callable(self._predictor):
@@ -619,6 +690,11 @@ class Estimator:
             self._series[key] = series
         series.scale = self.scale
         return series
+
+
+def as_tuples(value: Any) -> Any:
+    """Turn lists, as JSON brings them back, into tuples, however nested."""
+    return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def actions_by_unit(

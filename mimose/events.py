@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,7 @@ from mimose.actions import (
 )
 from mimose.collector import KEEP, RECOMPUTE, Measured, Trace, input_storages
 from mimose.estimator import Estimator
-from mimose.families import family_key, module_key
+from mimose.families import digest, family_key, module_key
 from mimose.series import Sizes, Uncounted
 from mimose.shapes import argument_tensors, call_shape
 from mimose.surroundings import Surroundings
@@ -164,13 +164,13 @@ class EventRunner:
         self.step: RunningStep | None = None
         self.mode = 0
         """Numbers what is trained and in training mode (see `FactsReader.mode`)."""
-        self._keys: dict[tuple[int, int], Hashable] = {}
+        self._keys: dict[tuple[int, int], str] = {}
         """Of units, by mode and index."""
         self.last_recomputed: Unit | None = None
         self._estimator = estimator
         self._n_unplanned = 0
 
-    def _module_key(self, unit: Unit) -> Hashable:
+    def _module_key(self, unit: Unit) -> str:
         """Describe a unit as it was when it was first measured in the present mode."""
         found = self._keys.get((self.mode, unit.index))
         if found is None:
@@ -300,7 +300,7 @@ class EventRunner:
                 )
             )
         ranks = trace.leave(index, inputs, output)
-        measured.family = self._estimator.family((key, ranks))
+        measured.family = self._estimator.family(digest((key, ranks)))
         if not is_kept and versions != [tensor._version for tensor in inputs]:
             raise NotRecomputableError(unit, "it edits its own input in place")
         return output

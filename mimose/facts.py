@@ -11,10 +11,9 @@ from torch import nn
 
 from mimose.estimator import Context, StepFacts
 from mimose.exceptions import MimoseError
-from mimose.families import autocast_state
+from mimose.families import autocast_state, digest
 from mimose.shapes import (
     SizeTable,
-    Structure,
     argument_tensors,
     call_shape,
     fast_key,
@@ -38,12 +37,13 @@ class FactsReader:
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model = model
         self._device = device
-        self._tables: dict[Structure, SizeTable] = {}
+        self._tables: dict[str, SizeTable] = {}
         self._seen: dict[Hashable, tuple[StepFacts, SizeTable]] = {}
         self._modules = tuple(model.modules())
         self._parameters = tuple(model.parameters())
         self._flags: tuple[bool, ...] = ()
         self._modes: dict[tuple[bool, ...], int] = {}
+        self._mode_key = ""
         self._probes: list[nn.Parameter] = []
         self.mode = -1
         """Numbers what is trained and what is in training mode, as last seen."""
@@ -78,6 +78,7 @@ class FactsReader:
         """Take note that layers were frozen, unfrozen or put into another mode."""
         self._flags = flags
         self.mode = self._modes.setdefault(flags, len(self._modes))
+        self._mode_key = digest(flags)
         trainable = [p for p in self._parameters if p.requires_grad]
         # One parameter may never get a gradient; a few from all over the model tell.
         self._probes = trainable[:: max(1, len(trainable) // 4)][:5]
@@ -93,9 +94,10 @@ class FactsReader:
         self._check_device(args, kwargs)
         refuse_other_checkpointing(self._model)
         shape = call_shape(args, kwargs)
-        table = self._tables.setdefault(shape.structure, SizeTable(shape.names))
+        key = digest(shape.structure)
+        table = self._tables.setdefault(key, SizeTable(shape.names))
         table.add(shape.sizes)
-        context: Context = (shape.structure, masks, autocast, self.mode)
+        context: Context = digest((shape.structure, masks, autocast, self._mode_key))
         return StepFacts(context, shape.sizes, has_gradients), table
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -109,3 +111,16 @@ class FactsReader:
             f"if the model was moved after attach(), detach and attach again"
         )
         raise MimoseError(msg)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how the sizes are named, ready for JSON."""
+        return {key: table.state_dict() for key, table in self._tables.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the names of sizes; what was read before is read anew.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self._tables = {key: SizeTable.from_state(said) for key, said in state.items()}
+        self._seen.clear()

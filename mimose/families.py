@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import hashlib
 import types
+import weakref
 from collections.abc import Hashable
 
 import torch
@@ -15,7 +18,16 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _SETTINGS = (bool, int, float, str, tuple, *_FUNCTIONS)
 
 
-def module_key(module: nn.Module) -> Hashable:
+def digest(key: Hashable) -> str:
+    """Return a short text that is equal for equal keys, in every process.
+
+    Args:
+        key: Nested tuples of numbers, texts, types of torch and names of classes.
+    """
+    return hashlib.blake2b(repr(key).encode(), digest_size=12).hexdigest()
+
+
+def module_key(module: nn.Module) -> str:
     """Return a key that is equal for units that cost the same, called the same way.
 
     It holds the classes and settings of the module and everything in it, the training
@@ -26,13 +38,17 @@ def module_key(module: nn.Module) -> Hashable:
     Args:
         module: The unit.
     """
-    return (
-        tuple(_describe(inner) for inner in module.modules()),
-        tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()),
+    return digest(
+        (
+            tuple(_describe(inner) for inner in module.modules()),
+            tuple(
+                (tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()
+            ),
+        )
     )
 
 
-def family_key(unit: Hashable, shape: CallShape, device: torch.device) -> Hashable:
+def family_key(unit: str, shape: CallShape, device: torch.device) -> Hashable:
     """Return a key that is equal for calls that cost the same at the same sizes.
 
     Args:
@@ -64,7 +80,21 @@ def _describe(module: nn.Module) -> Hashable:
     )
     config = getattr(module, "config", None)
     attention = getattr(config, "_attn_implementation", None)
-    return type(module), module.training, attention, settings
+    return _class_name(type(module)), module.training, attention, settings
+
+
+_class_names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+_n_namesakes: collections.Counter[str] = collections.Counter()
+
+
+def _class_name(cls: type) -> str:
+    """Return a class's full name; classes made by one function are numbered."""
+    found = _class_names.get(cls)
+    if found is None:
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        found = _class_names[cls] = f"{name}:{_n_namesakes[name]}"
+        _n_namesakes[name] += 1
+    return found
 
 
 def _setting(value: object) -> Hashable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -116,6 +116,25 @@ class Policy:
         self._stages.pop(context, None)
         self.cache.clear()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what steps have taught, ready for JSON; plans are made anew."""
+        return {
+            "stages": dict(self._stages),
+            "margin": self.margin.state_dict(),
+            "calibration": self.calibration.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another policy was taught.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self._stages = {str(key): int(stage) for key, stage in state["stages"].items()}
+        self.margin.load_state_dict(state["margin"])
+        self.calibration.load_state_dict(state["calibration"])
+        self.cache.clear()
+
     def cached(
         self, facts: StepFacts, table: SizeTable, memory: Memory
     ) -> Decision | None:
@@ -127,13 +146,22 @@ class Policy:
             return None
         return self._decision(facts, found, memory, cache_hit=True)
 
-    def decide(self, facts: StepFacts, table: SizeTable, memory: Memory) -> Decision:
+    def decide(
+        self,
+        facts: StepFacts,
+        table: SizeTable,
+        memory: Memory,
+        *,
+        is_first: bool = False,
+    ) -> Decision:
         """Choose what a step of this shape does, whatever is cached.
 
         Args:
             facts: Its context and exact sizes.
             table: Names its sizes.
             memory: What is held, and the budget.
+            is_first: Whether it is the process's first, which maps and imports things
+                that stay: a plan, after what was learned elsewhere, leaves more free.
 
         Raises:
             InfeasibleBudgetError: A trusted prediction says that no plan fits, and
@@ -150,7 +178,8 @@ class Policy:
         self._make_static(upper, table, memory)
         is_beyond = self._estimator.is_beyond(facts)
         try:
-            made = self._make(upper, memory, stage, _BEYOND if is_beyond else 0.0)
+            more = _BEYOND if is_beyond or is_first else 0.0
+            made = self._make(upper, memory, stage, more)
         except InfeasibleBudgetError as error:
             if self._raises:
                 raise
@@ -164,7 +193,7 @@ class Policy:
         decision.is_measured = is_learning or is_beyond
         if stage < len(_STAGES):
             decision.phase = "step_down"
-        elif not is_beyond:  # once it was measured, there will be a better plan
+        elif not more:  # once it was measured, there will be a better plan
             self.cache.put(key, made)
         return decision
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class Series:
         self._nonnegative = nonnegative
         self._samples: dict[Sizes, list[float]] = {}
         self._fit: _Fit | None = None
+        self._range: tuple[Sizes, Sizes] | None = None
         self.scale = 0.0
         """What an error is small against: a step's growth. Set by the owner."""
 
@@ -70,6 +71,8 @@ class Series:
 
     def add(self, sizes: Sizes, value: float) -> None:
         """Take in one measurement."""
+        low, high = self._range or (sizes, sizes)
+        self._range = tuple(map(min, low, sizes)), tuple(map(max, high, sizes))
         known = self._samples.get(sizes)
         if known is not None:
             if len(known) < 8:
@@ -145,7 +148,32 @@ class Series:
         if self._fit is None:
             is_excess = self.noise > 0 and self._nonnegative
             self._fit = _Fit(self._make(), self._samples, is_raised=is_excess)
+            for sizes in self._range or ():
+                self._fit.widen(sizes)
         return self._fit
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the samples as lists, ready for JSON; fits are made anew."""
+        low, high = self._range or ((), ())
+        return {
+            "samples": [[list(sizes), own] for sizes, own in self._samples.items()],
+            "low": list(low),
+            "high": list(high),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over another series' samples.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self._samples = {
+            tuple(map(int, sizes)): list(map(float, own))
+            for sizes, own in state["samples"]
+        }
+        low, high = (tuple(map(int, state[end])) for end in ("low", "high"))
+        self._range = (low, high) if self._samples else None
+        self._fit = None
 
 
 class _Fit:

@@ -19,7 +19,11 @@ from mimose.collector import KEEP, RECOMPUTE
 from mimose.driver import Driver, RootPatch
 from mimose.estimator import Estimator, StepFacts
 from mimose.events import EventRunner, Unit, UnitPatch
-from mimose.exceptions import AlreadyAttachedError, MimoseError
+from mimose.exceptions import (
+    AlreadyAttachedError,
+    MimoseError,
+    StateMismatchError,
+)
 from mimose.kv_cache import WithoutCache, caching_modules
 from mimose.meters import BasicMeter, Meter, make_meter
 from mimose.optimizer_watch import OptimizerWatch
@@ -29,6 +33,7 @@ from mimose.predictors import Margin, make_predictor
 from mimose.records import Records, Summary
 from mimose.recovery import Gradients, is_out_of_memory
 from mimose.shapes import SizeTable
+from mimose.state import describe, refuse_other
 from mimose.units import Patch, UnitsSpec, find_units, refuse_other_checkpointing
 
 _log = logging.getLogger(__name__)
@@ -163,6 +168,8 @@ class Session:
         found = find_units(model, units)
         device = _device_of(model)
         self._model = model
+        self._device = device
+        self._predictor = getattr(predictor, "__qualname__", str(predictor))
         self._meter = make_meter(meter, device)
         self.budget_bytes = parse_budget(budget, self._meter.total_bytes())
         self._units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
@@ -280,6 +287,56 @@ class Session:
             "mimose: a step failed (%s) and is run again", type(error).__name__
         )
         return True
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned, ready for JSON: no tensors, no pickled objects.
+
+        A session that loads it plans from its first step on, within any budget. Plans
+        are not part of it: a new one takes about a millisecond.
+        """
+        return {
+            "of": self._description(),
+            "estimator": self._estimator.state_dict(),
+            "policy": self._policy.state_dict(),
+            "driver": self._driver.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another session learned, in place of what this one has.
+
+        The budget, the planner and `round_to` may be others.
+
+        Args:
+            state: What ``state_dict`` returned, or what came back from JSON.
+
+        Raises:
+            StateMismatchError: It is of another model, device, torch or predictor, or
+                it is damaged. Nothing has changed then.
+        """
+        refuse_other(state, self._description())
+        before = self.state_dict()
+        try:
+            self._load(state)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            self._load(before)
+            msg = f"the state is damaged: {type(error).__name__}: {error}"
+            raise StateMismatchError(msg) from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._estimator.load_state_dict(state["estimator"])
+        self._policy.load_state_dict(state["policy"])
+        self._driver.load_state_dict(state["driver"])
+
+    def _description(self) -> dict[str, Any]:
+        return describe(
+            self._model,
+            self._device,
+            [unit.name for unit in self._units],
+            predictor=self._predictor,
+            meter=type(self._meter).__qualname__,
+        )
 
     # ------------------------------------------------------------------ telling
 

@@ -173,9 +173,37 @@ class SizeTable:
             for v, s, c in zip(self._varies, sizes, self._constant, strict=True)
         ]
         self._group = group
+        self._show()
+
+    def _show(self) -> None:
+        """Settle which sizes are named: those that vary."""
         columns = self.columns()
         varying = [c for c in columns if self._varies[c]] or columns
         self._shown = [(self.names[c], c) for c in varying]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as lists, ready for JSON."""
+        return {
+            "names": list(self.names),
+            "group": self._group,
+            "constant": list(self._constant),
+            "varies": self._varies,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> SizeTable:
+        """Make the table that ``state_dict`` told of.
+
+        Args:
+            state: What it returned.
+        """
+        table = cls(tuple(map(str, state["names"])))
+        if state["group"] is not None:
+            table._group = list(map(int, state["group"]))
+            table._constant = tuple(map(int, state["constant"]))
+            table._varies = list(map(bool, state["varies"]))
+            table._show()
+        return table
 
     def columns(self) -> list[int]:
         """Return one index a group, in order."""

@@ -65,7 +65,10 @@ class Loop:
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Run a forward; return the loss alone, so that the outputs can go."""
-        there = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        there = {
+            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()
+        }
         loss: torch.Tensor = self.model(**there).loss
         return loss
 

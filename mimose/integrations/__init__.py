@@ -1,0 +1,1 @@
+"""Callbacks for trainers; each module needs its trainer's package installed."""

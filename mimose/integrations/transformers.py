@@ -1,0 +1,326 @@
+"""A callback for the Trainer of transformers: one line, and it trains in a budget.
+
+Note: [Reaching the trainer]
+The trainer gives a callback neither itself nor a word of an exception, and by the time
+a callback sees the logs, the trainer's history and the loggers before it in the list
+have taken theirs. So the callback looks up, once a training, which handler is calling
+it and which trainer is calling that. It then moves to the front of the handler's list,
+so that what it adds to the logs reaches all, and wraps that trainer's `train`, so that
+an exception anywhere in it leaves the model as it was. Where it is called in another
+way, it says so once and does what it can.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from torch import nn
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import CallbackHandler, ExportableState
+
+from mimose.exceptions import (
+    CheckpointingConflictError,
+    MimoseError,
+    StateMismatchError,
+)
+from mimose.metrics import MetricsReader
+from mimose.session import Session, attach
+
+_log = logging.getLogger(__name__)
+
+_GUARDED = "_mimose_guards_it"
+_REGIONAL = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
+_owners: weakref.WeakKeyDictionary[nn.Module, MimoseCallback]
+_owners = weakref.WeakKeyDictionary()
+"""Which callback's session has a model."""
+
+
+class MimoseCallback(TrainerCallback, ExportableState):
+    """Keeps a `Trainer`'s steps within a memory budget.
+
+    ::
+
+        trainer = Trainer(model, args, train_dataset=data,
+                          callbacks=[MimoseCallback(budget="6GiB")])
+
+    It attaches when training begins and detaches when it ends, however it ends.
+    Evaluation and generation pass through. `mimose/...` metrics (see
+    `mimose.metrics.MetricsReader`) join the trainer's own in the console,
+    `log_history` and every `report_to` integration. What was learned is saved with
+    each checkpoint, and a run that is resumed from one plans from its first step on.
+
+    Args:
+        budget: As for `mimose.attach`, and so are all that follow.
+        units: The modules to plan for.
+        planner: Makes the plans.
+        predictor: Predicts held bytes.
+        round_to: What sizes are rounded up to.
+        cache_size: The most plans kept.
+        on_infeasible: ``"raise"`` or ``"warn"``.
+        meter: Where memory is read.
+        record_to: A file to append each step's record to.
+
+    Attributes:
+        session: The session of the running training, or of the last; None before.
+    """
+
+    _given: ClassVar[dict[str, object]] = {}
+    """Arguments that JSON cannot hold, as last given: a trainer that restores
+    callbacks from a checkpoint makes this one anew from what JSON can."""
+
+    def __init__(
+        self,
+        budget: float | str,
+        *,
+        units: Any = None,
+        planner: Any = "auto",
+        predictor: Any = "polynomial",
+        round_to: int | Mapping[str, int] = 1,
+        cache_size: int = 1024,
+        on_infeasible: str = "raise",
+        meter: Any = None,
+        record_to: Any = None,
+    ) -> None:
+        self._budget = budget
+        self._options: dict[str, Any] = {
+            "units": units,
+            "planner": planner,
+            "predictor": predictor,
+            "round_to": round_to,
+            "cache_size": cache_size,
+            "on_infeasible": on_infeasible,
+            "meter": meter,
+            "record_to": record_to,
+        }
+        for name, value in self._options.items():
+            self._options[name] = self._recall(name, value)
+        self.session: Session | None = None
+        self.learned: dict[str, Any] | None = None
+        """What a session knew when a checkpoint was written or training ended."""
+        self._model: nn.Module | None = None
+        self._metrics: MetricsReader | None = None
+
+    # ------------------------------------------------------------------ events
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse a trainer whose settings leave nothing to plan; guard its `train`."""
+        del state, control, kwargs
+        _refuse_settings(args)
+        _, trainer = _callers()
+        if trainer is not None:
+            guard(trainer)
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, **kwargs: Any
+    ) -> None:
+        """Attach to the model, or go on where the trainer has begun anew."""
+        del control
+        _refuse_settings(args)
+        handler, trainer = _callers()
+        if handler is None or trainer is None:
+            _log.warning(
+                "mimose: not called by a Trainer's handler: loggers that come before "
+                "this callback miss its metrics, and after an exception in training "
+                "call its detach()"
+            )
+        else:
+            handler.callbacks.remove(self)
+            handler.callbacks.insert(0, self)
+            guard(trainer)
+        model = _running_model(kwargs["model"], trainer)
+        if self._is_attached and self._model is model:
+            return  # the trainer begins again with a smaller batch
+        self.detach()
+        owner = _owners.get(model)
+        if owner is not None:  # of a trainer that came to no end
+            owner.detach()
+        self._attach(model, _saved_state(state, type(self).__name__))
+
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add the metrics to what is logged, and to the history."""
+        del args, control, kwargs
+        if logs is None or self._metrics is None:
+            return
+        fresh = self._metrics.read()
+        logs.update(fresh)
+        history = state.log_history
+        if history and history[-1].get("step") == state.global_step:
+            history[-1].update(fresh)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Detach, and say in one line how it went."""
+        del args, control, kwargs
+        if (
+            self.session is not None
+            and self._is_attached
+            and state.is_world_process_zero
+        ):
+            _log.info("%s", self.session.report())
+        self.detach()
+
+    def detach(self) -> None:
+        """Give the model back as it was; `session` can still be read."""
+        if self.session is not None and self._is_attached:
+            self.learned = self.session.state_dict()
+            self.session.detach()
+        self._model = None
+
+    # ------------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        """Return the arguments, and what was learned; both ready for JSON."""
+        if self.session is not None and self._is_attached:
+            self.learned = self.session.state_dict()
+        args = {"budget": self._budget} | {
+            name: _as_json(name, value) for name, value in self._options.items()
+        }
+        return {"args": args, "attributes": {"learned": self.learned}}
+
+    @classmethod
+    def _recall(cls, name: str, value: Any) -> Any:
+        """Keep what JSON cannot hold; find it again where a checkpoint refers to it."""
+        if value != {"given": name}:
+            if _as_json(name, value) == {"given": name}:
+                cls._given[name] = value
+            return value
+        if name not in cls._given:
+            msg = (
+                f"the checkpoint was written with an object for {name}, which JSON "
+                f"cannot hold; make a MimoseCallback with it before you resume"
+            )
+            raise MimoseError(msg)
+        return cls._given[name]
+
+    # ------------------------------------------------------------------ attaching
+
+    @property
+    def _is_attached(self) -> bool:
+        return self._model is not None
+
+    def _attach(self, model: nn.Module, saved: Mapping[str, Any] | None) -> None:
+        session = attach(model, self._budget, **self._options)
+        self.session, self._model = session, model
+        self._metrics = MetricsReader(session)
+        _owners[model] = self
+        learned = self.learned or saved
+        if learned is None:
+            return
+        try:
+            session.load_state_dict(learned)
+        except StateMismatchError as error:
+            _log.warning("mimose: what was learned before is of no use here: %s", error)
+
+
+def guard(trainer: Any) -> None:
+    """Let an exception in a trainer's `train` detach its callbacks.
+
+    Args:
+        trainer: Its own attributes are set; a training that runs already is guarded
+            step by step.
+    """
+    for name in ("training_step", "train") if trainer.is_in_train else ("train",):
+        method = getattr(trainer, name)
+        if not hasattr(method, _GUARDED):
+            setattr(trainer, name, _guarded(trainer, method))
+
+
+def _guarded(trainer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except BaseException:
+            for callback in trainer.callback_handler.callbacks:
+                if isinstance(callback, MimoseCallback):
+                    callback.detach()
+            raise
+
+    setattr(run, _GUARDED, True)
+    return run
+
+
+def _callers() -> tuple[CallbackHandler | None, Trainer | None]:
+    """Find the handler that calls a callback, and the trainer that calls it."""
+    handler: CallbackHandler | None = None
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if handler is None and isinstance(caller, CallbackHandler):
+            handler = caller
+        if isinstance(caller, Trainer):
+            return handler, caller
+        frame = frame.f_back
+    return handler, None
+
+
+def _refuse_settings(args: Any) -> None:
+    """Refuse settings under which a second owner would decide what is recomputed.
+
+    Raises:
+        CheckpointingConflictError: The trainer's own checkpointing is switched on.
+        MimoseError: The whole model is to be compiled.
+    """
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        if getattr(args, name, False):
+            msg = (
+                f"TrainingArguments({name}=True) and MimoseCallback both decide what "
+                f"is recomputed: leave {name} out, mimose recomputes what it must"
+            )
+            raise CheckpointingConflictError(msg)
+    if getattr(args, "torch_compile", False) and not _is_regional():
+        msg = (
+            "torch_compile=True compiles the whole model into one graph, in which no "
+            "layer can be recomputed by itself. Set the environment variable "
+            f"{_REGIONAL}=true to compile layer by layer, or leave torch_compile out"
+        )
+        raise MimoseError(msg)
+
+
+def _is_regional() -> bool:
+    return os.environ.get(_REGIONAL, "").lower() in ("1", "true", "yes", "y", "on", "t")
+
+
+def _running_model(model: nn.Module, trainer: Any) -> nn.Module:
+    """Return the module whose forward is called in training.
+
+    Regional compilation makes another tree of the same layers, compiled.
+    """
+    wrapped = getattr(trainer, "model_wrapped", None)
+    if isinstance(wrapped, nn.Module) and vars(wrapped).get("_orig_mod") is model:
+        return wrapped
+    return model
+
+
+def _saved_state(state: Any, name: str) -> Mapping[str, Any] | None:
+    """Return what a callback of this name has saved with the checkpoint, if any."""
+    saved = (state.stateful_callbacks or {}).get(name)
+    if isinstance(saved, list):
+        saved = saved[-1] if saved else None
+    return None if saved is None else saved.get("attributes", {}).get("learned")
+
+
+def _as_json(name: str, value: Any) -> Any:
+    """Return what a checkpoint can hold of an argument; else a reference to it."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        value = dict(value)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return {"given": name}
+    return value

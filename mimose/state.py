@@ -1,0 +1,85 @@
+"""Saved state: whose it is, and whether it may be loaded here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.exceptions import StateMismatchError
+
+VERSION = 1
+"""Of the format. Another one is refused: learning anew takes ten steps."""
+
+
+def describe(
+    model: nn.Module, device: torch.device, units: Sequence[str], **settings: str
+) -> dict[str, Any]:
+    """Say what learned numbers depend on, ready for JSON.
+
+    Args:
+        model: The model.
+        device: Where it is.
+        units: The names of the modules planned for.
+        settings: Whatever else changes what is measured or how it is fitted.
+    """
+    return {
+        "version": VERSION,
+        "model": type(model).__qualname__,
+        "units": list(units),
+        "parameters": {
+            name: f"{tuple(parameter.shape)} {parameter.dtype}"
+            for name, parameter in model.named_parameters()
+        },
+        "device": _device_name(device),
+        "settings": {"torch": torch.__version__, **settings},
+    }
+
+
+def refuse_other(state: object, mine: Mapping[str, Any]) -> None:
+    """Refuse state of something else.
+
+    Args:
+        state: The state; its part ``"of"`` is what `describe` said where it was saved.
+        mine: What it says here.
+
+    Raises:
+        StateMismatchError: They differ; the message names the first difference.
+    """
+    saved = state.get("of") if isinstance(state, Mapping) else None
+    if not isinstance(saved, Mapping) or "version" not in saved:
+        msg = "this is not a state that Session.state_dict() returned"
+        raise StateMismatchError(msg)
+    for part, own in mine.items():
+        _compare(part, saved.get(part), own)
+
+
+def _compare(part: str, saved: object, mine: object) -> None:
+    if saved == mine:
+        return
+    if isinstance(saved, Mapping) and isinstance(mine, Mapping):
+        for name in [*mine, *(name for name in saved if name not in mine)]:
+            there, here = (d.get(name, "missing") for d in (saved, mine))
+            _compare(f"{part}: {name}", there, here)
+    elif isinstance(saved, list) and isinstance(mine, list):
+        longer = max(len(saved), len(mine))
+        for index in range(longer):
+            there, here = (
+                each[index] if index < len(each) else "missing"
+                for each in (saved, mine)
+            )
+            _compare(f"{part}: {index}", there, here)
+    msg = (
+        f"the state was saved with another {part}: {saved!r} there, {mine!r} here; "
+        f"train without it, and a few steps teach the same anew"
+    )
+    raise StateMismatchError(msg)
+
+
+def _device_name(device: torch.device) -> str:
+    """Name the kind of device; which one of several equal ones does not matter."""
+    if device.type == "cuda":
+        return f"cuda: {torch.cuda.get_device_name(device)}"
+    return device.type
