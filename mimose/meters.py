@@ -22,6 +22,9 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _M_MMAP_THRESHOLD = -3
 _M_TRIM_THRESHOLD = -1
 _MALLOC_THRESHOLD = 65536
+_MAPPED = 2
+"""The flag of glibc's IS_MMAPPED."""
+_LARGEST_HOLE = 2**28
 _MOST_USAGE_ERROR = 2**19
 """Where `getrusage` may be farther off, ``VmHWM`` is read in its place."""
 
@@ -181,6 +184,13 @@ class ProcessMeter(Meter):
     heap. `malloc_trim` takes 1 ms to give 12 MiB back, and 100 ms and more in a heap
     of ten thousand holes; the next one waits a hundred times as long as the last took.
 
+    Note: [Holes from before]
+    Where a process has trained before the thresholds were set, its heap is full of
+    large holes. malloc serves from them first, whatever the thresholds, and what is
+    freed into them stays resident: what a step of 80 MiB grows by was read as anything
+    from 0 to 90. So, once, every hole of 64 KiB and more is taken and never given
+    back; trimmed first, they hold addresses but no memory.
+
     Raises:
         OSError: The kernel's files cannot be read or written (on other systems).
     """
@@ -189,6 +199,8 @@ class ProcessMeter(Meter):
     reads_peak = True
 
     def __init__(self) -> None:
+        self._files: list[int] = []
+        weakref.finalize(self, _close, self._files)
         self._open()
         _set_malloc_thresholds()
         self._trim = ctypes.CDLL(None).malloc_trim
@@ -201,18 +213,14 @@ class ProcessMeter(Meter):
 
     def _open(self) -> None:
         """Open the kernel's files of this very process; a fork opens its own."""
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
-        self._status = os.open("/proc/self/status", os.O_RDONLY)
-        self._clear_refs = os.open("/proc/self/clear_refs", os.O_WRONLY)
-
-    def __del__(self) -> None:
-        """Close the kernel's files."""
-        self._close()
-
-    def _close(self) -> None:
-        for name in ("_statm", "_status", "_clear_refs"):
-            if name in self.__dict__:
-                os.close(self.__dict__[name])
+        _close(self._files)
+        for name, mode in (
+            ("statm", os.O_RDONLY),
+            ("status", os.O_RDONLY),
+            ("clear_refs", os.O_WRONLY),
+        ):
+            self._files.append(os.open(f"/proc/self/{name}", mode))
+        self._statm, self._status, self._clear_refs = self._files
 
     def live_bytes(self) -> int:
         """Return the resident set."""
@@ -364,12 +372,16 @@ def _default_meter(device: torch.device) -> Meter:
     return PredictionMeter(device)
 
 
+def _close(files: list[int]) -> None:
+    while files:
+        os.close(files.pop())
+
+
 _process_meters: weakref.WeakSet[ProcessMeter] = weakref.WeakSet()
 
 
 def _reopen() -> None:
     for meter in list(_process_meters):
-        meter._close()
         meter._open()
 
 
@@ -400,11 +412,42 @@ def _set_malloc_thresholds() -> None:
             msg = f"mallopt({option}, {_MALLOC_THRESHOLD}) failed"
             raise OSError(msg)
     _thresholds_set = True
+    _fill_holes(libc)
     _log.info(
         "mimose: set glibc's mmap and trim thresholds to %d bytes for this process, so "
         "that freed memory goes back to the system and the resident set can be read",
         _MALLOC_THRESHOLD,
     )
+
+
+def _fill_holes(libc: ctypes.CDLL) -> None:
+    """Take what large blocks would be served from: see Note: [Holes from before].
+
+    The word before a block has its size and, in glibc, a flag where the block was
+    mapped for itself. Such a block did not come from a hole, and goes back.
+    """
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+    libc.malloc_trim(0)
+    size = _LARGEST_HOLE
+    while True:
+        block = libc.malloc(size)
+        if block is not None:
+            word = ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t))
+            if not 0 < (word.value & ~7) - size <= 2 * _PAGE:
+                libc.free(block)
+                _log.warning(
+                    "mimose: malloc is not glibc's (is another one preloaded?), and "
+                    "what it keeps after a free is unknown: peaks may be misread"
+                )
+                return
+            if not word.value & _MAPPED:
+                continue  # it came from a hole, and stays
+            libc.free(block)
+        if size == _MALLOC_THRESHOLD:
+            break
+        size = max(size * 7 // 8, _MALLOC_THRESHOLD)
+    libc.malloc_trim(0)
 
 
 def _cgroup_limits() -> list[int]:

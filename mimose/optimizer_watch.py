@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -25,15 +26,26 @@ class OptimizerWatch:
     Args:
         model: The model.
         meter: Where the readings come from.
+        n_forwards: Tells how often the model's forward has run.
+
+    Not watched are steps inside a backward (a hook on each parameter), whose peak is
+    the backward's, and those whose closure runs the model.
 
     Attributes:
         has_stepped: Whether an optimizer's step was seen; its state exists then.
         excess_bytes: The step's working memory beyond the state it made.
     """
 
-    def __init__(self, model: nn.Module, meter: Meter) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        meter: Meter,
+        n_forwards: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._parameters = {id(p) for p in model.parameters()}
         self._meter = meter
+        self._n_forwards = n_forwards
+        self._n_before = 0
         self._n_watched: _ByOptimizer = weakref.WeakKeyDictionary()
         self._before = (0, 0)
         self._state_bytes: _ByOptimizer = weakref.WeakKeyDictionary()
@@ -65,14 +77,15 @@ class OptimizerWatch:
         return any(id(p) in self._parameters for g in groups for p in g["params"])
 
     def _pre(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._is_watched(optimizer):
+        if not self._is_watched(optimizer) or _in_backward():
             return
+        self._n_before = self._n_forwards()
         self.peak_bytes = max(self.peak_bytes, self._meter.peak_bytes())
         self._meter.reset_peak()
         self._before = self._meter.live_bytes(), _state_bytes(optimizer)
 
     def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._is_watched(optimizer):
+        if not self._is_watched(optimizer) or _in_backward():
             return
         self._n_watched[optimizer] = self._n_watched.get(optimizer, 0) + 1
         live, state = self._before
@@ -80,11 +93,17 @@ class OptimizerWatch:
         self._state_bytes[optimizer] = now
         peak = self._meter.peak_bytes()
         self.peak_bytes = max(self.peak_bytes, peak)
-        if self.has_stepped:  # the first step's excess has one-off costs in it
+        if (
+            self.has_stepped and self._n_forwards() == self._n_before
+        ):  # the first step's excess has one-off costs in it
             self.excess_bytes = max(
                 self.excess_bytes, float(peak - live - (now - state)), 0.0
             )
         self.has_stepped = True
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -185,7 +185,10 @@ class Session:
         )
         self.records = Records(_MOST_RECORDS, record_to)
         self._events = EventRunner(self._units, self._estimator, device)
-        self._optimizers = OptimizerWatch(model, self._meter)
+        records = self.records
+        self._optimizers = OptimizerWatch(
+            model, self._meter, lambda: records[-1].step if records else -1
+        )
         self._driver = Driver(
             model=model,
             device=device,
@@ -200,12 +203,13 @@ class Session:
             warns=warns,
         )
         self._patches: list[Patch] = []
+        self._finalizer: Any = None
         self._install()
 
     def _install(self) -> None:
         try:
             self._optimizers.start()
-            weakref.finalize(self._model, self._optimizers.remove)
+            self._finalizer = weakref.finalize(self._model, self._optimizers.remove)
             caching = caching_modules(self._model)
             for unit in self._units:
                 self._patches.append(UnitPatch(unit, self._events))
@@ -227,6 +231,8 @@ class Session:
             patch.remove()
         self._patches.clear()
         self._optimizers.remove()
+        if self._finalizer is not None:
+            self._finalizer.detach()  # it would keep the meter's files open
         self._driver.finish()
         self.records.close_file()
 

@@ -3,6 +3,8 @@
 import logging
 import mmap
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -109,6 +111,55 @@ def test_freed_memory_that_stays_resident_is_given_back():
     assert live - 20 * MIB - SLACK < settled < live - 10 * MIB
     assert abs(settled - meter.live_bytes()) < SLACK
     assert 40 * 8192 == sum(float(block.sum()) for block in kept)
+
+
+_TRAINED_BEFORE = """
+import torch
+from mimose.meters import ProcessMeter
+
+def ones(n_bytes):
+    return torch.ones(n_bytes // 4)
+
+MIB = 2**20
+del (first := [ones(30 * MIB)])[:]  # glibc's thresholds rise to what was freed
+blocks = [ones(n) for _ in range(4) for n in (20 * MIB, 4096)]
+del blocks[::2]  # four holes, pinned by the small blocks behind them
+meter = ProcessMeter()
+before = meter.live_bytes()
+block = ones(16 * MIB)
+grown = meter.live_bytes() - before
+del block
+left = meter.live_bytes() - before
+print(grown / MIB, left / MIB)
+"""
+
+
+@on_linux
+def test_holes_from_before_are_not_used():
+    """In a process that has trained already, large blocks still come and go."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TRAINED_BEFORE],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    grown, left = map(float, done.stdout.split())
+    assert 15 <= grown <= 18
+    assert left <= 2
+
+
+@on_linux
+def test_files_are_closed():
+    """Meters that are gone hold no file open, and none complains at exit."""
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a count)
+    for _ in range(20):
+        ProcessMeter()
+    assert before == len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    code = "from mimose.meters import ProcessMeter; meter = ProcessMeter()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    assert "" == done.stderr
 
 
 @on_linux

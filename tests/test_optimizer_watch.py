@@ -1,8 +1,12 @@
 """What the optimizer's steps tell: state, working memory, and whose they are."""
 
+import gc
+import os
+
 import pytest
 import torch
 
+import mimose
 from mimose.optimizer_watch import OptimizerWatch
 
 
@@ -83,3 +87,57 @@ def test_nothing_is_seen_after_removal(watched):
     watch.remove()
     torch.optim.AdamW(model.parameters()).step()
     assert not watch.has_stepped
+
+
+def test_a_step_inside_a_backward_is_not_watched(toys, meter):
+    """Its peak is the backward's, and the reading in progress is left alone."""
+    model = toys.chain(2)
+    watch = OptimizerWatch(model, meter)
+    watch.start()
+    optimizer = torch.optim.AdamW(model.parameters())
+    seen = []
+
+    def step(_):
+        meter.extra_bytes = 10**6
+        before = meter.peak_bytes()
+        optimizer.step()
+        seen.append(meter.peak_bytes() >= before)
+
+    model.blocks[0].up.weight.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        model(toys.inputs()).sum().backward()
+    watch.remove()
+    assert [True] * 3 == seen
+    assert (0.0, False) == (watch.excess_bytes, watch.has_stepped)
+
+
+def test_a_closure_that_runs_the_model_is_no_working_memory(toys, meter):
+    """What a closure's forward holds is not the optimizer's."""
+    forwards = []
+    model = toys.chain(2)
+    watch = OptimizerWatch(model, meter, lambda: len(forwards))
+    watch.start()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure():
+        forwards.append(1)
+        loss = model(toys.inputs()).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    watch.remove()
+    assert watch.has_stepped
+    assert 0.0 == watch.excess_bytes
+
+
+def test_attaching_again_and_again_opens_no_files(toys):
+    """A session that was detached and dropped holds nothing open."""
+    model = toys.chain(2)
+    mimose.attach(model, "1TiB").detach()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a count)
+    for _ in range(10):
+        mimose.attach(model, "1TiB").detach()
+    gc.collect()
+    assert before == len(os.listdir("/proc/self/fd"))  # noqa: PTH208
