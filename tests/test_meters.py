@@ -121,11 +121,12 @@ def ones(n_bytes):
     return torch.ones(n_bytes // 4)
 
 MIB = 2**20
-del (first := [ones(30 * MIB)])[:]  # glibc's thresholds rise to what was freed
+first = ones(30 * MIB)
+del first  # glibc's thresholds rise to what was freed
 blocks = [ones(n) for _ in range(4) for n in (20 * MIB, 4096)]
 del blocks[::2]  # four holes, pinned by the small blocks behind them
 meter = ProcessMeter()
-before = meter.live_bytes()
+before = meter.settled_bytes(0)
 block = ones(16 * MIB)
 grown = meter.live_bytes() - before
 del block
