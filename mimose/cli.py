@@ -1,11 +1,30 @@
-"""The command line: ``mimose demo``."""
+"""The command line: ``mimose demo`` and ``mimose report``.
+
+Here it is read; what the commands do is in `mimose.commands`. Another command is a
+function there, and an ``_add`` function here that names it.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
+
+from mimose import commands
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+_STATUS = """\
+exit status:
+  0  all went well
+  1  what was run failed, or did not hold
+"""
+_UNUSABLE = """\
+  2  it cannot be done: wrong options, an unreadable file, a missing package
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,31 +34,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What was written behind ``mimose``; None for the process's own.
 
     Returns:
-        The process's exit status.
+        The process's exit status: 0; 1 where what was run failed or did not hold; 2
+        where it cannot be done, as for wrong options.
     """
     options = _parser().parse_args(arguments)
-    return _demo(options)
+    try:
+        status: int = options.do(options)
+    except commands.UsageError as error:
+        sys.stderr.write(f"mimose {options.command}: {error}\n")
+        status = commands.UNUSABLE
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mimose",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Keep PyTorch training within a memory budget, with a plan for "
-        "every input shape.",
+        "every\ninput shape.",
+        epilog="examples:\n"
+        "  mimose demo                        see what it does, on this machine\n"
+        "  mimose report run/records.jsonl    see what it did in a run of yours\n\n"
+        "mimose COMMAND --help tells more.\n\n" + _STATUS + _UNUSABLE,
     )
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    _add_demo(commands)
+    parser.add_argument("--version", action="version", version=f"mimose {_version()}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_demo(subparsers)
+    _add_report(subparsers)
     return parser
 
 
-def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    demo = commands.add_parser(
+def _version() -> str:
+    try:
+        return importlib.metadata.version("mimose")
+    except importlib.metadata.PackageNotFoundError:
+        return "(a checkout that is not installed)"
+
+
+def _add_demo(subparsers: Commands) -> None:
+    demo = subparsers.add_parser(
         "demo",
         help="train the same batches four ways and show what each needs",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train the same batches of real text four ways (keep everything, "
-        "recompute everything, one plan for the longest batch, mimose), then under a "
-        "hard memory limit. Leaves a table, a picture and the rows behind them; the "
-        "last line is JSON. Ctrl-C shows what there is so far.",
+        "recompute\neverything, one plan for the longest batch, mimose), then under a "
+        "hard memory\nlimit. Leaves a table, a picture and the rows behind them; the "
+        "last line is\nJSON. Ctrl-C shows what there is so far.",
+        epilog="examples:\n"
+        "  mimose demo\n"
+        "  mimose demo --steps 20 --out elsewhere\n\n"
+        "exit status:\n"
+        "  0    all went well\n"
+        "  1    a strategy failed that should not have, or a package is missing\n"
+        "  2    wrong options\n"
+        "  130  Ctrl-C\n",
     )
     demo.add_argument(
         "--steps", type=_at_least_one, default=100, help="a strategy (default: 100)"
@@ -54,6 +102,51 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=Path("runs/demo"),
         help="folder for rows.csv, demo.png and summary.json (default: runs/demo)",
     )
+    demo.set_defaults(do=commands.demo)
+
+
+def _add_report(subparsers: Commands) -> None:
+    report = subparsers.add_parser(
+        "report",
+        help="make a page of a run, and show its numbers",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Make one HTML page of a run from its records, which "
+        "mimose.attach(model, budget,\nrecord_to='records.jsonl') writes, and print "
+        "the most important numbers. The page\nneeds nothing but a browser, and loads "
+        "nothing from anywhere.",
+        epilog="examples:\n"
+        "  mimose report run/                      reads run/records.jsonl\n"
+        "  mimose report records.jsonl --out report.html\n"
+        "  mimose report records.jsonl --json | jq .budget_use\n"
+        "  mimose report records.jsonl --tensorboard board/\n\n"
+        "exit status:\n"
+        "  0  every step whose peak was read stayed within the budget\n"
+        "  1  a step went over it; the page is written all the same\n" + _UNUSABLE,
+    )
+    report.add_argument(
+        "records",
+        metavar="RUN",
+        type=Path,
+        help="the file of records, or the folder that holds it as records.jsonl",
+    )
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="PAGE",
+        help="where to write the page (default: beside the records, as .html)",
+    )
+    report.add_argument(
+        "--json",
+        action="store_true",
+        help="print the numbers as one JSON object in place of the table",
+    )
+    report.add_argument(
+        "--tensorboard",
+        type=Path,
+        metavar="DIR",
+        help="also write each step's numbers there, for tensorboard --logdir DIR",
+    )
+    report.set_defaults(do=commands.report)
 
 
 def _at_least_one(text: str) -> int:
@@ -62,19 +155,6 @@ def _at_least_one(text: str) -> int:
         msg = f"must be at least 1, got {number}"
         raise argparse.ArgumentTypeError(msg)
     return number
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from mimose.bench.experiment import ExperimentSettings
-    from mimose.bench.tasks import Workload
-    from mimose.demo import demo
-
-    settings = ExperimentSettings(
-        workload=Workload(seed=options.seed),
-        steps=options.steps,
-        threads=options.threads,
-    )
-    return demo(settings, options.out)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,12 @@ class WithoutCache(Patch):
         self._place = names.index("use_cache")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the original, which makes no cache unless the caller asks for one."""
+        """Call the original, which makes no cache unless the caller asks for one.
+
+        None asks for what the configuration says.
+        """
         is_on = self._module.training and torch.is_grad_enabled()
-        if is_on and not self.is_removed and len(args) <= self._place:
-            kwargs.setdefault("use_cache", False)
+        is_open = len(args) <= self._place and kwargs.get("use_cache") is None
+        if is_on and is_open and not self.is_removed:
+            kwargs["use_cache"] = False
         return self.original(*args, **kwargs)

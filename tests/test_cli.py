@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mimose.cli import main
+from mimose.records import Records, StepRecord
+
+needs_report = pytest.mark.skipif(
+    importlib.util.find_spec("plotly") is None
+    or importlib.util.find_spec("rich") is None,
+    reason="needs mimose[report]",
+)
+
+
+def _write_run(path: Path, *peaks: int | None, budget: int = 1000) -> Path:
+    """Write the records of a run with such peaks."""
+    records = Records(maxlen=1, path=path)
+    for step, peak in enumerate(peaks):
+        records.close(
+            StepRecord(
+                step=step,
+                shape={"ids.1": 10 + step},
+                phase="plan",
+                actions=("keep", "recompute"),
+                budget_bytes=budget,
+                start_bytes=100,
+                predicted_peak_bytes=500.0,
+                observed_peak_bytes=peak,
+                events=("a#0", "b#0"),
+                seconds=0.5,
+            )
+        )
+    records.close_file()
+    return path
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"]])
@@ -20,6 +54,45 @@ def test_help_names_the_demo(
 
     assert caught.value.code == 0
     assert "four ways" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["demo"], ["report"]])
+def test_help_has_examples_and_exit_statuses(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each help shows lines to copy, tells what the statuses mean, and fits."""
+    with pytest.raises(SystemExit):
+        main([*arguments, "--help"])
+
+    shown = capsys.readouterr().out
+    assert "\n  mimose " in shown
+    assert "\nexit status:\n  0  " in shown
+    assert max(map(len, shown.splitlines())) <= 88
+
+
+def test_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """The version is read from what is installed."""
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"mimose {importlib.metadata.version('mimose')}\n" == shown
+
+
+def test_version_of_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing is installed, that is said, and no traceback shown."""
+
+    def not_there(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", not_there)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+
+    assert "not installed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("steps", ["0", "-3", "many"])
@@ -47,3 +120,178 @@ def test_demo_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert status == 7
     assert (settings.steps, settings.threads, settings.workload.seed) == (5, 1, 3)
     assert out == Path("x")
+
+
+# ------------------------------------------------------------------ report
+
+
+@needs_report
+def test_report_writes_a_page_and_shows_the_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page lies beside the records, and its path is the last line."""
+    path = _write_run(tmp_path / "a [red] run.jsonl", 400, 900)
+
+    status = main(["report", str(path)])
+
+    page = tmp_path / "a [red] run.html"
+    shown = capsys.readouterr().out
+    assert status == 0
+    assert "<h1>mimose: " in page.read_text(encoding="utf-8")
+    assert "All 2 steps stayed within the budget" in shown
+    assert "90.0% of the budget" in shown
+    assert f"page: {page}" == shown.splitlines()[-1]
+
+
+@needs_report
+def test_report_of_a_folder_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder stands for its records.jsonl; the output is one object, no more."""
+    _write_run(tmp_path / "records.jsonl", 400, 900, None)
+    out = tmp_path / "new" / "page.html"
+
+    status = main(["report", str(tmp_path), "--json", "--out", str(out)])
+
+    said = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert (3, 2, 0.9) == (said["steps"], said["steps_read"], said["budget_use"])
+    assert {"page": str(out)} == said["files"]
+    assert out.is_file()
+
+
+@needs_report
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_report_of_a_run_that_did_not_hold(
+    form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step over the budget is told by the exit status as well."""
+    path = _write_run(tmp_path / "run.jsonl", 400, 1001)
+
+    assert main(["report", str(path), *form]) == 1
+    assert (tmp_path / "run.html").is_file()
+    assert capsys.readouterr().err == ""
+
+
+@needs_report
+def test_report_of_a_run_without_peaks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is known to have failed, and the first line says what is not known."""
+    path = _write_run(tmp_path / "run.jsonl", None)
+
+    assert main(["report", str(path)]) == 0
+    assert "No peak could be read" in capsys.readouterr().out.splitlines()[0]
+
+
+@needs_report
+def test_report_for_tensorboard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder gets an event file, and is named at the end."""
+    pytest.importorskip("tensorboard", reason="needs mimose[tensorboard]")
+    path = _write_run(tmp_path / "run.jsonl", 400)
+
+    main(["report", str(path), "--tensorboard", str(tmp_path / "board")])
+
+    assert f"tensorboard: {tmp_path / 'board'}" in capsys.readouterr().out
+    assert any((tmp_path / "board").glob("events.*"))
+
+
+@needs_report
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("nowhere.jsonl", None, "cannot read .*nowhere.jsonl: No such file"),
+        ("empty.jsonl", b"", "empty.jsonl holds no step"),
+        ("cut.jsonl", b'{"step": 0, "sha', "cut.jsonl holds no step"),
+        ("other.jsonl", b"{}\n", "other.jsonl, line 1: not a step's record"),
+        ("binary.jsonl", b"\xff\xfe\x00", "binary.jsonl: it is no text"),
+        ("", None, "holds no records.jsonl: give the file"),
+    ],
+)
+def test_records_that_cannot_be_read(
+    name: str,
+    content: bytes | None,
+    error: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line says what is wrong, and nothing is written."""
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+
+    assert main(["report", str(path)]) == 2
+    _expect_line(error, capsys)
+    assert [] == list(tmp_path.glob("*.html"))
+
+
+@needs_report
+@pytest.mark.parametrize(
+    ("out", "error"),
+    [("run.jsonl", "the file of the records itself"), (".", "cannot write .*: Is a")],
+)
+def test_pages_that_cannot_be_written(
+    out: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The records are never written over."""
+    path = _write_run(tmp_path / "run.jsonl", 400)
+    before = path.read_bytes()
+
+    assert main(["report", str(path), "--out", str(tmp_path / out)]) == 2
+    _expect_line(error, capsys)
+    assert before == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "options"),
+    [
+        ("plotly", "report", []),
+        ("rich", "report", ["--json"]),
+        ("tensorboard", "tensorboard", ["--tensorboard", "board"]),
+    ],
+)
+def test_missing_packages(
+    package: str,
+    extra: str,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The error is the command that helps."""
+    path = _write_run(tmp_path / "run.jsonl", 400)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == package else name
+    )
+
+    assert main(["report", str(path), *options]) == 2
+    _expect_line(f"{package} is missing: pip install 'mimose\\[{extra}\\]'", capsys)
+
+
+def _expect_line(error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Expect this, on one line, and nothing else."""
+    import re
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("mimose report: ")
+    assert 1 == shown.err.count("\n")
+    assert re.search(error, shown.err)
+
+
+@needs_report
+def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+    """Records of a large machine can be looked at on a small one, and at once."""
+    path = _write_run(tmp_path / "run.jsonl", 400)
+    code = (
+        f"import sys\nfrom mimose.cli import main\nmain(['report', {str(path)!r}])\n"
+        f"sys.exit('torch' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True
+    )
+
+    assert 0 == done.returncode

@@ -281,6 +281,16 @@ def test_no_cache_in_training_and_the_configuration_is_untouched(toys, name):
     assert model(**batch).past_key_values is not None
 
 
+def test_no_cache_where_only_the_decoder_would_make_one(toys):
+    """T5's decoder has a configuration of its own, and is told None by the model."""
+    model = toys.zoo_model("t5")
+    model.config.use_cache = False  # as the Trainer of transformers does
+    assert model.decoder.config.use_cache
+    batches = toys.zoo_batches("t5", 3)
+    found, _ = toys.compare(model, batches, planner="full")
+    assert [] == found
+
+
 def test_a_base_model_called_alone_is_not_a_step(toys):
     """Only the root's forward is a step; a part called by itself runs bare."""
     model = toys.zoo_model("bert")

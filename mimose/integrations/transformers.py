@@ -232,10 +232,10 @@ def guard(trainer: Any) -> None:
         trainer: Its own attributes are set; a training that runs already is guarded
             step by step.
     """
+    if hasattr(trainer.train, _GUARDED):
+        return
     for name in ("training_step", "train") if trainer.is_in_train else ("train",):
-        method = getattr(trainer, name)
-        if not hasattr(method, _GUARDED):
-            setattr(trainer, name, _guarded(trainer, method))
+        setattr(trainer, name, _guarded(trainer, getattr(trainer, name)))
 
 
 def _guarded(trainer: Any, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,161 @@
+"""What each command does; `mimose.cli` reads the command line and calls these.
+
+Everything heavy, and everything that an extra installs, is imported in here when a
+command needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mimose.exceptions import MimoseError
+
+if TYPE_CHECKING:
+    from mimose.page.headline import Headline
+    from mimose.records import StepRecord
+
+OK = 0
+FAILED = 1
+"""What was run failed, or did not hold."""
+UNUSABLE = 2
+"""What was asked for cannot be done: no such file, a package is missing."""
+
+_RECORDS = "records.jsonl"
+
+
+class UsageError(Exception):
+    """What was asked for cannot be done; the message is one line for people."""
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Run ``mimose demo``.
+
+    Args:
+        options: steps, seed, threads, out.
+    """
+    from mimose.bench.experiment import ExperimentSettings
+    from mimose.bench.tasks import Workload
+    from mimose.demo import demo
+
+    settings = ExperimentSettings(
+        workload=Workload(seed=options.seed),
+        steps=options.steps,
+        threads=options.threads,
+    )
+    return demo(settings, options.out)
+
+
+def report(options: argparse.Namespace) -> int:
+    """Run ``mimose report``.
+
+    Args:
+        options: records, out, json, tensorboard.
+
+    Raises:
+        UsageError: There are no records, the page cannot be written, or a package is
+            missing.
+    """
+    _need("report", "plotly", "rich")
+    if options.tensorboard is not None:
+        _need("tensorboard", "tensorboard")
+    path = _records_file(options.records)
+    records = _read(path)
+    files = {"page": options.out or path.with_suffix(".html")}
+    if files["page"].resolve() == path.resolve():
+        msg = f"--out {options.out}: that is the file of the records itself"
+        raise UsageError(msg)
+    if options.tensorboard is not None:
+        files["tensorboard"] = options.tensorboard
+    return _report(records, files, title=f"mimose: {path}", as_json=options.json)
+
+
+def _report(
+    records: list[StepRecord], files: Mapping[str, Path], *, title: str, as_json: bool
+) -> int:
+    from mimose.page import write_page
+    from mimose.page.headline import headline
+
+    try:
+        files["page"].parent.mkdir(parents=True, exist_ok=True)
+        write_page(records, files["page"], title=title)
+        if "tensorboard" in files:
+            from mimose.board import write_scalars
+
+            write_scalars(records, files["tensorboard"])
+    except OSError as error:
+        msg = f"cannot write {error.filename}: {error.strerror}"
+        raise UsageError(msg) from error
+    numbers = headline(records)
+    show = _print_json if as_json else _print_table
+    show(numbers, files)
+    return FAILED if numbers.steps_over else OK
+
+
+def _need(extra: str, *names: str) -> None:
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        msg = f"{', '.join(missing)} is missing: pip install 'mimose[{extra}]'"
+        raise UsageError(msg)
+
+
+def _records_file(path: Path) -> Path:
+    """Return the file that holds a run's records, given it or its folder."""
+    if not path.is_dir():
+        return path
+    if (path / _RECORDS).exists():
+        return path / _RECORDS
+    msg = f"{path} holds no {_RECORDS}: give the file that attach(record_to=...) wrote"
+    raise UsageError(msg)
+
+
+def _read(path: Path) -> list[StepRecord]:
+    from mimose.records import read_records
+
+    try:
+        records = read_records(path)
+    except OSError as error:
+        msg = f"cannot read {path}: {error.strerror}"
+        raise UsageError(msg) from error
+    except UnicodeDecodeError as error:
+        msg = f"cannot read {path}: it is no text"
+        raise UsageError(msg) from error
+    except MimoseError as error:
+        raise UsageError(str(error)) from error
+    if not records:
+        msg = f"{path} holds no step that was run to its end"
+        raise UsageError(msg)
+    return records
+
+
+def _print_json(numbers: Headline, files: Mapping[str, Path]) -> None:
+    document = {
+        **asdict(numbers),
+        "files": {name: str(path) for name, path in files.items()},
+    }
+    sys.stdout.write(json.dumps(document) + "\n")
+
+
+def _print_table(numbers: Headline, files: Mapping[str, Path]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from mimose.page.headline import facts, verdict
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right", style="bold")
+    table.add_column(overflow="fold")
+    for name, number, detail in facts(numbers):
+        table.add_row(name, number, detail)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(verdict(numbers), markup=False)
+    console.print(table)
+    for name, path in files.items():
+        console.print(f"{name}: {path}", markup=False)

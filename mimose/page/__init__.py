@@ -1,0 +1,60 @@
+"""One page of a run: figures and tables in a single HTML file, from its records.
+
+The page needs nothing but a browser: what draws the figures is inside, and the page
+itself forbids the browser to load anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+from mimose.exceptions import MimoseError
+from mimose.page.course import course
+from mimose.page.document import document
+from mimose.page.headline import headline
+from mimose.page.layers import layers
+from mimose.page.peaks import peaks, predictions
+from mimose.page.price import price
+from mimose.page.steps import Steps
+from mimose.page.tables import shapes_table, unusual_table
+from mimose.records import StepRecord
+
+__all__ = ["write_page"]
+
+
+def write_page(
+    records: Sequence[StepRecord],
+    path: str | PathLike[str],
+    *,
+    title: str = "A training run under mimose",
+) -> None:
+    """Write a page about a run: one HTML file that loads nothing else.
+
+    Args:
+        records: The run's records, as `mimose.records.read_records` returns them; or
+            those of several runs, one after the other.
+        path: Where to write.
+        title: Stands at the top.
+
+    Raises:
+        MimoseError: There are no records.
+        ModuleNotFoundError: plotly is missing (``pip install 'mimose[report]'``).
+        OSError: The file cannot be written.
+    """
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
+    if not records:
+        msg = "there are no steps to write a page about"
+        raise MimoseError(msg)
+    steps = Steps(records)
+    figures = [peaks(steps), predictions(steps), layers(steps), price(steps)]
+    text = document(
+        title,
+        headline(records),
+        [*figures, course(steps)],
+        [shapes_table(steps), unusual_table(steps)],
+        get_plotlyjs(),
+    )
+    Path(path).write_text(text, encoding="utf-8")

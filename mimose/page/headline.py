@@ -1,0 +1,192 @@
+"""A run in numbers, from its records alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mimose.budget import format_bytes
+from mimose.page.looks import PHASE_WORDS, counted, format_flops, format_seconds
+from mimose.page.steps import (
+    Steps,
+    budget_use,
+    is_over,
+    n_recomputed,
+    prediction_error,
+)
+from mimose.records import StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """What the top of the page and ``mimose report`` say."""
+
+    steps: int
+    runs: int
+    """How many runs the steps are of."""
+    shapes: int
+    """Distinct shapes of the batch."""
+    phases: Mapping[str, int]
+    """Steps by phase."""
+    budget_bytes: int
+    """The last run's budget."""
+    peak_bytes: int | None
+    """The highest observed peak; None if none was read."""
+    budget_use: float | None
+    """The highest observed peak as a share of its run's budget."""
+    steps_read: int
+    """Steps whose peak was read."""
+    steps_over: int
+    """Steps whose peak exceeded the budget."""
+    recompute_share: float
+    """Of all layer calls, the share that was recomputed."""
+    recomputed_flops: int
+    collected_flops: int
+    """The part of it spent in phase `collect`."""
+    cache_hit_rate: float
+    """Of all steps, the share whose plan came from the cache."""
+    seconds: float
+    """Of all steps, each from the start of its forward to the end of its backward."""
+    plan_seconds: float
+    """Time spent to decide on plans, part of `seconds`."""
+    retries: int
+    """Forwards run again after running out of memory."""
+    error_p50: float | None
+    """Median of |observed − predicted| growth, as a share of predicted growth, over
+    the steps in phase `plan`; None if there are none."""
+    error_p99: float | None
+
+
+def headline(records: Sequence[StepRecord]) -> Headline:
+    """Sum up the records of a run.
+
+    Args:
+        records: At least one.
+    """
+    steps = Steps(records)
+    peaks = [
+        r.observed_peak_bytes for r in records if r.observed_peak_bytes is not None
+    ]
+    uses = [use for use in map(budget_use, records) if use is not None]
+    p50, p99 = _errors(records)
+    return Headline(
+        steps=len(records),
+        runs=steps.n_runs,
+        shapes=len(steps.last_of_shape),
+        phases=dict(Counter(record.phase for record in records)),
+        budget_bytes=steps.records[-1].budget_bytes,
+        peak_bytes=max(peaks, default=None),
+        budget_use=max(uses, default=None),
+        steps_read=len(peaks),
+        steps_over=sum(map(is_over, records)),
+        recompute_share=sum(map(n_recomputed, records))
+        / max(1, sum(len(record.actions) for record in records)),
+        recomputed_flops=sum(record.recomputed_flops for record in records),
+        collected_flops=sum(
+            r.recomputed_flops for r in records if r.phase == "collect"
+        ),
+        cache_hit_rate=sum(record.cache_hit for record in records) / len(records),
+        seconds=sum(record.seconds or 0.0 for record in records),
+        plan_seconds=sum(record.plan_seconds for record in records),
+        retries=sum(record.retries for record in records),
+        error_p50=p50,
+        error_p99=p99,
+    )
+
+
+def _errors(records: Sequence[StepRecord]) -> tuple[float | None, float | None]:
+    planned = (prediction_error(r) for r in records if r.phase == "plan")
+    sizes = [abs(error) for error in planned if error is not None]
+    if not sizes:
+        return None, None
+    return float(np.quantile(sizes, 0.5)), float(np.quantile(sizes, 0.99))
+
+
+def verdict(headline: Headline) -> str:
+    """Say in a sentence whether the budget was kept.
+
+    Args:
+        headline: The run in numbers.
+    """
+    budget = f"budget of {format_bytes(headline.budget_bytes)}"
+    if headline.runs > 1:
+        budget = "budget of their run"
+    if headline.budget_use is None:
+        return f"No peak could be read: whether the {budget} was kept is not known."
+    use = f"the highest peak took {headline.budget_use:.1%} of it"
+    read = counted(headline.steps_read, "step")
+    if headline.steps_over:
+        return f"{headline.steps_over:,} of {read} went over the {budget}; {use}."
+    if headline.steps_read < headline.steps:
+        read += f" whose peak was read (of {headline.steps:,})"
+    every = "All " if headline.steps_read > 1 else ""
+    return f"{every}{read} stayed within the {budget}; {use}."
+
+
+def facts(headline: Headline) -> Iterator[tuple[str, str, str]]:
+    """Yield the run's numbers for people: name, number and a remark of each.
+
+    Args:
+        headline: The run in numbers.
+    """
+    runs = f" in {headline.runs} runs" if headline.runs > 1 else ""
+    yield (
+        "steps",
+        f"{headline.steps:,}",
+        f"of {counted(headline.shapes, 'shape')}{runs}",
+    )
+    yield from _memory(headline)
+    yield (
+        "layer calls recomputed",
+        f"{headline.recompute_share:.1%}",
+        f"{format_flops(headline.recomputed_flops)}, "
+        f"{format_flops(headline.collected_flops)} of it while measuring",
+    )
+    yield (
+        "plans from the cache",
+        f"{headline.cache_hit_rate:.1%}",
+        "of the steps; the others' were made anew",
+    )
+    yield (
+        "choosing plans took",
+        format_seconds(headline.plan_seconds),
+        f"of {format_seconds(headline.seconds)} in steps",
+    )
+    if headline.retries:
+        yield (
+            "forwards run again",
+            f"{headline.retries:,}",
+            "after running out of memory",
+        )
+    for phase, words in PHASE_WORDS.items():
+        if phase in headline.phases:
+            yield f"steps in phase {phase}", f"{headline.phases[phase]:,}", words
+
+
+def _memory(headline: Headline) -> Iterator[tuple[str, str, str]]:
+    if headline.peak_bytes is None or headline.budget_use is None:
+        yield "highest peak", "not known", "no peak could be read"
+    else:
+        yield (
+            "highest peak",
+            format_bytes(headline.peak_bytes),
+            f"{headline.budget_use:.1%} of the budget"
+            if headline.runs == 1
+            else f"at most {headline.budget_use:.1%} of a run's budget",
+        )
+        is_all = headline.steps_read == headline.steps
+        read = "" if is_all else " whose peak was read"
+        yield (
+            "steps over the budget",
+            f"{headline.steps_over:,}",
+            f"of {headline.steps_read:,}{read}",
+        )
+    if headline.error_p50 is not None and headline.error_p99 is not None:
+        yield (
+            "prediction off by",
+            f"{headline.error_p50:.2%}",
+            f"of the growth, median; 1 step in 100 by {headline.error_p99:.2%} or more",
+        )

@@ -1,0 +1,252 @@
+"""The steps of a file in order: which run each is of, its shape, and how large that is.
+
+A file holds several runs where later ones were appended: their steps count from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+
+from mimose.budget import format_bytes
+from mimose.page.looks import plain
+from mimose.records import StepRecord
+
+Shape: TypeAlias = tuple[tuple[str, int], ...]
+"""The sizes that vary within the run, by name."""
+
+_MOST_POINTS = 3000
+_MOST_UNUSUAL = 1000
+
+
+class Steps:
+    """Records, and what only shows beside the others of the same run.
+
+    Args:
+        records: In the order of the file.
+
+    Attributes:
+        records: In order of run and step.
+        runs: The run of each, from 0.
+        shapes: The shape of each.
+    """
+
+    def __init__(self, records: Sequence[StepRecord]) -> None:
+        self.records: list[StepRecord] = []
+        self.runs: list[int] = []
+        self.shapes: list[Shape] = []
+        for number, run in enumerate(split_runs(records)):
+            run.sort(key=lambda record: record.step)
+            self.records += run
+            self.runs += [number] * len(run)
+            self.shapes += _varying(run)
+        self.elements = [n_elements(shape) for shape in self.shapes]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def n_runs(self) -> int:
+        """How many runs there are."""
+        return 1 + self.runs[-1] if self.runs else 0
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The positions at which a run begins."""
+        return [
+            i for i in range(len(self)) if not i or self.runs[i] != self.runs[i - 1]
+        ]
+
+    @cached_property
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the sizes that vary, if they are the same for all steps."""
+        found = {tuple(name for name, _ in shape) for shape in self.shapes}
+        return found.pop() if len(found) == 1 else None
+
+    @cached_property
+    def size_formula(self) -> str:
+        """How `elements` follows from the sizes, in words."""
+        return "its elements" if self.names is None else formula(self.names)
+
+    @cached_property
+    def last_of_shape(self) -> dict[Shape, int]:
+        """The last position of each shape, from the smallest to the largest."""
+        last = {shape: position for position, shape in enumerate(self.shapes)}
+        return dict(sorted(last.items(), key=lambda item: (n_elements(item[0]), item)))
+
+    def label(self, shape: Shape) -> str:
+        """Write a shape in short: the sizes alone, where all steps name the same."""
+        if self.names is None:
+            return shape_text(shape)
+        return " × ".join(str(size) for _, size in shape) or "–"
+
+    def is_unusual(self, position: int) -> bool:
+        """Whether a step fell back, was run again or went over the budget."""
+        record = self.records[position]
+        return record.phase == "fallback" or record.retries > 0 or is_over(record)
+
+    @cached_property
+    def drawn(self) -> list[int]:
+        """The positions to draw: all, or some thousand evenly chosen.
+
+        Of the unusual ones there are more than of the others, and always the highest.
+        """
+        everything = list(range(len(self)))
+        if len(everything) <= _MOST_POINTS:
+            return everything
+        unusual = [i for i in everything if self.is_unusual(i)]
+        chosen = set(_evenly(everything, _MOST_POINTS - _MOST_UNUSUAL))
+        chosen.update(_evenly(unusual, _MOST_UNUSUAL))
+        chosen.add(max(everything, key=lambda i: budget_use(self.records[i]) or 0.0))
+        return sorted(chosen)
+
+    @cached_property
+    def drawn_text(self) -> str:
+        """What `drawn` leaves out, as a sentence; "" if nothing."""
+        if len(self.drawn) == len(self):
+            return ""
+        n_unusual = sum(self.is_unusual(i) for i in range(len(self)))
+        every = "all" if n_unusual <= _MOST_UNUSUAL else f"{_MOST_UNUSUAL:,}"
+        return (
+            f"Of {len(self):,} steps {len(self.drawn):,} are drawn: evenly chosen "
+            f"ones, and {every} of those over the budget, run again or under the "
+            f"safest plan."
+        )
+
+    def hover(self, position: int) -> str:
+        """Tell of a step in the lines that appear under the mouse."""
+        return "<br>".join(self._lines(position))
+
+    def _lines(self, position: int) -> Iterator[str]:
+        record = self.records[position]
+        run = f"run {self.runs[position] + 1}, " if self.n_runs > 1 else ""
+        yield f"<b>{run}step {record.step}</b> ({record.phase})"
+        yield plain(shape_text(self.shapes[position]))
+        if record.observed_peak_bytes is not None:
+            yield f"peak {format_bytes(record.observed_peak_bytes)}"
+        if record.predicted_peak_bytes is not None:
+            yield f"predicted {format_bytes(record.predicted_peak_bytes)}"
+        yield f"{n_recomputed(record)} of {len(record.actions)} layer calls recomputed"
+        if record.retries:
+            yield f"run again {record.retries} ×"
+        if record.reason:
+            yield plain(record.reason[:120])
+
+
+def split_runs(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
+    """Part the records where a step number comes again.
+
+    Steps of one run may be out of order: they are written as they end.
+    """
+    runs: list[list[StepRecord]] = []
+    seen: set[int] = set()
+    for record in records:
+        if not runs or record.step in seen:
+            runs.append([])
+            seen.clear()
+        seen.add(record.step)
+        runs[-1].append(record)
+    return runs
+
+
+def _varying(run: Sequence[StepRecord]) -> list[Shape]:
+    """Name the sizes of each step that vary within the run.
+
+    A record names those that had varied by then: one that varied only later is filled
+    in, one that never did is left out. All of them stay if none ever did.
+    """
+    first: dict[str, int] = {}
+    changed: dict[str, int] = {}
+    for index, record in enumerate(run):
+        for name, size in record.shape.items():
+            if first.setdefault(name, size) != size:
+                changed.setdefault(name, index)
+    if not changed:
+        return [tuple(first.items())] * len(run)
+    return [
+        tuple(
+            (name, record.shape.get(name, first[name]))
+            for name in first
+            if name in changed and (name in record.shape or index < changed[name])
+        )
+        for index, record in enumerate(run)
+    ]
+
+
+def _factors(names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Part names into the batch's, if one alone is, and the others by argument."""
+    batch = [name for name in names if name.endswith(".0")]
+    common = batch if len(batch) == 1 else []
+    by_argument: dict[str, list[str]] = {}
+    for name in names:
+        if name not in common:
+            by_argument.setdefault(name.rpartition(".")[0], []).append(name)
+    return common, list(by_argument.values())
+
+
+def n_elements(shape: Shape) -> int:
+    """Return how large a batch is: its number of elements, as far as they vary.
+
+    >>> n_elements((("ids.0", 4), ("ids.1", 10), ("labels.1", 5)))
+    60
+    """
+    sizes: Mapping[str, int] = dict(shape)
+    common, groups = _factors(list(sizes))
+    in_a_row = sum(prod(sizes[name] for name in group) for group in groups)
+    return prod(sizes[name] for name in common) * (in_a_row if groups else 1)
+
+
+def formula(names: Sequence[str]) -> str:
+    """Write down what `n_elements` computes.
+
+    >>> formula(("ids.0", "ids.1", "labels.1"))
+    'ids.0 × (ids.1 + labels.1)'
+    """
+    common, groups = _factors(names)
+    in_a_row = " + ".join(" × ".join(group) for group in groups)
+    if common and len(groups) > 1:
+        in_a_row = f"({in_a_row})"
+    return " × ".join(part for part in (*common, in_a_row) if part) or "1"
+
+
+def shape_text(shape: Shape) -> str:
+    """Write a shape in full."""
+    return ", ".join(f"{name} = {size}" for name, size in shape) or "(no sizes)"
+
+
+def is_over(record: StepRecord) -> bool:
+    """Whether the observed peak exceeded the budget."""
+    observed = record.observed_peak_bytes
+    return observed is not None and observed > record.budget_bytes
+
+
+def budget_use(record: StepRecord) -> float | None:
+    """Return the observed peak as a share of the budget."""
+    if record.observed_peak_bytes is None:
+        return None
+    return record.observed_peak_bytes / record.budget_bytes
+
+
+def prediction_error(record: StepRecord) -> float | None:
+    """Return observed over predicted growth, less one; None if either is unknown."""
+    observed, predicted = record.observed_growth_bytes, record.predicted_growth_bytes
+    if observed is None or not predicted:
+        return None
+    return observed / predicted - 1.0
+
+
+def n_recomputed(record: StepRecord) -> int:
+    """Count the layer calls that were recomputed."""
+    return sum(action == "recompute" for action in record.actions)
+
+
+def _evenly(positions: Sequence[int], most: int) -> list[int]:
+    """Choose at most so many, at even distances, the first and the last among them."""
+    if len(positions) <= most:
+        return list(positions)
+    at = np.linspace(0, len(positions) - 1, most).round().astype(int)
+    return [positions[i] for i in at]

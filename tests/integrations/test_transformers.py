@@ -1,0 +1,505 @@
+"""The callback for the Trainer of transformers."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import mimose
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from transformers import (  # noqa: E402
+    BertConfig,
+    BertForSequenceClassification,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from mimose.integrations.transformers import MimoseCallback  # noqa: E402
+from mimose.units import Patch  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+N_STEPS = 24
+
+
+def _model(seed=0):
+    torch.manual_seed(seed)
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=64,
+            hidden_size=32,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=64,
+            num_labels=3,
+        )
+    )
+
+
+def _examples(n_examples=120):
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(6, 60, (n_examples,), generator=generator).tolist()
+    return [
+        {
+            "input_ids": torch.randint(1, 64, (length,), generator=generator).tolist(),
+            "labels": length % 3,
+        }
+        for length in lengths
+    ]
+
+
+def _collate(examples):
+    longest = max(len(example["input_ids"]) for example in examples)
+    ids = [e["input_ids"] + [0] * (longest - len(e["input_ids"])) for e in examples]
+    return {
+        "input_ids": torch.tensor(ids),
+        "attention_mask": (torch.tensor(ids) != 0).long(),
+        "labels": torch.tensor([example["labels"] for example in examples]),
+    }
+
+
+def _arguments(folder, **options):
+    return TrainingArguments(
+        **{
+            "output_dir": str(folder),
+            "max_steps": N_STEPS,
+            "per_device_train_batch_size": 4,
+            "logging_steps": 4,
+            "report_to": [],
+            "save_strategy": "no",
+            "use_cpu": True,
+            "seed": 1,
+            "disable_tqdm": True,
+            **options,
+        }
+    )
+
+
+def _trainer(folder, callbacks=(), model=None, kind=Trainer, **options):
+    return kind(
+        model=_model() if model is None else model,
+        args=_arguments(folder, **options),
+        train_dataset=_examples(),
+        eval_dataset=_examples(12),
+        data_collator=_collate,
+        callbacks=list(callbacks),
+    )
+
+
+def _weights(trainer):
+    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def _losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _is_clean(model):
+    forwards = (vars(module).get("forward") for module in model.modules())
+    return not any(isinstance(forward, Patch) for forward in forwards)
+
+
+def _run(folder, meter, share=0.4, **options):
+    """Train bare and with the callback; assert that nothing but memory differs."""
+    bare = _trainer(folder, **options)
+    bare.train()
+    callback = MimoseCallback(budget=_budget(meter, share), meter=meter)
+    trainer = _trainer(folder, [callback], **options)
+    trainer.train()
+    assert _losses(bare) == _losses(trainer)
+    assert all(map(torch.equal, _weights(bare), _weights(trainer)))
+    assert _is_clean(trainer.model)
+    return trainer, callback
+
+
+_budgets = {}
+
+
+def _budget(meter, share):
+    """Put a budget between recomputing all (0) and keeping all (1), AdamW included."""
+    if not _budgets:
+        batch = _collate(_examples()[:4])
+        batch = {name: tensor.repeat_interleave(1, 0) for name, tensor in batch.items()}
+        for planner in ("full", "none"):
+            model = _model()
+            optimizer = torch.optim.AdamW(model.parameters())
+            with mimose.attach(model, "1TiB", planner=planner, meter=meter) as session:
+                for _ in range(3):
+                    model(**batch).loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                _budgets[planner] = session.peak_bytes - session.records[0].start_bytes
+    held = meter.live_bytes()
+    state = sum(p.nbytes for p in _model().parameters())
+    least, most = _budgets["full"], _budgets["none"]
+    return int(held + 4 * state + least + share * (most - least))
+
+
+def test_the_same_training_within_a_budget(tmp_path, meter):
+    """Losses and weights are equal to the last bit, and the metrics are logged."""
+    trainer, callback = _run(tmp_path, meter)
+    session = callback.session
+    assert N_STEPS == len(session.records)
+    assert 0 == session.summary().steps_over
+    logged = [e for e in trainer.state.log_history if "loss" in e]
+    for name in ("peak_bytes", "budget_use", "recompute_share", "cache_hit_rate"):
+        assert all(f"mimose/{name}" in entry for entry in logged)
+    assert 0.0 == logged[0]["mimose/phase"]
+    assert 2.0 == logged[-1]["mimose/phase"]
+    json.dumps(trainer.state.log_history)
+
+
+def test_metrics_reach_loggers_that_come_before(tmp_path, meter):
+    """A `report_to` integration is earlier in the list, and sees them all the same."""
+    seen = []
+
+    class Logger(TrainerCallback):
+        """Remembers what it is told."""
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            """Remember the names."""
+            seen.append(set(logs))
+
+    callback = MimoseCallback("1TiB", meter=meter)
+    trainer = _trainer(tmp_path, [Logger(), callback], max_steps=8)
+    trainer.train()
+    assert all("mimose/peak_bytes" in names for names in seen[:2])
+
+
+def test_tensorboard_gets_the_metrics(tmp_path, meter, monkeypatch):
+    """What reaches the files is read back."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    callback = MimoseCallback("1TiB", meter=meter)
+    _trainer(tmp_path, [callback], max_steps=8, report_to=["tensorboard"]).train()
+    (file,) = tmp_path.rglob("events.out.*")
+    read = EventAccumulator(str(file))
+    read.Reload()
+    assert "train/mimose/budget_use" in read.Tags()["scalars"]
+
+
+def test_gradient_accumulation(tmp_path, meter):
+    """Micro-batches of one window have shapes of their own, and plans."""
+    _, callback = _run(tmp_path, meter, gradient_accumulation_steps=3, max_steps=12)
+    assert 36 == len(callback.session.records)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["random", "sequential", "group_by_length", "batch_rebalance"]
+)
+def test_sampling_strategies(tmp_path, meter, strategy):
+    """The longest batch first, or batches of several sizes: equal all the same."""
+    names = {field.name for field in _fields(TrainingArguments)}
+    if "train_sampling_strategy" not in names:
+        pytest.skip("this transformers has no train_sampling_strategy")
+    try:
+        trainer, _ = _run(
+            tmp_path, meter, share=0.8, train_sampling_strategy=strategy, max_steps=16
+        )
+    except ValueError as error:
+        if "train_sampling_strategy" not in str(error) and strategy not in str(error):
+            raise
+        pytest.skip(f"this transformers has no {strategy}: {error}")
+    assert 16 == trainer.state.global_step
+
+
+def _fields(cls):
+    return dataclasses.fields(cls)
+
+
+@pytest.mark.parametrize("adds_late", [False, True])
+def test_a_crash_leaves_the_model_clean(tmp_path, meter, adds_late):
+    """An exception in a step gets out, and the model is as it was."""
+
+    class Failing(Trainer):
+        """Fails in its sixth step."""
+
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            """Run the forward, then fail."""
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            if self.state.global_step == 5:
+                msg = "in the middle"
+                raise ArithmeticError(msg)
+            return loss
+
+    callback = MimoseCallback("1TiB", meter=meter)
+    trainer = _trainer(tmp_path, [] if adds_late else [callback], kind=Failing)
+    if adds_late:
+        trainer.add_callback(callback)
+    with pytest.raises(ArithmeticError, match="in the middle"):
+        trainer.train()
+    assert _is_clean(trainer.model)
+    assert 6 == len(callback.session.records)
+
+
+def test_an_interrupt_outside_the_step_leaves_the_model_clean(tmp_path, meter):
+    """Whatever ends the training: a key, another callback, an evaluation."""
+
+    class Interrupting(TrainerCallback):
+        """Stands for somebody at the keyboard."""
+
+        def on_step_end(self, args, state, control, **kwargs):
+            """Interrupt the third step."""
+            if state.global_step == 3:
+                raise KeyboardInterrupt
+
+    trainer = _trainer(tmp_path, [MimoseCallback("1TiB", meter=meter), Interrupting()])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert _is_clean(trainer.model)
+
+
+def test_a_smaller_batch_after_running_out_of_memory(tmp_path, meter):
+    """`auto_find_batch_size` begins anew without an end; what was learned is kept."""
+
+    class Poor(Trainer):
+        """Has no memory for four sequences."""
+
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            """Fail on large batches, once some steps are done."""
+            if self.state.global_step == 5 and len(inputs["labels"]) > 3:
+                msg = "DefaultCPUAllocator: can't allocate memory: on purpose"
+                raise RuntimeError(msg)
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    callback = MimoseCallback("1TiB", meter=meter)
+    trainer = _trainer(tmp_path, [callback], kind=Poor, auto_find_batch_size=True)
+    trainer.train()
+    assert N_STEPS == trainer.state.global_step
+    assert 5 + N_STEPS == len(callback.session.records)
+    assert _is_clean(trainer.model)
+
+
+def test_two_trainers_one_after_another(tmp_path, meter):
+    """Also where the first one's callback was never told that it ended."""
+    model = _model()
+    first, second = (MimoseCallback("1TiB", meter=meter) for _ in range(2))
+    first.on_train_begin(
+        _arguments(tmp_path), transformers.TrainerState(), None, model=model
+    )
+    assert not _is_clean(model)
+    _trainer(tmp_path, [second], model=model, max_steps=4).train()
+    assert 4 == len(second.session.records)
+    assert _is_clean(model)
+    third = MimoseCallback("1TiB", meter=meter)
+    _trainer(tmp_path, [third], model=model, max_steps=4).train()
+    assert _is_clean(model)
+
+
+def test_training_twice_goes_on_with_what_was_learned(tmp_path, meter):
+    """The second call of `train` collects nothing."""
+    callback = MimoseCallback("1TiB", meter=meter)
+    trainer = _trainer(tmp_path, [callback])
+    trainer.train()
+    trainer.train()
+    assert "collect" not in {record.phase for record in callback.session.records}
+
+
+def test_a_model_that_somebody_else_attached_to(tmp_path, meter):
+    """One owner: the error says what to do, and leaves the other one's session."""
+    model = _model()
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        trainer = _trainer(tmp_path, [MimoseCallback("1TiB", meter=meter)], model=model)
+        with pytest.raises(mimose.AlreadyAttachedError, match="detach"):
+            trainer.train()
+        assert 0 == len(session.records)
+        assert not _is_clean(model)
+    assert _is_clean(model)
+
+
+def test_a_hyper_parameter_search(tmp_path, meter):
+    """Each trial trains a new model, planned from its first step on after the first."""
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    callback = MimoseCallback("1TiB", meter=meter)
+    phases = []
+
+    class Watching(TrainerCallback):
+        """Notes how each trial began."""
+
+        def on_train_end(self, args, state, control, **kwargs):
+            """Note the first phase."""
+            phases.append(callback.session.records[0].phase)
+
+    trainer = Trainer(
+        model_init=lambda: _model(),
+        args=_arguments(tmp_path, max_steps=14),
+        train_dataset=_examples(),
+        eval_dataset=_examples(12),
+        data_collator=_collate,
+        callbacks=[Watching(), callback],
+    )
+    trainer.hyperparameter_search(
+        hp_space=lambda trial: {"seed": trial.suggest_int("seed", 1, 5)},
+        n_trials=2,
+        backend="optuna",
+    )
+    assert ["collect", "plan"] == phases
+
+
+def test_generation_during_training(tmp_path, meter):
+    """`Seq2SeqTrainer` generates in the middle, with its cache, and is not planned."""
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=64,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
+    examples = [
+        {"input_ids": e["input_ids"], "labels": e["input_ids"][::2]}
+        for e in _examples(40)
+    ]
+
+    def collate(batch):
+        made = _collate([{**e, "labels": 0} for e in batch])
+        longest = max(len(e["labels"]) for e in batch)
+        labels = [e["labels"] + [-100] * (longest - len(e["labels"])) for e in batch]
+        return {**made, "labels": torch.tensor(labels)}
+
+    callback = MimoseCallback("1TiB", meter=meter)
+    trainer = Seq2SeqTrainer(
+        model=T5ForConditionalGeneration(config),
+        args=Seq2SeqTrainingArguments(
+            **{
+                name: value
+                for name, value in _arguments(tmp_path).to_dict().items()
+                if name
+                in ("output_dir", "report_to", "save_strategy", "use_cpu", "seed")
+            },
+            max_steps=12,
+            per_device_train_batch_size=4,
+            per_device_eval_batch_size=4,
+            eval_strategy="steps",
+            eval_steps=6,
+            predict_with_generate=True,
+            generation_max_length=8,
+            disable_tqdm=True,
+        ),
+        train_dataset=examples,
+        eval_dataset=examples[:6],
+        data_collator=collate,
+        callbacks=[callback],
+    )
+    trainer.train()
+    assert 12 == len(callback.session.records)
+    assert 2 == sum("eval_loss" in entry for entry in trainer.state.log_history)
+
+
+def test_adapters(tmp_path, meter):
+    """LoRA: the base is frozen, and the plans are about the same layers."""
+    peft = pytest.importorskip("peft")
+
+    def adapted():
+        config = peft.LoraConfig(
+            r=2, target_modules=["query", "value"], task_type="SEQ_CLS"
+        )
+        return peft.get_peft_model(_model(), config)
+
+    callback = MimoseCallback("1TiB", planner="every-2", meter=meter)
+    bare = _trainer(tmp_path, model=adapted(), max_steps=12)
+    bare.train()
+    trainer = _trainer(tmp_path, [callback], model=adapted(), max_steps=12)
+    trainer.train()
+    assert all(map(torch.equal, _weights(bare), _weights(trainer)))
+    assert 3 == len(callback.session.records[-1].actions)
+    assert _is_clean(trainer.model)
+
+
+def test_autocast(tmp_path, meter):
+    """bf16: recomputed under the same autocast."""
+    trainer, _ = _run(tmp_path, meter, bf16=True)
+    assert N_STEPS == trainer.state.global_step
+
+
+@pytest.mark.parametrize("restores", [False, True])
+def test_a_run_that_goes_on_from_a_checkpoint(tmp_path, meter, restores):
+    """It collects nothing again; the weights are those of one that never stopped."""
+    options = {"save_strategy": "steps", "save_steps": 16}
+    whole = _trainer(tmp_path / "whole", **options)
+    whole.train()
+    first = _trainer(
+        tmp_path / "run",
+        [MimoseCallback("1TiB", meter=meter, units=_is_layer)],
+        **options,
+    )
+    first.train()
+    trainer = _trainer(
+        tmp_path / "run",
+        [MimoseCallback("1TiB", meter=meter, units=_is_layer)],
+        restore_callback_states_from_checkpoint=restores,
+        **options,
+    )
+    trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-16"))
+    (callback,) = [
+        c for c in trainer.callback_handler.callbacks if isinstance(c, MimoseCallback)
+    ]
+    assert ["plan"] * (N_STEPS - 16) == [r.phase for r in callback.session.records]
+    assert all(map(torch.equal, _weights(whole), _weights(trainer)))
+    assert _is_clean(trainer.model)
+
+
+def _is_layer(module):
+    return type(module).__name__ == "BertLayer"
+
+
+def test_an_object_that_a_checkpoint_cannot_hold(tmp_path, meter):
+    """Restored where one was given in this process; else the error says which."""
+    state = json.loads(json.dumps(MimoseCallback("1GiB", units=_is_layer).state()))
+    assert _is_layer is MimoseCallback(**state["args"])._options["units"]
+    MimoseCallback._given.clear()
+    with pytest.raises(mimose.MimoseError, match="an object for units"):
+        MimoseCallback(**state["args"])
+
+
+@pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
+def test_the_trainers_own_checkpointing_is_refused(tmp_path, name):
+    """Two owners are one too many; the error says which to drop."""
+    if name not in {field.name for field in _fields(TrainingArguments)}:
+        pytest.skip(f"this transformers has no {name}")
+    with pytest.raises(mimose.CheckpointingConflictError, match=r"leave .* out"):
+        _trainer(tmp_path, [MimoseCallback("1GiB")], **{name: True})
+
+
+def test_compiling_the_whole_model_is_refused(tmp_path, monkeypatch):
+    """One graph leaves no layers to recompute; the error says what does."""
+    monkeypatch.delenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", raising=False)
+    for name in ("BACKEND", "MODE"):
+        monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "")  # the trainer sets them
+    with pytest.raises(mimose.MimoseError, match="compile layer by layer"):
+        _trainer(tmp_path, [MimoseCallback("1GiB")], torch_compile=True)
+
+
+def test_it_does_not_need_to_be_found(tmp_path, meter, caplog):
+    """Called by something else than a Trainer it says what is missing, and works."""
+    model, callback = _model(), MimoseCallback("1TiB", meter=meter)
+    callback.on_train_begin(
+        _arguments(tmp_path), transformers.TrainerState(), None, model=model
+    )
+    assert "not called by a Trainer's handler" in caplog.text
+    model(**_collate(_examples(4))).loss.backward()
+    logs = {}
+    state = transformers.TrainerState()
+    callback.on_log(None, state, None, logs=logs)
+    assert "mimose/phase" in logs
+    callback.on_train_end(None, state, None)
+    assert _is_clean(model)
