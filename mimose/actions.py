@@ -5,6 +5,10 @@ Note: [Why the tensors travel positionally]
 tensors only, and notices an in-place edit only of them. So every tensor among the
 keyword arguments and inside containers is passed positionally, and put back in its
 place inside the region.
+
+Note: [Whose containers]
+The first call gets the caller's own lists and dicts: what a layer adds to them is the
+caller's. The recomputation gets copies of them as they were before, each time new.
 """
 
 from __future__ import annotations
@@ -15,17 +19,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from mimose.input_watch import Marks, is_edited, marks
+from mimose.named_errors import can_name
 from mimose.surroundings import Look, Surroundings
 
 Forward: TypeAlias = Callable[..., Any]
 OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[torch.Tensor]], Any]
 Rebuild: TypeAlias = Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]
 
-_PLAIN = (type(None), bool, int, float, str)
+_PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 _PASSED = (torch.Tensor, *_PLAIN)
 _CHECKPOINTS_OWN = frozenset(inspect.signature(checkpoint).parameters)
 """Names that `checkpoint` would take for its own options."""
@@ -36,7 +41,7 @@ def recompute(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    buffers: Sequence[tuple[nn.Module, str]] = (),
+    before: contextlib.AbstractContextManager[None] | None = None,
     on_recompute: OnRecompute | None = None,
     surroundings: Surroundings | None = None,
     early_stop: bool = True,
@@ -44,14 +49,13 @@ def recompute(
     """Call `forward` now without keeping its activations, and again in backward.
 
     Exact: gradients, random state and buffers are those of a plain call. `checkpoint`
-    restores random state and autocast; `buffers` sees to running statistics.
+    restores torch's random state and autocast; `before` sees to the rest.
 
     Args:
         forward: What to call.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        buffers: Buffers that `forward` changes, as (module, name): they change in the
-            first call only.
+        before: Entered around each recomputation: puts back what `forward` changes.
         on_recompute: Called in backward with a function that recomputes, which it has
             to call and whose result it has to return, and with the tensors given.
         surroundings: Makes sure of the weights and modes of what is recomputed.
@@ -63,31 +67,41 @@ def recompute(
 
     Raises:
         ChangedWeightsError: In backward, where weights were changed meanwhile.
+        RecomputationError: In backward, where the recomputation is not the same.
+        LateChangeError: Now, where a buffer has begun to change.
     """
     tensors, others, rebuild = _positional(args, kwargs)
-    region = _Region(forward, rebuild, on_recompute, surroundings)
-    if buffers:
+    own = (args, kwargs) if rebuild is not None else None
+    region = _Region(forward, own, rebuild, on_recompute, surroundings)
+    naming = None if surroundings is None else surroundings.naming
+    if (before is None and naming is None) or not can_name():
         return checkpoint(
-            region,
-            *tensors,
-            use_reentrant=False,
-            early_stop=early_stop,
-            context_fn=lambda: (contextlib.nullcontext(), _OldBuffers(buffers)),
-            **others,
+            region, *tensors, use_reentrant=False, early_stop=early_stop, **others
         )
+    contexts = (naming or contextlib.nullcontext(), before or contextlib.nullcontext())
     return checkpoint(
-        region, *tensors, use_reentrant=False, early_stop=early_stop, **others
+        region,
+        *tensors,
+        use_reentrant=False,
+        early_stop=early_stop,
+        context_fn=lambda: contexts,
+        **others,
     )
 
 
 class _Region:
-    """What `checkpoint` calls: the forward, and in backward `on_recompute`."""
+    """What `checkpoint` calls: the forward, and in backward `on_recompute`.
+
+    See Note: [Whose containers].
+    """
 
     __slots__ = (
         "_forward",
         "_is_first",
         "_look",
+        "_marks",
         "_on_recompute",
+        "_own",
         "_rebuild",
         "_surroundings",
     )
@@ -95,32 +109,35 @@ class _Region:
     def __init__(
         self,
         forward: Forward,
+        own: tuple[Sequence[Any], Mapping[str, Any]] | None,
         rebuild: Rebuild | None,
         on_recompute: OnRecompute | None,
         surroundings: Surroundings | None,
     ) -> None:
         self._forward = forward
+        self._own = own
         self._rebuild = rebuild
         self._on_recompute = on_recompute
         self._surroundings = surroundings
         self._look: Look | None = None
+        self._marks: Marks | None = None
         self._is_first = True
 
     def __call__(self, *given: Any, **others: Any) -> Any:
+        if self._is_first:
+            self._is_first = False
+            return self._first(given, others)
         args: Sequence[Any] = given
         kwargs: Mapping[str, Any] = others
         if self._rebuild is not None:
             args, kwargs = self._rebuild(given)
         around = self._surroundings
-        if self._is_first:
-            self._is_first = False
-            output = self._forward(*args, **kwargs)
-            self._look = None if around is None else around.look()
-            return output
         if around is None or self._look is None:
             return self._again(given, args, kwargs)
         before = self._look
         context = around.restored(before)
+        if self._marks is not None and is_edited(self._marks):
+            around.refuse_edited()
         if context is None and not around.changes_itself:
             return self._again(given, args, kwargs)
         try:
@@ -129,6 +146,22 @@ class _Region:
         finally:
             # What the recomputation itself has changed, another may find changed.
             self._look = around.look(before.slots)._replace(modes=before.modes)
+
+    def _first(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:
+        args, kwargs = given, others
+        if self._own is not None:
+            args, kwargs = self._own
+            self._own = None
+            self._marks = marks(args, kwargs)
+        around = self._surroundings
+        if around is None:
+            return self._forward(*args, **kwargs)
+        counted = around.buffer_versions()
+        output = self._forward(*args, **kwargs)
+        if counted != around.buffer_versions():
+            around.refuse_late_change(counted)
+        self._look = around.look()
+        return output
 
     def _again(
         self, given: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -186,48 +219,24 @@ def _flattened(
     return tensors, {}, rebuild
 
 
-def changing_buffers(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Return the buffers that a forward is known to change: running statistics.
+def copied(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[[], tuple[Sequence[Any], Mapping[str, Any]]] | None:
+    """Return what makes the arguments anew, in containers of their own.
 
-    Their operators change them without a trace in the tensor's version.
+    Args:
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Returns:
+        A function; None where an argument is an object that a forward could change.
     """
-    return [
-        (inner, name)
-        for inner, name in all_buffers(module)
-        if name.startswith("running_") or name == "num_batches_tracked"
-    ]
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    if not all(isinstance(leaf, _PASSED) for leaf in leaves):
+        return None
 
+    def make() -> tuple[Sequence[Any], Mapping[str, Any]]:
+        call_args, call_kwargs = pytree.tree_unflatten(list(leaves), spec)
+        return call_args, call_kwargs
 
-def all_buffers(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Return every buffer of a module and those inside it, as (module, name)."""
-    return [
-        (inner, name)
-        for inner in module.modules()
-        for name, buffer in inner._buffers.items()
-        if buffer is not None
-    ]
-
-
-class _OldBuffers(contextlib.AbstractContextManager[None]):
-    """Copies buffers when made; while entered, the modules change copies of those.
-
-    It can be entered more than once: a second backward recomputes again.
-    """
-
-    def __init__(self, buffers: Sequence[tuple[nn.Module, str]]) -> None:
-        self._buffers = buffers
-        self._old = [_copy(module._buffers[name]) for module, name in buffers]
-        self._current: list[torch.Tensor | None] = []
-
-    def __enter__(self) -> None:
-        self._current = [module._buffers[name] for module, name in self._buffers]
-        for (module, name), old in zip(self._buffers, self._old, strict=True):
-            module._buffers[name] = _copy(old)
-
-    def __exit__(self, *_: object) -> None:
-        for (module, name), buffer in zip(self._buffers, self._current, strict=True):
-            module._buffers[name] = buffer
-
-
-def _copy(buffer: torch.Tensor | None) -> torch.Tensor | None:
-    return None if buffer is None else buffer.detach().clone()
+    return make

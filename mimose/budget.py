@@ -21,6 +21,9 @@ _UNITS = {
         for power, prefix in enumerate(("K", "M", "G", "T"), start=1)
     },
 }
+_LEAST_BARE = 2**20
+"""A smaller number without a unit is more likely one of MiB or GiB."""
+_MOST = 2**63
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
@@ -29,15 +32,16 @@ def parse_budget(budget: float | str, device_bytes: int | None) -> int:
 
     Args:
         budget: ``"6GiB"`` (2**30 bytes each), ``"6GB"`` (10**9), an integer number
-            of bytes, or a float in (0, 1], a fraction of the device's memory.
+            of bytes, or a float in (0, 1], a fraction of the device's memory. Text
+            without a unit is bytes, and no less than 2**20 of them.
         device_bytes: What the device has, for fractions; None if unknown.
 
     Returns:
         The budget in bytes, at least 1.
 
     Raises:
-        BudgetError: The value has another type, no known unit, is not positive, or is
-            a fraction of an unknown total.
+        BudgetError: The value has another type, no known unit, is not positive, more
+            than anything has, or a fraction of an unknown total.
     """
     if isinstance(budget, str):
         return _positive(budget, _parse_text(budget))
@@ -61,7 +65,15 @@ def _parse_text(text: str) -> float:
         )
         raise BudgetError(msg)
     factor: int = _UNITS[match[2].upper()]
-    return float(match[1]) * factor
+    n_bytes = float(match[1]) * factor
+    if not match[2] and n_bytes < _LEAST_BARE:
+        msg = (
+            f"budget {text!r} has no unit, and so few bytes hold no step: write "
+            f"'{text.strip()}GiB' or '{text.strip()}MiB', or '{text.strip()}B' if "
+            f"bytes are meant"
+        )
+        raise BudgetError(msg)
+    return n_bytes
 
 
 def _parse_fraction(fraction: float, device_bytes: int | None) -> int:
@@ -81,7 +93,10 @@ def _parse_fraction(fraction: float, device_bytes: int | None) -> int:
 
 
 def _positive(budget: object, n_bytes: float) -> int:
-    if not math.isfinite(n_bytes) or n_bytes < 1:
+    if n_bytes > _MOST:
+        msg = "budget is more than 2**63 bytes, which no device has"
+        raise BudgetError(msg)
+    if math.isnan(n_bytes) or n_bytes < 1:
         msg = f"budget {budget!r} comes to {n_bytes} bytes; it must be at least 1"
         raise BudgetError(msg)
     return int(n_bytes)

@@ -55,6 +55,11 @@ def demo(
         names = ", ".join(missing)
         sys.stderr.write(f"mimose demo needs {names}: pip install 'mimose[bench]'\n")
         return 1
+    try:  # before minutes of measuring, not behind them
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.stderr.write(f"mimose demo: {out} cannot be a folder: {error.strerror}\n")
+        return 1
     result, status = _measure(settings, launch)
     _show(settings, result, out)
     unexpected = [key for key in result.failures if key != "limit/none"]
@@ -113,7 +118,6 @@ def _show(settings: ExperimentSettings, result: ExperimentResult, out: Path) -> 
     """Write the files and print what they say; JSON is the last line."""
     from rich.console import Console
 
-    out.mkdir(parents=True, exist_ok=True)
     console = Console(soft_wrap=True, highlight=False)
     files = {"rows": out / "rows.csv", "summary": out / "summary.json"}
     write_rows(files["rows"], result.rows)

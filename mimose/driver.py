@@ -20,8 +20,17 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
-from mimose.actions import changing_buffers
 from mimose.budget import format_bytes
+from mimose.changes import (
+    Slot,
+    attribute_slots,
+    buffer_slots,
+    random_slots,
+    running_statistics,
+    tensor_attributes,
+    union,
+    version,
+)
 from mimose.collector import (
     KEEP,
     RECOMPUTE,
@@ -31,7 +40,7 @@ from mimose.collector import (
     without_readings,
 )
 from mimose.estimator import Estimator, StepFacts
-from mimose.events import EventRunner, NotRecomputableError, Unit
+from mimose.events import EventRunner, LateChangeError, NotRecomputableError, Unit
 from mimose.facts import FactsReader
 from mimose.infeasible import LeastPeaks, infeasible
 from mimose.meters import Meter
@@ -53,6 +62,9 @@ _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
 _NEAR_BYTES = 2**20
 """So close to the budget a peak is read as exactly as it can be."""
+_SMALL = 4096
+"""Buffers of so many elements are saved each step, in case they begin to change."""
+_NO_END = "the backward did not run to its end, or not through the outputs"
 _SHARED_STEPS = 20
 """Forwards after which several forwards before one backward are forgotten."""
 
@@ -78,6 +90,8 @@ class Step:
         self.began = 0.0
         self.in_backward = False
         self.saw_end = False
+        self.unseen = ""
+        """Why no backward can be seen."""
         self.is_shared = False
         self.is_closed = False
         self._every = planner.k if isinstance(planner, EveryK) else 0
@@ -207,10 +221,15 @@ class Driver:
         self._records = records
         self._warns = warns
         self._has_warned = False
+        self._has_missed = False
+        events.on_keep = self.keep_always
         self._facts = FactsReader(model, device)
         self._least = LeastPeaks()
+        self._changing: tuple[Slot, ...] = ()
+        """What forwards were seen to change."""
         self._snapshot = self.snapshot()
-        self._knows_buffers = False
+        self._knows_changes = False
+        self._is_wide = True
         self._carried = Carried([])
         self._releases = False
         self._open: list[Step] = []
@@ -248,7 +267,7 @@ class Driver:
             MimoseError: The inputs cannot be planned for.
         """
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
-        versions = [tensor._version for tensor in inputs]
+        versions = [version(tensor) for tensor in inputs]
         step = self._begin(args, kwargs)
         output, error = self._attempt(step, forward)
         while error is not None and self._prepare_retry(step, error, versions, inputs):
@@ -273,7 +292,9 @@ class Driver:
         self._is_running = True
         self._events.begin(step, None if chosen is None else chosen.by_unit)
         try:
-            return forward(), None
+            output = forward()
+            self._events.refuse_edited_inputs()
+            return output, None
         except BaseException as error:  # every one is raised again, or retried
             return None, error
         finally:
@@ -283,9 +304,10 @@ class Driver:
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
         began = time.perf_counter()
         self._fold_peak()
+        self._close_dead()
         is_shared = bool(self._open) and self._settle()
         facts, table = self._facts.read(args, kwargs)
-        self._events.mode = self._facts.mode
+        self._events.set_mode(self._facts.mode)
         slack = max(5 * self._meter.noise_bytes, _SLACK * self._estimator.scale)
         start = self._meter.settled_bytes(slack)
         is_again, self._safest_once = self._safest_once, False
@@ -314,11 +336,7 @@ class Driver:
         for other in self._open:  # if they get a backward, this forward is in it
             other.is_shared = True
         self._records.append(record)
-        if not self._knows_buffers:
-            units = self._events.units
-            self._knows_buffers = all(unit.knows_buffers for unit in units)
-            self._snapshot = self.snapshot()
-        self._snapshot.take()
+        self._take_snapshot(decision)
         record.plan_seconds = time.perf_counter() - began
         self._start(step)
         return step
@@ -345,6 +363,22 @@ class Driver:
             record.predicted_peak_bytes = start_bytes + (
                 step.decision.growth_bytes or 0
             )
+
+    def _take_snapshot(self, decision: Decision) -> None:
+        knows = all([unit.is_known or unit.is_kept for unit in self._events.units])
+        if not knows or not self._knows_changes:
+            self._snapshot = self.snapshot()
+        self._knows_changes = knows
+        is_planned = decision.chosen is not None or self._is_fixed
+        self._is_wide = not knows or not is_planned or decision.is_measured
+        self._snapshot.take(is_wide=self._is_wide)
+
+    def _learn_changes(self) -> None:
+        """Take note, where all was saved, of what the forward has changed."""
+        if self._is_wide:
+            changed = union(self._changing, self._snapshot.changed())
+            if len(changed) > len(self._changing):
+                self._changing, self._knows_changes = changed, False
 
     def _memory(self, start: int, carried: int) -> Memory:
         return Memory(
@@ -397,6 +431,7 @@ class Driver:
     def _forward_ends(self, step: Step, output: Any) -> None:
         if step.trace is not None:
             step.trace.mark("root_exit")
+        self._learn_changes()
         step.calls = tuple([unit.calls for unit in self._events.units])
         step.record.actions = step.actions()
         step.record.events = step.events()
@@ -406,12 +441,26 @@ class Driver:
         tensors = list(tensors_in(output))
         step.carried = self._carried
         self._carried = Carried(tensors)
+        if not tensors:
+            self._miss_outputs(step, output)
         waiting = _Waiting(self, step)
         step.graph = weakref.ref(waiting)
         for tensor in tensors:
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(waiting)  # type: ignore[no-untyped-call]
         self._open.append(step)
+
+    def _miss_outputs(self, step: Step, output: Any) -> None:
+        """Say that the backward of this step will not be seen."""
+        what = f"no tensors were found in what the model returned ({_type(output)})"
+        step.unseen = f"{what}, so its backward was not observed"
+        if not self._has_missed:
+            self._has_missed = True
+            _log.warning(
+                "mimose: %s: its steps teach nothing, and every layer is recomputed. "
+                "Return a tensor, a tuple, a dict or a dataclass",
+                what,
+            )
 
     def _events_differ(self, step: Step) -> None:
         record = step.record
@@ -435,10 +484,15 @@ class Driver:
         A forward that has edited the root's own inputs cannot be run again.
         """
         if isinstance(error, NotRecomputableError):
-            self.keep_always(error.unit, error.why)
-        if versions != [tensor._version for tensor in inputs]:
+            for unit in error.units:
+                self.keep_always(unit, error.why)
+        if versions != [version(tensor) for tensor in inputs]:
             return False
-        if isinstance(error, NotRecomputableError):
+        if isinstance(error, LateChangeError):
+            if not self._snapshot.covers(error.slots):
+                self._events.forget_changes()  # others are likely to follow
+                return False
+        elif isinstance(error, NotRecomputableError):
             pass
         elif not is_out_of_memory(error) or not self._can_be_safer(step):
             return False
@@ -468,6 +522,8 @@ class Driver:
 
     def keep_always(self, unit: Unit, why: str) -> None:
         """Never recompute a unit again."""
+        if unit.is_kept:
+            return
         unit.is_kept = True
         self._estimator.unrecomputable.add(unit.index)
         self._policy.cache.clear()
@@ -476,10 +532,17 @@ class Driver:
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot, not yet taken, of what a forward changes."""
-        units = self._events.units
-        known = changing_buffers(self._model)
-        others = [b for unit in units for b in unit.buffers if b not in known]
-        return Snapshot(self._device, known + others)
+        modules = list(self._model.modules())
+        units = [slot for unit in self._events.units for slot in unit.places()]
+        small = [slot for slot in buffer_slots(modules) if slot.numel <= _SMALL]
+        known = union(running_statistics(modules), units, self._changing)
+        tensors = [slot.edited() for slot in tensor_attributes(modules)]
+        others: list[Slot] = [
+            *attribute_slots(modules),
+            *[slot for slot in tensors if slot.numel <= _SMALL],
+            *random_slots(modules),
+        ]
+        return Snapshot(self._device, known, others, small)
 
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""
@@ -619,13 +682,24 @@ class Driver:
                 continue
             self._open.remove(step)
             had_backward = step.saw_gradient
-            step.record.reason = (
-                "the backward did not run to its end, or not through the outputs"
-                if had_backward
-                else "no backward followed"
+            step.record.reason = step.unseen or (
+                _NO_END if had_backward else "no backward followed"
             )
             self._close(step, had_backward=had_backward)
         return bool(self._open)
+
+    def _close_dead(self) -> None:
+        """Close the steps whose backward an error has ended.
+
+        Inside a backward nothing is closed: somebody runs a forward in it.
+        """
+        if torch._C._current_graph_task_id() != -1:
+            return
+        for step in [step for step in self._open if step.in_backward]:
+            step.in_backward = False
+            self._open.remove(step)
+            step.record.reason = _NO_END
+            self._close(step, had_backward=True)
 
     def _close(self, step: Step, *, had_backward: bool) -> None:
         trace = step.trace
@@ -687,3 +761,7 @@ class Driver:
     def memory_now(self) -> Memory:
         """Return what is held now, as if a step began."""
         return self._memory(self._meter.live_bytes(), 0)
+
+
+def _type(value: object) -> str:
+    return type(value).__name__

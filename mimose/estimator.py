@@ -4,12 +4,18 @@ A step's `Context` says all that changes costs at one shape. For each context th
 estimator keeps the pattern of the events (which ran, of what family, how their own
 sizes follow from the batch's), and for each family the series of its quantities. From
 these it fills a `PlanningProblem` for any shape of the batch.
+
+Note: [Whose series]
+A series belongs to what its sizes are sizes of. A family's are a layer's own; the
+head's, the loss's and the side tensors' are the root's, of one context. What runs
+between layers is told by the root's sizes too, but alike in all contexts of one
+structure of arguments, which so teach each other. Where the owner is forgotten, so are
+its series.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,23 +29,30 @@ from mimose.collector import (
     SegmentSample,
     StepSample,
 )
+from mimose.patterns import (
+    Layout,
+    Neighbours,
+    Pattern,
+    SideTensor,
+    as_tuples,
+)
 from mimose.planners import PlanningProblem
 from mimose.predictors import (
     EnvelopeRegressor,
     PolynomialRegressor,
-    SizeMap,
     make_predictor,
 )
 from mimose.series import Series, Sizes, Uncounted
 
 Context: TypeAlias = str
 """Names, in every process alike, all that changes costs at one shape."""
-NO_FAMILY = -1
-Neighbours: TypeAlias = tuple[int, int]
-"""The families before and after an event: the first takes the gradient it makes, and
-the second made the gradient that it takes. Of the last event that is the head, and
-what is held in between is another (a MiB in T5)."""
+Key: TypeAlias = tuple[Hashable, ...]
+"""Names a series; the first part is its owner: Note: [Whose series]."""
 
+MOST_CONTEXTS = 64
+"""Contexts remembered; then the least recently used is forgotten."""
+_MOST_FAMILIES = 1024
+"""Families remembered, if no more are in use."""
 _ACTIONS = (KEEP, RECOMPUTE)
 _OF_KEPT = ("held bytes", "forward", "gradients")
 """What has to be known of a unit that is always kept."""
@@ -54,104 +67,18 @@ class StepFacts(NamedTuple):
     """Every dimension of the root's tensors."""
     has_gradients: bool
     """Whether parameters hold gradients already (accumulation)."""
+    structure: str = ""
+    """What the root is called with, but for the sizes; contexts may share it."""
 
 
-@dataclass(slots=True)
-class Pattern:
-    """The events of one context, in the order in which they ran."""
+class Head(NamedTuple):
+    """What happens between the last layer's forward and its backward."""
 
-    events: tuple[tuple[str, int, int, int], ...]
-    """(``name#call``, unit, call, family)."""
-    rows: list[tuple[Sizes, tuple[Sizes, ...]]] = field(default_factory=list)
-    """Root sizes and every event's own, of the steps measured."""
-    maps: list[tuple[SizeRule, ...]] | None = None
-    """For each event, the rule of each of its own sizes."""
-    sides: tuple[tuple[int, ...], ...] = ()
-    """The readers of each `SideTensor`."""
-    is_ordered: bool = True
-    high: Sizes = ()
-    """The largest of each root size measured."""
-    calls: tuple[int, ...] = ()
-    """How often each unit is called, calls without a gradient included."""
-    layout: Layout | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was measured, ready for JSON; maps and layout follow from it."""
-        return {
-            "events": self.events,
-            "rows": self.rows,
-            "sides": self.sides,
-            "is_ordered": self.is_ordered,
-            "high": self.high,
-            "calls": self.calls,
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Pattern:
-        """Make the pattern that ``state_dict`` told of.
-
-        Args:
-            state: What it returned.
-        """
-        return cls(
-            events=as_tuples(state["events"]),
-            rows=[as_tuples(row) for row in state["rows"]],
-            sides=as_tuples(state["sides"]),
-            is_ordered=bool(state["is_ordered"]),
-            high=as_tuples(state["high"]),
-            calls=as_tuples(state["calls"]),
-        )
-
-
-@dataclass(slots=True)
-class Layout:
-    """Where in the series' values each event's numbers stand."""
-
-    classes: list[tuple[int, Neighbours]]
-    """(an event of the class, the families of its neighbours)."""
-    of_event: NDArray[np.intp]
-    gaps: list[tuple[int, int]]
-    """(family before, family after)."""
-    of_gap: NDArray[np.intp]
-
-
-class SideTensor(NamedTuple):
-    """A tensor that events read and would not hold if they were kept.
-
-    The measured steps recompute everything, and hold it for the recomputations. Under
-    a plan that keeps all its readers it goes after the last of them.
-    """
-
-    readers: tuple[int, ...]
-    """Positions of the events that read it."""
-    n_bytes: float
-
-
-class SizeRule:
-    """How one of an event's own sizes follows from the root's."""
-
-    def __init__(self, roots: Sequence[Sizes], own: Sequence[int]) -> None:
-        self._constant = own[0] if all(v == own[0] for v in own) else None
-        self._column: int | None = None
-        self._map: SizeMap | None = None
-        self.is_found = True
-        if self._constant is not None:
-            return
-        for column in range(len(roots[0])):
-            if all(row[column] == v for row, v in zip(roots, own, strict=True)):
-                self._column = column
-                return
-        self._map = SizeMap().fit(np.array(roots), np.array(own))
-        self.is_found = bool(self._map.found_)
-
-    def __call__(self, root: Sizes) -> int:
-        """Return the own size at the root's sizes."""
-        if self._constant is not None:
-            return self._constant
-        if self._column is not None:
-            return root[self._column]
-        assert self._map is not None
-        return int(self._map.predict_one(root))
+    net_bytes: float
+    before_release_bytes: float
+    """How far it rises over its start before the last step's outputs go."""
+    after_release_bytes: float
+    """The same after that, as if none of them went."""
 
 
 class Estimator:
@@ -167,8 +94,9 @@ class Estimator:
         self._predictor = predictor
         self._noise_bytes = noise_bytes
         self._patterns: dict[Context, Pattern] = {}
-        self._series: dict[tuple[Hashable, ...], Series] = {}
+        self._series: dict[Key, Series] = {}
         self._families: dict[str, int] = {}
+        self._n_families = 0
         self.scale = 0.0
         """How large steps are, in bytes of growth: errors are small against that."""
         self.unrecomputable: set[int] = set()
@@ -184,7 +112,19 @@ class Estimator:
 
     def family(self, key: str) -> int:
         """Return a small number for a family's key."""
-        return self._families.setdefault(key, len(self._families))
+        known = self._families.get(key)
+        if known is None:
+            known = self._families[key] = self._n_families
+            self._n_families += 1
+        return known
+
+    def touch(self, context: Context) -> bool:
+        """Count a context as used; return whether it is known."""
+        pattern = self._patterns.pop(context, None)
+        if pattern is None:
+            return False
+        self._patterns[context] = pattern
+        return True
 
     def pattern(self, context: Context) -> Pattern | None:
         """Return the events known for a context, or None."""
@@ -209,10 +149,12 @@ class Estimator:
             calls: How often each unit was called.
         """
         self.n_steps += 1
+        for event in events:
+            event.sizes = _numbers(event.sizes)
         pattern = self._learn_pattern(facts, events, calls)
         pattern.is_ordered = sample.is_ordered
         self._learn_sides(facts, pattern, events)
-        layout = self._layout(pattern)
+        layout = pattern.grouped()
         for index, (event, measured) in enumerate(
             zip(events, sample.events, strict=True)
         ):
@@ -223,12 +165,16 @@ class Estimator:
         for gap, measured_gap in zip(layout.of_gap, sample.gaps, strict=True):
             key = self._gap_key(facts, layout.gaps[gap])
             self._learn_segment(key, facts.sizes, measured_gap)
-        self._learn_segment(self._head_key(facts, "head"), facts.sizes, sample.head)
+        last = events[-1].action if events else RECOMPUTE
+        head = self._head_key(facts, "head", last)
+        self._learn_segment(head, facts.sizes, sample.head)
         if sample.loss is not None and sample.loss.net_bytes is not None:
             loss = SegmentSample(
                 sample.loss.net_bytes + released_bytes, sample.loss.excess_bytes
             )
-            self._learn_segment(self._head_key(facts, "loss"), facts.sizes, loss)
+            key = self._head_key(facts, "loss", last)
+            self._learn_segment(key, facts.sizes, loss)
+        self._forget_unused()
 
     def note_growth(self, growth_bytes: float) -> None:
         """Tell how large a step is, or could be."""
@@ -236,7 +182,7 @@ class Estimator:
 
     def learn_flops(self, family: int, sizes: Sizes, flops: int) -> None:
         """Take in the FLOPs of one recomputation that stopped early."""
-        self._exact("flops", family).add(sizes, float(flops))
+        self._exact(family, "flops").add(sizes, float(flops))
 
     def _learn_pattern(
         self, facts: StepFacts, events: Sequence[Measured], calls: tuple[int, ...]
@@ -244,20 +190,11 @@ class Estimator:
         names = tuple((e.name, e.unit, e.call, e.family) for e in events)
         pattern = self._patterns.get(facts.context)
         if pattern is None or pattern.events != names:
-            pattern = Pattern(names, calls=calls)
+            pattern = Pattern(names, calls=calls, structure=facts.structure)
             self._patterns[facts.context] = pattern
-        pattern.high = tuple(map(max, facts.sizes, pattern.high or facts.sizes))
-        row = (facts.sizes, tuple(event.sizes for event in events))
-        if row not in pattern.rows and not self._follows(pattern, *row):
-            pattern.rows.append(row)
-            pattern.maps = None
+        self.touch(facts.context)
+        pattern.take_in(facts.sizes, tuple(event.sizes for event in events))
         return pattern
-
-    def _follows(self, pattern: Pattern, root: Sizes, own: tuple[Sizes, ...]) -> bool:
-        """Whether the maps already say this, so that the row teaches nothing."""
-        if pattern.maps is None or len(pattern.rows) < 16:
-            return False
-        return self.own_sizes(pattern, root) == list(own)
 
     def _learn_sides(
         self, facts: StepFacts, pattern: Pattern, events: Sequence[Measured]
@@ -279,13 +216,13 @@ class Estimator:
                 totals[group] = totals.get(group, 0) + n_bytes[key]
         pattern.sides = tuple(totals)
         for group, total in totals.items():
-            self._exact("side", facts.context, group).add(facts.sizes, float(total))
+            self._exact(facts.context, "side", group).add(facts.sizes, float(total))
 
     def side_tensors(self, facts: StepFacts) -> list[SideTensor]:
         """Return what a plan that keeps all the readers does not hold."""
         found = []
         for group in self._patterns[facts.context].sides:
-            series = self._exact("side", facts.context, group)
+            series = self._exact(facts.context, "side", group)
             if not series.doubt(facts.sizes):
                 found.append(SideTensor(group, series.predict(facts.sizes)))
         return found
@@ -295,11 +232,11 @@ class Estimator:
     ) -> None:
         family, sizes = event.family, event.sizes
         for action, held in sample.held_bytes.items():
-            self._exact(f"held {action}", family).add(sizes, held)
+            self._exact(family, f"held {action}").add(sizes, held)
         for action, excess in sample.forward_excess_bytes.items():
-            self._excess(f"forward {action}", family).add(sizes, excess)
+            self._excess(family, f"forward {action}").add(sizes, excess)
         if event.flops or sample.held_bytes:
-            self._exact("all flops", family).add(sizes, float(event.flops))
+            self._exact(family, "all flops").add(sizes, float(event.flops))
 
     def _is_alike(self, event: Measured, behind: Measured | None) -> bool:
         """Whether a pair is like those that plans are made of.
@@ -317,30 +254,44 @@ class Estimator:
         sample: EventSample,
         neighbours: Neighbours,
     ) -> None:
-        key = (event.family, neighbours, facts.has_gradients)
+        key = self._backward_key(facts, event.family, neighbours)
         if sample.backward_excess_bytes is not None:
-            excess = self._excess("backward", event.action, *key)
+            excess = self._excess(*key, event.action)
             excess.add(event.sizes, sample.backward_excess_bytes)
         if sample.backward_net_bytes is not None:
-            net = self._net("backward net", *key)
-            net.add(event.sizes, sample.backward_net_bytes)
+            self._net(*key).add(event.sizes, sample.backward_net_bytes)
 
-    def _learn_segment(
-        self, key: tuple[Hashable, ...], sizes: Sizes, sample: SegmentSample
-    ) -> None:
+    def _learn_segment(self, key: Key, sizes: Sizes, sample: SegmentSample) -> None:
         if sample.net_bytes is not None:
-            self._net("net", *key).add(sizes, sample.net_bytes)
+            self._net(*key).add(sizes, sample.net_bytes)
         if sample.excess_bytes is not None:
-            self._excess("excess", *key).add(sizes, sample.excess_bytes)
+            self._excess(*key).add(sizes, sample.excess_bytes)
+
+    def _forget_unused(self) -> None:
+        """Keep what is remembered bounded: Note: [Whose series]."""
+        is_full = len(self._patterns) > MOST_CONTEXTS
+        if not is_full and len(self._families) <= _MOST_FAMILIES:
+            return
+        while len(self._patterns) > MOST_CONTEXTS:
+            self.forget(next(iter(self._patterns)))
+        patterns = self._patterns.values()
+        families = {family for p in patterns for *_, family in p.events}
+        self._families = {k: n for k, n in self._families.items() if n in families}
+        owners = {*self._patterns, *(p.structure for p in patterns), *families}
+        self._series = {k: s for k, s in self._series.items() if k[1] in owners}
 
     @staticmethod
-    def _gap_key(facts: StepFacts, pair: tuple[int, int]) -> tuple[Hashable, ...]:
+    def _backward_key(facts: StepFacts, family: int, neighbours: Neighbours) -> Key:
+        return family, "backward", neighbours, facts.has_gradients
+
+    @staticmethod
+    def _gap_key(facts: StepFacts, pair: tuple[int, int]) -> Key:
         """Name a gap's series; where gradients went, their memory is used again."""
-        return "gap", *pair, facts.has_gradients
+        return facts.structure, "gap", *pair, facts.has_gradients
 
     @staticmethod
-    def _head_key(facts: StepFacts, part: str) -> tuple[Hashable, ...]:
-        return part, facts.context, facts.has_gradients
+    def _head_key(facts: StepFacts, part: str, action: str) -> Key:
+        return facts.context, part, facts.has_gradients, action
 
     # ------------------------------------------------------------------ state
 
@@ -350,7 +301,7 @@ class Estimator:
             "scale": self.scale,
             "n_steps": self.n_steps,
             "unrecomputable": sorted(self.unrecomputable),
-            "families": list(self._families),
+            "families": dict(self._families),
             "patterns": {
                 context: pattern.state_dict()
                 for context, pattern in self._patterns.items()
@@ -370,7 +321,8 @@ class Estimator:
         self.scale = float(state["scale"])
         self.n_steps = int(state["n_steps"])
         self.unrecomputable = set(map(int, state["unrecomputable"]))
-        self._families = {str(key): n for n, key in enumerate(state["families"])}
+        self._families = {str(key): int(n) for key, n in state["families"].items()}
+        self._n_families = 1 + max(self._families.values(), default=-1)
         self._patterns = {
             str(context): Pattern.from_state(said)
             for context, said in state["patterns"].items()
@@ -387,10 +339,12 @@ class Estimator:
             return "nothing was measured with such inputs yet"
         if not pattern.is_ordered:
             return "gradients do not arrive in the reverse order of the layers"
-        if not all(rule.is_found for rules in self._maps(pattern) for rule in rules):
+        if pattern.reaches_further(facts.sizes):
+            return "the layers' sizes were seen at smaller shapes alone"
+        if not pattern.follows_rules:
             return "the layers' sizes do not follow from the batch's by a known rule"
-        own = self.own_sizes(pattern, facts.sizes)
-        layout = self._layout(pattern)
+        own = pattern.own_sizes(facts.sizes)
+        layout = pattern.grouped()
         for name, series, sizes in self._needed(facts, pattern, layout, own):
             reason = series.doubt(sizes)
             if reason:
@@ -427,11 +381,13 @@ class Estimator:
             KeyError: Nothing was measured in this context.
         """
         pattern = self._patterns[facts.context]
-        own = self.own_sizes(pattern, facts.sizes)
-        layout = self._layout(pattern)
+        own = pattern.own_sizes(facts.sizes)
+        layout = pattern.grouped()
         table = self._class_table(facts, layout, pattern, own)[layout.of_event]
         gaps = self._gap_table(facts, layout)
-        gaps = np.vstack((gaps[layout.of_gap], self._head(facts, released_bytes)))
+        gaps = np.vstack(
+            (gaps[layout.of_gap], self._head(facts, pattern, released_bytes))
+        )
         allowed = np.ones((len(own), 2), dtype=np.bool_)
         for index, (_, unit, _, _) in enumerate(pattern.events):
             allowed[index, 1] = unit not in self.unrecomputable
@@ -464,7 +420,7 @@ class Estimator:
             The sum over what is known, and what is still to count.
         """
         pattern = self._patterns[facts.context]
-        own = self.own_sizes(pattern, facts.sizes)
+        own = pattern.own_sizes(facts.sizes)
         total = 0
         unknown: dict[tuple[int, int], tuple[int, Sizes]] = {}
         known: dict[tuple[int, Sizes], int | None] = {}  # equal layers cost the same
@@ -485,80 +441,20 @@ class Estimator:
 
     def _flops(self, family: int, sizes: Sizes) -> int | None:
         """Return the FLOPs of one recomputation; None if they are not known."""
-        series = self._exact("flops", family)
+        series = self._exact(family, "flops")
         return None if series.doubt(sizes) else round(series.predict(sizes))
-
-    def own_sizes(self, pattern: Pattern, root: Sizes) -> list[Sizes]:
-        """Return every event's own sizes at the root's sizes."""
-        done: dict[int, Sizes] = {}
-        sizes = []
-        for rules in self._maps(pattern):
-            key = id(rules)
-            if key not in done:
-                done[key] = tuple(rule(root) for rule in rules)
-            sizes.append(done[key])
-        return sizes
-
-    def _maps(self, pattern: Pattern) -> list[tuple[SizeRule, ...]]:
-        """Fit the rules; events with the same history share them."""
-        if pattern.maps is not None:
-            return pattern.maps
-        roots = [root for root, _ in pattern.rows]
-        rules: dict[tuple[int, ...], SizeRule] = {}
-        shared: dict[tuple[Sizes, ...], tuple[SizeRule, ...]] = {}
-        maps = []
-        for index in range(len(pattern.events)):
-            history = tuple(own[index] for _, own in pattern.rows)
-            if history not in shared:
-                columns = [tuple(column) for column in zip(*history, strict=True)]
-                for column in columns:
-                    if column not in rules:
-                        rules[column] = SizeRule(roots, column)
-                shared[history] = tuple(rules[column] for column in columns)
-            maps.append(shared[history])
-        pattern.maps = maps
-        pattern.layout = None
-        return maps
-
-    def _layout(self, pattern: Pattern) -> Layout:
-        """Group the events and gaps that share all their numbers."""
-        maps = self._maps(pattern)
-        if pattern.layout is not None:
-            return pattern.layout
-        families = [event[3] for event in pattern.events]
-        around = [NO_FAMILY, *families, NO_FAMILY]
-        classes: dict[tuple[int, Neighbours, int], int] = {}
-        members: list[tuple[int, Neighbours]] = []
-        of_event = []
-        for index, family in enumerate(families):
-            neighbours = (around[index], around[index + 2])
-            key = (family, neighbours, id(maps[index]))
-            if key not in classes:
-                classes[key] = len(members)
-                members.append((index, neighbours))
-            of_event.append(classes[key])
-        pairs = list(zip([NO_FAMILY, *families], families, strict=False))
-        gaps = list(dict.fromkeys(pairs))
-        layout = Layout(
-            members,
-            np.array(of_event, dtype=np.intp),
-            gaps,
-            np.array([gaps.index(pair) for pair in pairs], dtype=np.intp),
-        )
-        pattern.layout = layout
-        return layout
 
     def _class_series(
         self, facts: StepFacts, family: int, neighbours: Neighbours
     ) -> tuple[tuple[str, Series], ...]:
-        key = (family, neighbours, facts.has_gradients)
+        key = self._backward_key(facts, family, neighbours)
         return (
-            ("held bytes", self._exact("held keep", family)),
-            ("output bytes", self._exact("held recompute", family)),
-            ("forward", self._excess("forward keep", family)),
-            ("checkpointed forward", self._excess("forward recompute", family)),
-            ("backward", self._excess("backward", RECOMPUTE, *key)),
-            ("gradients", self._net("backward net", *key)),
+            ("held bytes", self._exact(family, "held keep")),
+            ("output bytes", self._exact(family, "held recompute")),
+            ("forward", self._excess(family, "forward keep")),
+            ("checkpointed forward", self._excess(family, "forward recompute")),
+            ("backward", self._excess(*key, RECOMPUTE)),
+            ("gradients", self._net(*key)),
         )
 
     def _needed(
@@ -577,12 +473,11 @@ class Estimator:
                 needed.append((f"{what} of {name}", series, own[index]))
         for pair in layout.gaps:
             key = self._gap_key(facts, pair)
-            for kind in (self._net("net", *key), self._excess("excess", *key)):
+            for kind in (self._net(*key), self._excess(*key)):
                 needed.append(("between the layers", kind, facts.sizes))
-        for part in ("head", "loss"):
-            key = self._head_key(facts, part)
-            needed.append((f"the {part}", self._net("net", *key), facts.sizes))
-            needed.append((f"the {part}", self._excess("excess", *key), facts.sizes))
+        action = self._actions_of_last(pattern)[-1]
+        for part, series in self._head_series(facts, action):
+            needed.append((f"the {part}", series, facts.sizes))
         return needed
 
     def _class_table(
@@ -608,14 +503,14 @@ class Estimator:
             )
             held = max(held, output)
             again = max(forward, excess + held - output)
-            key = (family, neighbours, facts.has_gradients)
-            kept = self._excess("backward", KEEP, *key)
+            key = self._backward_key(facts, family, neighbours)
+            kept = self._excess(*key, KEEP)
             if not excess:
                 excess = kept.predict(sizes)
             elif not kept.doubt(sizes):
                 excess = min(excess, kept.predict(sizes))
-            flops = self._exact("flops", family)
-            flops = flops if len(flops) else self._exact("all flops", family)
+            flops = self._exact(family, "flops")
+            flops = flops if len(flops) else self._exact(family, "all flops")
             cost = flops.predict(sizes) if len(flops) else 0.0
             rows.append((held, output, forward, light, excess, again, net, cost or 1.0))
         return np.array(rows).reshape(-1, 8)
@@ -624,37 +519,63 @@ class Estimator:
         rows = []
         for pair in layout.gaps:
             key = self._gap_key(facts, pair)
-            net, excess = self._net("net", *key), self._excess("excess", *key)
+            net, excess = self._net(*key), self._excess(*key)
             rows.append((net.predict(facts.sizes), excess.predict(facts.sizes)))
         return np.array(rows).reshape(-1, 2)
 
-    def head_peaks(self, facts: StepFacts) -> tuple[float, float]:
-        """Return how far the head rises over its start: before and after the release.
+    def head(self, facts: StepFacts, action: str) -> Head:
+        """Return what the head needs behind a last layer that is kept or recomputed.
 
-        The outputs of the last step, where they are still held, go between the two.
+        A layer that saves its own output keeps it beyond the head; else it goes there.
+        Until such a step was measured the other's numbers stand in.
         """
-        head, loss = (self._head_key(facts, part) for part in ("head", "loss"))
-        first = self._excess("excess", *head).predict(facts.sizes)
-        net = self._net("net", *head).predict(facts.sizes)
-        return first, net + self._excess("excess", *loss).predict(facts.sizes)
-
-    def _head(self, facts: StepFacts, released_bytes: float) -> tuple[float, float]:
-        """Join the head's two parts into one segment's net and excess."""
-        first, second = self.head_peaks(facts)
-        net = sum(
-            self._net("net", *self._head_key(facts, part)).predict(facts.sizes)
-            for part in ("head", "loss")
+        series = self._head_series(facts, action)
+        if any(one.doubt(facts.sizes) for _, one in series):
+            other = self._head_series(facts, KEEP if action == RECOMPUTE else RECOMPUTE)
+            series = other if len(other[0][1]) else series
+        net, first, loss_net, loss_excess = (
+            one.predict(facts.sizes) for _, one in series
         )
-        return net - released_bytes, max(first, second - released_bytes)
+        return Head(net + loss_net, first, net + loss_excess)
+
+    def _head_series(
+        self, facts: StepFacts, action: str
+    ) -> tuple[tuple[str, Series], ...]:
+        """Return net and excess of the head, then of the loss, with their names."""
+        head, loss = (self._head_key(facts, part, action) for part in ("head", "loss"))
+        return (
+            ("head", self._net(*head)),
+            ("head", self._excess(*head)),
+            ("loss", self._net(*loss)),
+            ("loss", self._excess(*loss)),
+        )
+
+    def _actions_of_last(self, pattern: Pattern) -> tuple[str, ...]:
+        """Return what may happen to the last layer; what it was measured under last."""
+        last = pattern.events[-1][1] if pattern.events else None
+        return (KEEP,) if last in self.unrecomputable else (KEEP, RECOMPUTE)
+
+    def _head(
+        self, facts: StepFacts, pattern: Pattern, released_bytes: float
+    ) -> tuple[float, float]:
+        """Join the head's two parts into one segment's net and excess.
+
+        Which of the two heads it will be is not known before the plan is: the higher.
+        """
+        heads = [self.head(facts, a) for a in self._actions_of_last(pattern)]
+        excess = max(
+            max(h.before_release_bytes, h.after_release_bytes - released_bytes)
+            for h in heads
+        )
+        return max(h.net_bytes for h in heads) - released_bytes, excess
 
     # ------------------------------------------------------------------ series
 
-    def _by_key(self, key: tuple[Hashable, ...]) -> Series:
+    def _by_key(self, key: Key) -> Series:
         """Return the series of a whole key, as `_get` was given it."""
         kind, *rest = key
-        if kind == "excess of":
-            return self._excess(*rest)
-        return self._net(*rest) if kind == "net of" else self._exact(*key)
+        made_by = {"exact": self._exact, "excess": self._excess, "net": self._net}
+        return made_by[str(kind)](*rest)
 
     def _exact(self, *key: Hashable) -> Series:
         def make() -> Any:
@@ -662,23 +583,23 @@ class Estimator:
                 return self._predictor()
             return make_predictor(self._predictor, noise=0.0, nonnegative=True)
 
-        return self._get(key, make, 0.0, nonnegative=True)
+        return self._get(("exact", *key), make, 0.0, nonnegative=True)
 
     def _excess(self, *key: Hashable) -> Series:
         def make() -> Any:
             return EnvelopeRegressor(noise=self._noise_bytes)
 
-        return self._get(("excess of", *key), make, self._noise_bytes, nonnegative=True)
+        return self._get(("excess", *key), make, self._noise_bytes, nonnegative=True)
 
     def _net(self, *key: Hashable) -> Series:
         def make() -> Any:
             return PolynomialRegressor(noise=self._noise_bytes)
 
-        return self._get(("net of", *key), make, self._noise_bytes, nonnegative=False)
+        return self._get(("net", *key), make, self._noise_bytes, nonnegative=False)
 
     def _get(
         self,
-        key: tuple[Hashable, ...],
+        key: Key,
         make: Callable[[], Any],
         noise: float,
         *,
@@ -692,16 +613,6 @@ class Estimator:
         return series
 
 
-def as_tuples(value: Any) -> Any:
-    """Turn lists, as JSON brings them back, into tuples, however nested."""
-    return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value
-
-
-def actions_by_unit(
-    pattern: Pattern, actions: Sequence[str]
-) -> tuple[tuple[str, ...], ...]:
-    """Sort a plan's actions by unit and call; other calls are recomputed."""
-    by_unit = [[RECOMPUTE] * n_calls for n_calls in pattern.calls]
-    for (_, unit, call, _), action in zip(pattern.events, actions, strict=True):
-        by_unit[unit][call] = action
-    return tuple(tuple(calls) for calls in by_unit)
+def _numbers(sizes: Sizes) -> Sizes:
+    """Put 0 for the symbol that a jagged output has for a size: its input tells it."""
+    return tuple([size if isinstance(size, int) else 0 for size in sizes])

@@ -8,18 +8,17 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from mimose.actions import (
-    OnRecompute,
-    all_buffers,
-    changing_buffers,
-    recompute,
-)
+from mimose.actions import OnRecompute, recompute
+from mimose.changes import Before, BufferSlot, Slot, all_slots, union
 from mimose.collector import KEEP, RECOMPUTE, Measured, Trace, input_storages
 from mimose.estimator import Estimator
 from mimose.families import digest, family_key, module_key
+from mimose.first_call import FirstCall, fingerprint
+from mimose.input_watch import Marks, is_edited, marks
+from mimose.named_errors import is_inside_checkpoint
 from mimose.series import Sizes, Uncounted
 from mimose.shapes import argument_tensors, call_shape
-from mimose.surroundings import Surroundings
+from mimose.surroundings import Buffers, Surroundings
 from mimose.tracker import StorageTracker
 from mimose.units import Patch
 
@@ -31,46 +30,53 @@ class Unit:
         self.index = index
         self.name = name
         self.module = module
-        self.buffers = all_buffers(module)
-        """That a forward changes; all of them, until a first call has told."""
-        self.knows_buffers = False
+        self.slots: tuple[Slot, ...] = ()
+        """What its forward changes, as far as its calls have told."""
+        self.is_known = False
+        """Whether a call has told in the present mode."""
         self.actions: tuple[str, ...] = ()
         """Under the running step's plan, by call."""
         self.calls = 0
         self.forward: Callable[..., Any] = module.forward
         self.is_kept = False
         """Whether it turned out that it cannot be recomputed."""
-        self.surroundings = Surroundings(name, module, lambda: self.on_recompute(self))
+        self.surroundings = Surroundings(
+            name,
+            module,
+            lambda: self.on_recompute(self),
+            lambda why: self.on_failure(self, why),
+        )
+        self.surroundings.on_late_change = self._changed_late
         self.on_recompute: Callable[[Unit], None] = _ignore
         """Called before it is recomputed."""
+        self.on_failure: Callable[[Unit, str], None] = _ignore
+        """Called when it could not be recomputed."""
 
-    def call(self, run: Callable[[], Any]) -> Any:
-        """Run the unit, the first time noticing which buffers it changes."""
-        if self.knows_buffers:
-            return run()
-        before = [_state(module._buffers[name]) for module, name in self.buffers]
-        look = self.surroundings.look()
-        result = run()
-        after = self.surroundings.look(look.slots)
-        self.surroundings.changes_itself = look.versions != after.versions
-        changed = [
-            buffer
-            for buffer, state in zip(self.buffers, before, strict=True)
-            if _state(buffer[0]._buffers[buffer[1]]) != state
-        ]
-        known = changing_buffers(self.module)
-        self.buffers = known + [b for b in changed if b not in known]
-        self.knows_buffers = True
-        self.surroundings.leave_out(self.buffers)
-        return result
+    def places(self) -> tuple[Slot, ...]:
+        """Return what its forward changes; as long as none has told, all it could."""
+        if self.is_known or self.is_kept:
+            return self.slots
+        return union(self.slots, all_slots(tuple(self.module.modules())))
+
+    def learn(self, first: FirstCall, versions: tuple[list[int], list[int]]) -> None:
+        """Take note of what a first call has changed.
+
+        Args:
+            first: The call, run once.
+            versions: Of the weights, before and after.
+        """
+        self.surroundings.changes_itself = versions[0] != versions[1]
+        self.slots = union(self.slots, first.changed())
+        self.surroundings.leave_out([slot.key for slot in self.slots])
+        self.is_known = True
+
+    def _changed_late(self, where: Buffers) -> None:
+        self.is_known = False
+        raise LateChangeError(self, [BufferSlot(*place) for place in where])
 
 
-def _ignore(_: Unit) -> None:
+def _ignore(*_: object) -> None:
     pass
-
-
-def _state(buffer: torch.Tensor | None) -> tuple[int, int]:
-    return (0, 0) if buffer is None else (id(buffer), buffer._version)
 
 
 class UnitPatch(Patch):
@@ -100,12 +106,13 @@ class UnitPatch(Patch):
         if call < len(actions) and step.trace is None:
             if actions[call] == KEEP:
                 return self.original(*args, **kwargs)
-            if step.knows_flops and unit.knows_buffers and not unit.is_kept:
+            if step.knows_flops and unit.is_known and not unit.is_kept:
+                runner.inputs.append((unit, marks(args, kwargs)))
                 return recompute(
                     self.original,
                     args,
                     kwargs,
-                    buffers=unit.buffers,
+                    before=Before(unit.slots) if unit.slots else None,
                     surroundings=unit.surroundings,
                 )
         return runner.run(unit, call, args, kwargs)
@@ -134,15 +141,30 @@ class RunningStep(Protocol):
 
 
 class NotRecomputableError(RuntimeError):
-    """A unit was found that must be kept; the forward has to be run again."""
+    """Units were found that must be kept; the forward has to be run again."""
 
-    def __init__(self, unit: Unit, why: str) -> None:
+    def __init__(self, units: Sequence[Unit], why: str) -> None:
+        names = ", ".join(unit.name for unit in units)
         super().__init__(
-            f"{unit.name} cannot be recomputed: {why}. It is kept from now on; run the "
+            f"{names} cannot be recomputed: {why}. It is kept from now on; run the "
             f"step again, with the batch as it was."
         )
-        self.unit = unit
+        self.units = units
         self.why = why
+
+
+class LateChangeError(RuntimeError):
+    """A unit changed a buffer as never before; the forward has to be run again."""
+
+    def __init__(self, unit: Unit, slots: Sequence[Slot]) -> None:
+        super().__init__(
+            f"{unit.name} changed a buffer that its forwards had not changed before, "
+            f"and it could not be put back. From the next step on the buffer is saved "
+            f"for the recomputation; this step has changed it without a backward."
+        )
+        self.unit = unit
+        self.slots = slots
+        """Where."""
 
 
 class EventRunner:
@@ -160,10 +182,16 @@ class EventRunner:
         self.units = units
         for unit in units:
             unit.on_recompute = self._note
+            unit.on_failure = self._note_failure
+        self.on_keep: Callable[[Unit, str], None] = _ignore
+        """Called with a unit that has to be kept, and why."""
+        self.inputs: list[tuple[Unit, Marks]] = []
+        """Of the running step's recomputed calls, as they were read."""
         self._device = device
         self.step: RunningStep | None = None
         self.mode = 0
         """Numbers what is trained and in training mode (see `FactsReader.mode`)."""
+        self._known_modes = {0}
         self._keys: dict[tuple[int, int], str] = {}
         """Of units, by mode and index."""
         self.last_recomputed: Unit | None = None
@@ -177,12 +205,29 @@ class EventRunner:
             found = self._keys[self.mode, unit.index] = module_key(unit.module)
         return found
 
+    def set_mode(self, mode: int) -> None:
+        """Say what is trained now; in a new mode layers may change other things."""
+        self.mode = mode
+        if mode not in self._known_modes:
+            self._known_modes.add(mode)
+            self.forget_changes()
+
+    def forget_changes(self) -> None:
+        """Find out anew what the units change."""
+        for unit in self.units:
+            unit.is_known = False
+
     def _note(self, unit: Unit) -> None:
         self.last_recomputed = unit
+
+    def _note_failure(self, unit: Unit, why: str) -> None:
+        self.last_recomputed = unit
+        self.on_keep(unit, why)
 
     def begin(self, step: RunningStep, plan: Sequence[tuple[str, ...]] | None) -> None:
         """Set the running step and, by unit, the actions of its calls."""
         self._n_unplanned = 0
+        self.inputs = []
         if plan is None:
             for unit in self.units:
                 unit.actions, unit.calls = (), 0
@@ -194,6 +239,18 @@ class EventRunner:
     def end(self) -> None:
         """Pass through from now on."""
         self.step = None
+        self.inputs = []
+
+    def refuse_edited_inputs(self) -> None:
+        """Make sure, as the root is left, that what was read is as it was.
+
+        Raises:
+            NotRecomputableError: Inputs of recomputed units were edited in place.
+        """
+        edited = {unit.index: unit for unit, noted in self.inputs if is_edited(noted)}
+        if edited:
+            why = "its input is edited in place after it was read"
+            raise NotRecomputableError(list(edited.values()), why)
 
     def run(
         self, unit: Unit, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -219,23 +276,77 @@ class EventRunner:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if unit.is_kept:
+        if self._must_keep(unit) or not torch.is_grad_enabled():
             return unit.forward(*args, **kwargs)
         on_recompute = None
         if step.uncounted is None:
             on_recompute = self._counted(step, None)
         elif (unit.index, call) in step.uncounted:
             on_recompute = self._counted(step, step.uncounted[unit.index, call])
-        return unit.call(
-            lambda: recompute(
-                unit.forward,
-                args,
-                kwargs,
-                buffers=unit.buffers,
-                on_recompute=on_recompute,
-                surroundings=unit.surroundings,
-            )
+        return self._run(unit, args, kwargs, on_recompute)
+
+    def _must_keep(self, unit: Unit) -> bool:
+        """Whether a unit is kept, now that it is called inside of what is running."""
+        if not unit.is_kept and not unit.is_known and is_inside_checkpoint():
+            self.on_keep(unit, "the model itself checkpoints it")
+        return unit.is_kept
+
+    def _run(
+        self,
+        unit: Unit,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        on_recompute: OnRecompute | None,
+        *,
+        early_stop: bool = True,
+    ) -> Any:
+        """Run a call that is recomputed; a first one tells what it changes."""
+        noted = marks(args, kwargs)
+        around = unit.surroundings
+        first, before, versions = None, None, [0]
+        seen: list[Any] = []
+        if not unit.is_known:
+            first = FirstCall(unit.module)
+            before = first.before
+            on_recompute = self._compared(unit, seen, on_recompute)
+            around.begin_anew()
+            versions = around.look().versions
+        elif unit.slots:
+            before = Before(unit.slots)
+        output = recompute(
+            unit.forward,
+            args,
+            kwargs,
+            before=before,
+            on_recompute=on_recompute,
+            surroundings=around,
+            early_stop=early_stop,
         )
+        if is_edited(noted):
+            raise NotRecomputableError([unit], "it edits its own input in place")
+        self.inputs.append((unit, noted))
+        if first is not None:
+            unit.learn(first, (versions, around.look().versions))
+            if not around.changes_itself:
+                seen.append(fingerprint(output))
+        return output
+
+    def _compared(
+        self, unit: Unit, seen: Sequence[Any], on_recompute: OnRecompute | None
+    ) -> OnRecompute:
+        """Compare a first call's recomputation with it: see Note: [Run again]."""
+
+        def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
+            output = forward() if on_recompute is None else on_recompute(forward, given)
+            if seen and seen[0] is not None and seen[0] != fingerprint(output):
+                self.on_keep(
+                    unit,
+                    "run again with the same input, it returned something else; the "
+                    "gradients of this step are those of the second run",
+                )
+            return output
+
+        return run
 
     def _counted(
         self, step: RunningStep, known_as: tuple[int, Sizes] | None
@@ -271,7 +382,7 @@ class EventRunner:
             return unit.forward(*args, **kwargs)
         shape = call_shape(args, kwargs)
         is_planned = call < len(unit.actions) and unit.actions[call] == KEEP
-        is_kept = is_planned or unit.is_kept
+        is_kept = is_planned or self._must_keep(unit)
         key = family_key(self._module_key(unit), shape, self._device)
         measured = Measured(
             name=f"{unit.name}#{call}",
@@ -282,27 +393,15 @@ class EventRunner:
             inputs=input_storages(inputs),
         )
         index = trace.enter(measured)
-        versions = [tensor._version for tensor in inputs]
         if is_planned:
             output = unit.forward(*args, **kwargs)
         elif is_kept:
             output = trace.kept(index, lambda: unit.forward(*args, **kwargs), inputs)
         else:
-            output = unit.call(
-                lambda: recompute(
-                    unit.forward,
-                    args,
-                    kwargs,
-                    buffers=unit.buffers,
-                    on_recompute=trace.recomputed(index),
-                    surroundings=unit.surroundings,
-                    early_stop=False,
-                )
-            )
+            on_recompute = trace.recomputed(index)
+            output = self._run(unit, args, kwargs, on_recompute, early_stop=False)
         ranks = trace.leave(index, inputs, output)
         measured.family = self._estimator.family(digest((key, ranks)))
-        if not is_kept and versions != [tensor._version for tensor in inputs]:
-            raise NotRecomputableError(unit, "it edits its own input in place")
         return output
 
 

@@ -9,6 +9,7 @@ The tree::
     ├── AlreadyAttachedError (RuntimeError) somebody else plans this model
     │   └── CheckpointingConflictError      the model checkpoints by itself
     ├── ChangedWeightsError (RuntimeError)  a layer cannot be recomputed any more
+    ├── RecomputationError (torch's CheckpointError, in `mimose.named_errors`)
     └── StateMismatchError (ValueError)     saved state of something else
 """
 

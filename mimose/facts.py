@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from mimose.estimator import Context, StepFacts
+from mimose.estimator import MOST_CONTEXTS, Context, StepFacts
 from mimose.exceptions import MimoseError
 from mimose.families import autocast_state, digest
 from mimose.shapes import (
     SizeTable,
+    Texts,
     argument_tensors,
     call_shape,
     fast_key,
@@ -22,6 +23,8 @@ from mimose.shapes import (
 from mimose.units import refuse_other_checkpointing
 
 _MOST_REMEMBERED = 10_000
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _TRAINING = operator.attrgetter("training")
 _LEARNS = operator.attrgetter("requires_grad")
 
@@ -38,11 +41,13 @@ class FactsReader:
         self._model = model
         self._device = device
         self._tables: dict[str, SizeTable] = {}
+        self._texts = Texts()
         self._seen: dict[Hashable, tuple[StepFacts, SizeTable]] = {}
         self._modules = tuple(model.modules())
         self._parameters = tuple(model.parameters())
         self._flags: tuple[bool, ...] = ()
         self._modes: dict[tuple[bool, ...], int] = {}
+        self._n_modes = 0
         self._mode_key = ""
         self._probes: list[nn.Parameter] = []
         self.mode = -1
@@ -64,7 +69,8 @@ class FactsReader:
         has_gradients = any([p.grad is not None for p in self._probes])
         masks = partial_masks(args, kwargs)
         autocast = autocast_state(self._device)
-        key = (fast_key(args, kwargs), masks, has_gradients, autocast, self.mode)
+        called_with = fast_key(args, kwargs, self._texts)
+        key = (called_with, masks, has_gradients, autocast, self.mode)
         found = self._seen.get(key)
         if found is None:
             found = self._read_new(args, kwargs, masks, autocast, has_gradients)
@@ -77,7 +83,11 @@ class FactsReader:
     def _note_mode(self, flags: tuple[bool, ...]) -> None:
         """Take note that layers were frozen, unfrozen or put into another mode."""
         self._flags = flags
-        self.mode = self._modes.setdefault(flags, len(self._modes))
+        mode = self._modes.pop(flags, None)
+        if mode is None:
+            mode, self._n_modes = self._n_modes, self._n_modes + 1
+        _use(self._modes, flags, mode)
+        self.mode = mode
         self._mode_key = digest(flags)
         trainable = [p for p in self._parameters if p.requires_grad]
         # One parameter may never get a gradient; a few from all over the model tell.
@@ -93,12 +103,13 @@ class FactsReader:
     ) -> tuple[StepFacts, SizeTable]:
         self._check_device(args, kwargs)
         refuse_other_checkpointing(self._model)
-        shape = call_shape(args, kwargs)
+        shape = call_shape(args, kwargs, self._texts)
         key = digest(shape.structure)
-        table = self._tables.setdefault(key, SizeTable(shape.names))
+        table = self._tables.pop(key, None) or SizeTable(shape.names)
+        _use(self._tables, key, table)
         table.add(shape.sizes)
         context: Context = digest((shape.structure, masks, autocast, self._mode_key))
-        return StepFacts(context, shape.sizes, has_gradients), table
+        return StepFacts(context, shape.sizes, has_gradients, key), table
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse inputs none of which is with the model; lengths may be elsewhere."""
@@ -113,8 +124,9 @@ class FactsReader:
         raise MimoseError(msg)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how the sizes are named, ready for JSON."""
-        return {key: table.state_dict() for key, table in self._tables.items()}
+        """Return how inputs are told apart and their sizes named, ready for JSON."""
+        tables = {key: table.state_dict() for key, table in self._tables.items()}
+        return {"tables": tables, "texts": self._texts.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the names of sizes; what was read before is read anew.
@@ -122,5 +134,15 @@ class FactsReader:
         Args:
             state: What ``state_dict`` returned.
         """
-        self._tables = {key: SizeTable.from_state(said) for key, said in state.items()}
+        self._tables = {
+            key: SizeTable.from_state(said) for key, said in state["tables"].items()
+        }
+        self._texts = Texts.from_state(state["texts"])
         self._seen.clear()
+
+
+def _use(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Put a value last; of too many the first, least recently used, is forgotten."""
+    known[key] = value
+    if len(known) > MOST_CONTEXTS:
+        del known[next(iter(known))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -10,8 +11,9 @@ import numpy as np
 
 from mimose.budget import format_bytes
 from mimose.collector import KEEP
-from mimose.estimator import Context, Estimator, StepFacts, actions_by_unit
+from mimose.estimator import MOST_CONTEXTS, Context, Estimator, StepFacts
 from mimose.exceptions import InfeasibleBudgetError
+from mimose.patterns import actions_by_unit
 from mimose.plan_cache import CachedPlan, ExactShape, Growth, PlanCache
 from mimose.planners import (
     InfeasibleBudgetError as _Infeasible,
@@ -29,6 +31,8 @@ from mimose.records import Phase
 from mimose.series import Sizes, Uncounted
 from mimose.shapes import SizeTable, round_up
 
+_log = logging.getLogger(__name__)
+
 _STAGES = (0.35, 0.7)
 """Shares of the way from the safest plan to the whole budget, each checked by a step
 before a context is planned freely."""
@@ -39,6 +43,8 @@ _BEYOND = 0.1
 """Kept free over a prediction beyond the sizes measured, besides the margin."""
 _LEARNING_STEPS = 40
 """Steps of new shapes that are measured, under a plan or not; then only larger ones."""
+_PATIENCE = 50
+"""Steps in a row that were measured and not planned; then that is worth a warning."""
 
 
 class Memory(NamedTuple):
@@ -109,6 +115,9 @@ class Policy:
         self.cache = PlanCache(cache_size)
         self._raises = raises
         self._static_is_made = False
+        self._n_doubted = 0
+        self._has_warned = False
+        self._knows_names = isinstance(round_to, int)
 
     def forget(self, context: Context) -> None:
         """Distrust a context whose steps turned out to run other events."""
@@ -142,8 +151,9 @@ class Policy:
         found = self.cache.get(
             self._key(facts, table), lambda plan: self._is_good(plan, memory)
         )
-        if found is None:
+        if found is None or not self._estimator.touch(facts.context):
             return None
+        self._n_doubted = 0
         return self._decision(facts, found, memory, cache_hit=True)
 
     def decide(
@@ -167,14 +177,17 @@ class Policy:
             InfeasibleBudgetError: A trusted prediction says that no plan fits, and
                 predictions are all there is.
         """
+        self._check_names(table)
         key = self._key(facts, table)
         upper = facts._replace(sizes=key[2])
+        if not self._estimator.touch(facts.context):
+            self._stages.pop(facts.context, None)
         doubt = self._estimator.doubt(upper)
-        stage = self._stages.get(facts.context)
+        self._note_doubt(doubt)
         if doubt:
-            phase: Phase = "collect" if stage is None else "fallback"
+            phase: Phase = "fallback" if facts.context in self._stages else "collect"
             return Decision(phase, None, reason=doubt)
-        stage = self._stages.setdefault(facts.context, 0)
+        stage = self._stage(facts.context)
         self._make_static(upper, table, memory)
         is_beyond = self._estimator.is_beyond(facts)
         try:
@@ -196,6 +209,44 @@ class Policy:
         elif not more:  # once it was measured, there will be a better plan
             self.cache.put(key, made)
         return decision
+
+    def _stage(self, context: Context) -> int:
+        """Return how far a context has come; contexts forgotten elsewhere go."""
+        stage = self._stages.setdefault(context, 0)
+        if len(self._stages) > MOST_CONTEXTS:
+            known = self._estimator.pattern
+            self._stages = {c: s for c, s in self._stages.items() if known(c)}
+        return stage
+
+    def _note_doubt(self, doubt: str) -> None:
+        """Count steps without a plan, and warn once where there is no end of them."""
+        self._n_doubted = self._n_doubted + 1 if doubt else 0
+        if self._n_doubted < _PATIENCE or self._has_warned:
+            return
+        self._has_warned = True
+        _log.warning(
+            "mimose: the last %d steps were all measured, with everything recomputed, "
+            "and none was planned; the last reason: %s. Where inputs differ in more "
+            "than their sizes (texts, identifiers, numbers of tensors), keep that out "
+            "of the model's arguments. Where nothing helps, planner='full' recomputes "
+            "everything without measuring.",
+            self._n_doubted,
+            doubt,
+        )
+
+    def _check_names(self, table: SizeTable) -> None:
+        """Warn once if `round_to` speaks of sizes that the model does not have."""
+        if self._knows_names or isinstance(self._round_to, int):
+            return
+        self._knows_names = True
+        unknown = [name for name in self._round_to if name not in table.names]
+        if unknown:
+            _log.warning(
+                "mimose: round_to: no size is called %s, so that rounds nothing; the "
+                "sizes are %s",
+                ", ".join(map(repr, unknown)),
+                ", ".join(table.names),
+            )
 
     def _key(self, facts: StepFacts, table: SizeTable) -> tuple[Context, bool, Sizes]:
         """Return what plans are cached by: the context and the bucket's upper end."""
@@ -314,7 +365,7 @@ class Policy:
         if self._static_is_made or not isinstance(self._planner, Static):
             return
         sizes = table.fill(self._planner.shape, facts.sizes)
-        longest = StepFacts(facts.context, sizes, facts.has_gradients)
+        longest = facts._replace(sizes=sizes)
         self._planner.plan(self.problem(longest, memory, self._usable_budget(memory)))
         self._static_is_made = True
 
@@ -356,13 +407,15 @@ class Policy:
                 )
                 levels[span] -= side.n_bytes
                 peaks[span] -= side.n_bytes
-        first, second = self._estimator.head_peaks(facts)
-        before = max([0.0, levels[2 * n_events] + first, *peaks[: 2 * n_events]])
-        # The optimizer's step is not part of what is observed in a step.
-        behind = [*(peaks[2 * n_events + 1 : -1] + memory.released_bytes)]
-        return Growth(
-            float(before), float(max([levels[2 * n_events] + second, *behind]))
-        )
+        head = self._estimator.head(facts, actions[-1] if actions else KEEP)
+        start = levels[2 * n_events]
+        before = [0.0, start + head.before_release_bytes, *peaks[: 2 * n_events]]
+        # The problem has the higher of two heads, and the release is part of it. The
+        # optimizer's step is not part of what is observed in a step.
+        less = problem.gap_bytes[-1] + memory.released_bytes - head.net_bytes
+        behind = peaks[2 * n_events + 1 : -1] + memory.released_bytes - less
+        after = [start + head.after_release_bytes, *behind]
+        return Growth(float(max(before)), float(max(after)))
 
     def _decision(
         self, facts: StepFacts, chosen: CachedPlan, memory: Memory, *, cache_hit: bool

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import nn
+
+from mimose.changes import Before, BufferSlot, Slot, union
+from mimose.random_state import RandomState
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -21,46 +24,60 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Snapshot:
-    """Random state and changing buffers as they were when a step began.
+    """Random state and all else that a forward changes, as when a step began.
 
     Args:
         device: The model's device, whose random state is taken along.
-        buffers: Buffers that a forward changes, as (module, name).
+        slots: What forwards are known to change.
+        others: What they might change besides; saved where `take` is told to.
+        constants: Buffers that have not changed yet; copied again where their version
+            is another.
     """
 
     def __init__(
-        self, device: torch.device, buffers: Sequence[tuple[nn.Module, str]]
+        self,
+        device: torch.device,
+        slots: Iterable[Slot],
+        others: Iterable[Slot] = (),
+        constants: Iterable[BufferSlot] = (),
     ) -> None:
         self._device = device
-        self._buffers = tuple(buffers)
-        self._values: list[torch.Tensor] = []
-        self._cpu_state: torch.Tensor | None = None
-        self._device_state: torch.Tensor | None = None
+        self._slots = union(slots)
+        changing = {slot.key for slot in self._slots}
+        self._constants = [
+            (slot, slot.read()) for slot in constants if slot.key not in changing
+        ]
+        self._others = union(others)
+        self._random: RandomState | None = None
+        self._states = Before(())
 
-    def take(self) -> None:
-        """Take the snapshot, over an earlier one."""
-        self._cpu_state = torch.get_rng_state()
-        if self._device.type != "cpu":
-            self._device_state = torch.get_device_module(self._device).get_rng_state(
-                self._device
-            )
-        self._values = [buffer.detach().clone() for buffer in self._present()]
+    def take(self, *, is_wide: bool = True) -> None:
+        """Take the snapshot, over an earlier one.
+
+        Args:
+            is_wide: Whether to save what might change, too.
+        """
+        self._random = RandomState(self._device)
+        slots = union(self._slots, self._others) if is_wide else self._slots
+        self._states = Before(slots)
+        self._constants = [
+            (slot, slot.read_after(old)) for slot, old in self._constants
+        ]
+        self._states.add(self._constants)
+
+    def changed(self) -> list[Slot]:
+        """Return what has changed since, of all that was saved."""
+        return self._states.changed()
+
+    def covers(self, slots: Iterable[Slot]) -> bool:
+        """Whether all these were saved."""
+        return self._states.covers(slots)
 
     def restore(self) -> None:
-        """Put everything back, in place."""
-        if self._cpu_state is not None:
-            torch.set_rng_state(self._cpu_state)
-        if self._device_state is not None:
-            torch.get_device_module(self._device).set_rng_state(
-                self._device_state, self._device
-            )
-        with torch.no_grad():
-            for buffer, value in zip(self._present(), self._values, strict=True):
-                buffer.copy_(value)
-
-    def _present(self) -> list[torch.Tensor]:
-        found = [module._buffers[name] for module, name in self._buffers]
-        return [buffer for buffer in found if buffer is not None]
+        """Put everything back, tensors in place."""
+        if self._random is not None:
+            self._random.restore()
+        self._states.restore()
 
 
 def release_memory(device: torch.device) -> None:

@@ -20,6 +20,8 @@ NOISY_STRETCH = 1.25
 """The same for a fit of physical readings."""
 _MOST_SHAPES = 48
 """Distinct shapes kept; more are kept only where none before was as far off."""
+_MANY_SHAPES = 24
+"""So many shapes tell noise from a fit that is wrong."""
 _REPEATS = 2
 """Measurements of one shape after which it needs no fit."""
 
@@ -45,7 +47,8 @@ class Series:
 
     Sizes that never varied, or always equalled another, are left out of the fit. A
     shape that was measured itself is answered from its own samples where no fit can
-    be trusted.
+    be trusted. A predictor that fails is a reason for doubt, never an error: what asks
+    is in the midst of somebody's training step.
 
     Args:
         make: Makes an unfitted regressor.
@@ -61,6 +64,7 @@ class Series:
         self._nonnegative = nonnegative
         self._samples: dict[Sizes, list[float]] = {}
         self._fit: _Fit | None = None
+        self._failure = ""
         self._range: tuple[Sizes, Sizes] | None = None
         self.scale = 0.0
         """What an error is small against: a step's growth. Set by the owner."""
@@ -70,14 +74,19 @@ class Series:
         return len(self._samples)
 
     def add(self, sizes: Sizes, value: float) -> None:
-        """Take in one measurement."""
+        """Take in one measurement; what had another number of sizes is dropped."""
+        if not self._fits(sizes):
+            self._samples.clear()
+            self._range = None
+            self._distrust()
         low, high = self._range or (sizes, sizes)
         self._range = tuple(map(min, low, sizes)), tuple(map(max, high, sizes))
         known = self._samples.get(sizes)
         if known is not None:
             if len(known) < 8:
                 known.append(value)
-                self._fit = None if self._surprises(sizes, value) else self._fit
+                if self._surprises(sizes, value):
+                    self._distrust()
             return
         surprises = self._surprises(sizes, value)
         if surprises or len(self._samples) < _MOST_SHAPES:
@@ -85,9 +94,17 @@ class Series:
             if len(self._samples) > 4 * _MOST_SHAPES:
                 self._forget_one()
         if surprises:
-            self._fit = None
+            self._distrust()
         elif self._fit is not None:
             self._fit.widen(sizes)
+
+    def _fits(self, sizes: Sizes) -> bool:
+        """Whether there are as many sizes as in the samples; any number before them."""
+        return self._range is None or len(sizes) == len(self._range[0])
+
+    def _distrust(self) -> None:
+        """Fit anew when next asked."""
+        self._fit, self._failure = None, ""
 
     def _forget_one(self) -> None:
         """Drop the oldest shape that is not the largest in any size."""
@@ -100,57 +117,106 @@ class Series:
 
     def _surprises(self, sizes: Sizes, value: float) -> bool:
         fit = self._fit
-        if fit is None or not fit.trusted(self._tolerance()):
+        if fit is None or not self._trusts(fit):
             return True
         if not fit.same_structure(sizes):
             return True
-        error = abs(fit.predict(sizes) - value)
+        error = abs(self._ask(fit.predict, sizes) - value)
         usual = fit.residual if len(self._samples) >= _MOST_SHAPES else 0.0
-        return error > max(2 * self.noise, 1e-6 * abs(value), usual)
+        return not error <= max(2 * self.noise, 1e-6 * abs(value), usual)
 
     def predict(self, sizes: Sizes) -> float:
         """Return the value at one shape, 0 if none was ever measured.
 
         Where it cannot be negative, it is at least 0.
         """
-        if not self._samples:
+        if not self._samples or not self._fits(sizes):
             return 0.0
         fit = self._fitted()
-        if fit.trusted(self._tolerance()) or sizes not in self._samples:
+        is_known = sizes in self._samples
+        if fit is not None and (self._trusts(fit) or not is_known):
             is_excess = self.noise > 0 and self._nonnegative
-            value = fit.predict_from_above(sizes) if is_excess else fit.predict(sizes)
+            ask = fit.predict_from_above if is_excess else fit.predict
+            value = self._ask(ask, sizes)
             if is_excess and len(self._samples.get(sizes, ())) >= _REPEATS:
                 value = max(value, float(np.median(self._samples[sizes])))
         else:
-            value = self._own(sizes)
+            value = math.nan
+        if math.isnan(value):
+            value = self._own(sizes) if is_known else self._most()
         return max(0.0, value) if self._nonnegative else value
 
     def doubt(self, sizes: Sizes) -> str:
         """Return why a prediction at these sizes is not trusted; "" if it is."""
         if not self._samples:
             return "never measured"
+        if not self._fits(sizes):
+            return "measured with another number of sizes"
         own = self._samples.get(sizes)
         if own is not None and (len(own) >= _REPEATS or self.noise == 0):
             return ""
         fit = self._fitted()
-        if not fit.trusted(self._tolerance()):
+        is_trusted = fit is not None and self._trusts(fit)
+        if fit is None or self._failure:
+            return f"the predictor failed: {self._failure}"
+        if not is_trusted:
             return f"{len(self._samples)} shapes measured, not enough to trust a fit"
         return fit.outside(sizes, STRETCH if fit.is_exact else NOISY_STRETCH)
 
+    def _trusts(self, fit: _Fit) -> bool:
+        """Whether a fit may speak of shapes not measured."""
+        try:
+            return fit.trusted(self._tolerance())
+        except Exception as error:  # anybody's predictor, in anybody's step
+            self._note_failure(error)
+            return False
+
     def _tolerance(self) -> float:
-        return max(5 * self.noise, 0.02 * self.scale)
+        """Return the largest error at a left-out shape of a fit that is trusted.
+
+        What many shapes still scatter by is noise, which no further shape takes away;
+        fits are raised over most of it, and the margin learns the rest.
+        """
+        least = max(20 * self.noise, 0.02 * self.scale)
+        is_scattered = self.noise > 0 and len(self._samples) >= _MANY_SHAPES
+        return 2 * least if is_scattered else least
 
     def _own(self, sizes: Sizes) -> float:
         values = self._samples[sizes]
         return max(values) if self._nonnegative else float(np.median(values))
 
-    def _fitted(self) -> _Fit:
-        if self._fit is None:
+    def _most(self) -> float:
+        """Return the largest reading, for want of anything better."""
+        return max(map(max, self._samples.values()))
+
+    def _fitted(self) -> _Fit | None:
+        """Return the fit, made if need be; None where the predictor fails."""
+        if self._fit is None and not self._failure:
             is_excess = self.noise > 0 and self._nonnegative
-            self._fit = _Fit(self._make(), self._samples, is_raised=is_excess)
+            try:
+                self._fit = _Fit(self._make(), self._samples, is_raised=is_excess)
+            except Exception as error:  # anybody's predictor, in anybody's step
+                self._note_failure(error)
+                return None
             for sizes in self._range or ():
                 self._fit.widen(sizes)
+            self._ask(self._fit.predict, next(iter(self._samples)))
         return self._fit
+
+    def _ask(self, predict: Callable[[Sizes], float], sizes: Sizes) -> float:
+        """Return what a fit predicts; NaN where it fails, which the next doubt says."""
+        try:
+            value = predict(sizes)
+        except Exception as error:  # anybody's predictor, in anybody's step
+            self._note_failure(error)
+            return math.nan
+        if not math.isfinite(value):
+            self._failure = f"it predicted {value}"
+            return math.nan
+        return value
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failure = f"{type(error).__name__}: {error}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the samples as lists, ready for JSON; fits are made anew."""
@@ -173,7 +239,7 @@ class Series:
         }
         low, high = (tuple(map(int, state[end])) for end in ("low", "high"))
         self._range = (low, high) if self._samples else None
-        self._fit = None
+        self._distrust()
 
 
 class _Fit:

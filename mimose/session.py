@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointError
 from mimose import report as _report
 from mimose.budget import format_bytes, parse_budget
 from mimose.collector import KEEP, RECOMPUTE
+from mimose.compiled import refuse_compiled
 from mimose.driver import Driver, RootPatch
 from mimose.estimator import Estimator, StepFacts
 from mimose.events import EventRunner, Unit, UnitPatch
@@ -98,6 +99,7 @@ def attach(
         NoUnitsError: No modules to plan for were found.
         AlreadyAttachedError: The model has a session already.
         CheckpointingConflictError: The model's own checkpointing is switched on.
+        MimoseError: The model is compiled.
         ValueError: Another argument is none of those above.
     """
     _check_choices(actions, on_infeasible, cache_size, round_to)
@@ -133,7 +135,13 @@ def _check_choices(
     if cache_size < 1:
         msg = f"cache_size must be at least 1, got {cache_size!r}"
         raise ValueError(msg)
-    steps = [round_to] if isinstance(round_to, int) else list(round_to.values())
+    steps = list(round_to.values()) if isinstance(round_to, Mapping) else [round_to]
+    if any(isinstance(step, bool) or not isinstance(step, int) for step in steps):
+        msg = (
+            f"round_to must be an integer, or map sizes' names to integers, as in "
+            f"{{'input_ids.1': 8}}, got {round_to!r}"
+        )
+        raise ValueError(msg)
     if any(step < 1 for step in steps):
         msg = f"round_to must be at least 1 for every size, got {round_to!r}"
         raise ValueError(msg)
@@ -165,6 +173,7 @@ class Session:
     ) -> None:
         _refuse_second(model)
         refuse_other_checkpointing(model)
+        refuse_compiled(model)
         found = find_units(model, units)
         device = _device_of(model)
         self._model = model

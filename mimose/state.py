@@ -34,7 +34,7 @@ def describe(
             for name, parameter in model.named_parameters()
         },
         "device": _device_name(device),
-        "settings": {"torch": torch.__version__, **settings},
+        "settings": {"torch": str(torch.__version__), **settings},
     }
 
 

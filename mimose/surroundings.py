@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
+from mimose.changes import version
 from mimose.exceptions import ChangedWeightsError
+from mimose.named_errors import Naming
 
 Slots: TypeAlias = "tuple[tuple[Mapping[str, torch.Tensor | None], str], ...]"
 """Where the weights and buffers are: the modules' own tables, and names."""
+
+Buffers: TypeAlias = "tuple[tuple[dict[str, torch.Tensor | None], str], ...]"
 
 _TRAINING = operator.attrgetter("training")
 
@@ -38,23 +42,75 @@ class Surroundings:
         name: The unit's, for the error.
         module: The unit.
         on_restore: Called before each recomputation.
+        on_error: Called, with what happened, when a recomputation turns out wrong.
     """
 
     def __init__(
-        self, name: str, module: nn.Module, on_restore: Callable[[], None]
+        self,
+        name: str,
+        module: nn.Module,
+        on_restore: Callable[[], None],
+        on_error: Callable[[str], None] | None = None,
     ) -> None:
         self._name = name
+        self.naming = None if on_error is None else Naming(name, on_error)
+        """Names the unit in the errors of its recomputations."""
+        self.on_late_change: Callable[[Buffers], None] = _ignore
+        """Raises another error where a buffer has begun to change."""
+        self._buffers: Buffers = ()
         self._on_restore = on_restore
         self._modules = tuple(module.modules())
         self._slots = self._slots_without(None)
         self.changes_itself = False
         """Whether its own forward changes its weights, as the first one told."""
 
-    def leave_out(self, buffers: Sequence[tuple[nn.Module, str]]) -> None:
-        """Look at all but these buffers: they are copied for each recomputation."""
-        self._slots = self._slots_without({(id(m), name) for m, name in buffers})
+    def begin_anew(self) -> None:
+        """Look at the weights alone: what a forward changes is to be found out."""
+        self._slots = self._slots_without(None)
+        self._buffers = ()
 
-    def _slots_without(self, left_out: set[tuple[int, str]] | None) -> Slots:
+    def leave_out(self, keys: Iterable[object]) -> None:
+        """Look at all but these buffers: they are copied for each recomputation.
+
+        Args:
+            keys: Identity of the module's table, and name, of each.
+        """
+        buffers = set(keys)
+        self._slots = self._slots_without(buffers)
+        self._buffers = tuple(
+            (module._buffers, name)
+            for module in self._modules
+            for name in _visible(module._buffers)
+            if (id(module._buffers), name) not in buffers
+        )
+
+    def buffer_versions(self) -> list[int]:
+        """Return how often the buffers were changed that are not left out."""
+        if not self._buffers:
+            return []
+        tensors = [there.get(name) for there, name in self._buffers]
+        return [-1 if tensor is None else version(tensor) for tensor in tensors]
+
+    def refuse_late_change(self, before: list[int]) -> None:
+        """Stop a forward that has changed a buffer as never before.
+
+        Args:
+            before: The versions before it.
+        """
+        now = self.buffer_versions()
+        changed = zip(self._buffers, before, now, strict=True)
+        self.on_late_change(tuple(slot for slot, one, other in changed if one != other))
+
+    def refuse_edited(self) -> None:
+        """Stop a recomputation whose arguments' tensors were edited in place.
+
+        Raises:
+            RecomputationError: Always.
+        """
+        assert self.naming is not None
+        self.naming.refuse("a tensor among its arguments was edited in place")
+
+    def _slots_without(self, left_out: set[object] | None) -> Slots:
         """Name the weights, and the buffers that are not left out; None: all are."""
         slots: list[tuple[Mapping[str, torch.Tensor | None], str]] = []
         for module in self._modules:
@@ -62,7 +118,7 @@ class Surroundings:
             slots.extend((weights, name) for name in _visible(weights))
             if left_out is not None:
                 found = (
-                    n for n in _visible(buffers) if (id(module), n) not in left_out
+                    n for n in _visible(buffers) if (id(buffers), n) not in left_out
                 )
                 slots.extend((buffers, name) for name in found)
         return tuple(slots)
@@ -109,6 +165,10 @@ class Surroundings:
     def _set(self, modes: tuple[bool, ...]) -> None:
         for module, mode in zip(self._modules, modes, strict=True):
             module.training = mode
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 def _visible(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:

@@ -67,10 +67,16 @@ def _discover(model: nn.Module) -> list[Named]:
 
 def _checkpointable(model: nn.Module) -> list[Named]:
     """Return transformers' `GradientCheckpointingLayer`s, without importing it."""
-    return [
+    found = [
         (name, module)
         for name, module in model.named_modules()
         if any(c.__name__ == "GradientCheckpointingLayer" for c in type(module).__mro__)
+    ]
+    layers = {id(module) for _, module in found}
+    return [  # a stage of several such layers is one itself, in Swin
+        (name, module)
+        for name, module in found
+        if not any(id(m) in layers for m in module.modules() if m is not module)
     ]
 
 
@@ -141,7 +147,14 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _by_predicate(model: nn.Module, predicate: Predicate) -> list[Named]:
-    takes_name = len(inspect.signature(predicate).parameters) >= 2
+    needed = [
+        parameter
+        for parameter in inspect.signature(predicate).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind
+        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    takes_name = len(needed) >= 2
     return [
         (name, module)
         for name, module in model.named_modules()

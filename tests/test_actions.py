@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mimose.actions import changing_buffers, recompute
+from mimose.actions import copied, recompute
+from mimose.changes import Before, running_statistics
 
 
 def _gradients(module, run, *inputs):
@@ -92,7 +93,7 @@ def test_buffers_change_once():
     expected = _gradients(module, module, x)
     actual = _gradients(
         twin,
-        lambda x: recompute(twin.forward, (x,), {}, buffers=changing_buffers(twin)),
+        lambda x: recompute(twin.forward, (x,), {}, before=_statistics(twin)),
         x,
     )
     assert all(_equal(expected, actual))
@@ -108,7 +109,7 @@ def test_two_backwards_recompute_twice():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     x = torch.randn(6, 4)
-    output = recompute(module.forward, (x,), {}, buffers=changing_buffers(module)).sum()
+    output = recompute(module.forward, (x,), {}, before=_statistics(module)).sum()
     output.backward(retain_graph=True)
     first = [p.grad.clone() for p in module.parameters()]
     output.backward()
@@ -146,10 +147,35 @@ def test_early_stop_leaves_out_what_is_not_needed(toys):
     assert 2 * 6 * 32 * 16 == flops(False) - flops(True)
 
 
-def test_changing_buffers_are_running_statistics(toys):
-    """Constants such as position ids are none; BatchNorm's three are."""
-    module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
-    module.register_buffer("position_ids", torch.arange(4))
-    expected = ["running_mean", "running_var", "num_batches_tracked"]
-    assert expected == [name for _, name in changing_buffers(module)]
-    assert [] == changing_buffers(toys.Block())
+def test_what_a_layer_adds_to_a_list_is_the_callers():
+    """A list among the arguments is the caller's own; backward leaves it alone."""
+    linear, x = nn.Linear(4, 4), torch.randn(3, 4)
+
+    def forward(x, losses):
+        y = linear(x).tanh()
+        losses.append(y.square().mean() * (1 + len(losses)))
+        return y
+
+    results = []
+    for run in (forward, lambda *args: recompute(forward, args, {})):
+        losses = [torch.ones(())]
+        y = run(x, losses)
+        (y.sum() + sum(losses)).backward()
+        results.append([len(losses), losses[1].detach(), linear.weight.grad])
+        linear.zero_grad()
+    assert results[0][0] == results[1][0] == 2
+    assert all(map(torch.equal, results[0][1:], results[1][1:]))
+
+
+def test_copied_arguments_have_containers_of_their_own():
+    """Tensors are shared; an object that a forward could change is refused."""
+    x, found = torch.ones(2), []
+    (one, other), kwargs = copied((x, found), {"more": {"x": x}})()
+    assert one is x
+    assert kwargs["more"]["x"] is x
+    assert other is not found
+    assert copied((object(),), {}) is None
+
+
+def _statistics(module):
+    return Before(running_statistics(module.modules()))

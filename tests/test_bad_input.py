@@ -1,12 +1,14 @@
 """What a user can get wrong, and what is said to it."""
 
 import logging
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 import mimose
+from mimose.bench.proofs import plancost
 
 
 def test_an_impossible_budget(toys, meter):
@@ -80,6 +82,10 @@ def test_a_budget_that_does_not_parse(toys, budget):
         ("cache_size", 0),
         ("round_to", 0),
         ("round_to", {"0.0": -8}),
+        ("round_to", 2.5),
+        ("round_to", None),
+        ("round_to", True),
+        ("round_to", {"0.0": 2.5}),
         ("meter", "rss"),
     ],
 )
@@ -226,3 +232,40 @@ def test_a_problem_before_anything_is_measured(toys):
         session._model(toys.inputs()).backward()
         with pytest.raises(mimose.MimoseError, match="no step with such inputs"):
             session.planning_problem()
+
+
+def test_a_demo_into_a_file(tmp_path, capsys, monkeypatch):
+    """A folder that cannot be is refused before anything is measured."""
+    for needed in ("matplotlib", "rich", "tokenizers", "transformers"):
+        pytest.importorskip(needed)
+    from mimose.bench.experiment import ExperimentSettings
+    from mimose.bench.tasks import Workload
+    from mimose.demo import demo
+
+    def measure(*_):
+        sys.exit("it was measured")
+
+    monkeypatch.setattr("mimose.demo._measure", measure)
+    file = tmp_path / "file"
+    file.write_text("text", encoding="utf-8")
+    settings = ExperimentSettings(workload=Workload(seed=0), steps=1, threads=1)
+    for out in (file, file / "folder"):
+        assert 1 == demo(settings, out)
+        assert f"{out} cannot be a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("n_events", [12, 1000, 3000, 20_000])
+def test_new_shapes_for_the_cost_of_a_plan_do_not_run_out(n_events):
+    """However few rows fit the growth, there are enough numbers of them."""
+    middle = max(16, plancost._GROWTH_BYTES // (n_events * plancost._ROW_BYTES))
+    shapes = list(plancost._shapes(middle, 0, 150))
+    assert 150 <= len(set(shapes)) == len(shapes)
+    assert 0 < min(shapes)
+
+
+def test_too_few_plans_to_time_are_an_error(monkeypatch):
+    """A proof with fewer rows than were asked for does not pass for a whole one."""
+    monkeypatch.setattr(plancost, "_LEARNING_STEPS", 2)
+    monkeypatch.setattr(plancost, "_shapes", lambda *_: iter([20, 24, 28]))
+    with pytest.raises(RuntimeError, match="only 0 made a new plan, not 5"):
+        list(plancost.work({"seed": 0, "events": 3, "misses": 5}))

@@ -20,7 +20,7 @@ from mimose.budget import format_bytes, parse_budget
         ("1TiB", 2**40),
         ("1tb", 10**12),
         (".5KiB", 512),
-        ("4096", 4096),
+        ("2097152", 2**21),
         ("4096B", 4096),
         (123456, 123456),
         (0.5, 500),
@@ -51,6 +51,20 @@ def test_other_types_are_refused(budget):
     with pytest.raises(BudgetError) as caught:
         parse_budget(budget, 1000)
     assert repr(budget) in str(caught.value)
+
+
+@pytest.mark.parametrize("budget", ["8", "0.8", " 4096 "])
+def test_a_small_number_without_a_unit_is_refused(budget):
+    """Who writes "8" means GiB; the error says how to write that."""
+    with pytest.raises(BudgetError, match=f"'{budget.strip()}GiB' or"):
+        parse_budget(budget, 1000)
+
+
+@pytest.mark.parametrize("budget", [10**400, 2**70, "9" * 400, "9" * 40])
+def test_more_than_anything_has_is_refused(budget):
+    """Numbers that no machine can count up to are no budgets."""
+    with pytest.raises(BudgetError, match="no device has"):
+        parse_budget(budget, 1000)
 
 
 def test_fraction_of_an_unknown_total_is_refused():

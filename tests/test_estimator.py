@@ -1,12 +1,18 @@
 """What is learned from steps, and the planning problems that are filled from it."""
 
+import json
+import logging
+
 import numpy as np
 import pytest
+import torch
 
 import mimose
-from mimose.collector import KEEP, RECOMPUTE
-from mimose.estimator import Pattern, SizeRule, actions_by_unit
+from mimose.collector import KEEP, RECOMPUTE, SegmentSample, StepSample
+from mimose.estimator import MOST_CONTEXTS, Estimator, StepFacts
+from mimose.patterns import Pattern, SizeRule, actions_by_unit
 from mimose.planners import peak_bytes
+from mimose.predictors import SizeMap
 
 
 @pytest.mark.parametrize(
@@ -116,3 +122,143 @@ def test_forgetting_a_context_collects_again(toys, meter):
         session._policy.forget(facts.context)
         toys.train(model, [toys.inputs()])
         assert "collect" == session.records[-1].phase
+
+
+class _WithTarget(torch.nn.Module):
+    """A chain that adds something of a second argument, where it is given one."""
+
+    def __init__(self, chain):
+        super().__init__()
+        self.chain = chain
+
+    def forward(self, x, y=None):
+        loss = self.chain(x)
+        return loss if y is None else loss + y.mean()
+
+
+def test_calls_with_and_without_an_argument_by_turns(toys, meter):
+    """Layers teach both; what the root's sizes tell is kept apart."""
+    model = _WithTarget(toys.chain(4))
+    batches = [
+        (toys.inputs(n), torch.ones(n)) if i % 2 else toys.inputs(n)
+        for i, n in enumerate((8, 24, 16, 12, 20, 32, 28, 10, 30, 14, 26, 18) * 2)
+    ]
+    found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    assert {"plan"} == {record.phase for record in list(session.records)[-8:]}
+
+
+def test_full_and_partial_masks_by_turns(toys, meter):
+    """Two contexts of one structure by turns take fewer steps than each by itself."""
+    model = toys.zoo_model("bert")
+    batches = toys.text_batches([24, 8, 32, 16, 28, 12, 22, 30, 18, 10, 26, 20] * 2)
+    for i, batch in enumerate(batches):
+        batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
+        if i % 2:
+            batch["attention_mask"][0, -1] = 0
+    found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    phases = [record.phase for record in session.records]
+    assert phases.count("collect") < 2 * 7
+    assert "plan" == phases[-1]
+
+
+def test_contexts_and_families_are_forgotten_at_last():
+    """Of inputs that differ ever again, the last contexts and their series stay."""
+    estimator = Estimator("polynomial", 0.0)
+    sample = StepSample((), (), SegmentSample(1.0, 1.0), None, True)
+    for n in range(3 * MOST_CONTEXTS):
+        estimator.touch("context 0")
+        facts = StepFacts(f"context {n}", (n,), False, f"structure {n}")
+        estimator.learn(facts, (), sample, 0.0, ())
+    assert MOST_CONTEXTS == len(estimator._patterns)
+    assert 2 * MOST_CONTEXTS == len(estimator._series)
+    assert estimator.touch("context 0")
+    assert not estimator.touch("context 1")
+    again = Estimator("polynomial", 0.0)
+    saved = json.dumps(estimator.state_dict())
+    again.load_state_dict(json.loads(saved))
+    assert saved == json.dumps(again.state_dict())
+
+
+def test_families_have_numbers_of_their_own_after_some_were_forgotten(toys, meter):
+    """Families that no known context has are forgotten; no number comes twice."""
+    with mimose.attach(toys.chain(3), "1TiB", meter=meter) as session:
+        estimator = session._estimator
+        for n in range(2000):
+            estimator.family(f"family {n}")
+        toys.train(session._model, [toys.inputs()] * 3)
+        in_use = dict(estimator._families)
+        assert 1 == len(in_use)
+        assert estimator.family("another") not in in_use.values()
+        toys.train(session._model, [toys.inputs()] * 3)
+        assert "plan" == session.records[-1].phase
+
+
+def test_rows_that_follow_no_rule_are_bounded_and_seldom_fitted(monkeypatch):
+    """The largest and the newest rows stay; hopeless fits get ever rarer."""
+    n_fits = 0
+    fit = SizeMap.fit
+
+    def counted(self, *args):
+        nonlocal n_fits
+        n_fits += 1
+        return fit(self, *args)
+
+    monkeypatch.setattr(SizeMap, "fit", counted)
+    pattern = Pattern((("a#0", 0, 0, 0),), calls=(1,))
+    rng = np.random.default_rng(0)
+    largest = (9, 1000)
+    pattern.take_in(largest, ((777,),))
+    for _ in range(600):
+        root = tuple(int(n) for n in rng.integers(1, (8, 900)))
+        pattern.take_in(root, ((int(rng.integers(1, 900)),),))
+        assert len(pattern.own_sizes(root)) == 1
+    assert not pattern.follows_rules
+    assert len(pattern.rows) == 64
+    assert largest in [row for row, _ in pattern.rows]
+    assert root == pattern.rows[-1][0]
+    assert n_fits < 25
+
+
+def test_a_rule_is_found_again_after_many_failures():
+    """Fits go on, if seldom: once the odd rows are gone, the rule is known."""
+    pattern = Pattern((("a#0", 0, 0, 0),), calls=(1,))
+    for n in range(1, 12):
+        pattern.take_in((n, 2 * n), ((n * n + n % 3,),))
+        pattern.rules()
+    assert not pattern.follows_rules
+    for n in range(12, 300):
+        pattern.take_in((n, 2 * n), ((n,),))
+        pattern.rules()
+    assert pattern.follows_rules
+
+
+class _Hiding(torch.nn.Module):
+    """Gives its layers as many rows as a mask lets through."""
+
+    def __init__(self, chain):
+        super().__init__()
+        self.chain = chain
+
+    def forward(self, x, chosen):
+        return self.chain(x[chosen])
+
+
+def test_rows_chosen_by_a_mask(toys, meter, caplog):
+    """Sizes that the data decide are measured ever again, and one warning says so."""
+    model = _Hiding(toys.chain(2))
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for n in [40, 60, 50] * 24:
+        chosen = torch.rand(n, generator=generator) < 0.5
+        chosen[:2] = torch.tensor([True, False])
+        batches.append((toys.inputs(n), chosen))
+    with caplog.at_level(logging.WARNING, logger="mimose"):
+        found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    assert "do not follow from the batch's" in session.records[-1].reason
+    told = [r.getMessage() for r in caplog.records if "none was planned" in r.message]
+    assert 1 == len(told)
+    assert "last 50 steps" in told[0]
+    assert "do not follow from the batch's" in told[0]

@@ -1,8 +1,11 @@
 """What is known of a step before it runs."""
 
+import json
+
 import torch
 
 import mimose
+from mimose.estimator import MOST_CONTEXTS
 from mimose.facts import FactsReader
 
 CPU = torch.device("cpu")
@@ -90,3 +93,83 @@ def test_counters_do_not_keep_a_shape_from_being_planned(toys, meter):
     phases = [record.phase for record in session.records]
     assert "plan" in phases
     assert {"plan"} == set(phases[phases.index("plan") :])
+
+
+class _Named(torch.nn.Module):
+    """A chain that is told the names of its samples."""
+
+    def __init__(self, chain):
+        super().__init__()
+        self.chain = chain
+
+    def forward(self, x, ids):
+        del ids
+        return self.chain(x)
+
+
+def test_names_of_samples_do_not_keep_a_shape_from_being_planned(toys, meter):
+    """Texts that differ in every batch are data: one context, few steps to learn it."""
+    model = _Named(toys.chain(3))
+    batches = [
+        (toys.inputs(n), [f"sample {i} {j}" for j in range(n)])
+        for i, n in enumerate((8, 24, 16, 12, 20, 32, 28, 10) * 3)
+    ]
+    found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    phases = [record.phase for record in session.records]
+    assert phases.count("collect") <= 10
+    assert {"plan"} == set(phases[-8:])
+    assert len(session._estimator._patterns) <= 2
+    state = json.loads(json.dumps(session.state_dict()))
+    again = _Named(toys.chain(3))
+    with mimose.attach(again, "1TiB", meter=meter) as other:
+        other.load_state_dict(state)
+        toys.train(again, batches[:3])
+    assert "collect" not in {record.phase for record in other.records}
+
+
+def test_tables_and_modes_are_bounded(toys):
+    """The least recently used are forgotten, and no mode's number comes twice."""
+    model = toys.chain(8)
+    reader = FactsReader(model, CPU)
+    parameters = list(model.parameters())
+    numbers = []
+    for n in range(2 * MOST_CONTEXTS):
+        for i, parameter in enumerate(parameters[:7]):
+            parameter.requires_grad_(bool(n >> i & 1))
+        reader.read((toys.inputs(), [None] * n), {})
+        numbers.append(reader.mode)
+    assert list(range(2 * MOST_CONTEXTS)) == numbers
+    assert MOST_CONTEXTS == len(reader._tables) == len(reader._modes)
+    for parameter in parameters[:7]:
+        parameter.requires_grad_(False)
+    reader.read((toys.inputs(),), {})
+    assert 2 * MOST_CONTEXTS == reader.mode
+
+
+class _Ragged(torch.nn.Module):
+    """A chain on jagged inputs."""
+
+    def __init__(self, chain):
+        super().__init__()
+        self.chain = chain
+
+    def forward(self, x):
+        for block in self.chain.blocks:
+            x = block(x)
+        return x.values().square().mean()
+
+
+def test_jagged_inputs_are_planned(toys, meter):
+    """Their sizes are the batch's and the values'; results stay exact."""
+    model = _Ragged(toys.chain(3))
+    batches = [
+        torch.nested.nested_tensor(
+            [toys.inputs(n), toys.inputs(5)], layout=torch.jagged
+        )
+        for n in (8, 24, 16, 12, 20, 32, 28, 10) * 2
+    ]
+    found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    assert "plan" == session.records[-1].phase
+    assert {"0.1": 15} == dict(session.records[-1].shape)

@@ -1,5 +1,6 @@
 """Phases, plans and the cache, step by step, on an exact meter."""
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -216,3 +217,30 @@ def test_a_prediction_alone_does_not_end_a_training(toys, meter):
     assert ("fallback", {"recompute"}) == (record.phase, set(record.actions))
     assert record.reason.startswith("no plan is predicted to keep the budget")
     assert record.observed_peak_bytes is not None
+
+
+def test_rounding_a_size_that_is_not_there(toys, meter, caplog):
+    """A name that is none of the model's is told once, with those that are."""
+    model = toys.chain(2)
+    batches = [toys.inputs(n) for n in (8, 16, 24)]
+    with (
+        caplog.at_level(logging.WARNING, logger="mimose"),
+        mimose.attach(model, "1TiB", meter=meter, round_to={"0.0": 8, "no": 4}),
+    ):
+        toys.train(model, batches)
+    told = [r.getMessage() for r in caplog.records if "round_to" in r.message]
+    assert 1 == len(told)
+    assert "no size is called 'no'" in told[0]
+    assert "the sizes are 0.0, 0.1" in told[0]
+
+
+def test_a_plan_outlives_no_pattern(toys, meter):
+    """A context that was forgotten for others is collected again, not guessed at."""
+    model = toys.chain(3)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        toys.train(model, [toys.inputs()] * 6)
+        assert session.records[-1].cache_hit
+        facts, _ = session._driver.last_facts()
+        session._estimator.forget(facts.context)
+        toys.train(model, [toys.inputs()])
+        assert "collect" == session.records[-1].phase

@@ -43,23 +43,29 @@ def text() -> str:
     return README.read_text(encoding="utf-8")
 
 
-def _namespace() -> dict[str, object]:
+def _namespace(folder: Path) -> dict[str, object]:
+    transformers = pytest.importorskip("transformers")
     model = _Model()
     return {
+        "Trainer": transformers.Trainer,
+        "args": transformers.TrainingArguments(str(folder), report_to=[], use_cpu=True),
+        "data": [],
         "model": model,
         "loader": [{"inputs": torch.randn(2, length, 8)} for length in (3, 5, 3)],
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
     }
 
 
-def test_every_python_block_runs(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_python_block_runs(
+    text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """What a reader copies works, given a model, a loader and an optimizer."""
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
     assert len(blocks) >= 2
     namespace: dict[str, object] = {}
     for block in blocks:
-        namespace |= _namespace()
+        namespace |= _namespace(tmp_path)
         exec(compile(block, str(README), "exec"), namespace)
     assert capsys.readouterr().out
 

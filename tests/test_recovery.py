@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import mimose
+from mimose.changes import buffer_slots
 from mimose.recovery import Gradients, Snapshot, is_out_of_memory
 
 
@@ -34,8 +35,7 @@ def test_out_of_memory_is_told_from_other_errors(error, expected):
 def test_a_snapshot_puts_random_state_and_buffers_back():
     """After `restore` the same numbers are drawn, and statistics are as they were."""
     norm = nn.BatchNorm1d(3)
-    buffers = [(norm, name) for name in norm._buffers]
-    snapshot = Snapshot(torch.device("cpu"), buffers)
+    snapshot = Snapshot(torch.device("cpu"), buffer_slots([norm]))
     snapshot.take()
     before = {name: buffer.clone() for name, buffer in norm.named_buffers()}
     mean = norm.running_mean
@@ -65,7 +65,8 @@ def test_gradients_are_put_back():
 class _Hungry(nn.Module):
     """A block with running statistics and dropout that runs out of memory on call.
 
-    `failures` counts down in forward, `backward_failures` in backward.
+    `failures` counts down in forward, `backward_failures` in backward; they are kept
+    where a step that is run again does not put them back.
     """
 
     def __init__(self, width):
@@ -73,24 +74,22 @@ class _Hungry(nn.Module):
         self.linear = nn.Linear(width, width)
         self.norm = nn.BatchNorm1d(width)
         self.dropout = nn.Dropout(0.2)
-        self.failures = 0
-        self.backward_failures = 0
-        self.n_forwards = 0
+        self.counts = {"failures": 0, "backward_failures": 0, "n_forwards": 0}
 
     def forward(self, x):
-        self.n_forwards += 1
+        self.counts["n_forwards"] += 1
         y = self.dropout(torch.relu(self.norm(self.linear(x))))
-        if self.failures:
-            self.failures -= 1
+        if self.counts["failures"]:
+            self.counts["failures"] -= 1
             msg = "out of memory, by way of trial"
             raise torch.OutOfMemoryError(msg)
-        if self.backward_failures:
+        if self.counts["backward_failures"]:
             y.register_hook(self._fail)
         return x + y
 
     def _fail(self, _):
-        if self.backward_failures:
-            self.backward_failures -= 1
+        if self.counts["backward_failures"]:
+            self.counts["backward_failures"] -= 1
             msg = "out of memory, by way of trial"
             raise torch.OutOfMemoryError(msg)
 
@@ -115,7 +114,7 @@ def test_out_of_memory_in_forward(toys, meter, planner, caplog):
         torch.manual_seed(23)
         actual = []
         for i, batch in enumerate(batches):
-            model.blocks[2].failures = int(i == 5)
+            model.blocks[2].counts["failures"] = int(i == 5)
             loss = model(batch)
             loss.backward()
             actual.append(toys.note(model, loss))
@@ -137,7 +136,7 @@ def test_out_of_memory_twice_is_the_users(toys):
     """If recomputing everything does not help, the error comes through."""
     model = _hungry(toys)
     with mimose.attach(model, "1TiB", planner="none") as session:
-        model.blocks[1].failures = 2
+        model.blocks[1].counts["failures"] = 2
         with pytest.raises(torch.OutOfMemoryError):
             model(toys.inputs())
         model(toys.inputs()).backward()
@@ -149,10 +148,10 @@ def test_what_cannot_be_safer_is_not_run_again(toys):
     """Where everything was recomputed already, there is nothing to try."""
     model = _hungry(toys)
     with mimose.attach(model, "1TiB", planner="full") as session:
-        model.blocks[1].failures = 1
+        model.blocks[1].counts["failures"] = 1
         with pytest.raises(torch.OutOfMemoryError):
             model(toys.inputs())
-    assert 1 == model.blocks[0].n_forwards
+    assert 1 == model.blocks[0].counts["n_forwards"]
     assert 0 == session.records[0].retries
 
 
@@ -185,7 +184,7 @@ def test_out_of_memory_in_backward(toys, meter, planner, accumulates):
         def run(closure):
             nonlocal n_calls
             n_calls += 1
-            model.blocks[1].backward_failures = int(n_calls == 3)
+            model.blocks[1].counts["backward_failures"] = int(n_calls == 3)
             return session.step(closure)
 
         actual = step(model, run)

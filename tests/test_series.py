@@ -1,5 +1,8 @@
 """One quantity: when its fit is trusted, and what it says."""
 
+import math
+
+import numpy as np
 import pytest
 
 from mimose.predictors import EnvelopeRegressor, PolynomialRegressor, make_predictor
@@ -133,3 +136,95 @@ def test_below_the_least_measured_an_excess_falls_with_the_sizes():
     assert series.predict((2, 100)) == pytest.approx(100.0**2, rel=1e-3)
     assert series.predict((2, 90)) == pytest.approx(90.0 * 100, rel=1e-3)
     assert series.predict((2, 0)) < 9.0
+
+
+def test_samples_of_another_length_do_not_mix():
+    """Sizes of another number begin anew; those of before are not spoken for."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 31):
+        series.add((2, n), _square(n))
+    assert "measured with another number of sizes" == series.doubt((19,))
+    assert 0.0 == series.predict((19,))
+    for n in (4, 10, 16, 22, 31):
+        series.add((n,), _square(n))
+    assert 5 == len(series)
+    assert "" == series.doubt((19,))
+    assert _square(19) == pytest.approx(series.predict((19,)), rel=1e-9)
+
+
+class _Failing:
+    """A predictor that fails in one of its methods."""
+
+    n_shapes_ = 9
+    exact_ = True
+    trusted_ = True
+
+    def __init__(self, where):
+        self._where = where
+
+    def _maybe_fail(self, where):
+        if self._where == where:
+            msg = f"not in {where}"
+            raise ValueError(msg)
+
+    def fit(self, X, y):
+        """Learn nothing."""
+        self._maybe_fail("fit")
+        self._n_asked = 0
+
+    def predict_one(self, sizes):
+        """Say 5, or NaN; fail at once or from the second time on."""
+        self._n_asked += 1
+        self._maybe_fail("predict")
+        if self._n_asked > 1:
+            self._maybe_fail("predict later")
+        return math.nan if self._where == "nan" else 5.0
+
+    @property
+    def loo_error_(self):
+        """Nothing is known of it."""
+        self._maybe_fail("error")
+        return 0.0
+
+
+@pytest.mark.parametrize("where", ["fit", "predict", "predict later", "nan"])
+@pytest.mark.parametrize("noise", [0.0, 8.0])
+def test_a_predictor_that_fails_is_doubted(where, noise):
+    """It never raises; the doubt says what it did, and readings stand in for it."""
+    series = Series(lambda: _Failing(where), noise, True)
+    for n in (4, 8, 12, 12):
+        series.add((n,), 10.0 * n)
+    assert 120.0 == series.predict((10,))
+    assert series.predict((4,)) in (5.0, 40.0)
+    why = "it predicted nan" if where == "nan" else f"ValueError: not in {where}"
+    assert f"the predictor failed: {why}" == series.doubt((10,))
+    series.add((16,), 160.0)
+    assert 160.0 == series.predict((10,))
+
+
+def test_a_predictor_without_an_error_is_doubted():
+    """One that does not know how good it is is not trusted, and raises nothing."""
+    series = Series(lambda: _Untold("error"), 0.0, True)
+    for n in (4, 8, 12):
+        series.add((n,), 10.0 * n)
+    assert "the predictor failed: ValueError: not in error" == series.doubt((10,))
+    assert series.predict((10,)) in (5.0, 120.0)
+
+
+class _Untold(_Failing):
+    """A predictor that has to tell its error to be trusted."""
+
+    trusted_ = False
+
+
+def test_scatter_that_many_shapes_show_is_noise():
+    """A fit that is off by more than is trusted of few shapes is trusted of many."""
+    noise = 1.0
+    random = np.random.default_rng(0)
+    series = Series(lambda: EnvelopeRegressor(noise=noise), noise, True)
+    doubts = []
+    for n in range(100, 160, 2):
+        series.add((n,), 3.0 * n + random.choice((-24, 24)))
+        doubts.append(bool(series.doubt((n + 1,))))
+    assert all(doubts[8:20])
+    assert not any(doubts[24:])

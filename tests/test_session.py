@@ -525,7 +525,7 @@ def test_a_measured_step_is_predicted_from_where_it_starts(toys, meter):
     assert 2 == len(steps_down)
     for record in steps_down:
         assert record.observed_growth_bytes == pytest.approx(
-            record.predicted_growth_bytes, rel=0.02
+            record.predicted_growth_bytes, rel=0.1
         )
 
 

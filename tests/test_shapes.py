@@ -1,5 +1,6 @@
 """From arguments to structures, sizes, names and buckets."""
 
+import json
 from dataclasses import dataclass
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from mimose import MimoseError
 from mimose.shapes import (
     SizeTable,
+    Texts,
     argument_tensors,
     call_shape,
     fast_key,
@@ -167,3 +169,64 @@ def test_the_batch_is_rounded_only_by_name():
     table = _table()
     rounded = round_up(table, (5, 13, 5, 4, 5, 13), {"ids.0": 8})
     assert (8, 13, 8, 4, 8, 13) == rounded
+
+
+def test_few_texts_are_settings_and_many_are_data():
+    """Texts count by value until a fifth is seen at their place, then by type."""
+    texts = Texts()
+
+    def structure(text, mode="mean"):
+        args = ({"id": text},)
+        key = fast_key(args, {"mode": mode}, texts)
+        return key, call_shape(args, {"mode": mode}, texts).structure
+
+    few = [structure(f"sample {n}") for n in range(4)]
+    assert 4 == len(set(few))
+    assert structure("sample 0") == few[0]
+    many = [structure(f"sample {n}") for n in (4, 5, 0)]
+    assert 1 == len(set(many))
+    assert many[0] not in few
+    assert structure("sample 9", "sum") not in many
+    again = Texts.from_state(json.loads(json.dumps(texts.state_dict())))
+    assert not again.are_settings("0.id")
+    assert again.are_settings("mode")
+
+
+def test_places_of_texts_are_bounded():
+    """Where the names of places are data themselves, texts count by type."""
+    texts = Texts()
+    for n in range(3000):
+        call_shape(({f"sample {n}": "raw text"},), {}, texts)
+    assert len(texts.state_dict()) < 2000
+    assert not texts.are_settings("0.sample 2999")
+
+
+def test_lists_of_numbers_and_data_count_as_one():
+    """Identifiers and lengths of a batch make no structure of each batch size."""
+    texts = Texts()
+
+    def structure(n):
+        ids = [f"sample {n} {i}" for i in range(n)]
+        kwargs = {"ids": ids, "lengths": list(range(n)), "x": torch.zeros(n, 2)}
+        key = fast_key((), kwargs, texts)
+        return key, call_shape((), kwargs, texts).structure
+
+    first = structure(5)
+    assert structure(7)[1] == first[1]
+    assert call_shape(([True, True],), {}) != call_shape(([True],), {})
+    assert call_shape(([1, 2.0],), {}) != call_shape(([1],), {})
+
+
+def test_jagged_tensors_have_sizes_that_are_numbers():
+    """The batch and the values' rows, in place of a symbol that equals only itself."""
+    parts = [torch.randn(3, 16), torch.randn(5, 16)]
+    one, other = (
+        torch.nested.nested_tensor(parts, layout=torch.jagged) for _ in range(2)
+    )
+    shape = call_shape((one,), {})
+    assert (2, 8, 16) == shape.sizes
+    assert ("0.0", "0.1", "0.2") == shape.names
+    assert shape == call_shape((other,), {})
+    assert fast_key((one,), {}) == fast_key((other,), {})
+    mask = torch.nested.nested_tensor([p > 0 for p in parts], layout=torch.jagged)
+    assert ("0",) == partial_masks((mask,), {})

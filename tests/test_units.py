@@ -69,6 +69,24 @@ def test_all_of_a_repeated_class_are_found():
     assert ["net.0", "net.1", "net.2"] == _names(find_units(model))
 
 
+def test_a_stage_of_checkpointable_layers_is_no_unit():
+    """Swin's stages are `GradientCheckpointingLayer`s, and so are their layers."""
+
+    class GradientCheckpointingLayer(nn.Module):
+        """Stands for the class of transformers, which is known by its name."""
+
+    class Stage(GradientCheckpointingLayer):
+        """Holds layers of the same kind."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(GradientCheckpointingLayer() for _ in range(2))
+
+    model = nn.ModuleDict({"a": Stage(), "b": Stage()})
+    names = [name for name, _ in find_units(model, None)]
+    assert ["a.layers.0", "a.layers.1", "b.layers.0", "b.layers.1"] == names
+
+
 def test_no_split_modules_are_found():
     """Without repeated blocks, the classes a model names itself are taken."""
     model = _Two(lambda: nn.ModuleDict({"a": _MyLayer(), "b": _OtherLayer()}))
@@ -110,6 +128,14 @@ def test_units_by_predicate(toys):
     by_name = find_units(model, lambda name, module: name.endswith("s.1"))
     assert ["blocks.0", "blocks.1", "blocks.2"] == _names(by_module)
     assert ["blocks.1"] == _names(by_name)
+
+
+def test_what_a_predicate_has_values_for_is_not_given(toys):
+    """Parameters with a default, or that take all the rest, ask for nothing."""
+    model = toys.chain(2)
+    by_default = find_units(model, lambda m, cls=toys.Block: isinstance(m, cls))
+    by_rest = find_units(model, lambda m, *_, **__: isinstance(m, toys.Block))
+    assert ["blocks.0", "blocks.1"] == _names(by_default) == _names(by_rest)
 
 
 def test_a_unit_inside_a_unit_is_dropped(toys):

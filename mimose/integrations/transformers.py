@@ -25,9 +25,11 @@ from torch import nn
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler, ExportableState
 
+from mimose.compiled import WHY
 from mimose.exceptions import (
     CheckpointingConflictError,
     MimoseError,
+    NoUnitsError,
     StateMismatchError,
 )
 from mimose.metrics import MetricsReader
@@ -36,7 +38,6 @@ from mimose.session import Session, attach
 _log = logging.getLogger(__name__)
 
 _GUARDED = "_mimose_guards_it"
-_REGIONAL = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
 _owners: weakref.WeakKeyDictionary[nn.Module, MimoseCallback]
 _owners = weakref.WeakKeyDictionary()
 """Which callback's session has a model."""
@@ -63,7 +64,8 @@ class MimoseCallback(TrainerCallback, ExportableState):
         predictor: Predicts held bytes.
         round_to: What sizes are rounded up to.
         cache_size: The most plans kept.
-        on_infeasible: ``"raise"`` or ``"warn"``.
+        on_infeasible: ``"raise"``, or ``"warn"`` and train on with the least plan, or
+            without any where the model has no layers to plan for.
         meter: Where memory is read.
         record_to: A file to append each step's record to.
 
@@ -134,7 +136,7 @@ class MimoseCallback(TrainerCallback, ExportableState):
             handler.callbacks.remove(self)
             handler.callbacks.insert(0, self)
             guard(trainer)
-        model = _running_model(kwargs["model"], trainer)
+        model: nn.Module = kwargs["model"]
         if self._is_attached and self._model is model:
             return  # the trainer begins again with a smaller batch
         self.detach()
@@ -177,6 +179,7 @@ class MimoseCallback(TrainerCallback, ExportableState):
         if self.session is not None and self._is_attached:
             self.learned = self.session.state_dict()
             self.session.detach()
+            _owners.pop(self._model, None)  # type: ignore[arg-type]
         self._model = None
 
     # ------------------------------------------------------------------ state
@@ -208,11 +211,22 @@ class MimoseCallback(TrainerCallback, ExportableState):
     # ------------------------------------------------------------------ attaching
 
     @property
+    def _raises(self) -> bool:
+        return bool(self._options["on_infeasible"] == "raise")
+
+    @property
     def _is_attached(self) -> bool:
         return self._model is not None
 
     def _attach(self, model: nn.Module, saved: Mapping[str, Any] | None) -> None:
-        session = attach(model, self._budget, **self._options)
+        self.session = self._metrics = None
+        try:
+            session = attach(model, self._budget, **self._options)
+        except NoUnitsError as error:
+            if self._raises or self._options["units"] is not None:
+                raise
+            _log.warning("mimose: this training is not planned: %s", error)
+            return
         self.session, self._model = session, model
         self._metrics = MetricsReader(session)
         _owners[model] = self
@@ -272,7 +286,7 @@ def _refuse_settings(args: Any) -> None:
 
     Raises:
         CheckpointingConflictError: The trainer's own checkpointing is switched on.
-        MimoseError: The whole model is to be compiled.
+        MimoseError: The model is to be compiled.
     """
     for name in ("activation_checkpointing", "gradient_checkpointing"):
         if getattr(args, name, False):
@@ -281,28 +295,9 @@ def _refuse_settings(args: Any) -> None:
                 f"is recomputed: leave {name} out, mimose recomputes what it must"
             )
             raise CheckpointingConflictError(msg)
-    if getattr(args, "torch_compile", False) and not _is_regional():
-        msg = (
-            "torch_compile=True compiles the whole model into one graph, in which no "
-            "layer can be recomputed by itself. Set the environment variable "
-            f"{_REGIONAL}=true to compile layer by layer, or leave torch_compile out"
-        )
+    if getattr(args, "torch_compile", False):
+        msg = f"TrainingArguments(torch_compile=True): {WHY}"
         raise MimoseError(msg)
-
-
-def _is_regional() -> bool:
-    return os.environ.get(_REGIONAL, "").lower() in ("1", "true", "yes", "y", "on", "t")
-
-
-def _running_model(model: nn.Module, trainer: Any) -> nn.Module:
-    """Return the module whose forward is called in training.
-
-    Regional compilation makes another tree of the same layers, compiled.
-    """
-    wrapped = getattr(trainer, "model_wrapped", None)
-    if isinstance(wrapped, nn.Module) and vars(wrapped).get("_orig_mod") is model:
-        return wrapped
-    return model
 
 
 def _saved_state(state: Any, name: str) -> Mapping[str, Any] | None:

@@ -480,12 +480,11 @@ def test_the_trainers_own_checkpointing_is_refused(tmp_path, name):
         _trainer(tmp_path, [MimoseCallback("1GiB")], **{name: True})
 
 
-def test_compiling_the_whole_model_is_refused(tmp_path, monkeypatch):
-    """One graph leaves no layers to recompute; the error says what does."""
-    monkeypatch.delenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", raising=False)
+def test_compiling_is_refused(tmp_path, monkeypatch):
+    """The error says why, before anything is trained."""
     for name in ("BACKEND", "MODE"):
         monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "")  # the trainer sets them
-    with pytest.raises(mimose.MimoseError, match="compile layer by layer"):
+    with pytest.raises(mimose.MimoseError, match="a compiled layer holds"):
         _trainer(tmp_path, [MimoseCallback("1GiB")], torch_compile=True)
 
 
@@ -503,3 +502,31 @@ def test_it_does_not_need_to_be_found(tmp_path, meter, caplog):
     assert "mimose/phase" in logs
     callback.on_train_end(None, state, None)
     assert _is_clean(model)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_without_layers(tmp_path, meter, caplog):
+    """An error, or with `warn` a training that is not planned."""
+
+    class Plain(torch.nn.Module):
+        """One parameter and nothing to plan for."""
+
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, input_ids, attention_mask, labels):
+            """Return a loss."""
+            del attention_mask
+            mean = input_ids.float().mean(dim=1)
+            return {"loss": (self.scale * mean - labels).square().mean()}
+
+    callback = MimoseCallback("1TiB", meter=meter)
+    with pytest.raises(mimose.NoUnitsError):
+        _trainer(tmp_path, [callback], model=Plain(), max_steps=2).train()
+    callback = MimoseCallback("1TiB", meter=meter, on_infeasible="warn")
+    trainer = _trainer(tmp_path, [callback], model=Plain(), max_steps=2)
+    trainer.train()
+    assert 2 == trainer.state.global_step
+    assert "this training is not planned" in caplog.text
+    assert callback.session is None

@@ -21,6 +21,7 @@ PROOFS = (
     "soak",
     "stepcost",
     "tight",
+    "trainer",
 )
 
 

@@ -202,7 +202,8 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     planner = Timed()
     n_made = 0
     with attach(loop.model, _AMPLE_BYTES, meter=loop.meter, planner=planner) as session:
-        for step, rows in enumerate(_shapes(middle, task["seed"])):
+        n_shapes = _LEARNING_STEPS + 2 * task["misses"]
+        for step, rows in enumerate(_shapes(middle, task["seed"], n_shapes)):
             loop.step(_batch(rows))
             record = session.records[-1]
             if record.phase != "plan" or record.cache_hit or step < _LEARNING_STEPS:
@@ -218,15 +219,26 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             n_made += 1
             if n_made >= task["misses"]:
                 return
+    msg = (
+        f"{n_events} events: of {step + 1} steps only {n_made} made a new plan, not "
+        f"{task['misses']}: ask for fewer --misses"
+    )
+    raise RuntimeError(msg)
 
 
 def _batch(rows: int) -> Any:
     return {"states": torch.rand(rows, _WIDTH)}
 
 
-def _shapes(middle: int, seed: int) -> Iterator[int]:
-    """Yield different numbers of rows, from 0.7 to 1.3 times the middle."""
-    order = np.random.default_rng(seed).permutation(
-        np.unique(np.linspace(0.7 * middle, 1.3 * middle, 200).astype(int))
-    )
-    yield from order.tolist()
+def _shapes(middle: int, seed: int, least: int) -> Iterator[int]:
+    """Yield different numbers of rows, from 0.7 to 1.3 times the middle.
+
+    Args:
+        middle: Rows of a batch in between.
+        seed: Of the order.
+        least: So many there are; with few rows to choose from, the largest are larger.
+    """
+    lowest = 0.7 * middle
+    highest = max(1.3 * middle, lowest + least)
+    rows = np.unique(np.linspace(lowest, highest, max(200, least + 1)).astype(int))
+    yield from np.random.default_rng(seed).permutation(rows).tolist()

@@ -1,0 +1,316 @@
+"""Does the Trainer's callback change nothing but memory, and survive being killed?
+
+The same fine-tuning (a BERT classifier that names a docstring's package) runs bare,
+with the callback within a budget, and with the callback where nothing needs a plan:
+what it costs is the difference between the last and the first. Then one run is killed
+with SIGKILL at a checkpoint and another goes on from there.
+
+    python -m mimose.bench.proofs trainer
+    python -m mimose.bench.proofs trainer --steps 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mimose.bench.proofs.child import ChildFailedError, run_child
+from mimose.bench.proofs.common import (
+    Answer,
+    Bar,
+    Row,
+    Settings,
+    mebibytes,
+    percent,
+    progress,
+    quantile,
+)
+from mimose.bench.step_meter import step_meter
+from mimose.bench.tasks import Workload
+from mimose.bench.workloads import collate
+from mimose.corpus import EncodedCorpus, EncodedText, encode_corpus, load_corpus
+
+QUESTION = "Does the Trainer's callback change nothing but memory, and survive SIGKILL?"
+
+_SHARE = 0.5
+"""The budget, as a share of the longest bare step's growth."""
+_AMPLE_BYTES = 2**40
+_SAVED_AT = 60
+_WARM_STEPS = 50
+"""Left out of the times: the library measures as it learns."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerRow(Row):
+    """One optimizer step of one run."""
+
+    run: str
+    """``bare``, ``budget``, ``ample`` or ``resumed``."""
+    step: int
+    loss: float
+    start_bytes: int
+    peak_bytes: int
+    """As the harness saw it, over every reset by the library."""
+    seconds: float
+    phase: str
+    kept: int
+    """Layers whose activations were kept."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add this proof's own options."""
+    parser.add_argument("--steps", type=int, default=200, help="a run")
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Train four ways, and compare."""
+    rows: list[TrainerRow] = []
+    digests: dict[str, str] = {}
+
+    def train(run: str, folder: str, **task: Any) -> list[TrainerRow]:
+        own = []
+        common = {"seed": settings.seed, "steps": options.steps, "folder": folder}
+        for said in run_child(
+            "trainer", {"run": run, **common, **task}, settings.threads
+        ):
+            if "digest" in said:
+                digests[run] = said["digest"]
+            else:
+                own.append(TrainerRow(**said, run=run, **settings.provenance()))
+        progress(f"trainer {run}: {len(own)} steps")
+        rows.extend(own)
+        return own
+
+    with tempfile.TemporaryDirectory() as folder:
+        bare = train("bare", folder)
+        needs = max(bare, key=lambda row: row.peak_bytes - row.start_bytes)
+        growth = needs.peak_bytes - needs.start_bytes
+        budget = needs.start_bytes + int(_SHARE * growth)
+        within = train("budget", folder, budget=budget)
+        ample = train("ample", folder, budget=_AMPLE_BYTES)
+        try:
+            train("killed", folder, budget=budget, saves=True, killed_after=_SAVED_AT)
+        except ChildFailedError:
+            progress(f"trainer killed: at step {_SAVED_AT}, as it should be")
+        resumed = train("resumed", folder, budget=budget, saves=True, resumes=True)
+    table = [
+        _summarise(run, [r for r in rows if r.run == run], budget)
+        for run in ("bare", "budget", "ample", "resumed")
+    ]
+    return Answer(
+        rows=rows,
+        table=table,
+        bars=[
+            *_equal(bare, within, digests, "budget"),
+            *_equal(bare, ample, digests, "ample"),
+            *_equal(bare[_SAVED_AT:], resumed, digests, "resumed"),
+            *_held("budget", within, budget),
+            *_held("resumed", resumed, budget),
+            Bar(
+                "bare: steps over that budget",
+                sum(row.peak_bytes > budget for row in bare),
+                at_least=1,
+            ),
+            Bar(
+                "resumed: steps spent collecting",
+                sum(row.phase == "collect" for row in resumed),
+                0,
+            ),
+        ],
+        notes=[f"the callback costs {percent(_cost(bare, ample), 2)} of a step"],
+    )
+
+
+def _equal(
+    expected: Sequence[TrainerRow],
+    actual: Sequence[TrainerRow],
+    digests: Mapping[str, str],
+    run: str,
+) -> list[Bar]:
+    pairs = list(zip(expected, actual, strict=False))
+    return [
+        Bar(f"{run}: steps", len(actual), at_least=len(expected)),
+        Bar(f"{run}: losses that differ", sum(a.loss != b.loss for a, b in pairs), 0),
+        Bar(
+            f"{run}: weights at the end that differ",
+            int(digests.get(run) != digests["bare"]),
+            0,
+        ),
+    ]
+
+
+def _held(run: str, rows: Sequence[TrainerRow], budget: int) -> list[Bar]:
+    over = sum(row.peak_bytes > budget for row in rows)
+    return [Bar(f"{run}: steps over the budget", over, 0)]
+
+
+def _cost(bare: Sequence[TrainerRow], ample: Sequence[TrainerRow]) -> float:
+    """Return what the callback adds to a step: the median ratio, batch by batch."""
+    pairs = list(zip(bare, ample, strict=True))[_WARM_STEPS:]
+    if not pairs:
+        return float("nan")
+    return statistics.median(b.seconds / a.seconds for a, b in pairs) - 1.0
+
+
+def _summarise(run: str, rows: Sequence[TrainerRow], budget: int) -> dict[str, object]:
+    return {
+        "run": run,
+        "steps": len(rows),
+        "largest growth MiB": mebibytes(
+            max((row.peak_bytes - row.start_bytes for row in rows), default=0)
+        ),
+        "steps over the budget": sum(row.peak_bytes > budget for row in rows),
+        "phases": {
+            phase: sum(row.phase == phase for row in rows)
+            for phase in sorted({row.phase for row in rows})
+        },
+        "ms a step p50": 1000 * (quantile((row.seconds for row in rows), 0.5) or 0.0),
+        "last loss": rows[-1].loss if rows else None,
+    }
+
+
+# ------------------------------------------------------------------ in the child
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Fine-tune once, and tell of every step; then of the weights."""
+    from transformers import Trainer, TrainingArguments
+
+    from mimose.integrations.transformers import MimoseCallback
+
+    torch.use_deterministic_algorithms(True)
+    meter = step_meter(torch.device("cpu"))
+    workload = Workload(seed=task["seed"], max_tokens=256)
+    corpus = encode_corpus(load_corpus(), workload.max_tokens)
+    watch = _watch(meter)
+    callbacks = [watch]
+    planning = None
+    if "budget" in task:
+        planning = MimoseCallback(task["budget"], meter=meter)
+        callbacks.append(planning)
+    if "killed_after" in task:
+        callbacks.append(_killer(task["killed_after"]))
+    trainer = Trainer(
+        model=_model(workload, corpus),
+        args=TrainingArguments(
+            output_dir=task["folder"],
+            max_steps=task["steps"],
+            per_device_train_batch_size=workload.batch_size,
+            learning_rate=workload.learning_rate,
+            warmup_steps=workload.warm_up_steps,
+            logging_steps=1,
+            save_strategy="steps" if task.get("saves") else "no",
+            save_steps=_SAVED_AT,
+            report_to=[],
+            use_cpu=True,
+            seed=task["seed"],
+            disable_tqdm=True,
+        ),
+        train_dataset=corpus.train,
+        data_collator=_collate,
+        callbacks=callbacks,
+    )
+    trainer.train(resume_from_checkpoint=task.get("resumes", False))
+    losses = {
+        entry["step"]: entry["loss"]
+        for entry in trainer.state.log_history
+        if "loss" in entry
+    }
+    records = [] if planning is None else list(planning.session.records)  # type: ignore[union-attr]
+    for index, said in enumerate(watch.steps):
+        record = records[index] if records else None
+        yield {
+            **said,
+            "loss": losses[said["step"]],
+            "phase": "" if record is None else record.phase,
+            "kept": workload.layers if record is None else record.actions.count("keep"),
+        }
+    model: Any = trainer.model
+    whole = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    yield {"digest": hashlib.sha256(whole).hexdigest()}
+
+
+def _model(workload: Workload, corpus: EncodedCorpus) -> torch.nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(workload.seed)
+    config: Any = BertConfig(
+        vocab_size=corpus.vocabulary_size,
+        hidden_size=workload.hidden_size,
+        num_hidden_layers=workload.layers,
+        num_attention_heads=workload.heads,
+        intermediate_size=4 * workload.hidden_size,
+        max_position_embeddings=workload.max_tokens,
+    )
+    config.num_labels = len(corpus.labels)
+    model: torch.nn.Module = BertForSequenceClassification(config)
+    return model
+
+
+def _collate(texts: Sequence[EncodedText]) -> dict[str, torch.Tensor]:
+    batch = collate(texts)
+    return {
+        "input_ids": batch.input_ids,
+        "attention_mask": batch.attention_mask,
+        "labels": batch.labels,
+    }
+
+
+def _watch(meter: Any) -> Any:
+    """Return a callback that reads every step's memory and time."""
+    from transformers import TrainerCallback
+
+    class Watch(TrainerCallback):
+        """Reads memory and time around every optimizer step."""
+
+        def __init__(self) -> None:
+            self.steps: list[dict[str, Any]] = []
+            self._start_bytes = 0
+            self._began = 0.0
+
+        def on_step_begin(
+            self, args: Any, state: Any, control: Any, **kwargs: Any
+        ) -> None:
+            """Start a new peak."""
+            self._start_bytes = meter.begin_step()
+            self._began = time.perf_counter()
+
+        def on_step_end(
+            self, args: Any, state: Any, control: Any, **kwargs: Any
+        ) -> None:
+            """Read what the step reached."""
+            self.steps.append(
+                {
+                    "step": state.global_step,
+                    "start_bytes": self._start_bytes,
+                    "peak_bytes": meter.step_peak_bytes(),
+                    "seconds": time.perf_counter() - self._began,
+                }
+            )
+
+    return Watch()
+
+
+def _killer(after: int) -> Any:
+    """Return a callback that kills the process once a step's checkpoint is written."""
+    from transformers import TrainerCallback
+
+    class Killer(TrainerCallback):
+        """Stands for a machine that went away."""
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            """Send SIGKILL to this process."""
+            if state.global_step >= after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return Killer()

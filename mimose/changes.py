@@ -1,0 +1,400 @@
+"""What a forward changes besides its output, put back around its recomputation.
+
+Which buffers, attributes and random states a layer changes is found in its first
+call, by comparing all of them before and after; later calls save only those.
+
+Note: [Attributes]
+An attribute that the root sets before each call (a mask, a table) is put back for the
+recomputation if it is a tensor without a graph: another graph's tensor, held from here,
+could keep a chain of old steps alive. One that the layer's own forward changes (a
+counter) is put back too, and given its present value again afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+Buffer: TypeAlias = tuple[nn.Module, str]
+
+INTERNAL = frozenset(vars(nn.Module())) | {"forward", "training"}
+"""Attributes that are torch's own."""
+_PLAIN = (type(None), bool, int, float, str, bytes, tuple)
+_MISSING: Any = object()
+_UNKNOWN: Any = object()
+
+
+class Slot(Protocol):
+    """A place whose state a forward may change."""
+
+    @property
+    def key(self) -> object:
+        """Equal for slots of the same place."""
+        ...
+
+    def read(self) -> Any:
+        """Return its state, safe from later changes."""
+        ...
+
+    def is_at(self, state: Any) -> bool:
+        """Whether nothing has changed since that state was read."""
+        ...
+
+    def lend(self, state: Any) -> Any:
+        """Put an earlier state there; return what `give_back` takes."""
+        ...
+
+    def give_back(self, current: Any) -> None:
+        """Put back what was there before `lend`."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Put an earlier state there for good."""
+        ...
+
+
+class BufferSlot:
+    """A tensor of a module that is changed in place: most often a buffer.
+
+    Values are compared, not versions alone: batch norms change their statistics
+    without a trace in the version.
+    """
+
+    def __init__(self, table: dict[str, Any], name: str) -> None:
+        self._table = table
+        self._name = name
+
+    @property
+    def key(self) -> object:
+        """Where it is."""
+        return id(self._table), self._name
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has now."""
+        tensor = self._table.get(self._name)
+        return 0 if tensor is None else int(tensor.numel())
+
+    def read(self) -> Any:
+        """Return a copy, and the identity and version of the original."""
+        tensor = self._table.get(self._name)
+        if tensor is None:
+            return None, None, 0
+        return tensor.detach().clone(), id(tensor), version(tensor)
+
+    def read_after(self, state: Any) -> Any:
+        """Return its state; the earlier one, if its version is still that."""
+        tensor = self._table.get(self._name)
+        if tensor is None or (id(tensor), version(tensor)) != state[1:]:
+            return self.read()
+        return state
+
+    def is_at(self, state: Any) -> bool:
+        """Compare identity, version and value."""
+        old, identity, counted = state
+        tensor = self._table.get(self._name)
+        if tensor is None or old is None:
+            return tensor is old
+        if id(tensor) != identity or version(tensor) != counted:
+            return False
+        return same_bits(tensor, old)
+
+    def lend(self, state: Any) -> Any:
+        """Put a copy of the old tensor there."""
+        current = self._table.get(self._name)
+        self._table[self._name] = None if state[0] is None else state[0].clone()
+        return current
+
+    def give_back(self, current: Any) -> None:
+        """Put the present tensor back."""
+        self._table[self._name] = current
+
+    def restore(self, state: Any) -> None:
+        """Copy the old values in place; where they are unchanged, touch nothing."""
+        tensor, old = self._table.get(self._name), state[0]
+        if tensor is None or old is None or tensor.shape != old.shape:
+            self._table[self._name] = old
+        elif not same_bits(tensor, old):
+            with torch.no_grad():
+                tensor.copy_(old)
+
+
+class EditedSlot(BufferSlot):
+    """A tensor among the attributes, edited in place."""
+
+    def is_at(self, state: Any) -> bool:
+        """Compare its value; another tensor there is `AttributeSlot`'s affair."""
+        is_other = id(self._table.get(self._name)) != state[1]
+        return is_other or super().is_at(state)
+
+
+class AttributeSlot:
+    """An attribute that is replaced: see Note: [Attributes]."""
+
+    def __init__(self, table: dict[str, Any], name: str) -> None:
+        self._table = table
+        self._name = name
+
+    @property
+    def key(self) -> object:
+        """Where it is, told apart from the tensor that is there."""
+        return id(self._table), self._name, "attribute"
+
+    def edited(self) -> EditedSlot:
+        """Return the slot of the tensor that is there."""
+        return EditedSlot(self._table, self._name)
+
+    def read(self) -> Any:
+        """Return the value, where it may be held."""
+        value = self._table.get(self._name, _MISSING)
+        return value if value is _MISSING or _may_be_held(value) else _UNKNOWN
+
+    def is_at(self, state: Any) -> bool:
+        """Compare identities."""
+        value = self._table.get(self._name, _MISSING)
+        return value is state or (state is _UNKNOWN and not _may_be_held(value))
+
+    def lend(self, state: Any) -> Any:
+        """Put the old value there."""
+        current = self._table.get(self._name, _MISSING)
+        self.restore(state)
+        return current
+
+    def give_back(self, current: Any) -> None:
+        """Put the present value back."""
+        self.restore(current)
+
+    def restore(self, state: Any) -> None:
+        """Put a value there, or take it away where there was none."""
+        if state is _MISSING:
+            self._table.pop(self._name, None)
+        elif state is not _UNKNOWN:
+            self._table[self._name] = state
+
+
+class RandomSlot:
+    """A random state that torch's own saving does not know."""
+
+    def __init__(
+        self, key: object, get: Callable[[], Any], put: Callable[[Any], None]
+    ) -> None:
+        self.key = key
+        self._get = get
+        self._put = put
+
+    def read(self) -> Any:
+        """Return the state."""
+        return self._get()
+
+    def is_at(self, state: Any) -> bool:
+        """Compare the bytes of both states."""
+        return pickle.dumps(self._get()) == pickle.dumps(state)
+
+    def lend(self, state: Any) -> Any:
+        """Put the old state there."""
+        current = self._get()
+        self._put(state)
+        return current
+
+    def give_back(self, current: Any) -> None:
+        """Put the present state back."""
+        self._put(current)
+
+    def restore(self, state: Any) -> None:
+        """Put an old state there."""
+        self._put(state)
+
+
+class Before(contextlib.AbstractContextManager[None]):
+    """The slots' states as they are now; entered, they are there again for a while.
+
+    It can be entered more than once: a second backward recomputes again.
+
+    Args:
+        slots: The slots.
+    """
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self._states: list[tuple[Slot, Any]] = [(slot, slot.read()) for slot in slots]
+        self._current: list[tuple[Slot, Any]] = []
+
+    def __enter__(self) -> None:
+        self._current = [(slot, slot.lend(state)) for slot, state in self._states]
+
+    def __exit__(self, *_: object) -> None:
+        for slot, current in reversed(self._current):
+            slot.give_back(current)
+        self._current = []
+
+    def changed(self) -> list[Slot]:
+        """Return the slots whose state has changed since."""
+        return [slot for slot, state in self._states if not slot.is_at(state)]
+
+    def narrow(self, slots: Iterable[Slot]) -> None:
+        """Forget all slots but these."""
+        keys = {slot.key for slot in slots}
+        self._states = [pair for pair in self._states if pair[0].key in keys]
+
+    def add(self, states: Iterable[tuple[Slot, Any]]) -> None:
+        """Take in slots with states read before."""
+        self._states += states
+
+    def add_missing(self, slots: Iterable[Slot]) -> None:
+        """Take in attributes that were not there."""
+        self._states += [(slot, _MISSING) for slot in slots]
+
+    def without(self, kind: type) -> Before:
+        """Return the same states less those of one kind of slot."""
+        other = Before(())
+        other._states = [p for p in self._states if not isinstance(p[0], kind)]
+        return other
+
+    def covers(self, slots: Iterable[Slot]) -> bool:
+        """Whether all these slots could be restored."""
+        return {slot.key for slot in slots} <= {slot.key for slot, _ in self._states}
+
+    def restore(self) -> None:
+        """Put all states back for good."""
+        for slot, state in self._states:
+            slot.restore(state)
+
+
+def buffer_slots(modules: Iterable[nn.Module]) -> list[BufferSlot]:
+    """Return every buffer of these modules."""
+    return [
+        BufferSlot(module._buffers, name)
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+
+
+def running_statistics(modules: Iterable[nn.Module]) -> list[BufferSlot]:
+    """Return the buffers that forwards are known to change."""
+    return [
+        BufferSlot(module._buffers, name)
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+        and (name.startswith("running_") or name == "num_batches_tracked")
+    ]
+
+
+def attribute_slots(modules: Iterable[nn.Module]) -> list[AttributeSlot]:
+    """Return the attributes that are numbers, texts, tensors or tuples of these."""
+    return [
+        AttributeSlot(vars(module), name)
+        for module in modules
+        for name in vars(module).keys() - INTERNAL
+        if isinstance(vars(module)[name], (*_PLAIN, torch.Tensor))
+    ]
+
+
+def tensor_attributes(modules: Iterable[nn.Module]) -> list[AttributeSlot]:
+    """Return the attributes that are tensors without a graph."""
+    return [
+        AttributeSlot(vars(module), name)
+        for module in modules
+        for name in vars(module).keys() - INTERNAL
+        if isinstance(vars(module)[name], torch.Tensor)
+        and _may_be_held(vars(module)[name])
+    ]
+
+
+def random_slots(modules: Iterable[nn.Module]) -> list[Slot]:
+    """Return Python's and NumPy's random state, and the modules' own generators."""
+    found: dict[object, Slot] = {
+        "python": RandomSlot("python", random.getstate, random.setstate),
+        "numpy": RandomSlot("numpy", _numpy_state, np.random.set_state),
+    }
+    for module in modules:
+        for value in vars(module).values():
+            slot = _generator_slot(value)
+            if slot is not None:
+                found[slot.key] = slot
+    return list(found.values())
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state(legacy=False)  # noqa: NPY002 - what users draw from
+
+
+def _generator_slot(value: object) -> Slot | None:
+    if isinstance(value, torch.Generator):
+        return RandomSlot(id(value), value.get_state, value.set_state)  # type: ignore[arg-type]
+    if isinstance(value, random.Random):
+        return RandomSlot(id(value), value.getstate, value.setstate)
+    if isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+
+        def put(state: Any) -> None:
+            bits.state = state
+
+        return RandomSlot(id(value), lambda: bits.state, put)
+    return None
+
+
+def all_slots(modules: Sequence[nn.Module]) -> list[Slot]:
+    """Return every place in these modules that a forward may change."""
+    return [
+        *buffer_slots(modules),
+        *attribute_slots(modules),
+        *[slot.edited() for slot in tensor_attributes(modules)],
+        *random_slots(modules),
+    ]
+
+
+def union(*groups: Iterable[Slot]) -> tuple[Slot, ...]:
+    """Join groups of slots, each place once."""
+    return tuple({slot.key: slot for group in groups for slot in group}.values())
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal to the bit, not-a-number included."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not is_plain(one):
+        return True
+    return torch.equal(bits(one), bits(other))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's bits can be looked at."""
+    return tensor.layout == torch.strided and not (
+        tensor.is_meta or tensor.is_quantized
+    )
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a plain tensor's bits as integers."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    kind = kinds.get(tensor.element_size())
+    is_plain = kind is None or not tensor.dtype.is_floating_point
+    return tensor if is_plain or kind is None else tensor.view(kind)
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place; inference tensors do not count.
+
+    Args:
+        tensor: The tensor.
+    """
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _may_be_held(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not value.requires_grad
+    if isinstance(value, tuple):
+        return all(map(_may_be_held, value))
+    return isinstance(value, _PLAIN)

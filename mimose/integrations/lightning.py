@@ -1,0 +1,489 @@
+"""A callback for Lightning's Trainer: one line, and it trains in a budget.
+
+It works with `lightning.pytorch` and with `pytorch_lightning`, whichever is installed.
+
+Note: [The root]
+A step is one forward of a module, the root. Lightning calls `training_step`, which may
+call the LightningModule itself, or a model in it, or two, and nobody can tell which
+before it does: so the callback does not guess. When training starts it looks for the
+layers, and watches the forwards of all modules that hold some. The first of them that
+is called in training mode, with grad enabled, is the root: the outermost one, for a
+module is called before those inside it. The session attaches in that call, and so even
+the first step is within the budget. Where a layer runs and no module that holds it was
+called, there is no root, and an error says so before anything was held.
+
+`training_step` itself is not taken for the root: it logs, appends to lists, and in
+manual optimization runs backwards and optimizers, so it must not be run again when a
+forward fails.
+
+Note: [When]
+The session attaches after `on_train_start`: the strategy has moved the model by then,
+every checkpoint is loaded and the sanity check is done. It detaches in `on_train_end`,
+before the strategy moves the model away, or in `on_exception`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+import importlib
+import json
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mimose.compiled import WHY
+from mimose.exceptions import MimoseError, StateMismatchError
+from mimose.metrics import MetricsReader
+from mimose.session import Session, attach
+from mimose.units import Named, Patch, find_units
+
+_log = logging.getLogger(__name__)
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _installed() -> list[Any]:
+    """Import whichever is installed; a Trainer takes callbacks of its own package.
+
+    Raises:
+        ImportError: None is.
+    """
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append(importlib.import_module(name))
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise  # it is installed, and something that it needs is not
+    if not found:
+        msg = (
+            "mimose.integrations.lightning needs lightning or pytorch_lightning: "
+            "pip install 'mimose[lightning]'"
+        )
+        raise ImportError(msg)
+    return found
+
+
+_libraries = _installed()
+_UNWRITTEN = {nn.Module.forward, *[each.LightningModule.forward for each in _libraries]}
+"""The forwards of modules that have none of their own."""
+
+if TYPE_CHECKING:
+    _Base = object
+else:
+    _Base = type("_Base", tuple(each.Callback for each in _libraries), {})
+
+_busy: weakref.WeakKeyDictionary[nn.Module, list[MimoseCallback]]
+_busy = weakref.WeakKeyDictionary()
+"""The callbacks that watch a LightningModule, or have attached to a part of it."""
+
+
+class MimoseCallback(_Base):
+    """Keeps the steps of `Trainer.fit` within a memory budget.
+
+    ::
+
+        trainer = Trainer(callbacks=[MimoseCallback(budget="6GiB")])
+        trainer.fit(model, data)
+
+    It attaches in the first training step, to the outermost module that holds layers
+    and that `training_step` calls: the LightningModule itself (``self(batch)``) or the
+    model in it (``self.model(batch)``). It detaches when training ends, however it
+    ends; validation passes through. `mimose/...` metrics (see
+    `mimose.metrics.MetricsReader`) reach `trainer.callback_metrics` and the loggers
+    every `log_every_n_steps`. What was learned is saved with each checkpoint, and a
+    run that is resumed from one plans from its first step on.
+
+    Args:
+        budget: As for `mimose.attach`.
+        module: The name in the LightningModule of the module to attach to, where the
+            first that is called is not the one: ``"generator"``.
+        units: As for `mimose.attach`, and so are all that follow. Names are seen from
+            `module`, or else from the LightningModule.
+        planner: Makes the plans.
+        predictor: Predicts held bytes.
+        round_to: What sizes are rounded up to.
+        cache_size: The most plans kept.
+        on_infeasible: ``"raise"`` or ``"warn"``.
+        meter: Where memory is read.
+        record_to: A file to append each step's record to.
+
+    Attributes:
+        session: The session of the running training, or of the last; None before the
+            first step.
+    """
+
+    def __init__(
+        self,
+        budget: float | str,
+        *,
+        module: str | None = None,
+        units: Any = None,
+        planner: Any = "auto",
+        predictor: Any = "polynomial",
+        round_to: int | Mapping[str, int] = 1,
+        cache_size: int = 1024,
+        on_infeasible: str = "raise",
+        meter: Any = None,
+        record_to: Any = None,
+    ) -> None:
+        self._budget = budget
+        self._name = module
+        self._units = units
+        self._options: dict[str, Any] = {
+            "planner": planner,
+            "predictor": predictor,
+            "round_to": round_to,
+            "cache_size": cache_size,
+            "on_infeasible": on_infeasible,
+            "meter": meter,
+            "record_to": record_to,
+        }
+        self.session: Session | None = None
+        self.learned: dict[str, Any] | None = None
+        """What a session knew when a checkpoint was written or training ended."""
+        self._metrics: MetricsReader | None = None
+        self._whole: nn.Module | None = None
+        """The LightningModule, while this watches it or is attached."""
+        self._search: _Search | None = None
+        self._is_attached = False
+        self._has_warned = False
+
+    # ------------------------------------------------------------------ events
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse a `training_step` that is compiled, and so leaves nothing to plan.
+
+        Raises:
+            MimoseError: It is.
+        """
+        del trainer
+        if stage == "fit" and getattr(pl_module, "_compiler_ctx", None) is not None:
+            msg = f"the LightningModule's training_step is compiled: {WHY}"
+            raise MimoseError(msg)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to watch for the root: Note: [The root].
+
+        Raises:
+            NoUnitsError: No layers were found.
+            MimoseError: No module has the name that was given.
+        """
+        self.detach()
+        for other in list(_busy.get(pl_module, ())):
+            if other not in trainer.callbacks:
+                other.detach()  # of a trainer that came to no end
+        self._has_warned = False
+        self._metrics = None
+        self._search = _Search(pl_module, self._name, self._units, self._attach)
+        self._whole = pl_module
+        _busy.setdefault(pl_module, []).append(self)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the metrics, where the trainer writes what is logged."""
+        del outputs, batch
+        if self._search is not None:
+            self._say_unseen(self._search)
+        is_last = _is_last(trainer)
+        is_whole = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if self._metrics is None or not (is_whole or is_last) or trainer.barebones:
+            return
+        if trainer._logger_connector.should_update_logs or trainer.fast_dev_run:
+            pl_module.log_dict(self._metrics.read())
+        elif is_last:  # for callback_metrics; the loggers get these steps later
+            pl_module.log_dict(copy.copy(self._metrics).read())
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Detach, and say in one line how it went."""
+        del pl_module
+        if self.session is not None and self._is_attached and trainer.is_global_zero:
+            _log.info("%s", self.session.report())
+        self.detach()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: Any) -> None:
+        """Detach: training ends here."""
+        del trainer, pl_module, exception
+        self.detach()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Detach where training ended in no other way."""
+        del trainer, pl_module
+        if stage == "fit":
+            self.detach()
+
+    def detach(self) -> None:
+        """Give the module back as it was; `session` can still be read."""
+        if self._search is not None:
+            self._search.stop()
+            self._search = None
+        if self.session is not None and self._is_attached:
+            self.learned = _plain(self.session.state_dict())
+            self.session.detach()
+        self._is_attached = False
+        if self._whole is not None:
+            others = [other for other in _busy.pop(self._whole) if other is not self]
+            if others:
+                _busy[self._whole] = others
+            self._whole = None
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def state_key(self) -> str:
+        """Tell the state apart from that of a callback for another module."""
+        name = type(self).__qualname__
+        return name if self._name is None else f"{name}{{'module': {self._name!r}}}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned, ready for JSON; {} before the first step."""
+        if self.session is not None and self._is_attached:
+            self.learned = _plain(self.session.state_dict())
+        return {} if self.learned is None else {"learned": self.learned}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what was learned before the checkpoint was written.
+
+        Args:
+            state_dict: What ``state_dict`` returned.
+        """
+        self.learned = state_dict.get("learned")
+        if self._is_attached:
+            self._recall()
+
+    # ------------------------------------------------------------------ attaching
+
+    def _attach(self, root: nn.Module, units: Any) -> None:
+        self._search = None
+        session = attach(root, self._budget, units=units, **self._options)
+        self.session, self._is_attached = session, True
+        self._metrics = MetricsReader(session)
+        self._recall()
+
+    def _recall(self) -> None:
+        if self.session is None or self.learned is None:
+            return
+        try:
+            self.session.load_state_dict(self.learned)
+        except StateMismatchError as error:
+            _log.warning("mimose: what was learned before is of no use here: %s", error)
+
+    def _say_unseen(self, search: _Search) -> None:
+        """Say, after the first step, that nothing is planned so far."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        _log.warning(
+            "mimose: training_step ran none of the layers that were found (%s, ...), "
+            "so nothing is planned so far. If it trains other modules, name the one "
+            "to plan for with MimoseCallback(module=...)",
+            search.first_unit,
+        )
+
+
+class _Search:
+    """Waits for the first forward of a module that holds units: Note: [The root].
+
+    Args:
+        whole: The LightningModule.
+        name: The only module in it that may be the root; None for any that is called.
+        units: As the user gave them.
+        found: Is called with the root, and the units to attach with.
+    """
+
+    def __init__(
+        self,
+        whole: nn.Module,
+        name: str | None,
+        units: Any,
+        found: Callable[[nn.Module, Any], None],
+    ) -> None:
+        self._name = name
+        self._spec = units
+        self._found = found
+        top = whole if name is None else _module_named(whole, name)
+        self._units = find_units(top, units)
+        self._learning = _learning(self._units)
+        holders = _holders(top, self._learning) if name is None else {name: top}
+        self._holders = {n: m for n, m in holders.items() if _is_written(m)}
+        self._n_running = 0
+        self._scouts: list[Patch] = [
+            *(_HolderScout(module, self) for module in self._holders.values()),
+            *(_UnitScout(named, self) for named in self._learning),
+        ]
+
+    @property
+    def first_unit(self) -> str:
+        """The name of the first layer."""
+        return self._learning[0][0]
+
+    def stop(self) -> None:
+        """Give all modules back as they were."""
+        for scout in reversed(self._scouts):
+            scout.remove()
+        self._scouts.clear()
+
+    def is_root(self, module: nn.Module) -> bool:
+        """Return whether a holder that is called now is the root."""
+        return self._n_running == 0 and _is_training(module)
+
+    def choose(self, root: nn.Module) -> None:
+        """End the search with this root."""
+        self.stop()
+        inside = {id(module) for module in root.modules()}
+        self._say_outside([n for n, m in self._learning if id(m) not in inside])
+        if self._spec is None or self._name is not None:
+            self._found(root, self._spec)
+            return
+        chosen = {id(module) for _, module in self._units}
+        self._found(root, lambda module: id(module) in chosen)
+
+    def _say_outside(self, names: list[str]) -> None:
+        if names:
+            _log.warning(
+                "mimose: the module that training_step called first holds only some "
+                "of the layers, and %d (%s, ...) are not planned. For all of them let "
+                "training_step call the LightningModule itself: self(batch). For one "
+                "module alone name it: MimoseCallback(module=...)",
+                len(names),
+                names[0],
+            )
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Run a holder that is not the root: evaluation, or a model kept fixed."""
+        self._n_running += 1
+        try:
+            yield
+        finally:
+            self._n_running -= 1
+
+    def refuse_alone(self, name: str, unit: nn.Module) -> None:
+        """Make sure that a unit runs in the forward of a module that holds it.
+
+        Args:
+            name: The unit's.
+            unit: It is about to run.
+
+        Raises:
+            MimoseError: In training, it runs in none.
+        """
+        if self._n_running or not _is_training(unit):
+            return
+        if self._name is not None:
+            msg = (
+                f"MimoseCallback(module={self._name!r}): training_step runs its layer "
+                f"{name!r}, but does not call that module. Name one whose forward is "
+                f"called in training_step, or leave module out"
+            )
+        else:
+            named = ", ".join(repr(n) if n else "self" for n in self._holders)
+            msg = (
+                f"training_step runs the layer {name!r} without calling a module that "
+                f"holds it, so nothing tells where a step begins. Call one of these "
+                f"in training_step: {named or 'none has a forward'}; or move the loop "
+                f"over the layers into forward(), and call self(batch)"
+            )
+        raise MimoseError(msg)
+
+
+class _HolderScout(Patch):
+    """The forward of a module that may be the root.
+
+    Args:
+        module: The module.
+        search: Is told.
+    """
+
+    def __init__(self, module: nn.Module, search: _Search) -> None:
+        super().__init__(module)
+        self._search = search
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Become the root's first step, or pass through."""
+        if self.is_removed:
+            return self.original(*args, **kwargs)
+        if self._search.is_root(self._module):
+            self._search.choose(self._module)
+            return self._module.forward(*args, **kwargs)
+        with self._search.inside():
+            return self.original(*args, **kwargs)
+
+
+class _UnitScout(Patch):
+    """The forward of a unit, until a root is found.
+
+    Args:
+        named: The unit, and its name.
+        search: Is told.
+    """
+
+    def __init__(self, named: Named, search: _Search) -> None:
+        super().__init__(named[1])
+        self._name = named[0]
+        self._search = search
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run, if a module that holds the unit does."""
+        if not self.is_removed:
+            self._search.refuse_alone(self._name, self._module)
+        return self.original(*args, **kwargs)
+
+
+def _module_named(whole: nn.Module, name: str) -> nn.Module:
+    modules: dict[str, nn.Module] = dict(whole.named_modules())
+    if name not in modules:
+        near = difflib.get_close_matches(name, list(modules), n=3)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        msg = f"module: no module named {name!r} in {type(whole).__name__}{hint}"
+        raise MimoseError(msg)
+    return modules[name]
+
+
+def _learning(units: tuple[Named, ...]) -> tuple[Named, ...]:
+    """Leave out units that are frozen, as a teacher's are, unless all are."""
+    learning = [
+        named for named in units if any(p.requires_grad for p in named[1].parameters())
+    ]
+    return tuple(learning) or units
+
+
+def _holders(top: nn.Module, units: tuple[Named, ...]) -> dict[str, nn.Module]:
+    """Return all modules that units are in, by name, outermost first."""
+    wanted = {id(module) for _, module in units}
+    return {
+        name: module
+        for name, module in top.named_modules()
+        if id(module) not in wanted
+        and any(id(inner) in wanted for inner in module.modules())
+    }
+
+
+def _is_written(module: nn.Module) -> bool:
+    """Return whether a module has a forward of its own, if only on the instance."""
+    return "forward" in vars(module) or type(module).forward not in _UNWRITTEN
+
+
+def _is_training(module: nn.Module) -> bool:
+    return bool(module.training and torch.is_grad_enabled())
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state as it comes back from JSON.
+
+    What is left then is safe to load with `weights_only`.
+    """
+    plain: dict[str, Any] = json.loads(json.dumps(state))
+    return plain
+
+
+def _is_last(trainer: Any) -> bool:
+    """Return whether an epoch or the training ends with this batch."""
+    return bool(trainer.is_last_batch or 0 < trainer.max_steps <= trainer.global_step)

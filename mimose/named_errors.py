@@ -1,0 +1,100 @@
+"""Errors of a recomputation that name the layer, and say what to do.
+
+Note: [Hooks inside hooks]
+`checkpoint` compares what was saved in a hook that autograd calls, outside of anything
+that is passed to it. The hooks pushed inside its own see every tensor it would see,
+hand it on, and pass an error on with the layer's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch.utils import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import CheckpointError
+
+from mimose.exceptions import MimoseError
+
+_hooks: Any = torch._C._autograd
+_EDITED = "modified by an inplace operation"
+
+
+class RecomputationError(MimoseError, CheckpointError):
+    """A layer could not be computed again as it was; it is kept from now on."""
+
+
+class Naming(contextlib.AbstractContextManager[None]):
+    """While entered, inside a checkpointed region, its errors will name the layer.
+
+    Args:
+        name: The layer's.
+        on_error: Called, with what happened, before the error is raised.
+    """
+
+    __slots__ = ("_name", "_on_error")
+
+    def __init__(self, name: str, on_error: Callable[[str], None]) -> None:
+        self._name = name
+        self._on_error = on_error
+
+    def __enter__(self) -> None:
+        pack, unpack = _hooks._top_saved_tensors_default_hooks(False)
+
+        def named(holder: Any) -> Any:
+            try:
+                return unpack(holder)
+            except RecomputationError:
+                raise
+            except RuntimeError as error:
+                why = _why(error)
+                if not why:
+                    raise
+                self.refuse(why, error)
+
+        _hooks._push_saved_tensors_default_hooks(pack, named)
+
+    def __exit__(self, *_: object) -> None:
+        _hooks._pop_saved_tensors_default_hooks()
+
+    def refuse(self, why: str, error: BaseException | None = None) -> NoReturn:
+        """Raise the error that names the layer.
+
+        Args:
+            why: What happened.
+            error: What it follows from.
+
+        Raises:
+            RecomputationError: Always.
+        """
+        self._on_error(why)
+        msg = (
+            f"{self._name} cannot be recomputed: {why}. It is kept from the next step "
+            f"on; this step's gradients are not complete: zero them and go on, or run "
+            f"steps by session.step(closure), which repeats such a step"
+        )
+        raise RecomputationError(msg) from error
+
+
+def _why(error: RuntimeError) -> str:
+    """Say what an error of `checkpoint` means; nothing for any other."""
+    if isinstance(error, CheckpointError):
+        return "recomputing it gave other tensors"
+    if _EDITED in str(error):
+        return "its input was edited in place before its backward"
+    return ""
+
+
+def can_name() -> bool:
+    """Whether regions may have a context: not in checkpoint's debug mode."""
+    return not torch_checkpoint._checkpoint_debug_enabled
+
+
+def is_inside_checkpoint() -> bool:
+    """Whether somebody's `checkpoint` is recording what is saved just now."""
+    hooks = _hooks._top_saved_tensors_default_hooks(False)
+    return hooks is not None and getattr(hooks[0], "__qualname__", "").startswith(
+        "_checkpoint_hook."
+    )

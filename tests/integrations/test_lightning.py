@@ -1,0 +1,826 @@
+"""The callback for Lightning's Trainer."""
+
+import copy
+import functools
+import gc
+import importlib
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+
+_NAMES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _packages():
+    found = []
+    for name in _NAMES:
+        try:
+            found.append(importlib.import_module(name))
+        except ModuleNotFoundError:
+            continue
+    return found
+
+
+PACKAGES = _packages()
+if not PACKAGES:
+    pytest.skip("no lightning is installed", allow_module_level=True)
+
+from mimose.integrations import lightning as integration  # noqa: E402
+from mimose.integrations.lightning import MimoseCallback  # noqa: E402
+
+L = PACKAGES[0]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no"),
+]
+
+N_STEPS = 16
+WIDTH = 32
+
+
+@functools.cache
+def _class(package):
+    class Lit(package.LightningModule):
+        """Runs the step it is given; each epoch draws from a seed of its own."""
+
+        def __init__(self, step, **models):
+            super().__init__()
+            self.step = step
+            for name, model in models.items():
+                setattr(self, name, model)
+
+        def on_train_epoch_start(self):
+            """Make a resumed run draw as one that never stopped."""
+            torch.manual_seed(100 + self.current_epoch)
+
+        def training_step(self, batch, index):
+            """Run the step."""
+            return self.step(self, batch, index)
+
+        def validation_step(self, batch, index):
+            """Run the model."""
+            self.log("val_loss", self.model(batch), batch_size=len(batch))
+
+        def configure_optimizers(self):
+            """Use AdamW."""
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    return Lit
+
+
+def _calls_model(lit, batch, index):
+    return lit.model(batch)
+
+
+def _lit(toys, step=_calls_model, package=L, cls=None, **models):
+    models = models or {"model": toys.chain(3, WIDTH)}
+    return (cls or _class(package))(step, **models)
+
+
+def _batches(n_batches=N_STEPS, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(16, 256, (n_batches,), generator=generator).tolist()
+    sizes[-1] = max(sizes)  # for it to have a plan
+    batches = [torch.randn(n_rows, WIDTH, generator=generator) for n_rows in sizes]
+    return _Loader(batches)
+
+
+class _Loader:
+    """An iterable of batches; of a list Lightning would take each for a loader."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        """Iterate."""
+        return iter(self._batches)
+
+    def __len__(self):
+        """Count."""
+        return len(self._batches)
+
+
+def _fit(lit, callbacks=(), package=L, batches=None, val=None, resume=None, **options):
+    options = {
+        "accelerator": "cpu",
+        "max_epochs": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "log_every_n_steps": 4,
+        **options,
+    }
+    trainer = package.Trainer(callbacks=list(callbacks), **options)
+    trainer.fit(lit, _batches() if batches is None else batches, val, ckpt_path=resume)
+    return trainer
+
+
+def _same(one, other):
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(
+        torch.equal(tensor, second[name]) for name, tensor in first.items()
+    )
+
+
+def _is_clean(toys, lit):
+    return toys.leftovers(lit) == []
+
+
+@pytest.fixture
+def run(toys, meter):
+    """Train bare and with the callback; assert that nothing but memory differs."""
+
+    def run(make=None, share=None, module=None, **options):
+        make = functools.partial(_lit, toys) if make is None else make
+        with toys.untracked():
+            bare = make()
+            _fit(bare, **options)
+        budget = "1TiB" if share is None else _budget(make, share, meter, options)
+        callback = MimoseCallback(budget, meter=meter, module=module)
+        lit = make()
+        trainer = _fit(lit, [callback], **options)
+        assert _same(bare, lit)
+        assert _is_clean(toys, lit)
+        return trainer, callback
+
+    return run
+
+
+def _budget(make, share, meter, options):
+    """Put a budget between recomputing all (0) and keeping all (1)."""
+    batches = _batches()  # held, as they will be in the run
+    largest = _Loader(sorted(batches, key=len)[-6:])
+    least, most = (
+        _growth(make, planner, meter, batches=largest, **options)
+        for planner in ("full", "none")
+    )
+    gc.collect()
+    return int(meter.live_bytes() + least + share * (most - least))
+
+
+def _growth(make, planner, meter, **options):
+    """Return what a training's peak is above what is held before it."""
+    gc.collect()
+    held = meter.live_bytes()
+    callback = MimoseCallback("1TiB", planner=planner, meter=meter)
+    _fit(make(), [callback], **options)
+    return callback.session.peak_bytes - held
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_the_same_training_within_a_budget(toys, run, package):
+    """Weights are equal to the last bit; no step is over; the metrics are logged."""
+    make = functools.partial(_lit, toys, package=package)
+    trainer, callback = run(make, share=0.3, package=package)
+    records = callback.session.records
+    assert N_STEPS == len(records)
+    assert 0 == callback.session.summary().steps_over
+    assert {"keep", "recompute"} == set(records[-1].actions)
+    for name in ("peak_bytes", "budget_use", "recompute_share", "cache_hit_rate"):
+        assert f"mimose/{name}" in trainer.callback_metrics
+    assert 2.0 == trainer.callback_metrics["mimose/phase"]
+
+
+def _logger(package):
+    base = importlib.import_module(f"{package.__name__}.loggers.logger").Logger
+
+    class Remembering(base):
+        """Remembers what it is told."""
+
+        name, version = "remembering", 0
+
+        def __init__(self):
+            super().__init__()
+            self.told = []
+
+        def log_hyperparams(self, *args, **kwargs):
+            """Do nothing."""
+
+        def log_metrics(self, metrics, step=None):
+            """Remember."""
+            self.told.append((step, dict(metrics)))
+
+    return Remembering()
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_loggers_are_told_every_few_steps(toys, meter, package):
+    """A row tells of all steps since the row before, those that accumulate as well."""
+    logger = _logger(package)
+    callback = MimoseCallback("1TiB", planner="full", meter=meter)
+    lit = _lit(toys, package=package)
+    _fit(lit, [callback], package, logger=logger, accumulate_grad_batches=2)
+    rows = [(s, m) for s, m in logger.told if "mimose/peak_bytes" in m]
+    assert [3, 7] == [step for step, _ in rows]
+    records = callback.session.records
+    for i, (_, row) in enumerate(rows):
+        eight = list(records)[8 * i : 8 * i + 8]
+        peak = max(record.observed_peak_bytes for record in eight)
+        assert peak == pytest.approx(row["mimose/peak_bytes"])
+        assert 1.0 == row["mimose/recompute_share"]
+
+
+def test_the_last_step_is_told_where_no_row_is_due(toys, meter):
+    """A short training has its metrics, though its loggers' first row never comes."""
+    for options in ({}, {"max_steps": 5}, {"fast_dev_run": 3}):
+        callback = MimoseCallback("1TiB", meter=meter)
+        options = {"log_every_n_steps": 1000, **options}
+        trainer = _fit(_lit(toys), [callback], **options)
+        assert 0 < trainer.callback_metrics["mimose/peak_bytes"]
+
+
+def test_barebones(run):
+    """Such a trainer logs nothing, and is trained all the same."""
+    options = {"barebones": True, "logger": None, "enable_checkpointing": None}
+    options |= {"enable_progress_bar": None, "enable_model_summary": None}
+    _, callback = run(log_every_n_steps=None, **options)
+    assert N_STEPS == len(callback.session.records)
+
+
+def test_gradient_accumulation(run):
+    """Micro-batches have shapes of their own, and plans, within the budget."""
+    _, callback = run(share=0.4, accumulate_grad_batches=3)
+    assert N_STEPS == len(callback.session.records)
+    assert 0 == callback.session.summary().steps_over
+
+
+def test_validation_in_the_middle(run):
+    """It passes through: no step, no plan; and the sanity check before is none."""
+    val = _batches(4, seed=2)
+    trainer, callback = run(share=0.4, val=val, val_check_interval=6)
+    assert N_STEPS == len(callback.session.records)
+    assert "val_loss" in trainer.callback_metrics
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_precision(run, precision):
+    """bf16: recomputed under the same autocast, or in the same type."""
+    _, callback = run(precision=precision)
+    phases = [record.phase for record in callback.session.records]
+    assert "plan" == phases[-1]
+
+
+def _manual(package):
+    class Manual(_class(package)):
+        """Steps by itself."""
+
+        def __init__(self, step, **models):
+            super().__init__(step, **models)
+            self.automatic_optimization = False
+
+    return Manual
+
+
+def test_manual_optimization(toys, run):
+    """Backward, step and zero_grad inside the training step."""
+
+    def step(lit, batch, index):
+        optimizer = lit.optimizers()
+        loss = lit.model(batch)
+        optimizer.zero_grad()
+        lit.manual_backward(loss)
+        optimizer.step()
+
+    make = functools.partial(_lit, toys, step, cls=_manual(L))
+    _, callback = run(make, share=0.4)
+    assert 0 == callback.session.summary().steps_over
+    assert "plan" == callback.session.records[-1].phase
+
+
+def test_several_backwards(toys, run):
+    """Two through one graph, then one of a second forward; none is planned on trust."""
+
+    def step(lit, batch, index):
+        optimizer = lit.optimizers()
+        optimizer.zero_grad()
+        loss = lit.model(batch)
+        lit.manual_backward(loss, retain_graph=True)
+        lit.manual_backward(0.5 * loss)
+        lit.manual_backward(lit.model(batch[:8]))
+        optimizer.step()
+
+    make = functools.partial(_lit, toys, step, cls=_manual(L))
+    _, callback = run(make)
+    assert 2 * N_STEPS == len(callback.session.records)
+
+
+def test_a_skipped_step(toys, run):
+    """A training step that returns None, the first one too."""
+
+    def step(lit, batch, index):
+        return lit.model(batch) if index % 5 else None
+
+    warning = "returned `None`"
+    with pytest.warns(UserWarning, match=warning):
+        run(functools.partial(_lit, toys, step))
+
+
+# -------------------------------------------------------------------- ends
+
+
+def _was_taught(callback):
+    """All steps are planned; the first may recompute all.
+
+    Lightning keeps the last step's gradients until this one's forward has run, so no
+    step but the first has none.
+    """
+    phases = [record.phase for record in callback.session.records]
+    assert phases[0] in ("plan", "fallback")
+    assert ["plan"] * (N_STEPS - 1) == phases[1:]
+
+
+def _fails_at(n, error):
+    def step(lit, batch, index):
+        loss = lit.model(batch)
+        if index == n:
+            raise error
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("n", [0, 5])
+def test_a_crash_leaves_the_model_clean(toys, meter, n):
+    """An exception in a step gets out, and the model is as it was, weights too."""
+    with toys.untracked():
+        bare = _lit(toys, _fails_at(n, ArithmeticError("in the middle")))
+        with pytest.raises(ArithmeticError, match="in the middle"):
+            _fit(bare)
+    lit = _lit(toys, _fails_at(n, ArithmeticError("in the middle")))
+    callback = MimoseCallback("1TiB", meter=meter)
+    with pytest.raises(ArithmeticError, match="in the middle"):
+        _fit(lit, [callback])
+    assert n + 1 == len(callback.session.records)
+    assert _same(bare, lit)
+    assert _is_clean(toys, lit)
+
+
+@pytest.fixture
+def _interruptible():
+    """Put back the handler that Lightning replaces."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_an_interrupt_leaves_the_model_clean(toys, meter):
+    """Lightning ends the process, in some versions; the model is clean before."""
+    lit = _lit(toys, _fails_at(3, KeyboardInterrupt()))
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        _fit(lit, [MimoseCallback("1TiB", meter=meter)])
+        raise KeyboardInterrupt
+    assert _is_clean(toys, lit)
+
+
+def test_a_crash_before_the_first_step_leaves_the_model_clean(toys, meter):
+    """Whoever raises it: here a callback that comes later."""
+
+    class Failing(L.Callback):
+        """Fails before any batch."""
+
+        def on_train_start(self, trainer, pl_module):
+            """Fail, while the root is being looked for."""
+            assert not _is_clean(toys, pl_module)
+            msg = "too early"
+            raise ArithmeticError(msg)
+
+    lit = _lit(toys)
+    with pytest.raises(ArithmeticError, match="too early"):
+        _fit(lit, [MimoseCallback("1TiB", meter=meter), Failing()])
+    assert _is_clean(toys, lit)
+
+
+def test_two_fits_one_after_another(toys, meter):
+    """The second one collects nothing; weights are those of two bare ones."""
+    bare = _lit(toys)
+    lit = copy.deepcopy(bare)
+    callback = MimoseCallback("1TiB", meter=meter)
+    for _ in range(2):
+        with toys.untracked():
+            _fit(bare)
+        _fit(lit, [callback])
+    _was_taught(callback)
+    assert _same(bare, lit)
+    assert _is_clean(toys, lit)
+
+
+def test_a_trainer_that_fits_on(toys, meter):
+    """The same Trainer, asked for more epochs."""
+    callback = MimoseCallback("1TiB", meter=meter)
+    lit = _lit(toys)
+    trainer = _fit(lit, [callback])
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(lit, _batches())
+    _was_taught(callback)
+    assert _is_clean(toys, lit)
+
+
+@pytest.mark.parametrize("has_attached", [False, True])
+def test_a_second_trainer_on_the_same_module(toys, meter, has_attached):
+    """Also where the first one's callback was never told that it ended."""
+    lit = _lit(toys)
+    first, second = (MimoseCallback("1TiB", meter=meter) for _ in range(2))
+    first.on_train_start(L.Trainer(accelerator="cpu", logger=False), lit)
+    if has_attached:
+        lit.train()
+        lit.model(next(iter(_batches(1)))).backward()
+        lit.zero_grad()
+    assert not _is_clean(toys, lit)
+    _fit(lit, [second])
+    assert N_STEPS == len(second.session.records)
+    assert _is_clean(toys, lit)
+    _fit(lit, [MimoseCallback("1TiB", meter=meter)])
+    assert _is_clean(toys, lit)
+
+
+def test_a_model_that_somebody_else_attached_to(toys, meter):
+    """One owner: the error says what to do, and leaves the other one's session."""
+    lit = _lit(toys)
+    with mimose.attach(lit.model, "1TiB", meter=meter) as session:
+        with pytest.raises(mimose.AlreadyAttachedError, match="detach"):
+            _fit(lit, [MimoseCallback("1TiB", meter=meter)])
+        assert 0 == len(session.records)
+        assert not _is_clean(toys, lit)
+    assert _is_clean(toys, lit)
+
+
+def test_nothing_keeps_the_module_alive(toys, meter):
+    """What was trained can be thrown away."""
+    callback = MimoseCallback("1TiB", meter=meter)
+    _fit(_lit(toys), [callback])
+    assert 0 == len(integration._busy)
+
+
+# -------------------------------------------------------------------- state
+
+
+def _saving(folder):
+    checkpoints = importlib.import_module(f"{L.__name__}.callbacks")
+    return checkpoints.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")
+def test_a_run_that_goes_on_from_a_checkpoint(toys, meter, tmp_path):
+    """It collects nothing again; the weights are those of one that never stopped."""
+    options = {"max_epochs": 2, "enable_checkpointing": True}
+    with toys.untracked():
+        whole = _lit(toys)
+        _fit(whole, max_epochs=2)
+    callbacks = [MimoseCallback("1TiB", meter=meter), _saving(tmp_path)]
+    _fit(_lit(toys), callbacks, **options)
+    lit, callback = _lit(toys), MimoseCallback("1TiB", meter=meter)
+    path = tmp_path / "epoch=0.ckpt"
+    _fit(lit, [callback, _saving(tmp_path / "on")], resume=str(path), **options)
+    _was_taught(callback)
+    assert _same(whole, lit)
+    assert _is_clean(toys, lit)
+    saved = torch.load(path, weights_only=True)["callbacks"]["MimoseCallback"]
+    assert saved == json.loads(json.dumps(saved))
+
+
+def test_what_another_model_taught_is_of_no_use(toys, meter, caplog):
+    """A warning says so, and learning begins anew."""
+    first = MimoseCallback("1TiB", meter=meter)
+    _fit(_lit(toys, model=toys.chain(2, WIDTH)), [first])
+    second = MimoseCallback("1TiB", meter=meter)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    lit = _lit(toys)
+    _fit(lit, [second])
+    assert "of no use here" in caplog.text
+    assert "collect" == second.session.records[0].phase
+    assert _is_clean(toys, lit)
+
+
+def test_state_that_is_loaded_while_training(toys, meter):
+    """It takes effect at once."""
+    first = MimoseCallback("1TiB", meter=meter)
+    _fit(_lit(toys), [first])
+
+    class Loading(L.Callback):
+        """Loads after two steps."""
+
+        def on_train_batch_start(self, trainer, pl_module, batch, index):
+            """Load."""
+            if index == 2:
+                second.load_state_dict(first.state_dict())
+
+    second = MimoseCallback("1TiB", meter=meter)
+    assert {} == second.state_dict()
+    _fit(_lit(toys), [second, Loading()])
+    phases = [record.phase for record in second.session.records]
+    assert ["collect", "collect", "plan"] == phases[:3]
+
+
+# -------------------------------------------------------------------- the root
+
+
+class _Forwarding:
+    """Gives a LightningModule a forward."""
+
+    def forward(self, batch):
+        """Run encoder and decoder, or the one model there is."""
+        if hasattr(self, "model"):
+            return self.model(batch)
+        return self.decoder(self.encoder(batch))
+
+
+@functools.cache
+def _forwarding():
+    return type("Forwarding", (_Forwarding, _class(L)), {})
+
+
+def _calls_itself(lit, batch, index):
+    return lit(batch).square().mean()
+
+
+class _Stack(nn.Module):
+    """Blocks one after the other."""
+
+    def __init__(self, toys, n_blocks=2):
+        super().__init__()
+        self.blocks = nn.ModuleList(toys.Block(WIDTH) for _ in range(n_blocks))
+
+    def forward(self, x):
+        """Run them."""
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def _pair(toys, step, cls=None):
+    torch.manual_seed(4)
+    return _lit(toys, step, cls=cls, encoder=_Stack(toys), decoder=_Stack(toys))
+
+
+def test_the_lightning_module_itself(toys, run):
+    """Its forward is called, and holds all the layers: it is the root."""
+    make = functools.partial(_pair, toys, _calls_itself, _forwarding())
+    _, callback = run(make, share=0.4)
+    assert 4 == len(callback.session.records[-1].actions)
+    assert 0 == callback.session.summary().steps_over
+
+
+def test_a_model_in_a_model(toys, run, caplog):
+    """The outermost one that is called, though the layers are further in."""
+
+    class Outer(nn.Module):
+        """A model with a head."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = _Stack(toys, 3)
+            self.head = nn.Linear(WIDTH, 2)
+
+        def forward(self, x):
+            """Run both."""
+            return self.head(self.inner(x)).square().mean()
+
+    def make():
+        torch.manual_seed(4)
+        return _lit(toys, model=Outer())
+
+    _, callback = run(make)
+    assert callback.learned["of"]["model"].endswith("Outer")
+    assert "WARNING" not in caplog.text
+
+
+def test_its_forward_called_by_name(toys, run):
+    """`self.model.forward(batch)` is a call as well."""
+    make = functools.partial(_lit, toys, lambda lit, batch, _: lit.model.forward(batch))
+    _, callback = run(make)
+    assert N_STEPS == len(callback.session.records)
+
+
+def test_a_teacher_is_left_alone(toys, run, caplog):
+    """A frozen copy is neither the root nor missed."""
+
+    def step(lit, batch, index):
+        with torch.no_grad():
+            wanted = lit.teacher(batch)
+        return (lit.model(batch) - wanted).square()
+
+    def make():
+        teacher = toys.chain(3, WIDTH).requires_grad_(False)
+        return _lit(toys, step, teacher=teacher, model=toys.chain(3, WIDTH))
+
+    _, callback = run(make)
+    assert "plan" == callback.session.records[-1].phase
+    assert "WARNING" not in caplog.text
+
+
+def test_two_models_of_which_one_is_planned(toys, run, caplog):
+    """Equal weights; a warning says what is not planned, and what to do."""
+
+    def step(lit, batch, index):
+        return lit.decoder(lit.encoder(batch)).square().mean()
+
+    _, callback = run(functools.partial(_pair, toys, step))
+    assert 2 == len(callback.session.records[-1].actions)
+    assert "2 (decoder.blocks.0, ...) are not planned" in caplog.text
+    assert "self(batch)" in caplog.text
+
+
+@pytest.mark.parametrize("module", ["encoder", "decoder"])
+def test_a_module_by_name(toys, run, caplog, module):
+    """The one that was asked for, and no warning of the other."""
+
+    def step(lit, batch, index):
+        return lit.decoder(lit.encoder(batch)).square().mean()
+
+    _, callback = run(functools.partial(_pair, toys, step), module=module)
+    assert 2 == len(callback.session.records[-1].actions)
+    assert callback.session.records[-1].events[0].startswith("blocks.0")
+    assert "WARNING" not in caplog.text
+
+
+def test_two_callbacks_for_two_modules(toys, meter):
+    """A generator and its critic: each has a session, and a state of its own."""
+
+    def step(lit, batch, index):
+        one, two = lit.optimizers()
+        for model, optimizer in ((lit.encoder, one), (lit.decoder, two)):
+            optimizer.zero_grad()
+            lit.manual_backward(model(batch).square().mean())
+            optimizer.step()
+
+    class Adversaries(_manual(L)):
+        """Has two optimizers."""
+
+        def configure_optimizers(self):
+            """Give each model one."""
+            models = (self.encoder, self.decoder)
+            return [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in models]
+
+    with toys.untracked():
+        bare = _pair(toys, step, Adversaries)
+        _fit(bare)
+    callbacks = [
+        MimoseCallback("1TiB", module=name, meter=meter)
+        for name in ("encoder", "decoder")
+    ]
+    lit = _pair(toys, step, Adversaries)
+    _fit(lit, callbacks)
+    assert [N_STEPS] * 2 == [len(callback.session.records) for callback in callbacks]
+    assert 2 == len({callback.state_key for callback in callbacks})
+    assert _same(bare, lit)
+    assert _is_clean(toys, lit)
+
+
+def test_units_are_named_from_the_lightning_module(toys, meter):
+    """Or from the module that was named; a wrong name's error has the right one."""
+    first = MimoseCallback("1TiB", units="model.blocks", meter=meter)
+    second = MimoseCallback("1TiB", units="blocks", module="model", meter=meter)
+    for callback in (first, second):
+        _fit(_lit(toys), [callback])
+        assert 3 == len(callback.session.records[-1].actions)
+    with pytest.raises(mimose.NoUnitsError, match=r"did you mean.*model\.blocks"):
+        _fit(_lit(toys), [MimoseCallback("1TiB", units="mode.blocks", meter=meter)])
+
+
+def test_a_name_that_is_not_there(toys, meter):
+    """The error has those that are near."""
+    with pytest.raises(mimose.MimoseError, match="did you mean encoder"):
+        lit = _pair(toys, _calls_itself)
+        _fit(lit, [MimoseCallback("1TiB", module="encode", meter=meter)])
+    assert _is_clean(toys, lit)
+
+
+def _loops(lit, batch, index):
+    for block in lit.model.blocks:
+        batch = block(batch)
+    return batch.square().mean()
+
+
+def test_a_loop_over_the_layers_has_no_root(toys, meter):
+    """The error names what could be called in its place, before anything is held."""
+    lit = _lit(toys, _loops)
+    with pytest.raises(mimose.MimoseError, match=r"in training_step: 'model';"):
+        _fit(lit, [MimoseCallback("1TiB", meter=meter)])
+    assert _is_clean(toys, lit)
+    lit = _lit(toys, lambda lit, batch, _: lit.blocks[0](batch).sum())
+    lit.blocks = _Stack(toys).blocks
+    del lit.model
+    with pytest.raises(mimose.MimoseError, match="none has a forward"):
+        _fit(lit, [MimoseCallback("1TiB", meter=meter)])
+    assert _is_clean(toys, lit)
+
+
+def test_a_named_module_that_is_not_called(toys, meter):
+    """Its layers run, or nothing of it does: an error, or a warning."""
+    lit = _lit(toys, _loops)
+    with pytest.raises(mimose.MimoseError, match="does not call that module"):
+        _fit(lit, [MimoseCallback("1TiB", module="model", meter=meter)])
+    assert _is_clean(toys, lit)
+
+
+def test_layers_that_do_not_run_at_first(toys, run, caplog):
+    """One warning, and they are planned when they do."""
+
+    def step(lit, batch, index):
+        return (lit.encoder if index < 4 else lit.decoder)(batch).square().mean()
+
+    make = functools.partial(_pair, toys, step)
+    _, callback = run(make, module="decoder")
+    assert N_STEPS - 4 == len(callback.session.records)
+    assert 1 == caplog.text.count("nothing is planned so far")
+
+
+def test_a_copy_made_while_the_root_is_looked_for(toys, meter):
+    """An average of weights, say: it is not watched."""
+    copies = []
+
+    class Copying(L.Callback):
+        """Copies the model."""
+
+        def on_train_start(self, trainer, pl_module):
+            """Copy it."""
+            copies.append(copy.deepcopy(pl_module.model))
+
+    _fit(_lit(toys), [MimoseCallback("1TiB", meter=meter), Copying()])
+    copies[0](next(iter(_batches(1)))).backward()
+
+
+# -------------------------------------------------------------------- refusals
+
+
+def test_checkpointing_by_a_strategy_is_refused(toys, meter):
+    """Two owners are one too many; the model is left as the strategy made it."""
+    wrapper = pytest.importorskip(
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
+    )
+    strategies = importlib.import_module(f"{L.__name__}.strategies")
+
+    class Checkpointing(strategies.SingleDeviceStrategy):
+        """Does as the strategies for shards do when they are asked to."""
+
+        def setup(self, trainer):
+            """Wrap each block."""
+            wrapper.apply_activation_checkpointing(
+                self.lightning_module, check_fn=lambda m: isinstance(m, toys.Block)
+            )
+            super().setup(trainer)
+
+    lit = _lit(toys)
+    with pytest.raises(mimose.CheckpointingConflictError, match="without the wrapper"):
+        _fit(
+            lit,
+            [MimoseCallback("1TiB", meter=meter)],
+            strategy=Checkpointing("cpu"),
+            accelerator="auto",
+        )
+    assert not any("forward" in vars(module) for module in lit.modules())
+
+
+def test_a_compiled_training_step_is_refused(toys):
+    """One graph leaves no layers to recompute; the error says what to leave out."""
+    lit = torch.compile(_lit(toys), backend="eager")
+    with pytest.raises(mimose.MimoseError, match=r"without torch\.compile"):
+        _fit(lit, [MimoseCallback("1TiB")])
+
+
+def test_a_budget_that_cannot_be_kept(toys, meter):
+    """The error gets out of the training, and the model is clean."""
+    lit = _lit(toys)
+    with pytest.raises(mimose.InfeasibleBudgetError):
+        _fit(lit, [MimoseCallback("1KiB", meter=meter)])
+    assert _is_clean(toys, lit)
+
+
+# -------------------------------------------------------------------- packages
+
+
+def test_without_lightning_the_error_says_what_to_install(monkeypatch):
+    """One of two is enough; what one of them misses itself is told as it is."""
+    monkeypatch.setattr(integration, "_PACKAGES", ("no_lightning", L.__name__))
+    assert [L] == integration._installed()
+    monkeypatch.setattr(integration, "_PACKAGES", ("no_lightning", "none_either"))
+    with pytest.raises(ImportError, match=r"pip install 'mimose\[lightning\]'"):
+        integration._installed()
+
+
+def test_a_broken_lightning_is_not_called_missing(monkeypatch, tmp_path):
+    """Something that it needs is missing: the error names that."""
+    (tmp_path / "broken_lightning.py").write_text("import not_there_at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(integration, "_PACKAGES", ("broken_lightning",))
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+        integration._installed()
+
+
+def test_mimose_does_not_import_lightning():
+    """It costs seconds, and most do not use it."""
+    code = (
+        "import sys, mimose; "
+        "sys.exit(any('lightning' in name.split('.')[0] for name in sys.modules))"
+    )
+    assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode

@@ -1,0 +1,274 @@
+"""The pages under docs: links lead somewhere, code runs, commands exist, it builds."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+WRITTEN = [*PAGES, *sorted(DOCS.glob("results/*.md")), ROOT / "README.md"]
+_FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")
+
+
+def _prose(path: Path) -> str:
+    """Return a page without its blocks of code."""
+    return _FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def _blocks(path: Path, language: str) -> list[str]:
+    found = _FENCE.findall(path.read_text(encoding="utf-8"))
+    return [code for name, code in found if name == language]
+
+
+def _anchors(path: Path) -> set[str]:
+    """Return what a link may name behind ``#``: headings, and targets ``(name)=``."""
+    text = _prose(path)
+    named = set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE))
+    for title in re.findall(r"^#{1,3} (.+)$", text, re.MULTILINE):
+        plain = re.sub(r"[^\w\- ]", "", title.lower())
+        named.add(plain.strip().replace(" ", "-"))
+    return named
+
+
+# ---------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every link to a file, and every anchor in it, is there."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if link.startswith(("https://", "http://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_included_files_are_there(page: Path) -> None:
+    """Every file a page includes exists."""
+    text = page.read_text(encoding="utf-8")
+    names = re.findall(r"^```\{literalinclude\} (\S+)$", text, re.MULTILINE)
+
+    assert [name for name in names if not (DOCS / name).exists()] == []
+
+
+def test_every_page_is_in_the_contents() -> None:
+    """The index names every page, and no other."""
+    [contents] = _blocks(DOCS / "index.md", "{toctree}")
+    named = set(contents.partition("\n\n")[2].split())
+
+    assert {page.stem for page in PAGES} - {"index"} | {"results/README"} == named
+
+
+# ---------------------------------------------------------------------------- code
+
+
+class _Output(dict):
+    """What a model of transformers returns: a mapping with attributes."""
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """The loss."""
+        loss: torch.Tensor = self["loss"]
+        return loss
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states + torch.tanh(self.linear(states))
+
+
+class _Model(nn.Module):
+    """Two layers, and a loss in the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_Block(), _Block()])
+
+    def forward(self, inputs: torch.Tensor) -> _Output:
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return _Output(loss=inputs.square().mean())
+
+
+def _batches() -> list[dict[str, torch.Tensor]]:
+    return [{"inputs": torch.randn(2, length, 8)} for length in (3, 5, 3)]
+
+
+def _given(code: str, tmp_path: Path) -> dict[str, Any]:
+    """Make what a block takes for granted."""
+    model = _Model()
+    batches = _batches()
+    given: dict[str, Any] = {
+        "mimose": mimose,
+        "model": model,
+        "loader": batches,
+        "batch": batches[0],
+        "largest_batch": batches[1],
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
+    }
+    if "transformers" in code:
+        given |= _given_to_a_trainer(tmp_path)
+    if "lightning" in code:
+        given["lightning_module"] = _lightning_module()
+        given["loader"] = torch.utils.data.DataLoader(batches, batch_size=None)
+    return given
+
+
+def _given_to_a_trainer(tmp_path: Path) -> dict[str, Any]:
+    transformers = pytest.importorskip("transformers")
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=1,
+        max_steps=3,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    return {"args": args, "data": [{"inputs": batch["inputs"]} for batch in _batches()]}
+
+
+def _lightning_module() -> Any:
+    lightning: Any = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = _Model()
+
+        def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return self.model(**batch).loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    return Module()
+
+
+@pytest.fixture
+def trained() -> Iterator[mimose.Session]:
+    """Hand out a session with a few steps behind it, for blocks that only read one."""
+    model = _Model()
+    with mimose.attach(model, budget="6GiB") as session:
+        for batch in _batches() * 2:
+            model(**batch).loss.backward()
+        yield session
+
+
+PAGES_WITH_CODE = [page for page in PAGES if _blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda path: path.stem)
+def test_every_python_block_runs(
+    page: Path,
+    trained: mimose.Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a reader copies works, given a model, batches and an optimizer."""
+    monkeypatch.chdir(tmp_path)
+    for code in _blocks(page, "python"):
+        namespace = {"session": trained, **_given(code, tmp_path)}
+        with warnings.catch_warnings():
+            if "Trainer" in code:  # trainers warn of settings that save time here
+                warnings.simplefilter("ignore")
+            exec(compile(code, str(page), "exec"), namespace)
+        session = namespace["session"]
+        if session is not trained:
+            session.detach()
+            assert len(session.records) >= 2
+
+
+# ---------------------------------------------------------------------------- commands
+
+
+def _commands() -> list[str]:
+    """Return every command line of ``mimose`` that a page names."""
+    lines = []
+    for page in WRITTEN:
+        for code in _blocks(page, "sh"):
+            lines += [line.partition("#")[0] for line in code.splitlines()]
+        lines += re.findall(r"`([^`]+)`", _prose(page).replace("\n", " "))
+    return sorted({line.strip() for line in lines if line.startswith("mimose ")})
+
+
+@pytest.mark.parametrize("line", _commands())
+def test_command_lines_exist(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command is one of mimose's, and every option is in its help."""
+    name, *arguments = shlex.split(line)[1:]
+
+    with pytest.raises(SystemExit) as raised:
+        cli.main([name, "--help"])
+
+    assert raised.value.code == 0
+    known = capsys.readouterr().out
+    options = [text for text in arguments if text.startswith("-")]
+    assert [option for option in options if option not in known] == []
+
+
+@pytest.mark.parametrize("name", ["docs", "demo"])
+def test_scripts_can_be_run(name: str) -> None:
+    """The scripts that pages name are there, and executable."""
+    assert (ROOT / "scripts" / name).stat().st_mode & 0o111
+
+
+# ---------------------------------------------------------------------------- the site
+
+
+def test_drawing_is_what_its_script_draws() -> None:
+    """The picture of a step is up to date with the planners' judge."""
+    drawn = runpy.run_path(str(DOCS / "images" / "draw_step.py"))["drawing"]()
+
+    assert (DOCS / "images" / "step.svg").read_text(encoding="utf-8") == drawn
+
+
+_NEEDED = ("sphinx", "myst_parser", "furo", "transformers", "lightning")
+_MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(bool(_MISSING), reason=f"missing: {', '.join(_MISSING)}")
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """Every reference of every page and docstring is resolved."""
+    options = ["-W", "--keep-going", "-n", "-q", "-b", "html"]
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, str(DOCS), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+
+    assert built.stderr == ""
+    assert built.returncode == 0
+    assert (tmp_path / "api.html").exists()
