@@ -56,7 +56,7 @@ from mimose.units import Patch
 
 _log = logging.getLogger(__name__)
 
-_RELEVANT = 0.25
+_RELEVANT = 0.5
 """Steps that grow by less of the headroom say nothing of the margin: noise is all."""
 _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""

@@ -182,7 +182,8 @@ class ProcessMeter(Meter):
     it grew by 29 MiB in 40 steps of a small ResNet. What a step grows by then depends
     on the steps before it: it fills such holes first. So a step starts from a trimmed
     heap. `malloc_trim` takes 1 ms to give 12 MiB back, and 100 ms and more in a heap
-    of ten thousand holes; the next one waits a hundred times as long as the last took.
+    of ten thousand holes; the next one waits a hundred times as long as the last took,
+    but for steps that are measured.
 
     Note: [Holes from before]
     Where a process has trained before the thresholds were set, its heap is full of
@@ -230,12 +231,12 @@ class ProcessMeter(Meter):
         """Return the resident set: see Note: [Free memory that stays resident]."""
         live = self.live_bytes()
         if live - self._trimmed_bytes > slack_bytes:
-            began = time.monotonic()
-            if began < self._next_trim:
+            if slack_bytes and time.monotonic() < self._next_trim:
                 return live
+            began = time.thread_time()  # on a busy machine the clock runs on
             self._trim(0)
-            ended = time.monotonic()
-            self._next_trim = ended + 100 * (ended - began)
+            seconds = time.thread_time() - began
+            self._next_trim = time.monotonic() + 100 * seconds
             live = self.live_bytes()
             self._trimmed_bytes = live
         elif live < self._trimmed_bytes:

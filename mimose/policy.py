@@ -37,7 +37,7 @@ _STAGES = (0.35, 0.7)
 """Shares of the way from the safest plan to the whole budget, each checked by a step
 before a context is planned freely."""
 
-_LARGE = 0.25
+_LARGE = 0.5
 """Steps that grow by less of the largest growth calibrate nothing: noise is all."""
 _BEYOND = 0.1
 """Kept free over a prediction beyond the sizes measured, besides the margin."""
