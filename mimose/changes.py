@@ -271,8 +271,7 @@ def buffer_slots(modules: Iterable[nn.Module]) -> list[BufferSlot]:
     return [
         BufferSlot(module._buffers, name)
         for module in modules
-        for name, buffer in module._buffers.items()
-        if buffer is not None
+        for name in module._buffers
     ]
 
 

@@ -223,7 +223,8 @@ class Driver:
         self._has_warned = False
         self._has_missed = False
         events.on_keep = self.keep_always
-        self._facts = FactsReader(model, device)
+        layers = [unit.module for unit in events.units]
+        self._facts = FactsReader(model, device, layers)
         self._least = LeastPeaks()
         self._changing: tuple[Slot, ...] = ()
         """What forwards were seen to change."""
@@ -748,9 +749,12 @@ class Driver:
         """
         self._facts.load_state_dict(state["sizes"])
         self._optimizers.excess_bytes = float(state["optimizer_excess_bytes"])
-        self.kept_units = {str(k): str(v) for k, v in state["kept_units"].items()}
+        saved = {str(k): str(v) for k, v in state["kept_units"].items()}
+        self.kept_units = {**saved, **self.kept_units}
         for unit in self._events.units:
             unit.is_kept = unit.name in self.kept_units
+            if unit.is_kept:
+                self._estimator.unrecomputable.add(unit.index)
 
     # ------------------------------------------------------------------ for reports
 

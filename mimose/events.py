@@ -34,6 +34,8 @@ class Unit:
         """What its forward changes, as far as its calls have told."""
         self.is_known = False
         """Whether a call has told in the present mode."""
+        self.is_compared = False
+        """Whether a recomputation was compared with its call in the present mode."""
         self.actions: tuple[str, ...] = ()
         """Under the running step's plan, by call."""
         self.calls = 0
@@ -71,7 +73,7 @@ class Unit:
         self.is_known = True
 
     def _changed_late(self, where: Buffers) -> None:
-        self.is_known = False
+        self.is_known = self.is_compared = False
         raise LateChangeError(self, [BufferSlot(*place) for place in where])
 
 
@@ -105,8 +107,10 @@ class UnitPatch(Patch):
         actions = unit.actions
         if call < len(actions) and step.trace is None:
             if actions[call] == KEEP:
-                return self.original(*args, **kwargs)
-            if step.knows_flops and unit.is_known and not unit.is_kept:
+                if unit.is_known or unit.is_kept:
+                    return self.original(*args, **kwargs)
+                return runner.keep(unit, args, kwargs)
+            if step.knows_flops and unit.is_compared and not unit.is_kept:
                 runner.inputs.append((unit, marks(args, kwargs)))
                 return recompute(
                     self.original,
@@ -215,7 +219,7 @@ class EventRunner:
     def forget_changes(self) -> None:
         """Find out anew what the units change."""
         for unit in self.units:
-            unit.is_known = False
+            unit.is_known = unit.is_compared = False
 
     def _note(self, unit: Unit) -> None:
         self.last_recomputed = unit
@@ -261,8 +265,19 @@ class EventRunner:
         if step.trace is not None:
             return self._measure(step.trace, unit, call, args, kwargs)
         if call >= len(unit.actions) and self._other(step) == KEEP:
-            return unit.forward(*args, **kwargs)
+            return self.keep(unit, args, kwargs)
         return self._recompute(step, unit, call, args, kwargs)
+
+    def keep(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call that is kept; a first one tells what it changes."""
+        if unit.is_known or unit.is_kept:
+            return unit.forward(*args, **kwargs)
+        first, around = FirstCall(unit.module), unit.surroundings
+        around.begin_anew()
+        versions = around.look().versions
+        output = unit.forward(*args, **kwargs)
+        unit.learn(first, (versions, around.look().versions))
+        return output
 
     def _other(self, step: RunningStep) -> str:
         self._n_unplanned += 1
@@ -287,7 +302,7 @@ class EventRunner:
 
     def _must_keep(self, unit: Unit) -> bool:
         """Whether a unit is kept, now that it is called inside of what is running."""
-        if not unit.is_kept and not unit.is_known and is_inside_checkpoint():
+        if not unit.is_kept and not unit.is_compared and is_inside_checkpoint():
             self.on_keep(unit, "the model itself checkpoints it")
         return unit.is_kept
 
@@ -305,10 +320,12 @@ class EventRunner:
         around = unit.surroundings
         first, before, versions = None, None, [0]
         seen: list[Any] = []
+        compares = not unit.is_compared
+        if compares:
+            on_recompute = self._compared(unit, seen, on_recompute)
         if not unit.is_known:
             first = FirstCall(unit.module)
             before = first.before
-            on_recompute = self._compared(unit, seen, on_recompute)
             around.begin_anew()
             versions = around.look().versions
         elif unit.slots:
@@ -320,15 +337,16 @@ class EventRunner:
             before=before,
             on_recompute=on_recompute,
             surroundings=around,
-            early_stop=early_stop,
+            early_stop=early_stop and not compares,
         )
         if is_edited(noted):
             raise NotRecomputableError([unit], "it edits its own input in place")
         self.inputs.append((unit, noted))
         if first is not None:
             unit.learn(first, (versions, around.look().versions))
-            if not around.changes_itself:
-                seen.append(fingerprint(output))
+        unit.is_compared = True
+        if compares and not around.changes_itself:
+            seen.append(fingerprint(output))
         return output
 
     def _compared(

@@ -11,7 +11,7 @@ from torch import nn
 
 from mimose.estimator import MOST_CONTEXTS, Context, StepFacts
 from mimose.exceptions import MimoseError
-from mimose.families import autocast_state, digest
+from mimose.families import autocast_state, digest, module_key
 from mimose.shapes import (
     SizeTable,
     Texts,
@@ -35,10 +35,14 @@ class FactsReader:
     Args:
         model: The model; inputs have to be on its device.
         device: Where that is.
+        units: The layers, whose settings change what a step costs.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, units: Sequence[nn.Module] = ()
+    ) -> None:
         self._model = model
+        self._units = tuple(units)
         self._device = device
         self._tables: dict[str, SizeTable] = {}
         self._texts = Texts()
@@ -49,6 +53,7 @@ class FactsReader:
         self._modes: dict[tuple[bool, ...], int] = {}
         self._n_modes = 0
         self._mode_key = ""
+        self._mode_keys: dict[int, str] = {}
         self._probes: list[nn.Parameter] = []
         self.mode = -1
         """Numbers what is trained and what is in training mode, as last seen."""
@@ -88,7 +93,11 @@ class FactsReader:
             mode, self._n_modes = self._n_modes, self._n_modes + 1
         _use(self._modes, flags, mode)
         self.mode = mode
-        self._mode_key = digest(flags)
+        if mode not in self._mode_keys:
+            # Read once: forwards may change settings, such as a count of their calls.
+            keys = tuple(map(module_key, self._units))
+            self._mode_keys[mode] = digest((flags, keys))
+        self._mode_key = self._mode_keys[mode]
         trainable = [p for p in self._parameters if p.requires_grad]
         # One parameter may never get a gradient; a few from all over the model tell.
         self._probes = trainable[:: max(1, len(trainable) // 4)][:5]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
+import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from mimose.exceptions import MimoseError
+
+_log = logging.getLogger(__name__)
 
 Phase: TypeAlias = Literal["collect", "step_down", "plan", "fallback"]
 
@@ -124,6 +129,8 @@ class Records(deque[StepRecord]):
         # Open for as long as the session lives; `close_file` closes it.
         self._file = None if path is None else Path(path).open("a", encoding="utf-8")  # noqa: SIM115
         self._events: tuple[str, ...] = ()
+        if self._file is not None and not _ends_a_line(Path(self._file.name)):
+            self._file.write("\n")  # a run that was killed left half a line
 
     def close(self, record: StepRecord) -> None:
         """Write a record that will not change any more."""
@@ -144,44 +151,90 @@ class Records(deque[StepRecord]):
 
 
 _KNOWN = frozenset(f.name for f in fields(StepRecord))
+_NUMBERS = (
+    "predicted_peak_bytes",
+    "observed_peak_bytes",
+    "plan_seconds",
+    "recomputed_flops",
+    "retries",
+    "seconds",
+)
 _NEEDED = ("step", "shape", "phase", "actions", "budget_bytes", "start_bytes")
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return size == 0 or file.read(1) == b"\n"
 
 
 def read_records(path: str | PathLike[str]) -> list[StepRecord]:
     """Read what ``record_to`` wrote, events filled in; fields not known are left out.
 
-    A last line that was not written to its end, as in a run that was killed, is left
-    out as well.
+    Lines that were not written to their end, as in a run that was killed, are left out
+    as well, with a warning.
 
     Args:
         path: The file.
 
     Raises:
         OSError: The file cannot be read.
-        MimoseError: A line is not a step's record.
+        MimoseError: No line, or a whole one, is a step's record.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     records: list[StepRecord] = []
+    n_broken = 0
     for number, line in enumerate(lines, start=1):
-        if not line.strip() or (number == len(lines) and not line.endswith("\n")):
+        if not line.strip():
             continue
-        record = _record(line, f"{path}, line {number}")
+        where = f"{path}, line {number}"
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            n_broken += 1
+            continue
+        record = _record(said, where)
         if not record.events and records:
             record.events = records[-1].events
         records.append(record)
+    if n_broken and not records:
+        msg = f"{path}, line 1: not a step's record, as attach(record_to=...) writes it"
+        raise MimoseError(msg)
+    if n_broken:
+        _log.warning("mimose: %d broken lines of %s were left out", n_broken, path)
     return records
 
 
-def _record(line: str, where: str) -> StepRecord:
-    try:
-        said: Any = json.loads(line)
-    except ValueError:
-        said = None
-    if not isinstance(said, dict) or not all(name in said for name in _NEEDED):
+def _record(said: Any, where: str) -> StepRecord:
+    if not isinstance(said, dict) or not _is_sound(said):
         msg = f"{where}: not a step's record, as attach(record_to=...) writes it"
         raise MimoseError(msg)
-    known = {name: value for name, value in said.items() if name in _KNOWN}
+    known: dict[str, Any] = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in said.items()
+        if name in _KNOWN
+    }
     known.setdefault("predicted_peak_bytes", None)
     for name in ("actions", "events"):
         known[name] = tuple(known.get(name, ()))
     return StepRecord(**known)
+
+
+def _is_sound(said: dict[str, Any]) -> bool:
+    """Whether what is needed is there, and everything is of its kind."""
+    numbers = [said.get(name) for name in _NUMBERS]
+    shape = said.get("shape")
+    return (
+        all(name in said for name in _NEEDED)
+        and isinstance(shape, dict)
+        and all(isinstance(size, int) for size in shape.values())
+        and said["phase"] in get_args(Phase)
+        and all(isinstance(said.get(name, []), list) for name in ("actions", "events"))
+        and all(
+            number is None or isinstance(number, (int, float)) for number in numbers
+        )
+        and all(isinstance(said[name], int) for name in ("step", "start_bytes"))
+        and isinstance(said["budget_bytes"], int)
+        and said["budget_bytes"] > 0
+    )

@@ -84,14 +84,14 @@ class Surroundings:
             if (id(module._buffers), name) not in buffers
         )
 
-    def buffer_versions(self) -> list[int]:
-        """Return how often the buffers were changed that are not left out."""
+    def buffer_versions(self) -> list[tuple[int, int]]:
+        """Return which the buffers are that are not left out, and how often changed."""
         if not self._buffers:
             return []
         tensors = [there.get(name) for there, name in self._buffers]
-        return [-1 if tensor is None else version(tensor) for tensor in tensors]
+        return [(0, -1) if t is None else (id(t), version(t)) for t in tensors]
 
-    def refuse_late_change(self, before: list[int]) -> None:
+    def refuse_late_change(self, before: list[tuple[int, int]]) -> None:
         """Stop a forward that has changed a buffer as never before.
 
         Args:

@@ -1,6 +1,10 @@
 """Where the calls of units stand in a step, and where they stand outside of one."""
 
+from typing import ClassVar
+
+import pytest
 import torch
+from torch import nn
 
 import mimose
 from mimose.kv_cache import caching_modules
@@ -66,3 +70,36 @@ def test_a_cache_that_is_asked_for_is_made(toys):
         output = model(ids, labels=ids, use_cache=True)
         assert output.past_key_values is not None
         output.loss.backward()
+
+
+@pytest.mark.parametrize("planner", ["none", "full", "auto"])
+def test_every_layer_is_known_after_a_step(toys, planner):
+    """Also those that are kept; what they change is not looked for again."""
+    model = toys.chain(3)
+    with mimose.attach(model, "1TiB", planner=planner, meter="prediction") as session:
+        model(toys.inputs()).sum().backward()
+        assert all(unit.is_known for unit in session._units)
+
+
+class _Drifting(nn.Module):
+    """Adds what nobody saves."""
+
+    calls: ClassVar[list[int]] = []
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        """Return something else each time."""
+        self.calls.append(1)
+        return torch.relu(self.linear(x)) * (1 + len(self.calls))
+
+
+def test_layers_that_cannot_be_repeated_are_found_under_full(toys, caplog):
+    """The first recomputation runs to its end, whatever the planner."""
+    model = toys.chain(3, make=_Drifting)
+    with mimose.attach(model, "1TiB", planner="full", meter="prediction") as session:
+        model(toys.inputs()).sum().backward()
+    assert {f"blocks.{n}" for n in range(3)} == set(session.summary().kept_units)
+    assert "it returned something else" in caplog.text

@@ -1,6 +1,7 @@
 """Records of steps: derived numbers, bounds, and the file."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -94,7 +95,53 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path):
     assert [0] == [record.step for record in read_records(path)]
 
 
-@pytest.mark.parametrize("line", ["text", "[1]", '{"step": 1}', "null"])
+def test_a_killed_run_that_is_appended_to(tmp_path, caplog):
+    """The half line is left out, with a warning, and the new run's first is whole."""
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"step": 1, "sha')
+    records = Records(3, path)
+    records.close(_record(7))
+    records.close_file()
+    assert [7] == [record.step for record in read_records(path)]
+    assert "1 broken lines" in caplog.text
+
+
+def test_numbers_that_are_none(tmp_path):
+    """What is not a finite number was not measured."""
+    path = tmp_path / "records.jsonl"
+    records = Records(3, path)
+    records.close(_record(predicted_peak_bytes=float("nan"), seconds=float("inf")))
+    records.close_file()
+    (record,) = read_records(path)
+    assert (None, None) == (record.predicted_peak_bytes, record.seconds)
+
+
+_WHOLE = asdict(_record())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "text",
+        "[1]",
+        '{"step": 1}',
+        "null",
+        "[" * 100_000,
+        *(
+            json.dumps({**_WHOLE, name: value})
+            for name, value in (
+                ("budget_bytes", 0),
+                ("actions", None),
+                ("shape", [1]),
+                ("shape", {"x.1": None}),
+                ("observed_peak_bytes", "text"),
+                ("step", None),
+                ("phase", "text"),
+            )
+        ),
+    ],
+    ids=range(12),
+)
 def test_a_file_of_something_else(tmp_path, line):
     """The error names the line."""
     path = tmp_path / "other.jsonl"

@@ -169,3 +169,27 @@ def test_damaged_state_changes_nothing(toys, meter, damage):
         with pytest.raises(StateMismatchError, match="damaged"):
             other.load_state_dict(bad)
         assert before == _round_trip(other.state_dict())
+
+
+def test_a_model_with_other_settings_learns_anew(toys, meter):
+    """What no name and no shape tells is in the contexts: nothing of it is used."""
+    _, session = _trained(toys, meter)
+    state = _round_trip(session.state_dict())
+    other = toys.zoo_model("bert")
+    for layer in other.bert.encoder.layer:
+        layer.attention.self.is_causal = not layer.attention.self.is_causal
+    with mimose.attach(other, "1GiB", meter=meter) as resumed:
+        resumed.load_state_dict(state)
+        (record,) = _train(toys, other, toys.text_batches([22]), resumed)
+    assert "collect" == record.phase
+
+
+def test_layers_found_to_be_unrepeatable_stay_so_after_loading(toys, meter):
+    """A state from before they were found does not make them recomputable again."""
+    _, session = _trained(toys, meter)
+    state = _round_trip(session.state_dict())
+    with mimose.attach(toys.zoo_model("bert"), "1GiB", meter=meter) as resumed:
+        resumed._driver.keep_always(resumed._units[2], "it was so")
+        resumed.load_state_dict(state)
+        assert ["bert.encoder.layer.2"] == list(resumed.summary().kept_units)
+        assert resumed._units[2].is_kept

@@ -155,6 +155,11 @@ class MimoseCallback(_Base):
         self._is_attached = False
         self._has_warned = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the session out: a copy of the callback has trained nothing."""
+        own = {"session": None, "_metrics": None, "_whole": None, "_search": None}
+        return {**self.__dict__, **own, "_is_attached": False}
+
     # ------------------------------------------------------------------ events
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

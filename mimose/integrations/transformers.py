@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import nn
@@ -37,7 +37,6 @@ from mimose.session import Session, attach
 
 _log = logging.getLogger(__name__)
 
-_GUARDED = "_mimose_guards_it"
 _owners: weakref.WeakKeyDictionary[nn.Module, MimoseCallback]
 _owners = weakref.WeakKeyDictionary()
 """Which callback's session has a model."""
@@ -184,6 +183,11 @@ class MimoseCallback(TrainerCallback, ExportableState):
 
     # ------------------------------------------------------------------ state
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the session out: a copy of the callback has trained nothing."""
+        own = {"session": None, "_metrics": None, "_model": None}
+        return {**self.__dict__, **own}
+
     def state(self) -> dict[str, Any]:
         """Return the arguments, and what was learned; both ready for JSON."""
         if self.session is not None and self._is_attached:
@@ -230,13 +234,18 @@ class MimoseCallback(TrainerCallback, ExportableState):
         self.session, self._model = session, model
         self._metrics = MetricsReader(session)
         _owners[model] = self
-        learned = self.learned or saved
-        if learned is None:
-            return
-        try:
-            session.load_state_dict(learned)
-        except StateMismatchError as error:
-            _log.warning("mimose: what was learned before is of no use here: %s", error)
+        problem = ""
+        for learned in (self.learned, saved):
+            if learned is None:
+                continue
+            try:
+                session.load_state_dict(learned)
+            except StateMismatchError as error:
+                problem = str(error)
+            else:
+                return
+        if problem:
+            _log.warning("mimose: what was learned is of no use here: %s", problem)
 
 
 def guard(trainer: Any) -> None:
@@ -246,25 +255,41 @@ def guard(trainer: Any) -> None:
         trainer: Its own attributes are set; a training that runs already is guarded
             step by step.
     """
-    if hasattr(trainer.train, _GUARDED):
+    if isinstance(trainer.train, _Guarded):
         return
     for name in ("training_step", "train") if trainer.is_in_train else ("train",):
-        setattr(trainer, name, _guarded(trainer, getattr(trainer, name)))
+        setattr(trainer, name, _Guarded(trainer, name))
 
 
-def _guarded(trainer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
+class _Guarded:
+    """A trainer's method that detaches the callbacks where it raises.
+
+    It does not keep the trainer alive, and a copy of the trainer gets one of its own.
+    """
+
+    def __init__(self, trainer: Any, name: str) -> None:
+        functools.update_wrapper(self, getattr(type(trainer), name), updated=())
+        self._trainer = weakref.ref(trainer)
+        self._name = name
+        self._own = vars(trainer).get(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        trainer = self._trainer()
+        method = self._own or getattr(type(trainer), self._name).__get__(trainer)
         try:
             return method(*args, **kwargs)
         except BaseException:
-            for callback in trainer.callback_handler.callbacks:
+            for callback in trainer.callback_handler.callbacks:  # type: ignore[union-attr]
                 if isinstance(callback, MimoseCallback):
                     callback.detach()
             raise
 
-    setattr(run, _GUARDED, True)
-    return run
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Guarded:
+        trainer = self._trainer()
+        return _Guarded(memo.get(id(trainer), trainer), self._name)
+
+    def __reduce__(self) -> Any:
+        return _Guarded, (self._trainer(), self._name)
 
 
 def _callers() -> tuple[CallbackHandler | None, Trainer | None]:

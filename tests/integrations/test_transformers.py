@@ -1,5 +1,6 @@
 """The callback for the Trainer of transformers."""
 
+import copy
 import dataclasses
 import json
 
@@ -530,3 +531,27 @@ def test_a_model_without_layers(tmp_path, meter, caplog):
     assert 2 == trainer.state.global_step
     assert "this training is not planned" in caplog.text
     assert callback.session is None
+
+
+def test_a_copy_of_the_trainer_trains_itself(tmp_path, meter):
+    """The guard is the copy's own, before a training and after one."""
+    trainer = _trainer(tmp_path, [MimoseCallback("1TiB", meter=meter)], max_steps=2)
+    copied = copy.deepcopy(trainer)
+    copied.train()
+    assert (0, 2) == (trainer.state.global_step, copied.state.global_step)
+    (used,) = (
+        c for c in copied.callback_handler.callbacks if isinstance(c, MimoseCallback)
+    )
+    assert used.session is not None
+    assert copy.copy(used).session is None
+
+
+def test_a_checkpoint_of_another_model_than_the_last(tmp_path, meter):
+    """What the callback learned elsewhere is no use; what the checkpoint has is."""
+    options = {"save_strategy": "steps", "save_steps": 12, "max_steps": 16}
+    _trainer(tmp_path, [MimoseCallback("1TiB", meter=meter)], **options).train()
+    callback = MimoseCallback("1TiB", meter=meter)
+    callback.learned = {"of": {"version": 0}}
+    trainer = _trainer(tmp_path, [callback], **options)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-12"))
+    assert {"plan"} == {record.phase for record in callback.session.records}
