@@ -182,7 +182,7 @@ def read_records(path: str | PathLike[str]) -> list[StepRecord]:
         OSError: The file cannot be read.
         MimoseError: No line, or a whole one, is a step's record.
     """
-    lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
     records: list[StepRecord] = []
     n_broken = 0
     for number, line in enumerate(lines, start=1):
@@ -192,7 +192,7 @@ def read_records(path: str | PathLike[str]) -> list[StepRecord]:
         try:
             said = json.loads(line)
         except (ValueError, RecursionError):
-            n_broken += 1
+            n_broken += line.endswith("\n")  # the last may be in the making
             continue
         record = _record(said, where)
         if not record.events and records:
