@@ -1,9 +1,9 @@
 """Does the Trainer's callback change nothing but memory, and survive being killed?
 
 The same fine-tuning (a BERT classifier that names a docstring's package) runs bare,
-with the callback within a budget, and with the callback where nothing needs a plan:
-what it costs is the difference between the last and the first. Then one run is killed
-with SIGKILL at a checkpoint and another goes on from there.
+with the callback where nothing needs a plan, bare again, and with the callback within
+a budget: what the callback costs is the second's time over that of the two beside it.
+Then one run is killed with SIGKILL at a checkpoint and another goes on from there.
 
     python -m mimose.bench.proofs trainer
     python -m mimose.bench.proofs trainer --steps 60
@@ -55,7 +55,7 @@ class TrainerRow(Row):
     """One optimizer step of one run."""
 
     run: str
-    """``bare``, ``budget``, ``ample`` or ``resumed``."""
+    """``bare``, ``ample``, ``again``, ``budget`` or ``resumed``."""
     step: int
     loss: float
     start_bytes: int
@@ -96,8 +96,9 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         needs = max(bare, key=lambda row: row.peak_bytes - row.start_bytes)
         growth = needs.peak_bytes - needs.start_bytes
         budget = needs.start_bytes + int(_SHARE * growth)
-        within = train("budget", folder, budget=budget)
         ample = train("ample", folder, budget=_AMPLE_BYTES)
+        again = train("again", folder)
+        within = train("budget", folder, budget=budget)
         try:
             train("killed", folder, budget=budget, saves=True, killed_after=_SAVED_AT)
         except ChildFailedError:
@@ -105,7 +106,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         resumed = train("resumed", folder, budget=budget, saves=True, resumes=True)
     table = [
         _summarise(run, [r for r in rows if r.run == run], budget)
-        for run in ("bare", "budget", "ample", "resumed")
+        for run in ("bare", "ample", "again", "budget", "resumed")
     ]
     return Answer(
         rows=rows,
@@ -127,7 +128,10 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
                 0,
             ),
         ],
-        notes=[f"the callback costs {percent(_cost(bare, ample), 2)} of a step"],
+        notes=[
+            f"the callback costs {percent(_cost(bare, ample, again), 2)} of a step; "
+            f"the two bare runs differ by {percent(_drift(bare, again), 2)}"
+        ],
     )
 
 
@@ -154,12 +158,25 @@ def _held(run: str, rows: Sequence[TrainerRow], budget: int) -> list[Bar]:
     return [Bar(f"{run}: steps over the budget", over, 0)]
 
 
-def _cost(bare: Sequence[TrainerRow], ample: Sequence[TrainerRow]) -> float:
+def _cost(
+    bare: Sequence[TrainerRow],
+    ample: Sequence[TrainerRow],
+    again: Sequence[TrainerRow],
+) -> float:
     """Return what the callback adds to a step: the median ratio, batch by batch."""
-    pairs = list(zip(bare, ample, strict=True))[_WARM_STEPS:]
-    if not pairs:
-        return float("nan")
-    return statistics.median(b.seconds / a.seconds for a, b in pairs) - 1.0
+    ratios = [
+        2 * there.seconds / (before.seconds + after.seconds)
+        for before, there, after in zip(bare, ample, again, strict=True)
+    ]
+    late = ratios[_WARM_STEPS:]
+    return statistics.median(late) - 1.0 if late else float("nan")
+
+
+def _drift(bare: Sequence[TrainerRow], again: Sequence[TrainerRow]) -> float:
+    """Return how far the two bare runs are apart, the same way."""
+    pairs = list(zip(bare, again, strict=True))[_WARM_STEPS:]
+    ratios = [after.seconds / before.seconds for before, after in pairs]
+    return abs(statistics.median(ratios) - 1.0) if ratios else float("nan")
 
 
 def _summarise(run: str, rows: Sequence[TrainerRow], budget: int) -> dict[str, object]:
