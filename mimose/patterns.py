@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.collector import RECOMPUTE
+from mimose.collector import KEEP
 from mimose.predictors import SizeMap
 from mimose.series import Sizes
 
@@ -262,8 +262,12 @@ def as_tuples(value: Any) -> Any:
 def actions_by_unit(
     pattern: Pattern, actions: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
-    """Sort a plan's actions by unit and call; other calls are recomputed."""
-    by_unit = [[RECOMPUTE] * n_calls for n_calls in pattern.calls]
+    """Sort a plan's actions by unit and call.
+
+    Other calls made no gradients, as in frozen layers, and save nothing if they are
+    kept.
+    """
+    by_unit = [[KEEP] * n_calls for n_calls in pattern.calls]
     for (_, unit, call, _), action in zip(pattern.events, actions, strict=True):
         by_unit[unit][call] = action
     return tuple(tuple(calls) for calls in by_unit)

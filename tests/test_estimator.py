@@ -36,10 +36,10 @@ def test_rules_of_own_sizes(rule, found):
 
 
 def test_actions_are_sorted_by_unit_and_call():
-    """Each unit gets its calls' actions; calls that are no events are recomputed."""
+    """Each unit gets its calls' actions; calls that are no events are kept."""
     events = (("a#0", 0, 0, 5), ("b#1", 1, 1, 5), ("a#2", 0, 2, 5))
     pattern = Pattern(events, calls=(3, 2))
-    assert ((KEEP, RECOMPUTE, RECOMPUTE), (RECOMPUTE, KEEP)) == actions_by_unit(
+    assert ((KEEP, KEEP, RECOMPUTE), (KEEP, KEEP)) == actions_by_unit(
         pattern, (KEEP, KEEP, RECOMPUTE)
     )
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import mimose
+import mimose.events
 from mimose.kv_cache import caching_modules
 
 
@@ -103,3 +104,28 @@ def test_layers_that_cannot_be_repeated_are_found_under_full(toys, caplog):
         model(toys.inputs()).sum().backward()
     assert {f"blocks.{n}" for n in range(3)} == set(session.summary().kept_units)
     assert "it returned something else" in caplog.text
+
+
+def test_frozen_layers_are_not_checkpointed(toys, meter, monkeypatch):
+    """A call that makes no gradients saves nothing, and is run as it is."""
+    model = toys.chain(4)
+    model.stem.requires_grad_(False)
+    for block in model.blocks[:2]:
+        block.requires_grad_(False)
+    recomputed = []
+    original = mimose.events.recompute
+
+    def counting(*args, **kwargs):
+        recomputed.append(1)
+        return original(*args, **kwargs)
+
+    batches = [toys.inputs(n) for n in (8, 24)] * 5
+    found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    with mimose.attach(model, "1TiB", meter=meter) as again:
+        again.load_state_dict(session.state_dict())
+        monkeypatch.setattr(mimose.events, "recompute", counting)
+        toys.train(model, batches)
+    assert {"plan"} == {record.phase for record in again.records}
+    assert again.records[-1].cache_hit
+    assert [] == recomputed
