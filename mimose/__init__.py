@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mimose.exceptions import InfeasibleBudgetError as InfeasibleBudgetError
     from mimose.exceptions import MimoseError as MimoseError
     from mimose.exceptions import NoUnitsError as NoUnitsError
+    from mimose.exceptions import RecomputationError as RecomputationError
     from mimose.exceptions import StateMismatchError as StateMismatchError
     from mimose.records import StepRecord as StepRecord
     from mimose.records import Summary as Summary
@@ -28,6 +29,7 @@ else:
         "InfeasibleBudgetError": "exceptions",
         "MimoseError": "exceptions",
         "NoUnitsError": "exceptions",
+        "RecomputationError": "exceptions",
         "Session": "session",
         "StateMismatchError": "exceptions",
         "StepRecord": "records",
@@ -59,6 +61,7 @@ __all__ = [
     "InfeasibleBudgetError",
     "MimoseError",
     "NoUnitsError",
+    "RecomputationError",
     "Session",
     "StateMismatchError",
     "StepRecord",

@@ -217,26 +217,3 @@ def _flattened(
         return call_args, call_kwargs
 
     return tensors, {}, rebuild
-
-
-def copied(
-    args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Callable[[], tuple[Sequence[Any], Mapping[str, Any]]] | None:
-    """Return what makes the arguments anew, in containers of their own.
-
-    Args:
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-
-    Returns:
-        A function; None where an argument is an object that a forward could change.
-    """
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    if not all(isinstance(leaf, _PASSED) for leaf in leaves):
-        return None
-
-    def make() -> tuple[Sequence[Any], Mapping[str, Any]]:
-        call_args, call_kwargs = pytree.tree_unflatten(list(leaves), spec)
-        return call_args, call_kwargs
-
-    return make

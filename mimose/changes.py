@@ -16,13 +16,11 @@ import contextlib
 import pickle
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
-
-Buffer: TypeAlias = tuple[nn.Module, str]
 
 INTERNAL = frozenset(vars(nn.Module())) | {"forward", "training"}
 """Attributes that are torch's own."""
@@ -183,7 +181,7 @@ class RandomSlot:
     """A random state that torch's own saving does not know."""
 
     def __init__(
-        self, key: object, get: Callable[[], Any], put: Callable[[Any], None]
+        self, key: object, get: Callable[[], Any], put: Callable[[Any], Any]
     ) -> None:
         self.key = key
         self._get = get
@@ -249,12 +247,6 @@ class Before(contextlib.AbstractContextManager[None]):
     def add_missing(self, slots: Iterable[Slot]) -> None:
         """Take in attributes that were not there."""
         self._states += [(slot, _MISSING) for slot in slots]
-
-    def without(self, kind: type) -> Before:
-        """Return the same states less those of one kind of slot."""
-        other = Before(())
-        other._states = [p for p in self._states if not isinstance(p[0], kind)]
-        return other
 
     def covers(self, slots: Iterable[Slot]) -> bool:
         """Whether all these slots could be restored."""
@@ -327,7 +319,7 @@ def _numpy_state() -> Any:
 
 def _generator_slot(value: object) -> Slot | None:
     if isinstance(value, torch.Generator):
-        return RandomSlot(id(value), value.get_state, value.set_state)  # type: ignore[arg-type]
+        return RandomSlot(id(value), value.get_state, value.set_state)
     if isinstance(value, random.Random):
         return RandomSlot(id(value), value.getstate, value.setstate)
     if isinstance(value, np.random.Generator):

@@ -86,7 +86,7 @@ def _report(
         files["page"].parent.mkdir(parents=True, exist_ok=True)
         write_page(records, files["page"], title=title)
         if "tensorboard" in files:
-            from mimose.board import write_scalars
+            from mimose.tensorboard import write_scalars
 
             write_scalars(records, files["tensorboard"])
     except OSError as error:

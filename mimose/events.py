@@ -11,8 +11,9 @@ from torch import nn
 from mimose.actions import OnRecompute, recompute
 from mimose.changes import Before, BufferSlot, Slot, all_slots, union
 from mimose.collector import KEEP, RECOMPUTE, Measured, Trace, input_storages
-from mimose.estimator import Estimator
-from mimose.families import digest, family_key, module_key
+from mimose.estimator import MOST_CONTEXTS, Estimator
+from mimose.facts import Mode
+from mimose.families import digest, family_key
 from mimose.first_call import FirstCall, fingerprint
 from mimose.input_watch import Marks, is_edited, marks
 from mimose.named_errors import is_inside_checkpoint
@@ -193,27 +194,21 @@ class EventRunner:
         """Of the running step's recomputed calls, as they were read."""
         self._device = device
         self.step: RunningStep | None = None
-        self.mode = 0
-        """Numbers what is trained and in training mode (see `FactsReader.mode`)."""
-        self._known_modes = {0}
-        self._keys: dict[tuple[int, int], str] = {}
-        """Of units, by mode and index."""
+        self._mode = Mode("", ())
+        self._known_modes: set[str] = set()
         self.last_recomputed: Unit | None = None
         self._estimator = estimator
         self._n_unplanned = 0
 
-    def _module_key(self, unit: Unit) -> str:
-        """Describe a unit as it was when it was first measured in the present mode."""
-        found = self._keys.get((self.mode, unit.index))
-        if found is None:
-            found = self._keys[self.mode, unit.index] = module_key(unit.module)
-        return found
-
-    def set_mode(self, mode: int) -> None:
+    def set_mode(self, mode: Mode) -> None:
         """Say what is trained now; in a new mode layers may change other things."""
-        self.mode = mode
-        if mode not in self._known_modes:
-            self._known_modes.add(mode)
+        if mode is self._mode:
+            return
+        self._mode = mode
+        if mode.key not in self._known_modes:
+            if len(self._known_modes) >= MOST_CONTEXTS:
+                self._known_modes.clear()
+            self._known_modes.add(mode.key)
             self.forget_changes()
 
     def forget_changes(self) -> None:
@@ -401,7 +396,7 @@ class EventRunner:
         shape = call_shape(args, kwargs)
         is_planned = call < len(unit.actions) and unit.actions[call] == KEEP
         is_kept = is_planned or self._must_keep(unit)
-        key = family_key(self._module_key(unit), shape, self._device)
+        key = family_key(self._mode.unit_keys[unit.index], shape, self._device)
         measured = Measured(
             name=f"{unit.name}#{call}",
             unit=unit.index,

@@ -9,7 +9,7 @@ The tree::
     ├── AlreadyAttachedError (RuntimeError) somebody else plans this model
     │   └── CheckpointingConflictError      the model checkpoints by itself
     ├── ChangedWeightsError (RuntimeError)  a layer cannot be recomputed any more
-    ├── RecomputationError (torch's CheckpointError, in `mimose.named_errors`)
+    ├── RecomputationError (RuntimeError)   a layer was not the same when run again
     └── StateMismatchError (ValueError)     saved state of something else
 """
 
@@ -50,6 +50,10 @@ class CheckpointingConflictError(AlreadyAttachedError):
 
 class ChangedWeightsError(MimoseError, RuntimeError):
     """A layer's weights are not those of its forward any more."""
+
+
+class RecomputationError(MimoseError, RuntimeError):
+    """A layer could not be computed again as it was; it is kept from now on."""
 
 
 class StateMismatchError(MimoseError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -29,6 +29,16 @@ _TRAINING = operator.attrgetter("training")
 _LEARNS = operator.attrgetter("requires_grad")
 
 
+class Mode(NamedTuple):
+    """What is trained and what is in training mode."""
+
+    key: str
+    """Names it, in every process alike."""
+    unit_keys: tuple[str, ...]
+    """`module_key` of each unit, read once: forwards may change settings, such as a
+    count of their calls."""
+
+
 class FactsReader:
     """Reads contexts and sizes, and remembers those of calls seen before.
 
@@ -50,13 +60,10 @@ class FactsReader:
         self._modules = tuple(model.modules())
         self._parameters = tuple(model.parameters())
         self._flags: tuple[bool, ...] = ()
-        self._modes: dict[tuple[bool, ...], int] = {}
-        self._n_modes = 0
-        self._mode_key = ""
-        self._mode_keys: dict[int, str] = {}
+        self._modes: dict[tuple[bool, ...], Mode] = {}
         self._probes: list[nn.Parameter] = []
-        self.mode = -1
-        """Numbers what is trained and what is in training mode, as last seen."""
+        self.mode = Mode("", ())
+        """As last seen."""
         self.last: tuple[StepFacts, SizeTable] | None = None
 
     def read(
@@ -75,7 +82,7 @@ class FactsReader:
         masks = partial_masks(args, kwargs)
         autocast = autocast_state(self._device)
         called_with = fast_key(args, kwargs, self._texts)
-        key = (called_with, masks, has_gradients, autocast, self.mode)
+        key = (called_with, masks, has_gradients, autocast, self.mode.key)
         found = self._seen.get(key)
         if found is None:
             found = self._read_new(args, kwargs, masks, autocast, has_gradients)
@@ -90,14 +97,10 @@ class FactsReader:
         self._flags = flags
         mode = self._modes.pop(flags, None)
         if mode is None:
-            mode, self._n_modes = self._n_modes, self._n_modes + 1
+            unit_keys = tuple(map(module_key, self._units))
+            mode = Mode(digest((flags, unit_keys)), unit_keys)
         _use(self._modes, flags, mode)
         self.mode = mode
-        if mode not in self._mode_keys:
-            # Read once: forwards may change settings, such as a count of their calls.
-            keys = tuple(map(module_key, self._units))
-            self._mode_keys[mode] = digest((flags, keys))
-        self._mode_key = self._mode_keys[mode]
         trainable = [p for p in self._parameters if p.requires_grad]
         # One parameter may never get a gradient; a few from all over the model tell.
         self._probes = trainable[:: max(1, len(trainable) // 4)][:5]
@@ -117,7 +120,7 @@ class FactsReader:
         table = self._tables.pop(key, None) or SizeTable(shape.names)
         _use(self._tables, key, table)
         table.add(shape.sizes)
-        context: Context = digest((shape.structure, masks, autocast, self._mode_key))
+        context: Context = digest((shape.structure, masks, autocast, self.mode.key))
         return StepFacts(context, shape.sizes, has_gradients, key), table
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

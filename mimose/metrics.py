@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mimose.records import StepRecord
+from mimose.records import PHASES, StepRecord
 from mimose.session import Session
 
 PREFIX = "mimose/"
-PHASES = ("collect", "step_down", "plan", "fallback")
-"""``mimose/phase`` is the position in this."""
 
 
 class MetricsReader:
@@ -51,9 +49,7 @@ class MetricsReader:
 
 def _metrics(latest_first: Sequence[StepRecord]) -> dict[str, float]:
     n_calls = sum(len(record.actions) for record in latest_first)
-    n_recomputed = sum(
-        action == "recompute" for record in latest_first for action in record.actions
-    )
+    n_recomputed = sum(record.n_recomputed for record in latest_first)
     n_hits = sum(record.cache_hit for record in latest_first)
     metrics = {
         "recompute_share": n_recomputed / max(1, n_calls),

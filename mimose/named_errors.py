@@ -16,14 +16,10 @@ import torch
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointError
 
-from mimose.exceptions import MimoseError
+from mimose.exceptions import RecomputationError
 
 _hooks: Any = torch._C._autograd
 _EDITED = "modified by an inplace operation"
-
-
-class RecomputationError(MimoseError, CheckpointError):
-    """A layer could not be computed again as it was; it is kept from now on."""
 
 
 class Naming(contextlib.AbstractContextManager[None]):

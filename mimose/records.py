@@ -18,6 +18,7 @@ from mimose.exceptions import MimoseError
 _log = logging.getLogger(__name__)
 
 Phase: TypeAlias = Literal["collect", "step_down", "plan", "fallback"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 @dataclass(slots=True)
@@ -75,6 +76,32 @@ class StepRecord:
         if self.observed_peak_bytes is None:
             return None
         return self.observed_peak_bytes - self.start_bytes
+
+    @property
+    def prediction_error(self) -> float | None:
+        """Observed over predicted growth, less one; None if either is unknown."""
+        observed, predicted = self.observed_growth_bytes, self.predicted_growth_bytes
+        if observed is None or not predicted:
+            return None
+        return observed / predicted - 1.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the observed peak exceeded the budget."""
+        observed = self.observed_peak_bytes
+        return observed is not None and observed > self.budget_bytes
+
+    @property
+    def budget_use(self) -> float | None:
+        """The observed peak as a share of the budget."""
+        if self.observed_peak_bytes is None:
+            return None
+        return self.observed_peak_bytes / self.budget_bytes
+
+    @property
+    def n_recomputed(self) -> int:
+        """How many layer calls were recomputed."""
+        return self.actions.count("recompute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +256,7 @@ def _is_sound(said: dict[str, Any]) -> bool:
         all(name in said for name in _NEEDED)
         and isinstance(shape, dict)
         and all(isinstance(size, int) for size in shape.values())
-        and said["phase"] in get_args(Phase)
+        and said["phase"] in PHASES
         and all(isinstance(said.get(name, []), list) for name in ("actions", "events"))
         and all(
             number is None or isinstance(number, (int, float)) for number in numbers

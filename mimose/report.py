@@ -10,9 +10,8 @@ import numpy as np
 from mimose.budget import format_bytes
 from mimose.plan_cache import PlanCache
 from mimose.planners import PlanningProblem, Timeline
-from mimose.records import StepRecord, Summary
+from mimose.records import PHASES, StepRecord, Summary
 
-_PHASES = ("collect", "step_down", "plan", "fallback")
 _MOST_SHAPES = 12
 _MOST_REASONS = 5
 
@@ -39,16 +38,14 @@ def summarise(
         kept_units: Units that cannot be recomputed, and why.
     """
     errors = [
-        abs(record.observed_growth_bytes / record.predicted_growth_bytes - 1.0)
+        abs(record.prediction_error)
         for record in records
-        if record.phase == "plan"
-        and record.observed_growth_bytes is not None
-        and record.predicted_growth_bytes
+        if record.phase == "plan" and record.prediction_error is not None
     ]
     return Summary(
         steps=len(records),
         phases=dict(Counter(record.phase for record in records)),
-        steps_over=sum(_is_over(record) for record in records),
+        steps_over=sum(record.is_over for record in records),
         budget_bytes=budget_bytes,
         peak_bytes=peak_bytes,
         units=units,
@@ -76,11 +73,6 @@ def _n_shapes(records: Sequence[StepRecord]) -> int:
     return len({tuple(r.shape.get(n, first.get(n)) for n in names) for r in records})
 
 
-def _is_over(record: StepRecord) -> bool:
-    observed = record.observed_peak_bytes
-    return observed is not None and observed > record.budget_bytes
-
-
 def report(summary: Summary, records: Sequence[StepRecord]) -> str:
     """Write what happened in a session.
 
@@ -98,7 +90,7 @@ def report(summary: Summary, records: Sequence[StepRecord]) -> str:
 def _overview(summary: Summary) -> str:
     phases = ", ".join(
         f"{summary.phases[phase]} {phase}"
-        for phase in _PHASES
+        for phase in PHASES
         if phase in summary.phases
     )
     share = summary.peak_bytes / summary.budget_bytes

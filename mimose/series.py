@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,10 @@ _MANY_SHAPES = 24
 """So many shapes tell noise from a fit that is wrong."""
 _REPEATS = 2
 """Measurements of one shape after which it needs no fit."""
+
+
+_Asked = TypeVar("_Asked")
+_Answer = TypeVar("_Answer")
 
 
 class Regressor(Protocol):
@@ -121,7 +125,7 @@ class Series:
             return True
         if not fit.same_structure(sizes):
             return True
-        error = abs(self._ask(fit.predict, sizes) - value)
+        error = abs(self._value(fit.predict, sizes) - value)
         usual = fit.residual if len(self._samples) >= _MOST_SHAPES else 0.0
         return not error <= max(2 * self.noise, 1e-6 * abs(value), usual)
 
@@ -137,7 +141,7 @@ class Series:
         if fit is not None and (self._trusts(fit) or not is_known):
             is_excess = self.noise > 0 and self._nonnegative
             ask = fit.predict_from_above if is_excess else fit.predict
-            value = self._ask(ask, sizes)
+            value = self._value(ask, sizes)
             if is_excess and len(self._samples.get(sizes, ())) >= _REPEATS:
                 value = max(value, float(np.median(self._samples[sizes])))
         else:
@@ -165,11 +169,7 @@ class Series:
 
     def _trusts(self, fit: _Fit) -> bool:
         """Whether a fit may speak of shapes not measured."""
-        try:
-            return fit.trusted(self._tolerance())
-        except Exception as error:  # anybody's predictor, in anybody's step
-            self._note_failure(error)
-            return False
+        return self._ask(fit.trusted, self._tolerance()) is True
 
     def _tolerance(self) -> float:
         """Return the largest error at a left-out shape of a fit that is trusted.
@@ -193,30 +193,34 @@ class Series:
         """Return the fit, made if need be; None where the predictor fails."""
         if self._fit is None and not self._failure:
             is_excess = self.noise > 0 and self._nonnegative
-            try:
-                self._fit = _Fit(self._make(), self._samples, is_raised=is_excess)
-            except Exception as error:  # anybody's predictor, in anybody's step
-                self._note_failure(error)
-                return None
-            for sizes in self._range or ():
-                self._fit.widen(sizes)
-            self._ask(self._fit.predict, next(iter(self._samples)))
+            self._fit = self._ask(self._make_fit, is_excess)
+            if self._fit is not None:
+                self._value(self._fit.predict, next(iter(self._samples)))
         return self._fit
 
-    def _ask(self, predict: Callable[[Sizes], float], sizes: Sizes) -> float:
+    def _make_fit(self, is_excess: bool) -> _Fit:
+        fit = _Fit(self._make(), self._samples, is_raised=is_excess)
+        for sizes in self._range or ():
+            fit.widen(sizes)
+        return fit
+
+    def _value(self, predict: Callable[[Sizes], float], sizes: Sizes) -> float:
         """Return what a fit predicts; NaN where it fails, which the next doubt says."""
-        try:
-            value = predict(sizes)
-        except Exception as error:  # anybody's predictor, in anybody's step
-            self._note_failure(error)
+        value = self._ask(predict, sizes)
+        if value is None:
             return math.nan
         if not math.isfinite(value):
             self._failure = f"it predicted {value}"
             return math.nan
         return value
 
-    def _note_failure(self, error: Exception) -> None:
-        self._failure = f"{type(error).__name__}: {error}"
+    def _ask(self, ask: Callable[[_Asked], _Answer], what: _Asked) -> _Answer | None:
+        """Ask a predictor; None where it fails, for the reason that is noted."""
+        try:
+            return ask(what)
+        except Exception as error:  # anybody's predictor, in anybody's step
+            self._failure = f"{type(error).__name__}: {error}"
+            return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the samples as lists, ready for JSON; fits are made anew."""

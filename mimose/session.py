@@ -23,6 +23,7 @@ from mimose.events import EventRunner, Unit, UnitPatch
 from mimose.exceptions import (
     AlreadyAttachedError,
     MimoseError,
+    RecomputationError,
     StateMismatchError,
 )
 from mimose.kv_cache import WithoutCache, caching_modules
@@ -294,7 +295,10 @@ class Session:
 
     def _can_recover(self, error: RuntimeError) -> bool:
         unit = self._events.last_recomputed
-        if isinstance(error, CheckpointError) and unit is not None:
+        if (
+            isinstance(error, (CheckpointError, RecomputationError))
+            and unit is not None
+        ):
             self._driver.keep_always(unit, "recomputing it gave other tensors")
         elif not is_out_of_memory(error):
             return False

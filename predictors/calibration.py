@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from math import ceil as _ceil
 from math import isfinite as _isfinite
 from typing import Any
+
+from ._window import SortedWindow
 
 _LEAST = 8
 """Observations before anything is raised."""
@@ -44,7 +44,7 @@ class Calibration:
         self.most = most
         self.factor = 1.0
         """By what a prediction is to be multiplied."""
-        self._residuals: deque[float] = deque(maxlen=window)
+        self._residuals = SortedWindow(window)
 
     def __repr__(self) -> str:
         return (
@@ -69,7 +69,7 @@ class Calibration:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as numbers and lists, ready for JSON."""
-        return {"residuals": list(self._residuals)}
+        return {"residuals": self._residuals.values()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the state of another calibration; the parameters stay.
@@ -77,14 +77,13 @@ class Calibration:
         Args:
             state: What ``state_dict`` returned.
         """
-        self._residuals = deque(map(float, state["residuals"]), maxlen=self.window)
+        self._residuals = SortedWindow(self.window, state["residuals"])
         self._refresh()
 
     def _refresh(self) -> None:
-        n_residuals = len(self._residuals)
-        if n_residuals < _LEAST:
+        count = len(self._residuals)
+        if count < _LEAST:
             self.factor = 1.0
             return
-        rank = _ceil(self.quantile * n_residuals) - 1
-        usual = sorted(self._residuals)[rank]
+        usual = self._residuals.exceeded_by_at_most(self.quantile, count)
         self.factor = 1.0 + min(max(0.0, usual), self.most)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
-from math import ceil as _ceil
 from math import exp
 from math import isfinite as _isfinite
 from typing import Any
+
+from ._window import SortedWindow
 
 _FADE = exp(-1 / 12)
 """What an observation leaves of the initial doubt: a third after twelve."""
@@ -55,9 +55,8 @@ class Margin:
         "_answer_life",
         "_doubt",
         "_fraction",
-        "_recent",
         "_recent_misses",
-        "_sorted",
+        "_residuals",
         "floor",
         "initial",
         "misses",
@@ -98,8 +97,7 @@ class Margin:
         """Number of observations above the margin in force at the time."""
         self._fraction = initial
         self._doubt = initial
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
+        self._residuals = SortedWindow(window)
         self._recent_misses: deque[int] = deque()
         self._answer = 0.0
         self._answer_age = 0
@@ -148,7 +146,7 @@ class Margin:
         if residual > self._fraction + _ROUNDING:
             self._miss(min(residual, _WORST))
         else:
-            self._remember(residual)
+            self._residuals.append(residual)
         self._refresh()
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,7 +154,7 @@ class Margin:
         return {
             "n": self.n,
             "misses": self.misses,
-            "residuals": list(self._recent),
+            "residuals": self._residuals.values(),
             "recent_misses": list(self._recent_misses),
             "answer": self._answer,
             "answer_age": self._answer_age,
@@ -171,8 +169,7 @@ class Margin:
         """
         self.n = int(state["n"])
         self.misses = int(state["misses"])
-        self._recent = deque(map(float, state["residuals"][-self.window :]))
-        self._sorted = sorted(self._recent)
+        self._residuals = SortedWindow(self.window, state["residuals"])
         self._recent_misses = deque(map(int, state["recent_misses"]))
         self._answer = float(state["answer"])
         self._answer_age = int(state["answer_age"])
@@ -190,18 +187,11 @@ class Margin:
         self._answer_age = 0
         self._answer_life = _MEMORY * len(recent)
 
-    def _remember(self, residual: float) -> None:
-        if len(self._recent) == self.window:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        self._recent.append(residual)
-        insort(self._sorted, residual)
-
     def _refresh(self) -> None:
         margin = self._doubt
-        count = len(self._sorted)
-        if count:
-            rank = _ceil((count + 1) * self.quantile)
-            margin += self._sorted[rank - 1 if rank < count else count - 1]
+        if self._residuals:
+            count = len(self._residuals) + 1
+            margin += self._residuals.exceeded_by_at_most(self.quantile, count)
         if self._answer_age < self._answer_life:
             fresh = 1.0 - self._answer_age / self._answer_life
             margin = max(margin, self._answer * fresh)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mimose.actions import copied, recompute
+from mimose.actions import recompute
 from mimose.changes import Before, running_statistics
 
 
@@ -165,16 +165,6 @@ def test_what_a_layer_adds_to_a_list_is_the_callers():
         linear.zero_grad()
     assert results[0][0] == results[1][0] == 2
     assert all(map(torch.equal, results[0][1:], results[1][1:]))
-
-
-def test_copied_arguments_have_containers_of_their_own():
-    """Tensors are shared; an object that a forward could change is refused."""
-    x, found = torch.ones(2), []
-    (one, other), kwargs = copied((x, found), {"more": {"x": x}})()
-    assert one is x
-    assert kwargs["more"]["x"] is x
-    assert other is not found
-    assert copied((object(),), {}) is None
 
 
 def _statistics(module):

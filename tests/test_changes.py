@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import mimose
 from mimose.changes import AttributeSlot, Before, BufferSlot, all_slots, same_bits
 from mimose.collector import KEEP
+from mimose.exceptions import RecomputationError
 from mimose.input_watch import is_edited, marks
-from mimose.named_errors import RecomputationError
 
 PLANNERS = pytest.mark.parametrize("planner", ["auto", "full", "every-2"])
 

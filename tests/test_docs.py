@@ -1,4 +1,4 @@
-"""The pages under docs: links lead somewhere, code runs, commands exist, it builds."""
+"""The docs and the README: links lead somewhere, code runs, commands exist."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def trained() -> Iterator[mimose.Session]:
         yield session
 
 
-PAGES_WITH_CODE = [page for page in PAGES if _blocks(page, "python")]
+PAGES_WITH_CODE = [page for page in WRITTEN if _blocks(page, "python")]
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda path: path.stem)

@@ -43,7 +43,7 @@ def test_near_shapes_share_a_plan(toys, meter, round_to):
     observed = [record.observed_peak_bytes for record in last]
     assert max(observed) <= budget
     assert [r.observed_growth_bytes for r in last] == [
-        pytest.approx(r.predicted_growth_bytes, rel=0.04) for r in last
+        pytest.approx(r.predicted_growth_bytes, rel=0.02) for r in last
     ]
 
 

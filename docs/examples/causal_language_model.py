@@ -1,4 +1,3 @@
-# ruff: noqa: T201
 """Train a small GPT-2 on asyncio's docstrings, two batches to an optimizer step."""
 
 import asyncio

@@ -1,4 +1,3 @@
-# ruff: noqa: T201
 """Train a small residual network on images of many sizes."""
 
 import random

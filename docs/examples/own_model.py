@@ -1,4 +1,3 @@
-# ruff: noqa: T201
 """Plan for the layers of a model of one's own, and look at a plan."""
 
 import torch

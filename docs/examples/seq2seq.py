@@ -1,4 +1,3 @@
-# ruff: noqa: T201
 """Train a small T5 to go on with a docstring that was cut somewhere."""
 
 import asyncio

@@ -1,4 +1,3 @@
-# ruff: noqa: T201
 """Tell from which module of email a docstring comes, with a small BERT."""
 
 import email

@@ -2,20 +2,6 @@
 
 It works with `lightning.pytorch` and with `pytorch_lightning`, whichever is installed.
 
-Note: [The root]
-A step is one forward of a module, the root. Lightning calls `training_step`, which may
-call the LightningModule itself, or a model in it, or two, and nobody can tell which
-before it does: so the callback does not guess. When training starts it looks for the
-layers, and watches the forwards of all modules that hold some. The first of them that
-is called in training mode, with grad enabled, is the root: the outermost one, for a
-module is called before those inside it. The session attaches in that call, and so even
-the first step is within the budget. Where a layer runs and no module that holds it was
-called, there is no root, and an error says so before anything was held.
-
-`training_step` itself is not taken for the root: it logs, appends to lists, and in
-manual optimization runs backwards and optimizers, so it must not be run again when a
-forward fails.
-
 Note: [When]
 The session attaches after `on_train_start`: the strategy has moved the model by then,
 every checkpoint is loaded and the sanity check is done. It detaches in `on_train_end`,
@@ -24,24 +10,21 @@ before the strategy moves the model away, or in `on_exception`.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import difflib
 import importlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from mimose.compiled import WHY
 from mimose.exceptions import MimoseError, StateMismatchError
+from mimose.integrations.root_search import RootSearch
 from mimose.metrics import MetricsReader
 from mimose.session import Session, attach
-from mimose.units import Named, Patch, find_units
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +134,7 @@ class MimoseCallback(_Base):
         self._metrics: MetricsReader | None = None
         self._whole: nn.Module | None = None
         """The LightningModule, while this watches it or is attached."""
-        self._search: _Search | None = None
+        self._search: RootSearch | None = None
         self._is_attached = False
         self._has_warned = False
 
@@ -174,7 +157,7 @@ class MimoseCallback(_Base):
             raise MimoseError(msg)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to watch for the root: Note: [The root].
+        """Begin to watch for the root: see `mimose.integrations.root_search`.
 
         Raises:
             NoUnitsError: No layers were found.
@@ -186,7 +169,9 @@ class MimoseCallback(_Base):
                 other.detach()  # of a trainer that came to no end
         self._has_warned = False
         self._metrics = None
-        self._search = _Search(pl_module, self._name, self._units, self._attach)
+        self._search = RootSearch(
+            pl_module, self._name, self._units, _UNWRITTEN, self._attach
+        )
         self._whole = pl_module
         _busy.setdefault(pl_module, []).append(self)
 
@@ -280,7 +265,7 @@ class MimoseCallback(_Base):
         except StateMismatchError as error:
             _log.warning("mimose: what was learned before is of no use here: %s", error)
 
-    def _say_unseen(self, search: _Search) -> None:
+    def _say_unseen(self, search: RootSearch) -> None:
         """Say, after the first step, that nothing is planned so far."""
         if self._has_warned:
             return
@@ -291,193 +276,6 @@ class MimoseCallback(_Base):
             "to plan for with MimoseCallback(module=...)",
             search.first_unit,
         )
-
-
-class _Search:
-    """Waits for the first forward of a module that holds units: Note: [The root].
-
-    Args:
-        whole: The LightningModule.
-        name: The only module in it that may be the root; None for any that is called.
-        units: As the user gave them.
-        found: Is called with the root, and the units to attach with.
-    """
-
-    def __init__(
-        self,
-        whole: nn.Module,
-        name: str | None,
-        units: Any,
-        found: Callable[[nn.Module, Any], None],
-    ) -> None:
-        self._name = name
-        self._spec = units
-        self._found = found
-        top = whole if name is None else _module_named(whole, name)
-        self._units = find_units(top, units)
-        self._learning = _learning(self._units)
-        holders = _holders(top, self._learning) if name is None else {name: top}
-        self._holders = {n: m for n, m in holders.items() if _is_written(m)}
-        self._n_running = 0
-        self._scouts: list[Patch] = [
-            *(_HolderScout(module, self) for module in self._holders.values()),
-            *(_UnitScout(named, self) for named in self._learning),
-        ]
-
-    @property
-    def first_unit(self) -> str:
-        """The name of the first layer."""
-        return self._learning[0][0]
-
-    def stop(self) -> None:
-        """Give all modules back as they were."""
-        for scout in reversed(self._scouts):
-            scout.remove()
-        self._scouts.clear()
-
-    def is_root(self, module: nn.Module) -> bool:
-        """Return whether a holder that is called now is the root."""
-        return self._n_running == 0 and _is_training(module)
-
-    def choose(self, root: nn.Module) -> None:
-        """End the search with this root."""
-        self.stop()
-        inside = {id(module) for module in root.modules()}
-        self._say_outside([n for n, m in self._learning if id(m) not in inside])
-        if self._spec is None or self._name is not None:
-            self._found(root, self._spec)
-            return
-        chosen = {id(module) for _, module in self._units}
-        self._found(root, lambda module: id(module) in chosen)
-
-    def _say_outside(self, names: list[str]) -> None:
-        if names:
-            _log.warning(
-                "mimose: the module that training_step called first holds only some "
-                "of the layers, and %d (%s, ...) are not planned. For all of them let "
-                "training_step call the LightningModule itself: self(batch). For one "
-                "module alone name it: MimoseCallback(module=...)",
-                len(names),
-                names[0],
-            )
-
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """Run a holder that is not the root: evaluation, or a model kept fixed."""
-        self._n_running += 1
-        try:
-            yield
-        finally:
-            self._n_running -= 1
-
-    def refuse_alone(self, name: str, unit: nn.Module) -> None:
-        """Make sure that a unit runs in the forward of a module that holds it.
-
-        Args:
-            name: The unit's.
-            unit: It is about to run.
-
-        Raises:
-            MimoseError: In training, it runs in none.
-        """
-        if self._n_running or not _is_training(unit):
-            return
-        if self._name is not None:
-            msg = (
-                f"MimoseCallback(module={self._name!r}): training_step runs its layer "
-                f"{name!r}, but does not call that module. Name one whose forward is "
-                f"called in training_step, or leave module out"
-            )
-        else:
-            named = ", ".join(repr(n) if n else "self" for n in self._holders)
-            msg = (
-                f"training_step runs the layer {name!r} without calling a module that "
-                f"holds it, so nothing tells where a step begins. Call one of these "
-                f"in training_step: {named or 'none has a forward'}; or move the loop "
-                f"over the layers into forward(), and call self(batch)"
-            )
-        raise MimoseError(msg)
-
-
-class _HolderScout(Patch):
-    """The forward of a module that may be the root.
-
-    Args:
-        module: The module.
-        search: Is told.
-    """
-
-    def __init__(self, module: nn.Module, search: _Search) -> None:
-        super().__init__(module)
-        self._search = search
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Become the root's first step, or pass through."""
-        if self.is_removed:
-            return self.original(*args, **kwargs)
-        if self._search.is_root(self._module):
-            self._search.choose(self._module)
-            return self._module.forward(*args, **kwargs)
-        with self._search.inside():
-            return self.original(*args, **kwargs)
-
-
-class _UnitScout(Patch):
-    """The forward of a unit, until a root is found.
-
-    Args:
-        named: The unit, and its name.
-        search: Is told.
-    """
-
-    def __init__(self, named: Named, search: _Search) -> None:
-        super().__init__(named[1])
-        self._name = named[0]
-        self._search = search
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run, if a module that holds the unit does."""
-        if not self.is_removed:
-            self._search.refuse_alone(self._name, self._module)
-        return self.original(*args, **kwargs)
-
-
-def _module_named(whole: nn.Module, name: str) -> nn.Module:
-    modules: dict[str, nn.Module] = dict(whole.named_modules())
-    if name not in modules:
-        near = difflib.get_close_matches(name, list(modules), n=3)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        msg = f"module: no module named {name!r} in {type(whole).__name__}{hint}"
-        raise MimoseError(msg)
-    return modules[name]
-
-
-def _learning(units: tuple[Named, ...]) -> tuple[Named, ...]:
-    """Leave out units that are frozen, as a teacher's are, unless all are."""
-    learning = [
-        named for named in units if any(p.requires_grad for p in named[1].parameters())
-    ]
-    return tuple(learning) or units
-
-
-def _holders(top: nn.Module, units: tuple[Named, ...]) -> dict[str, nn.Module]:
-    """Return all modules that units are in, by name, outermost first."""
-    wanted = {id(module) for _, module in units}
-    return {
-        name: module
-        for name, module in top.named_modules()
-        if id(module) not in wanted
-        and any(id(inner) in wanted for inner in module.modules())
-    }
-
-
-def _is_written(module: nn.Module) -> bool:
-    """Return whether a module has a forward of its own, if only on the instance."""
-    return "forward" in vars(module) or type(module).forward not in _UNWRITTEN
-
-
-def _is_training(module: nn.Module) -> bool:
-    return bool(module.training and torch.is_grad_enabled())
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:

@@ -175,10 +175,10 @@ class MimoseCallback(TrainerCallback, ExportableState):
 
     def detach(self) -> None:
         """Give the model back as it was; `session` can still be read."""
-        if self.session is not None and self._is_attached:
+        if self.session is not None and self._model is not None:
             self.learned = self.session.state_dict()
             self.session.detach()
-            _owners.pop(self._model, None)  # type: ignore[arg-type]
+            _owners.pop(self._model, None)
         self._model = None
 
     # ------------------------------------------------------------------ state
@@ -274,12 +274,12 @@ class _Guarded:
         self._own = vars(trainer).get(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        trainer = self._trainer()
+        trainer: Any = self._trainer()
         method = self._own or getattr(type(trainer), self._name).__get__(trainer)
         try:
             return method(*args, **kwargs)
         except BaseException:
-            for callback in trainer.callback_handler.callbacks:  # type: ignore[union-attr]
+            for callback in trainer.callback_handler.callbacks:
                 if isinstance(callback, MimoseCallback):
                     callback.detach()
             raise

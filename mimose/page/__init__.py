@@ -43,7 +43,7 @@ def write_page(
         ModuleNotFoundError: plotly is missing (``pip install 'mimose[report]'``).
         OSError: The file cannot be written.
     """
-    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+    from plotly.offline import get_plotlyjs
 
     if not records:
         msg = "there are no steps to write a page about"

@@ -18,7 +18,7 @@ from mimose.page.looks import (
     axis,
     frame,
 )
-from mimose.page.steps import Steps, budget_use, n_recomputed, prediction_error
+from mimose.page.steps import Steps
 
 _LEAST_WINDOW = 50
 
@@ -91,7 +91,7 @@ def _ends(n_steps: int) -> list[float]:
 
 
 def _uses(steps: Steps) -> _Row:
-    shares = {i: budget_use(steps.records[i]) for i in steps.drawn}
+    shares = {i: steps.records[i].budget_use for i in steps.drawn}
     traces = _dots(steps, shares)
     return _Row(
         "peak (% of budget)",
@@ -103,7 +103,7 @@ def _uses(steps: Steps) -> _Row:
 
 
 def _errors(steps: Steps) -> _Row:
-    errors = {i: prediction_error(steps.records[i]) for i in steps.drawn}
+    errors = {i: steps.records[i].prediction_error for i in steps.drawn}
     return _Row(
         "error (% of growth)",
         "Error: how far the observed growth was off the predicted; above zero the step "
@@ -175,7 +175,7 @@ def _run_again(steps: Steps, shares: Mapping[int, float | None]) -> list[Parts]:
 def _rates(steps: Steps) -> _Row:
     window = max(_LEAST_WINDOW, len(steps) // 100)
     hits = np.array([float(record.cache_hit) for record in steps.records])
-    redone = np.array([float(n_recomputed(record)) for record in steps.records])
+    redone = np.array([float(record.n_recomputed) for record in steps.records])
     calls = np.array([float(len(record.actions)) for record in steps.records])
     hit_rate = _recent(hits, window) / _recent(np.ones(len(steps)), window)
     share = _recent(redone, window) / np.maximum(_recent(calls, window), 1.0)

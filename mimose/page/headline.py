@@ -12,10 +12,6 @@ from mimose.budget import format_bytes
 from mimose.page.looks import PHASE_WORDS, counted, format_flops, format_seconds
 from mimose.page.steps import (
     Steps,
-    budget_use,
-    is_over,
-    n_recomputed,
-    prediction_error,
 )
 from mimose.records import StepRecord
 
@@ -70,7 +66,7 @@ def headline(records: Sequence[StepRecord]) -> Headline:
     peaks = [
         r.observed_peak_bytes for r in records if r.observed_peak_bytes is not None
     ]
-    uses = [use for use in map(budget_use, records) if use is not None]
+    uses = [r.budget_use for r in records if r.budget_use is not None]
     p50, p99 = _errors(records)
     return Headline(
         steps=len(records),
@@ -81,8 +77,8 @@ def headline(records: Sequence[StepRecord]) -> Headline:
         peak_bytes=max(peaks, default=None),
         budget_use=max(uses, default=None),
         steps_read=len(peaks),
-        steps_over=sum(map(is_over, records)),
-        recompute_share=sum(map(n_recomputed, records))
+        steps_over=sum(record.is_over for record in records),
+        recompute_share=sum(record.n_recomputed for record in records)
         / max(1, sum(len(record.actions) for record in records)),
         recomputed_flops=sum(record.recomputed_flops for record in records),
         collected_flops=sum(
@@ -98,7 +94,7 @@ def headline(records: Sequence[StepRecord]) -> Headline:
 
 
 def _errors(records: Sequence[StepRecord]) -> tuple[float | None, float | None]:
-    planned = (prediction_error(r) for r in records if r.phase == "plan")
+    planned = (r.prediction_error for r in records if r.phase == "plan")
     sizes = [abs(error) for error in planned if error is not None]
     if not sizes:
         return None, None

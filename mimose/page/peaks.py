@@ -18,7 +18,7 @@ from mimose.page.looks import (
     nothing,
     plain,
 )
-from mimose.page.steps import Steps, is_over
+from mimose.page.steps import Steps
 from mimose.records import StepRecord
 
 _MOST_BUDGETS = 4
@@ -172,7 +172,7 @@ def _dots(
 
 def _over(steps: Steps, factor: int) -> list[Parts]:
     """Ring the steps that went over the budget."""
-    at = [i for i in steps.drawn if is_over(steps.records[i])]
+    at = [i for i in steps.drawn if steps.records[i].is_over]
     if not at:
         return []
     return [

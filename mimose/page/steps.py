@@ -87,7 +87,7 @@ class Steps:
     def is_unusual(self, position: int) -> bool:
         """Whether a step fell back, was run again or went over the budget."""
         record = self.records[position]
-        return record.phase == "fallback" or record.retries > 0 or is_over(record)
+        return record.phase == "fallback" or record.retries > 0 or record.is_over
 
     @cached_property
     def drawn(self) -> list[int]:
@@ -101,7 +101,7 @@ class Steps:
         unusual = [i for i in everything if self.is_unusual(i)]
         chosen = set(_evenly(everything, _MOST_POINTS - _MOST_UNUSUAL))
         chosen.update(_evenly(unusual, _MOST_UNUSUAL))
-        chosen.add(max(everything, key=lambda i: budget_use(self.records[i]) or 0.0))
+        chosen.add(max(everything, key=lambda i: self.records[i].budget_use or 0.0))
         return sorted(chosen)
 
     @cached_property
@@ -130,7 +130,7 @@ class Steps:
             yield f"peak {format_bytes(record.observed_peak_bytes)}"
         if record.predicted_peak_bytes is not None:
             yield f"predicted {format_bytes(record.predicted_peak_bytes)}"
-        yield f"{n_recomputed(record)} of {len(record.actions)} layer calls recomputed"
+        yield f"{record.n_recomputed} of {len(record.actions)} layer calls recomputed"
         if record.retries:
             yield f"run again {record.retries} ×"
         if record.reason:
@@ -216,32 +216,6 @@ def formula(names: Sequence[str]) -> str:
 def shape_text(shape: Shape) -> str:
     """Write a shape in full."""
     return ", ".join(f"{name} = {size}" for name, size in shape) or "(no sizes)"
-
-
-def is_over(record: StepRecord) -> bool:
-    """Whether the observed peak exceeded the budget."""
-    observed = record.observed_peak_bytes
-    return observed is not None and observed > record.budget_bytes
-
-
-def budget_use(record: StepRecord) -> float | None:
-    """Return the observed peak as a share of the budget."""
-    if record.observed_peak_bytes is None:
-        return None
-    return record.observed_peak_bytes / record.budget_bytes
-
-
-def prediction_error(record: StepRecord) -> float | None:
-    """Return observed over predicted growth, less one; None if either is unknown."""
-    observed, predicted = record.observed_growth_bytes, record.predicted_growth_bytes
-    if observed is None or not predicted:
-        return None
-    return observed / predicted - 1.0
-
-
-def n_recomputed(record: StepRecord) -> int:
-    """Count the layer calls that were recomputed."""
-    return sum(action == "recompute" for action in record.actions)
 
 
 def _evenly(positions: Sequence[int], most: int) -> list[int]:

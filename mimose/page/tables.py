@@ -12,10 +12,6 @@ from mimose.page.looks import format_flops
 from mimose.page.steps import (
     Shape,
     Steps,
-    budget_use,
-    is_over,
-    n_recomputed,
-    prediction_error,
     shape_text,
 )
 from mimose.records import StepRecord
@@ -82,10 +78,10 @@ def _shape_row(
         *_sizes(steps, position),
         _number(len(records)),
         (last.phase, last.phase),
-        (f"{n_recomputed(last)} of {n_calls}", n_recomputed(last) / max(1, n_calls)),
+        (f"{last.n_recomputed} of {n_calls}", last.n_recomputed / max(1, n_calls)),
         _bytes(last.predicted_peak_bytes),
         _bytes(highest.observed_peak_bytes),
-        _share(budget_use(highest)),
+        _share(highest.budget_use),
         (format_flops(flops), flops),
         _milliseconds(records),
     )
@@ -160,8 +156,8 @@ def _unusual_row(steps: Steps, position: int) -> tuple[Cell, ...]:
         (record.phase, record.phase),
         (_what_happened(record), _what_happened(record)),
         _bytes(record.observed_peak_bytes),
-        _share(budget_use(record)),
-        _share(prediction_error(record), "{:+.1%}"),
+        _share(record.budget_use),
+        _share(record.prediction_error, "{:+.1%}"),
         _number(record.retries),
     )
     return (_number(steps.runs[position] + 1), *row) if steps.n_runs > 1 else row
@@ -169,7 +165,7 @@ def _unusual_row(steps: Steps, position: int) -> tuple[Cell, ...]:
 
 def _what_happened(record: StepRecord) -> str:
     """Say why a step is listed: its reason, and whether it went over."""
-    over = "over the budget" if is_over(record) else ""
+    over = "over the budget" if record.is_over else ""
     return (
         "; ".join(part for part in (over, record.reason) if part) or "no reason given"
     )

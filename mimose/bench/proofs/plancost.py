@@ -128,18 +128,17 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     events = [line["events"] for line in table]
-    for what, colour, marker in (
-        ("miss ms", "#0072B2", "o"),
-        ("planner ms", "#E69F00", "s"),
+    for what, words, colour, marker in (
+        ("miss ms", "a whole miss", "#0072B2", "o"),
+        ("planner ms", "the planner alone", "#E69F00", "s"),
     ):
         values = [line[what] for line in table]
         axes.plot(events, values, marker=marker, color=colour)
         axes.annotate(
-            "a whole miss" if what == "miss ms" else "the planner alone",
-            (events[-1], values[-1]),
-            xytext=(-6, 6),
+            words,
+            (events[0], values[0]),
+            xytext=(0, 12),
             textcoords="offset points",
-            ha="right",
             color=colour,
         )
     axes.scatter(
@@ -153,7 +152,7 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="events", ylabel="time (ms)")
     axes.set_title("A new plan: time by number of events", loc="left", weight="bold")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 

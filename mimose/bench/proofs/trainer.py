@@ -243,7 +243,8 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         for entry in trainer.state.log_history
         if "loss" in entry
     }
-    records = [] if planning is None else list(planning.session.records)  # type: ignore[union-attr]
+    session = None if planning is None else planning.session
+    records = [] if session is None else list(session.records)
     for index, said in enumerate(watch.steps):
         record = records[index] if records else None
         yield {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mimose.board import write_scalars
 from mimose.records import StepRecord
+from mimose.tensorboard import write_scalars
 
 accumulator = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator",

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 
-from mimose.metrics import PHASES, PREFIX
-from mimose.page.steps import budget_use, n_recomputed, split_runs
-from mimose.records import StepRecord
+from mimose.metrics import PREFIX
+from mimose.page.steps import split_runs
+from mimose.records import PHASES, StepRecord
 
 
 def write_scalars(records: Sequence[StepRecord], folder: str | PathLike[str]) -> None:
@@ -41,14 +41,13 @@ def _write_run(records: Sequence[StepRecord], folder: Path) -> None:
 
 
 def _scalars(record: StepRecord) -> Iterator[tuple[str, float]]:
-    share = n_recomputed(record) / max(1, len(record.actions))
-    yield "recompute_share", share
+    yield "recompute_share", record.n_recomputed / max(1, len(record.actions))
     yield "cache_hit_rate", float(record.cache_hit)
     yield "phase", float(PHASES.index(record.phase))
     yield "plan_seconds", record.plan_seconds
     if record.predicted_peak_bytes is not None:
         yield "predicted_peak_bytes", record.predicted_peak_bytes
-    use = budget_use(record)
-    if record.observed_peak_bytes is not None and use is not None:
+    if record.observed_peak_bytes is not None:
         yield "peak_bytes", float(record.observed_peak_bytes)
-        yield "budget_use", use
+    if record.budget_use is not None:
+        yield "budget_use", record.budget_use
