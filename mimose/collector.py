@@ -29,12 +29,10 @@ from typing import Any, NamedTuple
 import torch
 
 from mimose.actions import OnRecompute
+from mimose.gauges import KEEP, RECOMPUTE, Gauge
 from mimose.meters import Meter
 from mimose.series import Sizes
-from mimose.tracker import StorageTracker, storages_in, tensors_in
-
-KEEP = "keep"
-RECOMPUTE = "recompute"
+from mimose.tracker import storages_in, tensors_in
 
 _FILE_NOISE = 65536
 """A segment in which more bytes of files were mapped tells nothing of its excess."""
@@ -136,19 +134,19 @@ class Trace:
         return tuple(map(len, shapes))
 
     def kept(
-        self, index: int, forward: Callable[[], Any], inputs: Sequence[torch.Tensor]
+        self,
+        index: int,
+        forward: Callable[[], Any],
+        inputs: Sequence[torch.Tensor],
+        gauge: Gauge,
     ) -> Any:
         """Run an event that is kept, and count what it holds."""
-        with StorageTracker() as tracker, _watch_uses(self.events[index], inputs):
-            output = forward()
-            held = float(tracker.live_bytes)
-        self.events[index].held_bytes = {
-            KEEP: held,
-            RECOMPUTE: float(tracker.bytes_made(output)),
-        }
+        with _watch_uses(self.events[index], inputs):
+            output, reading = gauge(forward, inputs)
+        self.events[index].held_bytes = reading.held_bytes
         return output
 
-    def recomputed(self, index: int) -> OnRecompute:
+    def recomputed(self, index: int, gauge: Gauge) -> OnRecompute:
         """Return the `on_recompute` of an event: see Note: [Held bytes …]."""
 
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
@@ -156,17 +154,11 @@ class Trace:
                 return forward()
             self.mark("recompute", index)
             event = self.events[index]
-            tracker = StorageTracker()
-            with tracker, _watch_uses(event, given):
-                output = forward()
-                held = float(tracker.live_bytes)
-            event.held_bytes = {
-                KEEP: held,
-                RECOMPUTE: float(tracker.bytes_made(output)),
-            }
-            event.flops = tracker.flops
+            with _watch_uses(event, given):
+                output, reading = gauge(forward, given)
+            event.held_bytes, event.flops = reading.held_bytes, reading.flops
             if not self._meter.reads_peak:
-                self._raise_peak(tracker.peak_bytes)
+                self._raise_peak(reading.peak_bytes)
             self.mark("recomputed", index)
             return output
 

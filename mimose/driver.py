@@ -31,17 +31,12 @@ from mimose.changes import (
     union,
     version,
 )
-from mimose.collector import (
-    KEEP,
-    RECOMPUTE,
-    Carried,
-    Trace,
-    analyse,
-    without_readings,
-)
+from mimose.collector import Carried, Trace, analyse, without_readings
+from mimose.compiled import is_compiled, n_graphs
 from mimose.estimator import Estimator, StepFacts
 from mimose.events import EventRunner, LateChangeError, NotRecomputableError, Unit
 from mimose.facts import FactsReader
+from mimose.gauges import KEEP, RECOMPUTE
 from mimose.infeasible import LeastPeaks, infeasible
 from mimose.meters import Meter
 from mimose.optimizer_watch import OptimizerWatch
@@ -143,6 +138,8 @@ class Driver:
         self._budget_bytes = budget_bytes
         self._planner = planner
         self._is_fixed = isinstance(planner, (NoPlan, Full, EveryK))
+        self._is_compiled = is_compiled(model)
+        self._graphs_at_clean_up = -1
         self._policy = policy
         self._estimator = estimator
         self._events = events
@@ -237,6 +234,8 @@ class Driver:
         self._fold_peak()
         self._close_dead()
         is_shared = bool(self._open) and self._settle()
+        if self._is_compiled:
+            self._clean_up_after_compiler()
         facts, table = self._facts.read(args, kwargs)
         self._events.set_mode(self._facts.mode)
         slack = max(5 * self._meter.noise_bytes, _SLACK * self._estimator.scale)
@@ -261,6 +260,7 @@ class Driver:
         self._n_steps += 1
         step = Step(record, facts, decision, self._planner)
         step.began = began
+        step.n_graphs = self._graphs_at_clean_up
         if is_again:
             step.make_safest()
         step.carried_bytes = carried
@@ -271,6 +271,12 @@ class Driver:
         record.plan_seconds = time.perf_counter() - began
         self._start(step)
         return step
+
+    def _clean_up_after_compiler(self) -> None:
+        self._events.refuse_replaced()
+        if self._graphs_at_clean_up != n_graphs():
+            self._graphs_at_clean_up = n_graphs()
+            self._meter.clean_up()
 
     def _start(self, step: Step) -> None:
         """Make the step ready to run: measured, or under its plan; start its peak."""
@@ -538,9 +544,8 @@ class Driver:
             shared.record.reason = "several forwards run before one backward"
 
     def _learn(self, step: Step, trace: Trace) -> None:
-        is_first = self._estimator.n_steps == 0
         sample = analyse(trace.marks, trace.events)
-        if is_first:
+        if self._estimator.n_steps == 0 or self._has_compiled(step):
             sample = without_readings(sample)
         growth = trace.peak_bytes - step.record.start_bytes
         self._estimator.note_growth(self._growth_to_come(step, growth, trace))
@@ -548,10 +553,15 @@ class Driver:
             step.facts, trace.events, sample, step.released_bytes, step.calls
         )
         is_safest = KEEP not in step.record.actions or self._estimator.unrecomputable
-        if self._meter.reads_peak and is_safest:
+        is_own = self._meter.reads_peak and not self._has_compiled(step)
+        if is_own and is_safest:
             growth = max(0, growth - trace.file_growth_bytes)
             state = self._optimizers.state_bytes
             self._least.add(step.facts, trace.peak_bytes, growth, state)
+
+    def _has_compiled(self, step: Step) -> bool:
+        """Whether a compiler's memory was part of what a step held."""
+        return self._is_compiled and n_graphs() != step.n_graphs
 
     def _growth_to_come(self, step: Step, growth: int, trace: Trace) -> float:
         """Return what a plan of this step could grow by: all kept, or all the room."""
@@ -584,6 +594,9 @@ class Driver:
         is_over = record.observed_peak_bytes > self._budget_bytes
         if is_over and not self._is_fixed:
             self._policy.cache.clear()
+        if self._has_compiled(step):
+            record.reason = record.reason or "code was compiled in this step"
+            return
         if predicted is None:
             return
         allowed = predicted + self._policy.margin.bytes(predicted)

@@ -22,13 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimose.collector import (
-    KEEP,
-    RECOMPUTE,
     EventSample,
     Measured,
     SegmentSample,
     StepSample,
 )
+from mimose.gauges import KEEP, RECOMPUTE
 from mimose.patterns import (
     Layout,
     Neighbours,

@@ -10,11 +10,15 @@ from torch import nn
 
 from mimose.actions import OnRecompute, recompute
 from mimose.changes import Before, BufferSlot, Slot, all_slots, union
-from mimose.collector import KEEP, RECOMPUTE, Measured, Trace, input_storages
+from mimose.collector import Measured, Trace, input_storages
+from mimose.compiled import COMPILED_CALL, called_attribute, is_compiled
 from mimose.estimator import MOST_CONTEXTS, Estimator
+from mimose.exceptions import MimoseError
 from mimose.facts import Mode
 from mimose.families import digest, family_key
 from mimose.first_call import FirstCall, fingerprint
+from mimose.forward_flops import ForwardFlops, UncountableError
+from mimose.gauges import KEEP, RECOMPUTE, Gauge, by_operators, by_saved
 from mimose.input_watch import Marks, is_edited, marks
 from mimose.named_errors import is_inside_checkpoint
 from mimose.series import Sizes, Uncounted
@@ -41,6 +45,8 @@ class Unit:
         """Under the running step's plan, by call."""
         self.calls = 0
         self.forward: Callable[..., Any] = module.forward
+        self.is_compiled = is_compiled(module)
+        self.flops = ForwardFlops(module)
         self.is_kept = False
         """Whether it turned out that it cannot be recomputed."""
         self.surroundings = Surroundings(
@@ -92,17 +98,23 @@ class UnitPatch(Patch):
 
     def __init__(self, unit: Unit, runner: EventRunner) -> None:
         super().__init__(unit.module)
-        self._unit = unit
+        self.unit = unit
         self._runner = runner
         unit.forward = self.original
+        disable: Any = torch.compiler.disable
+        self._untraced = disable(_call)
+        if unit.is_compiled:
+            runner.patches.append(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the unit as the step says; most often it is kept."""
+        if torch.compiler.is_compiling():  # by somebody who compiles it after attach
+            return self._untraced(self, args, kwargs)
         runner = self._runner
         step = runner.step
         if step is None:
             return self.original(*args, **kwargs)
-        unit = self._unit
+        unit = self.unit
         call = unit.calls
         unit.calls = call + 1
         actions = unit.actions
@@ -119,8 +131,20 @@ class UnitPatch(Patch):
                     kwargs,
                     before=Before(unit.slots) if unit.slots else None,
                     surroundings=unit.surroundings,
+                    early_stop=not unit.is_compiled,
                 )
         return runner.run(unit, call, args, kwargs)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the unit was compiled in place anew, so that this is not called."""
+        return called_attribute(self._module) == COMPILED_CALL and (
+            vars(self._module)[COMPILED_CALL] is not self
+        )
+
+
+def _call(patch: UnitPatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return patch(*args, **kwargs)
 
 
 class RunningStep(Protocol):
@@ -179,10 +203,15 @@ class EventRunner:
         units: The units, by index.
         estimator: Numbers the families, learns FLOPs, knows what must be kept.
         device: The model's.
+        root: The model.
     """
 
     def __init__(
-        self, units: Sequence[Unit], estimator: Estimator, device: torch.device
+        self,
+        units: Sequence[Unit],
+        estimator: Estimator,
+        device: torch.device,
+        root: nn.Module,
     ) -> None:
         self.units = units
         for unit in units:
@@ -199,6 +228,23 @@ class EventRunner:
         self.last_recomputed: Unit | None = None
         self._estimator = estimator
         self._n_unplanned = 0
+        self._root = root
+        self.patches: list[UnitPatch] = []
+        """Those of compiled units tell when they are replaced."""
+
+    def refuse_replaced(self) -> None:
+        """Make sure that units compiled in place were not compiled anew.
+
+        Raises:
+            MimoseError: One was.
+        """
+        for patch in self.patches:
+            if patch.is_replaced:
+                msg = (
+                    f"{patch.unit.name} was compiled again after attach, and is not "
+                    f"planned any more: detach, and attach again"
+                )
+                raise MimoseError(msg)
 
     def set_mode(self, mode: Mode) -> None:
         """Say what is trained now; in a new mode layers may change other things."""
@@ -290,10 +336,27 @@ class EventRunner:
             return unit.forward(*args, **kwargs)
         on_recompute = None
         if step.uncounted is None:
-            on_recompute = self._counted(step, None)
+            on_recompute = self._counted(step, None, unit, args, kwargs)
         elif (unit.index, call) in step.uncounted:
-            on_recompute = self._counted(step, step.uncounted[unit.index, call])
+            known_as = step.uncounted[unit.index, call]
+            on_recompute = self._counted(step, known_as, unit, args, kwargs)
+        if unit.is_kept:
+            return unit.forward(*args, **kwargs)
         return self._run(unit, args, kwargs, on_recompute)
+
+    def _forward_flops(
+        self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> int:
+        """Return what a compiled layer's forward computes.
+
+        Where it cannot be told, the layer is kept from now on.
+        """
+        try:
+            return unit.flops.count(self._mode.unit_keys[unit.index], args, kwargs)
+        except UncountableError as error:
+            if not unit.is_kept:
+                self.on_keep(unit, f"its FLOPs cannot be counted: {error}")
+            return 0
 
     def _must_keep(self, unit: Unit) -> bool:
         """Whether a unit is kept, now that it is called inside of what is running."""
@@ -332,7 +395,7 @@ class EventRunner:
             before=before,
             on_recompute=on_recompute,
             surroundings=around,
-            early_stop=early_stop and not compares,
+            early_stop=early_stop and not compares and not unit.is_compiled,
         )
         if is_edited(noted):
             raise NotRecomputableError([unit], "it edits its own input in place")
@@ -362,23 +425,35 @@ class EventRunner:
         return run
 
     def _counted(
-        self, step: RunningStep, known_as: tuple[int, Sizes] | None
+        self,
+        step: RunningStep,
+        known_as: tuple[int, Sizes] | None,
+        unit: Unit,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> OnRecompute:
         """Count a recomputation that stops early, where its FLOPs are not known.
 
         The early stop leaves out what comes after the last tensor that is needed, so
-        these are not the forward's FLOPs.
+        these are not the forward's FLOPs. Compiled layers do not stop early.
         """
+        flops = self._forward_flops(unit, args, kwargs) if unit.is_compiled else None
+
+        def note(flops: int) -> None:
+            step.add_flops(flops)
+            if known_as is not None:
+                self._estimator.learn_flops(*known_as, flops)
 
         def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
+            if flops is not None:
+                note(flops)
+                return forward()
             tracker = StorageTracker()
             try:
                 with tracker:
                     return forward()
             finally:
-                step.add_flops(tracker.flops)
-                if known_as is not None:
-                    self._estimator.learn_flops(*known_as, tracker.flops)
+                note(tracker.flops)
 
         return run
 
@@ -395,6 +470,10 @@ class EventRunner:
             return unit.forward(*args, **kwargs)
         shape = call_shape(args, kwargs)
         is_planned = call < len(unit.actions) and unit.actions[call] == KEEP
+        gauge: Gauge = by_operators
+        if unit.is_compiled and not is_planned:
+            flops = self._forward_flops(unit, args, kwargs)
+            gauge = by_saved(self._root, flops)
         is_kept = is_planned or self._must_keep(unit)
         key = family_key(self._mode.unit_keys[unit.index], shape, self._device)
         measured = Measured(
@@ -409,9 +488,11 @@ class EventRunner:
         if is_planned:
             output = unit.forward(*args, **kwargs)
         elif is_kept:
-            output = trace.kept(index, lambda: unit.forward(*args, **kwargs), inputs)
+            output = trace.kept(
+                index, lambda: unit.forward(*args, **kwargs), inputs, gauge
+            )
         else:
-            on_recompute = trace.recomputed(index)
+            on_recompute = trace.recomputed(index, gauge)
             output = self._run(unit, args, kwargs, on_recompute, early_stop=False)
         ranks = trace.leave(index, inputs, output)
         measured.family = self._estimator.family(digest((key, ranks)))

@@ -10,8 +10,10 @@ Note: [Holes from before]
 Where a process has trained before the thresholds were set, its heap is full of
 large holes. malloc serves from them first, whatever the thresholds, and what is
 freed into them stays resident: what a step of 80 MiB grows by was read as anything
-from 0 to 90. So, once, every hole of 64 KiB and more is taken and never given
-back; trimmed first, they hold addresses but no memory.
+from 0 to 90. So every hole of 64 KiB and more is taken and never given back; trimmed
+first, they hold addresses but no memory. What `torch.compile` leaves behind is as
+bad: thousands of small blocks that become such holes when they are freed. Taken are
+addresses that the heap has once used, so they are bounded by its largest size.
 """
 
 from __future__ import annotations
@@ -37,14 +39,19 @@ _thresholds_set = False
 def give_back_freed_memory() -> None:
     """Make glibc give freed blocks back to the system, for the whole process.
 
-    Once: see the notes above.
+    See the notes above; the thresholds are set once, the holes filled each time.
 
     Raises:
         OSError: The C library is another, or refuses.
     """
     global _thresholds_set
-    if _thresholds_set:
-        return
+    if not _thresholds_set:
+        _set_thresholds()
+        _thresholds_set = True
+    _fill_holes(ctypes.CDLL(None))
+
+
+def _set_thresholds() -> None:
     if platform.libc_ver()[0] != "glibc":
         msg = "the C library is not glibc, and what it keeps after a free is unknown"
         raise OSError(msg)
@@ -53,8 +60,6 @@ def give_back_freed_memory() -> None:
         if libc.mallopt(option, _MALLOC_THRESHOLD) != 1:
             msg = f"mallopt({option}, {_MALLOC_THRESHOLD}) failed"
             raise OSError(msg)
-    _thresholds_set = True
-    _fill_holes(libc)
     _log.info(
         "mimose: set glibc's mmap and trim thresholds to %d bytes for this process, so "
         "that freed memory goes back to the system and the resident set can be read",

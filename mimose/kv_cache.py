@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mimose.compiled import unwrapped
 from mimose.units import Patch
 
 
@@ -32,7 +33,7 @@ def _makes_cache(module: nn.Module) -> bool:
     config = getattr(module, "config", None)
     if not getattr(config, "use_cache", False):
         return False
-    return "use_cache" in inspect.signature(module.forward).parameters
+    return "use_cache" in inspect.signature(unwrapped(module).forward).parameters
 
 
 class WithoutCache(Patch):
@@ -40,7 +41,7 @@ class WithoutCache(Patch):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        names = list(inspect.signature(self.original).parameters)
+        names = list(inspect.signature(unwrapped(module).forward).parameters)
         self._place = names.index("use_cache")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -90,6 +91,10 @@ class Meter(abc.ABC):
         """Return everything at once, for the boundaries of a measured step."""
         return Reading(self.live_bytes(), self.peak_bytes(), 0)
 
+    def clean_up(self) -> None:
+        """Put readings right after somebody has used, and freed, much memory."""
+        return
+
     def total_bytes(self) -> int | None:
         """Return what the device has, for budgets given as a fraction."""
         return None
@@ -109,6 +114,7 @@ class _Borrowed(Meter):
             "settled_bytes",
             "rough_peak_bytes",
             "read",
+            "clean_up",
             "total_bytes",
         ):
             own = getattr(meter, name, None)
@@ -252,6 +258,11 @@ class ProcessMeter(Meter):
         fields = os.pread(self._statm, 128, 0).split(b" ", 3)
         live = int(fields[1]) * _PAGE
         return Reading(live, max(live, self.peak_bytes()), int(fields[2]) * _PAGE)
+
+    def clean_up(self) -> None:
+        """Collect what is garbage, and fill the holes it leaves in the heap."""
+        gc.collect()
+        give_back_freed_memory()
 
     def total_bytes(self) -> int | None:
         """Return the machine's memory or the cgroup's limit, the smaller."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.collector import KEEP
+from mimose.gauges import KEEP
 from mimose.predictors import SizeMap
 from mimose.series import Sizes
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mimose.budget import format_bytes
-from mimose.collector import KEEP
 from mimose.estimator import MOST_CONTEXTS, Context, Estimator, StepFacts
 from mimose.exceptions import InfeasibleBudgetError
+from mimose.gauges import KEEP
 from mimose.patterns import actions_by_unit
 from mimose.plan_cache import CachedPlan, ExactShape, Growth, PlanCache
 from mimose.planners import (

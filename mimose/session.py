@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from mimose import report as _report
 from mimose.budget import format_bytes, parse_budget
-from mimose.collector import KEEP, RECOMPUTE
-from mimose.compiled import refuse_compiled
+from mimose.compiled import COMPILED_CALL, OneGraph, refuse_compiled
 from mimose.driver import Driver, RootPatch
 from mimose.estimator import Estimator, StepFacts
 from mimose.events import EventRunner, Unit, UnitPatch
@@ -26,6 +26,7 @@ from mimose.exceptions import (
     RecomputationError,
     StateMismatchError,
 )
+from mimose.gauges import KEEP, RECOMPUTE
 from mimose.kv_cache import WithoutCache, caching_modules
 from mimose.meters import BasicMeter, Meter, make_meter
 from mimose.optimizer_watch import OptimizerWatch
@@ -176,6 +177,7 @@ class Session:
         refuse_other_checkpointing(model)
         refuse_compiled(model)
         found = find_units(model, units)
+        refuse_compiled(model, [module for _, module in found])
         device = _device_of(model)
         self._model = model
         self._device = device
@@ -194,7 +196,7 @@ class Session:
             raises=not warns and not self._meter.reads_peak,
         )
         self.records = Records(_MOST_RECORDS, record_to)
-        self._events = EventRunner(self._units, self._estimator, device)
+        self._events = EventRunner(self._units, self._estimator, device, model)
         records = self.records
         self._optimizers = OptimizerWatch(
             model, self._meter, lambda: records[-1].step if records else -1
@@ -213,13 +215,17 @@ class Session:
             warns=warns,
         )
         self._patches: list[Patch] = []
+        self._undo = contextlib.ExitStack()
         self._finalizer: Any = None
         self._install()
 
     def _install(self) -> None:
         try:
             self._optimizers.start()
-            self._finalizer = weakref.finalize(self._model, self._optimizers.remove)
+            self._undo.callback(self._optimizers.remove)
+            if any(unit.is_compiled for unit in self._units):
+                self._undo.enter_context(OneGraph())
+            self._finalizer = weakref.finalize(self._model, self._undo.close)
             caching = caching_modules(self._model)
             for unit in self._units:
                 self._patches.append(UnitPatch(unit, self._events))
@@ -240,7 +246,7 @@ class Session:
         for patch in reversed(self._patches):
             patch.remove()
         self._patches.clear()
-        self._optimizers.remove()
+        self._undo.close()
         if self._finalizer is not None:
             self._finalizer.detach()  # it would keep the meter's files open
         self._driver.finish()
@@ -355,6 +361,7 @@ class Session:
             [unit.name for unit in self._units],
             predictor=self._predictor,
             meter=type(self._meter).__qualname__,
+            compiled=", ".join(unit.name for unit in self._units if unit.is_compiled),
         )
 
     # ------------------------------------------------------------------ telling
@@ -430,8 +437,8 @@ class Session:
 
 def _refuse_second(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        patch = module.__dict__.get("forward")
-        if isinstance(patch, Patch) and not patch.is_removed:
+        places = [module.__dict__.get(name) for name in ("forward", COMPILED_CALL)]
+        if any(isinstance(p, Patch) and not p.is_removed for p in places):
             msg = (
                 f"{name or 'the model'} ({type(module).__name__}) is already planned "
                 f"by a session: call its detach() before attaching again"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from mimose.collector import KEEP, RECOMPUTE, Carried, Trace
+from mimose.collector import Carried, Trace
 from mimose.estimator import StepFacts
+from mimose.gauges import KEEP, RECOMPUTE
 from mimose.planners import EveryK, NoPlan, Planner
 from mimose.policy import Decision
 from mimose.records import StepRecord
@@ -37,6 +38,8 @@ class Step:
         self.unseen = ""
         """Why no backward can be seen."""
         self.is_shared = False
+        self.n_graphs = 0
+        """Compiled before it."""
         self.is_closed = False
         self._every = planner.k if isinstance(planner, EveryK) else 0
         self._keeps = isinstance(planner, NoPlan)

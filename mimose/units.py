@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from mimose.compiled import called_attribute, wrappers
 from mimose.exceptions import CheckpointingConflictError, NoUnitsError
 
 Predicate: TypeAlias = Callable[..., bool]
@@ -27,7 +28,8 @@ def find_units(model: nn.Module, units: UnitsSpec = None) -> tuple[Named, ...]:
     Without a choice, the first of these that finds anything: Hugging Face's
     checkpointable layers; modules repeated in a ``ModuleList`` or ``Sequential`` (two
     siblings of one class with the same parameter shapes, then all their class); the
-    classes named in ``_no_split_modules``; the elements of any ``ModuleList``.
+    classes named in ``_no_split_modules``; the elements of any ``ModuleList``. What
+    `torch.compile` wraps is found by what is inside, and its wrapper is the unit.
 
     Args:
         model: The model.
@@ -45,6 +47,8 @@ def find_units(model: nn.Module, units: UnitsSpec = None) -> tuple[Named, ...]:
     else:
         chosen = [units] if isinstance(units, (str, type)) else list(units)
         found = [named for item in chosen for named in _by_item(model, item)]
+    compiled = wrappers(model)
+    found = [compiled.get(id(named[1]), named) for named in found]
     found = _outermost(model, found)
     if not found:
         msg = (
@@ -224,6 +228,8 @@ def refuse_other_checkpointing(model: nn.Module) -> None:
 class Patch:
     """A module's ``forward``, replaced on the instance until `remove`.
 
+    Of a module that was compiled in place, it is the compiled call that is replaced.
+
     Names, ``state_dict`` keys, hooks and the class stay as they are. A deep copy or a
     pickle of the module gets its class's plain ``forward`` back: a copy is not planned.
     A subclass's ``__call__`` is what runs instead.
@@ -234,11 +240,12 @@ class Patch:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._previous = module.__dict__.get("forward")
-        self.original: Callable[..., Any] = module.forward
+        self._attribute = called_attribute(module)
+        self._previous = module.__dict__.get(self._attribute)
+        self.original: Callable[..., Any] = getattr(module, self._attribute)
         self.is_removed = False
         functools.update_wrapper(self, self.original, updated=())
-        module.forward = self
+        setattr(module, self._attribute, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the original."""
@@ -247,12 +254,12 @@ class Patch:
     def remove(self) -> None:
         """Put the original back; where somebody patched over this, pass through."""
         self.is_removed = True
-        if self._module.__dict__.get("forward") is not self:
+        if self._module.__dict__.get(self._attribute) is not self:
             return
         if self._previous is None:
-            del self._module.forward
+            delattr(self._module, self._attribute)
         else:
-            self._module.forward = self._previous
+            setattr(self._module, self._attribute, self._previous)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Give the copied module its plain ``forward``."""

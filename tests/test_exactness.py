@@ -1,6 +1,7 @@
 """Whatever the plan: losses, gradients, buffers, random state as in the bare model."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -159,3 +160,43 @@ def test_changing_buffers_of_any_name_are_exact(planner):
         gradients = [parameter.grad for parameter in model.parameters()]
         results.append([*gradients, *model.buffers()])
     assert all(map(torch.equal, *results))
+
+
+def _train_scaled(toys, model, batches):
+    """Train in fp16 under a scaler that starts so high that steps are left out."""
+    torch.manual_seed(3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
+    noted = []
+    for batch in batches:
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = toys.forward(model, batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        noted.append((loss.item(), scaler.get_scale()))
+    return noted
+
+
+def test_fp16_under_a_gradient_scaler_is_exact(toys):
+    """Steps that overflow and are left out included."""
+    batches = toys.text_batches([20, 33] * 8)
+    bare = toys.zoo_model("bert")
+    expected = _train_scaled(toys, bare, batches)
+    model = toys.zoo_model("bert")
+    with mimose.attach(
+        model,
+        "1TiB",
+        planner=toys.RandomPlanner(),
+        cache_size=1,
+        meter=toys.BlindMeter(),
+    ) as session:
+        assert _train_scaled(toys, model, batches) == expected
+    scales = [scale for _, scale in expected]
+    steps = [b - a for a, b in itertools.pairwise(scales)]
+    assert min(steps) < 0 < max(steps)  # some overflowed, some did not
+    assert any(
+        "keep" in r.actions and "recompute" in r.actions for r in session.records
+    )
+    assert all(map(torch.equal, model.parameters(), bare.parameters()))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from mimose.compiled import WHY
+from mimose.compiled import WHY_NOT_WHOLE
 from mimose.exceptions import MimoseError, StateMismatchError
 from mimose.integrations.root_search import RootSearch
 from mimose.metrics import MetricsReader
@@ -153,7 +153,7 @@ class MimoseCallback(_Base):
         """
         del trainer
         if stage == "fit" and getattr(pl_module, "_compiler_ctx", None) is not None:
-            msg = f"the LightningModule's training_step is compiled: {WHY}"
+            msg = f"the LightningModule's training_step is compiled: {WHY_NOT_WHOLE}"
             raise MimoseError(msg)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -21,11 +21,12 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from accelerate.utils import parse_flag_from_env
 from torch import nn
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler, ExportableState
 
-from mimose.compiled import WHY
+from mimose.compiled import WHY_NOT_WHOLE, WRAPPED
 from mimose.exceptions import (
     CheckpointingConflictError,
     MimoseError,
@@ -36,6 +37,8 @@ from mimose.metrics import MetricsReader
 from mimose.session import Session, attach
 
 _log = logging.getLogger(__name__)
+
+_REGIONAL = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
 
 _owners: weakref.WeakKeyDictionary[nn.Module, MimoseCallback]
 _owners = weakref.WeakKeyDictionary()
@@ -135,7 +138,7 @@ class MimoseCallback(TrainerCallback, ExportableState):
             handler.callbacks.remove(self)
             handler.callbacks.insert(0, self)
             guard(trainer)
-        model: nn.Module = kwargs["model"]
+        model = _running(trainer, kwargs["model"])
         if self._is_attached and self._model is model:
             return  # the trainer begins again with a smaller batch
         self.detach()
@@ -320,9 +323,22 @@ def _refuse_settings(args: Any) -> None:
                 f"is recomputed: leave {name} out, mimose recomputes what it must"
             )
             raise CheckpointingConflictError(msg)
-    if getattr(args, "torch_compile", False):
-        msg = f"TrainingArguments(torch_compile=True): {WHY}"
+    is_regional = parse_flag_from_env(_REGIONAL)
+    if getattr(args, "torch_compile", False) and not is_regional:
+        msg = (
+            f"TrainingArguments(torch_compile=True) compiles the model as a whole, and "
+            f"{WHY_NOT_WHOLE}; with a Trainer, set the environment variable "
+            f"{_REGIONAL}=1"
+        )
         raise MimoseError(msg)
+
+
+def _running(trainer: Trainer | None, model: nn.Module) -> nn.Module:
+    """Return what a trainer runs: the model, or its copy with compiled layers."""
+    wrapped = None if trainer is None else trainer.model_wrapped
+    if wrapped is not None and vars(wrapped).get(WRAPPED) is model:
+        return wrapped
+    return model
 
 
 def _saved_state(state: Any, name: str) -> Mapping[str, Any] | None:

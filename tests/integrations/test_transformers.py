@@ -484,9 +484,39 @@ def test_the_trainers_own_checkpointing_is_refused(tmp_path, name):
 def test_compiling_is_refused(tmp_path, monkeypatch):
     """The error says why, before anything is trained."""
     for name in ("BACKEND", "MODE"):
-        monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "")  # the trainer sets them
-    with pytest.raises(mimose.MimoseError, match="a compiled layer holds"):
+        monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "no")  # the trainer sets them
+    with pytest.raises(mimose.MimoseError, match="USE_REGIONAL_COMPILATION=1"):
         _trainer(tmp_path, [MimoseCallback("1GiB")], torch_compile=True)
+
+
+def test_regional_compilation(tmp_path, toys, monkeypatch):
+    """The same losses, from as many graphs, whatever the plans."""
+    for name in ("BACKEND", "MODE"):
+        monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "no")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "1")
+    callback = MimoseCallback(
+        "1TiB", planner=toys.RandomPlanner(), meter=toys.BlindMeter()
+    )
+    losses, graphs = [], []
+    for callbacks in ([], [callback]):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        trainer = _trainer(
+            tmp_path,
+            callbacks,
+            torch_compile=True,
+            torch_compile_backend="aot_eager",
+            logging_steps=1,
+        )
+        trainer.train()
+        losses.append([log["loss"] for log in trainer.state.log_history[:-1]])
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    torch._dynamo.reset()
+    assert losses[0] == losses[1]
+    assert graphs[0] == graphs[1] > 0
+    planned = [r for r in callback.session.records if r.phase == "plan"]
+    assert len({record.actions for record in planned}) >= 4
+    assert list(trainer.model.state_dict()) == list(_model().state_dict())
 
 
 def test_it_does_not_need_to_be_found(tmp_path, meter, caplog):
