@@ -1,4 +1,4 @@
-"""The command line: ``mimose demo`` and ``mimose report``.
+"""The command line: ``mimose demo``, ``mimose bench`` and ``mimose report``.
 
 Here it is read; what the commands do is in `mimose.commands`. Another command is a
 function there, and an ``_add`` function here that names it.
@@ -54,12 +54,14 @@ def _parser() -> argparse.ArgumentParser:
         "every\ninput shape.",
         epilog="examples:\n"
         "  mimose demo                        see what it does, on this machine\n"
+        "  mimose bench --list                what can be compared\n"
         "  mimose report run/records.jsonl    see what it did in a run of yours\n\n"
         "mimose COMMAND --help tells more.\n\n" + _STATUS + _UNUSABLE,
     )
     parser.add_argument("--version", action="version", version=f"mimose {_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_demo(subparsers)
+    _add_bench(subparsers)
     _add_report(subparsers)
     return parser
 
@@ -105,6 +107,109 @@ def _add_demo(subparsers: Commands) -> None:
     demo.set_defaults(do=commands.demo)
 
 
+def _add_bench(subparsers: Commands) -> None:
+    bench = subparsers.add_parser(
+        "bench",
+        help="compare memory strategies on variable-size data, at several budgets",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Which memory strategy should a model be trained with, at a "
+        "budget? Every strategy\ntrains on the same batches from the same weights, in "
+        "a process of its own; they\ntake turns. Peaks are physical, recomputation is "
+        "counted. Leaves the rows, a page,\na picture and a summary; the last line is "
+        "JSON. Ctrl-C keeps the workloads that are\ndone.",
+        epilog="examples:\n"
+        "  mimose bench --list\n"
+        "  mimose bench --workloads qa-bert --strategies none,full,static,mimose\n"
+        "  mimose bench --workloads lm-gpt2 --lengths mine.csv --budgets 0.3,0.6\n"
+        "  mimose bench --model mypackage.models:small_one --lengths mine.csv\n"
+        "  mimose bench --resume --out runs/bench\n\n"
+        "exit status:\n"
+        "  0    all went well\n"
+        "  1    a workload could not be run\n" + _UNUSABLE + "  130  Ctrl-C\n",
+    )
+    bench.add_argument(
+        "--list", action="store_true", help="name workloads and strategies, and end"
+    )
+    bench.add_argument(
+        "--workloads", type=_names, metavar="A,B", help="which (default: all)"
+    )
+    bench.add_argument(
+        "--strategies", type=_names, metavar="A,B", help="which (default: all)"
+    )
+    bench.add_argument(
+        "--budgets",
+        type=_shares,
+        default=(0.35, 0.5, 0.7),
+        metavar="A,B",
+        help="over 0, what the longest batch needs when everything is recomputed, "
+        "up to 1, when everything is kept (default: 0.35,0.5,0.7)",
+    )
+    bench.add_argument(
+        "--steps", type=_at_least_one, default=60, help="measured, a cell (default: 60)"
+    )
+    bench.add_argument(
+        "--warm-up",
+        type=_at_least_one,
+        default=12,
+        help="steps before them, told apart (default: 12)",
+    )
+    bench.add_argument(
+        "--scale", choices=("tiny", "base"), default="tiny", help="of the models"
+    )
+    bench.add_argument(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="a model of your own: a function that returns (model, make_batch, names "
+        "of sizes)",
+    )
+    lengths = bench.add_mutually_exclusive_group()
+    lengths.add_argument(
+        "--lengths",
+        type=Path,
+        metavar="FILE.csv",
+        help="sizes of your own batches: a column for each size, a line for each batch",
+    )
+    lengths.add_argument(
+        "--dataset",
+        metavar="NAME",
+        help="lengths of a data set's texts: a csv, json, jsonl, parquet or txt file, "
+        "or a name that datasets knows",
+    )
+    bench.add_argument(
+        "--column", default="text", help="of the data set (default: text)"
+    )
+    bench.add_argument(
+        "--texts",
+        type=_at_least_one,
+        default=8,
+        help="of the data set whose longest gives a batch its length (default: 8)",
+    )
+    bench.add_argument(
+        "--longest",
+        type=_at_least_one,
+        default=512,
+        help="tokens, to which the data set's texts are cut (default: 512)",
+    )
+    bench.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
+    bench.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    bench.add_argument("--seed", type=int, default=0, help="of weights and batches")
+    bench.add_argument(
+        "--threads", type=_at_least_one, default=2, help="for torch (default: 2)"
+    )
+    bench.add_argument(
+        "--resume",
+        action="store_true",
+        help="leave out workloads that a run with the same settings has done",
+    )
+    bench.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/bench"),
+        help="folder for the files (default: runs/bench)",
+    )
+    bench.set_defaults(do=commands.bench)
+
+
 def _add_report(subparsers: Commands) -> None:
     report = subparsers.add_parser(
         "report",
@@ -147,6 +252,18 @@ def _add_report(subparsers: Commands) -> None:
         help="also write each step's numbers there, for tensorboard --logdir DIR",
     )
     report.set_defaults(do=commands.report)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    shares = tuple(float(share) for share in text.split(","))
+    if not all(0 < share <= 1 for share in shares):
+        msg = f"must be over 0 and at most 1, got {text}"
+        raise argparse.ArgumentTypeError(msg)
+    return shares
 
 
 def _at_least_one(text: str) -> int:

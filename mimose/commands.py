@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from mimose.exceptions import MimoseError
 
 if TYPE_CHECKING:
+    from mimose.bench.grid.strategies import Strategy
+    from mimose.bench.grid.workloads import Sizes, Workload
     from mimose.page.headline import Headline
     from mimose.records import StepRecord
 
@@ -50,6 +52,114 @@ def demo(options: argparse.Namespace) -> int:
         threads=options.threads,
     )
     return demo(settings, options.out)
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Run ``mimose bench``.
+
+    Args:
+        options: As the command line says them.
+
+    Raises:
+        UsageError: A workload or a strategy is not known, the lengths or the rows
+            cannot be read, or a package is missing.
+    """
+    _need("bench", "matplotlib", "plotly", "rich", "tokenizers", "transformers")
+    from mimose.bench.grid.command import bench
+    from mimose.bench.grid.runner import GridSettings, sizes_of
+    from mimose.bench.grid.traces import from_dataset, from_file
+    from mimose.bench.grid.trainer import STRATEGIES, workload_named
+    from mimose.bench.grid.workloads import WORKLOADS
+
+    if options.list:
+        return _list(WORKLOADS, STRATEGIES)
+    if options.model and ":" not in options.model:
+        msg = f"--model {options.model}: give it as module:function"
+        raise UsageError(msg)
+    named = options.workloads or ([] if options.model else WORKLOADS)
+    workloads = tuple(dict.fromkeys([*named, *filter(None, [options.model])]))
+    strategies = tuple(dict.fromkeys(["none", *(options.strategies or STRATEGIES)]))
+    unknown = [name for name in strategies if name not in STRATEGIES]
+    if unknown:
+        known = ", ".join(STRATEGIES)
+        msg = f"no strategy is called {', '.join(unknown)}; choose of {known}"
+        raise UsageError(msg)
+    if not any(STRATEGIES[name].heeds_budget for name in strategies):
+        msg = f"{', '.join(strategies)}: none of these heeds a budget; add mimose, say"
+        raise UsageError(msg)
+    _need_device(options.device)
+    try:
+        trace: tuple[Sizes, ...] = ()
+        if options.lengths:
+            names = workload_named(workloads[0]).sizes
+            trace = tuple(from_file(options.lengths, names))
+        elif options.dataset:
+            _need("bench", "datasets")
+            trace = tuple(
+                from_dataset(
+                    options.dataset,
+                    options.column,
+                    batch_size=options.texts,
+                    most=options.longest,
+                    seed=options.seed,
+                )
+            )
+        settings = GridSettings(
+            workloads=workloads,
+            strategies=strategies,
+            budgets=tuple(sorted(options.budgets)),
+            steps=options.steps,
+            warm_up=options.warm_up,
+            scale=options.scale,
+            seed=options.seed,
+            threads=options.threads,
+            device=options.device,
+            dtype=options.dtype,
+            trace=trace,
+        )
+        for name in workloads:
+            sizes_of(settings, name)
+        return bench(settings, options.out, resume=options.resume)
+    except OSError as error:
+        msg = f"cannot read or write {error.filename}: {error.strerror}"
+        raise UsageError(msg) from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _need_device(name: str) -> None:
+    import torch
+
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        msg = f"--device {name}: torch knows no such device"
+        raise UsageError(msg) from error
+    found = torch.accelerator.current_accelerator()
+    if kind != "cpu" and (found is None or found.type != kind):
+        msg = f"--device {name}: torch sees none here"
+        raise UsageError(msg)
+
+
+def _list(workloads: Mapping[str, Workload], strategies: Mapping[str, Strategy]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_row("workloads", style="bold")
+    for workload in workloads.values():
+        lengths = (
+            "lengths generated" if workload.is_synthetic else "lengths of real text"
+        )
+        table.add_row(f"  {workload.name}", f"{workload.what}; {lengths}")
+    table.add_row("strategies", style="bold")
+    for strategy in strategies.values():
+        why = strategy.why_not("cpu")
+        table.add_row(
+            f"  {strategy.name}", strategy.what + (f" (on a CPU: {why})" if why else "")
+        )
+    Console(highlight=False).print(table, markup=False)
+    return OK
 
 
 def report(options: argparse.Namespace) -> int:

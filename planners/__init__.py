@@ -2,6 +2,7 @@
 
 from .base import Plan, Planner, PlanningProblem
 from .errors import InfeasibleBudgetError
+from .eviction import Eviction
 from .fixed import EveryK, Full, NoPlan, Static
 from .greedy import Greedy
 from .marginal import Marginal
@@ -12,6 +13,7 @@ from .timeline import Timeline, host_bytes, lay_out, peak_bytes
 
 __all__ = [
     "EveryK",
+    "Eviction",
     "Full",
     "Greedy",
     "InfeasibleBudgetError",

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 
 from .base import Planner
+from .eviction import Eviction
 from .fixed import EveryK, Full, NoPlan
 from .greedy import Greedy
 from .marginal import Marginal
@@ -11,6 +12,7 @@ from .optimal import Optimal
 
 _MAKERS: dict[str, Callable[[], Planner]] = {
     "auto": Marginal,
+    "eviction": Eviction,
     "full": Full,
     "greedy": Greedy,
     "greedy-released": lambda: Greedy(largest=False),
@@ -25,9 +27,10 @@ def make_planner(planner: str | Planner) -> Planner:
     """Turn a name into a planner; a planner is handed back as it is.
 
     Args:
-        planner: One of ``"auto"`` (marginal), ``"full"``, ``"greedy"``,
-            ``"greedy-released"``, ``"marginal"``, ``"none"``, ``"optimal"`` and
-            ``"every-K"`` for an integer K, or an object with a ``plan`` method.
+        planner: One of ``"auto"`` (marginal), ``"eviction"``, ``"full"``,
+            ``"greedy"``, ``"greedy-released"``, ``"marginal"``, ``"none"``,
+            ``"optimal"`` and ``"every-K"`` for an integer K, or an object with a
+            ``plan`` method.
 
     Returns:
         The planner.

@@ -295,3 +295,71 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     )
 
     assert 0 == done.returncode
+
+
+needs_bench = pytest.mark.skipif(
+    any(
+        importlib.util.find_spec(name) is None
+        for name in ("matplotlib", "plotly", "rich", "tokenizers", "transformers")
+    ),
+    reason="needs mimose[bench] and mimose[report]",
+)
+
+
+@needs_bench
+def test_bench_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every workload and every strategy, and why some cannot run."""
+    assert main(["bench", "--list"]) == 0
+    listed = capsys.readouterr().out
+    for name in ("qa-bert", "tr-t5", "mimose-paper", "oracle", "rockmate"):
+        assert name in listed
+
+
+@needs_bench
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--workloads", "nothing"], "no workload is called 'nothing'"),
+        (["--strategies", "magic"], "no strategy is called magic"),
+        (["--model", "nowhere"], "give it as module:function"),
+        (["--lengths", "missing.csv"], "missing.csv: No such file"),
+        (["--strategies", "none,full"], "none of these heeds a budget"),
+        (["--device", "abacus"], "torch knows no such device"),
+    ],
+)
+def test_bench_says_what_it_cannot_do(
+    options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, with exit status 2."""
+    assert main(["bench", *options]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+@needs_bench
+@pytest.mark.slow
+def test_bench_runs_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A small grid leaves all its files; what is done is not done again."""
+    lengths = tmp_path / "mine.csv"
+    lengths.write_text("length\n40\n24\n32\n")
+    options = ["bench", "--workloads", "tc-bert", "--lengths", str(lengths)]
+    options += ["--strategies", "full,mimose-paper,mimose,hf-full,hf-offload"]
+    options += ["--steps", "2", "--warm-up", "1", "--budgets", "0.5"]
+    options += ["--threads", "1", "--out", str(tmp_path / "out")]
+    assert main(options) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    cells = {cell["strategy"]: cell for cell in document["cells"]}
+    assert set(cells) == {
+        "none", "full", "mimose-paper", "mimose", "hf-full", "hf-offload"
+    }  # fmt: skip
+    assert cells.pop("hf-offload")["loss_is_equal"] is None
+    assert all(cell["loss_is_equal"] for cell in cells.values())
+    assert cells["hf-full"]["recomputed_flops"] == cells["full"]["recomputed_flops"] > 0
+    assert all(Path(path).exists() for path in document["files"].values())
+    rows = (tmp_path / "out" / "rows.csv").read_text()
+    assert main([*options, "--resume"]) == 0
+    assert (tmp_path / "out" / "rows.csv").read_text() == rows
+    capsys.readouterr()
+    assert main([*options, "--resume", "--seed", "1"]) == 2
+    assert "was written with seed=0" in capsys.readouterr().err

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from mimose.bench import csv_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,29 +74,9 @@ class StepRow:
         return self.predicted_peak_bytes - self.start_bytes
 
 
-_COLUMNS = tuple(field.name for field in fields(StepRow))
-
-
-def _optional(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    return lambda text: None if text == "" else read(text)
-
-
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": lambda text: text == "True",
-    "int | None": _optional(int),
-    "float | None": _optional(float),
-}
-
-
 def write_rows(path: Path, rows: Iterable[StepRow]) -> None:
     """Write rows to a CSV file; None becomes an empty field."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, _COLUMNS)
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    csv_file.write(path, StepRow, rows)
 
 
 def read_rows(path: Path) -> list[StepRow]:
@@ -105,17 +85,4 @@ def read_rows(path: Path) -> list[StepRow]:
     Raises:
         ValueError: The columns are not those of `StepRow`.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != _COLUMNS:
-            msg = f"{path} has columns {reader.fieldnames}, expected {list(_COLUMNS)}"
-            raise ValueError(msg)
-        return [_from_text(line) for line in reader]
-
-
-def _from_text(line: Mapping[str, str]) -> StepRow:
-    values = {
-        field.name: _READERS[str(field.type)](line[field.name])
-        for field in fields(StepRow)
-    }
-    return StepRow(**values)
+    return csv_file.read(path, StepRow)

@@ -23,32 +23,33 @@ from mimose.recovery import is_out_of_memory
 
 def main() -> None:
     """Serve until the input ends."""
-    with _take_standard_output() as answers:
+    with take_standard_output() as answers:
         try:
             _serve(sys.stdin, answers)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             first_line = (str(error) or type(error).__name__).splitlines()[0]
-            _answer(answers, {"error": first_line})
+            answer(answers, {"error": first_line})
 
 
 def _serve(commands: TextIO, answers: TextIO) -> None:
     training = Training(task_from_json(json.loads(commands.readline())))
-    _answer(answers, {"lengths": training.lengths})
+    answer(answers, {"lengths": training.lengths})
     for line in commands:
         command = json.loads(line)
         row = training.advance(command["batch"], evaluates=command["evaluates"])
-        _answer(answers, {"row": asdict(row)})
+        answer(answers, {"row": asdict(row)})
     training.close()
 
 
-def _answer(answers: TextIO, message: Mapping[str, Any]) -> None:
+def answer(answers: TextIO, message: Mapping[str, Any]) -> None:
+    """Write one answer at once."""
     answers.write(json.dumps(message) + "\n")
     answers.flush()
 
 
-def _take_standard_output() -> TextIO:
+def take_standard_output() -> TextIO:
     """Return the output for answers; whatever a library prints goes to the errors."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mimose.exceptions import MimoseError
 from mimose.page.course import course
-from mimose.page.document import document
+from mimose.page.document import document, introduction
 from mimose.page.headline import headline
 from mimose.page.layers import layers
 from mimose.page.peaks import peaks, predictions
@@ -52,9 +52,10 @@ def write_page(
     figures = [peaks(steps), predictions(steps), layers(steps), price(steps)]
     text = document(
         title,
-        headline(records),
+        introduction(headline(records)),
         [*figures, course(steps)],
         [shapes_table(steps), unusual_table(steps)],
         get_plotlyjs(),
+        "the run's records",
     )
     Path(path).write_text(text, encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from mimose.page.headline import Headline, facts, verdict
@@ -96,19 +96,21 @@ sortAsAddressed();"""
 
 def document(
     title: str,
-    headline: Headline,
+    introduction: Iterable[str],
     figures: Sequence[Figure],
     tables: Sequence[Table],
     plotly_js: str,
+    drawn_from: str,
 ) -> str:
     """Write the page.
 
     Args:
         title: Stands at the top.
-        headline: The run in numbers.
+        introduction: HTML below the title.
         figures: In the order of the page.
         tables: Stand behind the figures.
         plotly_js: What draws the figures.
+        drawn_from: What the page was made from, for its last line.
     """
     drawn = [figure for figure in figures if figure.traces]
     data = {f.name: {"data": f.traces, "layout": f.layout} for f in drawn}
@@ -116,11 +118,11 @@ def document(
         f'<!doctype html>\n<html lang="en">\n<head>\n{_HEAD}',
         f"<title>{escape(title)}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>",
         f"<h1>{escape(title)}</h1>",
-        *_introduction(headline),
+        *introduction,
         *map(_figure, figures),
         *map(_table, tables),
-        "<footer>Drawn by mimose from the run's records. The page loads nothing; its "
-        "figures can be zoomed, and their legends clicked.</footer>",
+        f"<footer>Drawn by mimose from {escape(drawn_from)}. The page loads nothing; "
+        "its figures can be zoomed, and their legends clicked.</footer>",
         f'<script id="figures" type="application/json">{_as_json(data)}</script>',
         f"<script>{plotly_js}</script>\n<script>\n{_SCRIPT}\n</script>\n</body>\n</html>",
     ]
@@ -134,7 +136,12 @@ def _as_json(data: object) -> str:
     )
 
 
-def _introduction(headline: Headline) -> Iterator[str]:
+def introduction(headline: Headline) -> Iterator[str]:
+    """Write what stands below the title of a run's page.
+
+    Args:
+        headline: The run in numbers.
+    """
     yield (
         "<p>mimose trains within a memory budget: before each step it chooses, for the "
         "shape of that batch, which layers keep their activations for backward and "

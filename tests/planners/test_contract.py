@@ -7,6 +7,7 @@ import pytest
 
 from mimose.planners import (
     EveryK,
+    Eviction,
     Full,
     Greedy,
     InfeasibleBudgetError,
@@ -23,6 +24,7 @@ from mimose.planners import (
 MAKERS = {
     "every-1": lambda: EveryK(1),
     "every-3": lambda: EveryK(3),
+    "eviction": Eviction,
     "full": Full,
     "greedy": Greedy,
     "greedy-released": lambda: Greedy(largest=False),

@@ -50,7 +50,7 @@ def test_unknown_names(name):
     with pytest.raises(ValueError, match="no planner is called") as caught:
         make_planner(name)
     assert repr(name) in str(caught.value)
-    assert "auto, full, greedy" in str(caught.value)
+    assert "auto, eviction, full, greedy" in str(caught.value)
 
 
 @pytest.mark.parametrize("thing", [None, 3, Marginal])

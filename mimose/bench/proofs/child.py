@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any, TextIO
+from typing import Any
 
 from mimose.bench.machine import worker_environment
+from mimose.bench.worker import take_standard_output
 
 _PACKAGE = "mimose.bench.proofs"
 
@@ -66,17 +66,10 @@ def main() -> None:
     """Do the work that standard input asks for."""
     task = json.loads(sys.stdin.read())
     proof = importlib.import_module(f"{_PACKAGE}.{sys.argv[1]}")
-    with _take_standard_output() as answers:
+    with take_standard_output() as answers:
         for thing in proof.work(task):
             answers.write(json.dumps(thing) + "\n")
             answers.flush()
-
-
-def _take_standard_output() -> TextIO:
-    """Return the output for answers; whatever a library prints goes to the errors."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return answers
 
 
 if __name__ == "__main__":

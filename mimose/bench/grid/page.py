@@ -1,0 +1,283 @@
+"""A grid as one HTML page, from its rows alone: figures and a table of every cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.summary import CellSummary, summarise
+from mimose.bench.grid.table import sentences
+from mimose.bench.grid.workloads import size_of
+from mimose.page.document import document
+from mimose.page.looks import ACTION_COLOURS, Figure, Parts, axis, frame
+from mimose.page.tables import Cell, Table
+
+_MIB = 2**20
+_GIGA = 1e9
+# Okabe and Ito's palette for those that are compared, greys for the rest.
+COLOURS = {
+    "none": "#555555",
+    "full": "#E69F00",
+    "every-2": "#CC79A7",
+    "static": "#56B4E9",
+    "mimose-paper": "#D55E00",
+    "oracle": "#009E73",
+    "eviction": "#F0E442",
+    "mimose": "#0072B2",  # drawn over the others
+}
+OTHER_COLOUR = "#AAAAAA"
+HIDDEN = ("compile-budget",)
+"""Not shown at first: on a CPU its code runs operator by operator, at any price."""
+_UNKNOWN: Cell = ("–", -1.0)
+_EQUAL = {True: "yes", False: "no", None: "–"}
+
+
+def write_page(rows: Sequence[GridRow], path: Path) -> None:
+    """Write the page.
+
+    Args:
+        rows: Of a grid, complete or not.
+        path: Where to write.
+
+    Raises:
+        ModuleNotFoundError: plotly is missing (``pip install 'mimose[report]'``).
+    """
+    from plotly.offline import get_plotlyjs
+
+    summaries = summarise(rows)
+    workloads = list(dict.fromkeys(row.workload for row in rows))
+    figures = []
+    for number, workload in enumerate(workloads):
+        cells = [s for s in summaries if s.workload == workload]
+        own = [row for row in rows if row.workload == workload]
+        figures += [
+            _prices(f"time{number}", workload, cells),
+            _peaks(f"peaks{number}", workload, own, cells),
+            _plans(f"plans{number}", workload, own),
+        ]
+    text = document(
+        "mimose bench",
+        _introduction(rows, summaries),
+        figures,
+        [_cells_table(summaries)],
+        get_plotlyjs(),
+        "the benchmark's rows",
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+def _introduction(
+    rows: Sequence[GridRow], summaries: Sequence[CellSummary]
+) -> Iterator[str]:
+    first = rows[0]
+    yield (
+        "<p>Strategies take turns on the same batches, each in a process of its own, "
+        "at the same budgets. A budget lies between what the longest batch grows by "
+        "when every layer is recomputed (0) and when none is (1). Peaks are physical, "
+        "over forward, backward and optimizer step; recomputation is counted.</p>"
+    )
+    said = list(sentences(summaries))
+    yield f'<p class="verdict">{escape(said[0])}</p><ul>'
+    yield from (f"<li>{escape(sentence)}</li>" for sentence in said[1:])
+    yield "</ul>"
+    where = (
+        f"{first.device}, {first.threads} threads, {first.dtype}, {first.scale} "
+        f"models, torch {first.torch}, transformers {first.transformers}, mimose "
+        f"{first.mimose}, seed {first.seed}, {first.date}"
+    )
+    yield f'<p class="caption">{escape(where)}</p>'
+
+
+def _prices(name: str, workload: str, cells: Sequence[CellSummary]) -> Figure:
+    """Draw time against budget, as the paper's Fig. 10."""
+    traces: list[Parts] = []
+    for strategy in dict.fromkeys(cell.strategy for cell in cells):
+        own = [
+            c for c in cells if c.strategy == strategy and c.seconds_ratio is not None
+        ]
+        if not own:
+            continue
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": strategy,
+                "visible": "legendonly" if strategy in HIDDEN else True,
+                "x": [c.budget_share for c in own],
+                "y": [c.seconds_ratio for c in own],
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [
+                        (c.seconds_high or 0) - (c.seconds_ratio or 0) for c in own
+                    ],
+                    "arrayminus": [
+                        (c.seconds_ratio or 0) - (c.seconds_low or 0) for c in own
+                    ],
+                    "thickness": 1,
+                },
+                "marker": {
+                    "size": 9,
+                    "symbol": ["circle" if c.keeps_budget else "x" for c in own],
+                },
+                "line": {
+                    "color": COLOURS.get(strategy, OTHER_COLOUR),
+                    "width": 4 if strategy == "mimose" else 1.5,
+                },
+            }
+        )
+    caption = (
+        "Time of the measured steps, plain training being 1; bars are 95% intervals. A "
+        "cross: over the budget in some step, or failed."
+    )
+    layout: Parts = {
+        "xaxis": axis("budget (0: everything recomputed, 1: everything kept)"),
+        "yaxis": axis("time ÷ plain training"),
+    }
+    return Figure(
+        name, f"{workload}: time against budget", caption, traces, frame(**layout)
+    )
+
+
+def _peaks(
+    name: str, workload: str, rows: Sequence[GridRow], cells: Sequence[CellSummary]
+) -> Figure:
+    """Draw growth against the batch's size, as the paper's Fig. 11."""
+    budgets = sorted({cell.budget_share: cell.headroom_bytes for cell in cells}.items())
+    share, headroom = budgets[len(budgets) // 2]
+    traces: list[Parts] = []
+    for strategy in COLOURS:
+        own = [
+            row
+            for row in rows
+            if row.strategy == strategy
+            and row.budget_share in (None, share)
+            and row.is_measured
+            and not row.problem
+        ]
+        if own:
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": strategy,
+                    "x": [size_of(row.shape) for row in own],
+                    "y": [row.growth_bytes / _MIB for row in own],
+                    "marker": {"color": COLOURS[strategy], "size": 7},
+                }
+            )
+    layout: Parts = {
+        "xaxis": axis("size of the batch (tokens, or pixels)"),
+        "yaxis": axis("growth of a step (MiB)"),
+        "shapes": [
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": headroom / _MIB,
+                "y1": headroom / _MIB,
+                "line": {"color": "#D55E00", "dash": "dash"},
+            }
+        ],
+    }
+    caption = f"At the budget {share:g}, the dashed line: {headroom / _MIB:.0f} MiB."
+    return Figure(name, f"{workload}: peaks", caption, traces, frame(**layout))
+
+
+def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
+    """Draw mimose's plans: layers down, batches by size across."""
+    shares = sorted({r.budget_share for r in rows if r.budget_share is not None})
+    title = f"{workload}: mimose's plans"
+    if not shares:
+        return Figure(name, title, "No strategy at a budget ran.", [], {})
+    share = shares[len(shares) // 2]
+    own = sorted(
+        (
+            row
+            for row in rows
+            if row.strategy == "mimose"
+            and row.budget_share == share
+            and row.phase == "plan"
+            and row.plan
+        ),
+        key=lambda row: size_of(row.shape),
+    )
+    if not own:
+        return Figure(name, title, "mimose has planned no step here.", [], {})
+    depth = max(len(row.plan) for row in own)
+    letters = [[row.plan[i : i + 1] == "r" for row in own] for i in range(depth)]
+    scale = [[0.0, ACTION_COLOURS["keep"]], [1.0, ACTION_COLOURS["recompute"]]]
+    traces: list[Parts] = [
+        {
+            "type": "heatmap",
+            "z": [[int(is_recomputed) for is_recomputed in line] for line in letters],
+            "text": [[json.dumps(row.shape) for row in own]] * depth,
+            "hovertemplate": "layer %{y}, %{text}<extra></extra>",
+            "colorscale": scale,
+            "zmin": 0,
+            "zmax": 1,
+            "showscale": False,
+        }
+    ]
+    layout: Parts = {
+        "xaxis": axis("batches, the smallest first", showticklabels=False),
+        "yaxis": axis("layer's call, in order", autorange="reversed"),
+    }
+    caption = f"At the budget {share:g}: blue is recomputed, grey is kept."
+    return Figure(name, title, caption, traces, frame(**layout), height=300)
+
+
+def _cells_table(summaries: Sequence[CellSummary]) -> Table:
+    columns = (
+        "workload",
+        "budget",
+        "strategy",
+        "time",
+        "time with warm-up",
+        "redone GFLOP",
+        "over",
+        "growth ÷ headroom where needed",
+        "error p50",
+        "error p99",
+        "learning steps",
+        "plan found in µs",
+        "plan made in ms",
+        "losses equal",
+        "what happened",
+    )
+    return Table(
+        "cells",
+        "Every cell",
+        "Click a column's head to sort by it.",
+        columns,
+        [_table_row(s) for s in sorted(summaries, key=lambda s: not s.steps)],
+    )
+
+
+def _table_row(cell: CellSummary) -> tuple[Cell, ...]:
+    flops = cell.recomputed_flops
+    return (
+        (cell.workload, cell.workload),
+        _number(cell.budget_share, "{:g}"),
+        (cell.strategy, cell.strategy),
+        _number(cell.seconds_ratio, "{:.3f}×"),
+        _number(cell.total_ratio, "{:.3f}×"),
+        _number(None if flops is None else flops / _GIGA, "{:.2f}"),
+        _number(cell.steps_over, "{:.0f}"),
+        _number(cell.use_p50, "{:.1%}"),
+        _number(cell.error_p50, "{:.2%}"),
+        _number(cell.error_p99, "{:.2%}"),
+        _number(cell.learning_steps, "{:.0f}"),
+        _number(cell.hit_seconds and cell.hit_seconds * 1e6, "{:.0f}"),
+        _number(cell.miss_seconds and cell.miss_seconds * 1e3, "{:.2f}"),
+        (_EQUAL[cell.loss_is_equal],) * 2,
+        (cell.problem, cell.problem),
+    )
+
+
+def _number(value: float | None, form: str) -> Cell:
+    return _UNKNOWN if value is None else (form.format(value), float(value))

@@ -1,0 +1,327 @@
+"""Running the grid: all strategies of a workload take turns on the same batches.
+
+Each strategy, at each budget it heeds, trains in a process of its own, with the same
+weights, batches, threads and allocator settings. They take turns by a few steps each,
+in an order that rotates, so that whatever else the machine does meets all of them.
+Then, with the clock off, FLOPs are counted where a strategy does not tell them: those
+of a forward and backward, less those of plain training on the same batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.summary import TURN
+from mimose.bench.grid.traces import Sizes
+from mimose.bench.grid.trainer import STRATEGIES, Task, workload_named
+from mimose.bench.machine import describe_machine
+from mimose.bench.process import Child, StrategyFailedError
+
+_Counter: TypeAlias = Callable[[GridRow, str], "int | None"]
+
+_MODULE = "mimose.bench.grid.trainer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridSettings:
+    """What is compared."""
+
+    workloads: tuple[str, ...]
+    strategies: tuple[str, ...]
+    budgets: tuple[float, ...] = (0.35, 0.5, 0.7)
+    """Shares of the way from recomputing everything to keeping everything."""
+    steps: int = 60
+    """Measured steps a cell."""
+    warm_up: int = 12
+    """Steps before them, told apart: for learning, and for caches to fill."""
+    scale: str = "tiny"
+    seed: int = 0
+    threads: int = 2
+    device: str = "cpu"
+    dtype: str = "float32"
+    trace: tuple[Sizes, ...] = ()
+    """Sizes of the batches, in place of the workloads' own."""
+    date: str = field(default_factory=lambda: _now())
+
+    @property
+    def n_batches(self) -> int:
+        """Batches a strategy trains on."""
+        return self.warm_up + self.steps
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def sizes_of(settings: GridSettings, workload: str) -> list[Sizes]:
+    """Return the sizes of a workload's batches, the same for every strategy.
+
+    Raises:
+        ValueError: There is no such workload, or the given trace is of another kind.
+    """
+    own = workload_named(workload)
+    if not settings.trace:
+        generator = np.random.default_rng(settings.seed)
+        return own.trace(settings.scale)(generator, settings.n_batches)
+    if set(settings.trace[0]) != set(own.sizes):
+        msg = (
+            f"the given lengths have {', '.join(settings.trace[0])}, and {workload} "
+            f"needs {', '.join(own.sizes)}"
+        )
+        raise ValueError(msg)
+    repeated = -(-settings.n_batches // len(settings.trace))
+    return [dict(each) for each in settings.trace * repeated][: settings.n_batches]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A strategy at one budget; None for those that know no budget."""
+
+    strategy: str
+    share: float | None
+    headroom_bytes: int | None
+
+
+class WorkloadRun:
+    """All strategies on one workload.
+
+    Args:
+        settings: What is compared.
+        workload: Which of the workloads.
+        on_step: Is told of each step before it runs: the cell.
+    """
+
+    def __init__(
+        self,
+        settings: GridSettings,
+        workload: str,
+        on_step: Callable[[Cell], None] = lambda _: None,
+    ) -> None:
+        self._settings = settings
+        self._name = workload
+        self._sizes = sizes_of(settings, workload)
+        self._is_synthetic = workload_named(workload).is_synthetic
+        self._on_step = on_step
+        self._stack = contextlib.ExitStack()
+        self._machine = describe_machine(settings.device)
+        self._children: dict[Cell, Child] = {}
+        self._rows: dict[Cell, list[GridRow]] = {}
+
+    def run(self) -> list[GridRow]:
+        """Run all of it.
+
+        Raises:
+            StrategyFailedError: Plain training or full checkpointing failed.
+            KeyboardInterrupt: Somebody had enough; what ran of this workload is lost.
+        """
+        with self._stack:
+            self._start_all()
+            self._take_turns()
+            self._count()
+        names = self._settings.strategies
+        cells = sorted(
+            self._rows, key=lambda c: (names.index(c.strategy), c.share or 0)
+        )
+        return [row for cell in cells for row in self._rows[cell]]
+
+    def _start_all(self) -> None:
+        ends = {name: self._start(Cell(name, None, None)) for name in ("none", "full")}
+        kind = self._settings.device.partition(":")[0]
+        growths = {}
+        for name, child in ends.items():
+            child.receive()
+            growths[name] = int(child.ask(["probe", {}])["growth_bytes"])
+        if "full" not in self._settings.strategies:
+            self._children.pop(Cell("full", None, None)).close()
+        if growths["none"] <= growths["full"]:
+            msg = (
+                f"there is nothing to plan: on the longest batch a step grows by "
+                f"{growths['none']} bytes with every layer kept, and by "
+                f"{growths['full']} with every layer recomputed"
+            )
+            raise StrategyFailedError(msg)
+        for cell in self._cells(growths):
+            why = STRATEGIES[cell.strategy].why_not(kind)
+            if why:
+                self._rows[cell] = [self._failure(cell, -1, why)]
+            elif cell not in self._children:
+                with self._noting_failure(cell, -1):
+                    self._start(cell)
+        for cell in list(self._children):
+            if cell.strategy not in ends:
+                with self._noting_failure(cell, -1):
+                    self._children[cell].receive()
+
+    def _cells(self, growths: Mapping[str, int]) -> Iterator[Cell]:
+        room = growths["none"] - growths["full"]
+        for name in self._settings.strategies:
+            if not STRATEGIES[name].heeds_budget:
+                yield Cell(name, None, None)
+                continue
+            for share in self._settings.budgets:
+                yield Cell(name, share, growths["full"] + int(share * room))
+
+    def _start(self, cell: Cell) -> Child:
+        settings = self._settings
+        task = Task(
+            workload=self._name,
+            strategy=cell.strategy,
+            scale=settings.scale,
+            sizes=self._sizes,
+            headroom_bytes=cell.headroom_bytes,
+            seed=settings.seed,
+            device=settings.device,
+            dtype=settings.dtype,
+            threads=settings.threads,
+        )
+        child = Child(
+            cell.strategy, _MODULE, settings.threads, dataclasses.asdict(task)
+        )
+        self._stack.callback(child.close)
+        self._children[cell] = child
+        return child
+
+    def _take_turns(self) -> None:
+        order = list(self._children)
+        for first in range(0, self._settings.n_batches, TURN):
+            last = min(first + TURN, self._settings.n_batches)
+            for cell in order:
+                for step in range(first, last):
+                    if cell in self._children:
+                        self._on_step(cell)
+                        with self._noting_failure(cell, step):
+                            self._step(cell, step)
+            order = order[1:] + order[:1]
+
+    def _step(self, cell: Cell, step: int) -> None:
+        said = self._children[cell].ask(["step", {"index": step}])
+        self._rows.setdefault(cell, []).append(self._row(cell, step, **said))
+
+    @contextlib.contextmanager
+    def _noting_failure(self, cell: Cell, step: int) -> Iterator[None]:
+        """Go on without a strategy that fails, and say in a row why."""
+        try:
+            yield
+        except StrategyFailedError as error:
+            child = self._children.pop(cell, None)
+            if child is not None:
+                child.close()
+            if cell.strategy == "none":
+                msg = f"plain training failed, and all are compared with it: {error}"
+                raise StrategyFailedError(msg) from error
+            row = self._failure(cell, step, str(error))
+            self._rows.setdefault(cell, []).append(row)
+
+    def _row(self, cell: Cell, step: int, **said: Any) -> GridRow:
+        settings = self._settings
+        values: dict[str, Any] = {"problem": "", **said, **self._machine}
+        return GridRow(
+            workload=self._name,
+            scale=settings.scale,
+            is_synthetic=self._is_synthetic and not settings.trace,
+            strategy=cell.strategy,
+            budget_share=cell.share,
+            headroom_bytes=cell.headroom_bytes,
+            step=step,
+            is_measured=step >= settings.warm_up,
+            seed=settings.seed,
+            threads=settings.threads,
+            dtype=settings.dtype,
+            date=settings.date,
+            **values,
+        )
+
+    def _failure(self, cell: Cell, step: int, why: str) -> GridRow:
+        return self._row(
+            cell,
+            step,
+            problem=why,
+            sizes="{}" if step < 0 else json.dumps(self._sizes[step]),
+            phase="",
+            plan="",
+            base_bytes=0,
+            start_bytes=0,
+            peak_bytes=0,
+            reserved_bytes=0,
+            predicted_growth_bytes=None,
+            seconds=0.0,
+            plan_seconds=0.0,
+            cache_hit=False,
+            recomputed_flops=None,
+            retries=0,
+            loss=float("nan"),
+            load_average=0.0,
+        )
+
+    def _count(self) -> None:
+        """Count what strategies do not tell, once for each size and phase."""
+        plain = self._counter(Cell("none", None, None))
+        for cell in self._children:
+            own, rows = self._counter(cell), self._rows.get(cell, [])
+            for i, row in enumerate(rows):
+                if row.recomputed_flops is None and not row.problem:
+                    flops = self._recomputed(cell, row, own, plain)
+                    rows[i] = dataclasses.replace(row, recomputed_flops=flops)
+
+    @staticmethod
+    def _recomputed(
+        cell: Cell, row: GridRow, own: _Counter, plain: _Counter
+    ) -> int | None:
+        """Return what a step recomputed; None where it cannot be counted."""
+        if cell.strategy == "none":
+            return 0
+        try:
+            flops, base = own(row, row.phase), plain(row, "")
+        except StrategyFailedError:
+            return None
+        return None if flops is None or base is None else flops - base
+
+    def _counter(self, cell: Cell) -> _Counter:
+        """Return what counts a strategy's FLOPs, each size and phase once."""
+        found: dict[tuple[str, str], int | None] = {}
+
+        def count(row: GridRow, phase: str) -> int | None:
+            key = row.sizes, phase
+            if key not in found:
+                arguments = {"index": row.step, "phase": phase}
+                found[key] = self._children[cell].ask(["count", arguments])["flops"]
+            return found[key]
+
+        return count
+
+
+def is_complete(settings: GridSettings, rows: Sequence[GridRow]) -> bool:
+    """Whether one workload's rows are all that these settings ask for."""
+    cells: dict[tuple[str, float | None], list[GridRow]] = {}
+    for row in rows:
+        cells.setdefault((row.strategy, row.budget_share), []).append(row)
+    wanted = {
+        (name, share)
+        for name in settings.strategies
+        for share in (settings.budgets if STRATEGIES[name].heeds_budget else (None,))
+    }
+    return wanted <= cells.keys() and all(
+        len(own) == settings.n_batches or any(row.problem for row in own)
+        for own in cells.values()
+    )
+
+
+def n_steps(settings: GridSettings) -> int:
+    """Return how many steps a workload will take if nothing fails."""
+    kind = settings.device.partition(":")[0]
+    runnable = [
+        STRATEGIES[name]
+        for name in settings.strategies
+        if not STRATEGIES[name].why_not(kind)
+    ]
+    cells = sum(len(settings.budgets) if s.heeds_budget else 1 for s in runnable)
+    return cells * settings.n_batches

@@ -1,0 +1,221 @@
+"""Lengths of batches: generated to match published ranges, from real text, or given.
+
+The Mimose paper (Liao et al., IPDPS 2023, Fig. 3 and the tasks' table) gives the range
+of its batches' input sizes and draws their distribution. The generators here have
+those ranges and shapes; what they yield is synthetic, and the rows say so. Lengths of
+docstrings are those of real text (`mimose.corpus`).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+Sizes: TypeAlias = dict[str, int]
+Trace: TypeAlias = Callable[[np.random.Generator, int], list[Sizes]]
+"""Takes a generator and how many batches; returns the sizes of each."""
+
+_SPIKE = 0.12
+"""Part of SQuAD's batches that are cut to the longest length."""
+_TEXTS_A_BATCH = 8
+_KINDS = {
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".txt": "text",
+}
+
+
+def long_tail(least: int, most: int, sharpness: float = 5.0) -> Trace:
+    """Return lengths with their mass near the least and a long tail to the most.
+
+    The shape of SWAG, QQP and UN_PC in the paper's Fig. 3.
+
+    Args:
+        least: The shortest length.
+        most: The longest.
+        sharpness: The second parameter of the Beta distribution; more is nearer to the
+            least.
+    """
+
+    def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
+        shares = generator.beta(1.5, sharpness, n_batches)
+        lengths = np.rint(least + shares * (most - least))
+        return [{"length": int(length)} for length in lengths]
+
+    return trace
+
+
+def bell_with_spike(least: int, most: int, mode: int) -> Trace:
+    """Return lengths in a bell around a mode, and some cut to the most.
+
+    The shape of SQuAD in the paper's Fig. 3.
+
+    Args:
+        least: The shortest length.
+        most: The longest, to which longer texts are cut.
+        mode: Where the bell has its middle.
+    """
+
+    def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
+        bell = generator.normal(mode, (most - least) / 6, n_batches)
+        is_cut = generator.random(n_batches) < _SPIKE
+        lengths = np.where(is_cut, most, bell.clip(least, most))
+        return [{"length": int(length)} for length in lengths]
+
+    return trace
+
+
+def pairs(least: int, most: int) -> Trace:
+    """Return lengths of sources with a long tail, and of targets much like them.
+
+    Args:
+        least: The shortest length of either.
+        most: The longest.
+    """
+    sources = long_tail(least, most, 3.0)
+
+    def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
+        found = []
+        for sizes in sources(generator, n_batches):
+            source = sizes["length"]
+            target = round(source * generator.uniform(0.85, 1.15))
+            found.append(
+                {"source": source, "target": int(np.clip(target, least, most))}
+            )
+        return found
+
+    return trace
+
+
+def images(short: tuple[int, int], longest: int, step: int) -> Trace:
+    """Return heights and widths as multi-scale detection training resizes images.
+
+    The short side is drawn from a range, the aspect ratio from that of photographs,
+    the long side is capped, and both are multiples of a step. Lying and standing
+    images come in the proportion of COCO, about three to one.
+
+    Args:
+        short: Least and greatest short side.
+        longest: The cap of the long side.
+        step: What both are multiples of.
+    """
+
+    def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
+        found = []
+        for _ in range(n_batches):
+            side = generator.integers(short[0], short[1] + 1)
+            other = min(longest, side * generator.choice([1.0, 4 / 3, 1.5, 16 / 9]))
+            low, high = (max(step, round(x / step) * step) for x in (side, other))
+            is_lying = generator.random() < 0.75
+            height, width = (low, high) if is_lying else (high, low)
+            found.append({"height": int(height), "width": int(width)})
+        return found
+
+    return trace
+
+
+def docstrings(most: int) -> Trace:
+    """Return the longest member's length of batches of docstrings: real text.
+
+    Args:
+        most: Longer texts are cut to this.
+
+    Raises:
+        ModuleNotFoundError: tokenizers is missing (``pip install 'mimose[bench]'``).
+    """
+
+    def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
+        from mimose.corpus import encode_corpus, load_corpus
+
+        texts = encode_corpus(load_corpus(), most).train
+        lengths = np.array([len(text.token_ids) for text in texts])
+        drawn = generator.choice(lengths, (n_batches, _TEXTS_A_BATCH))
+        return [{"length": int(length)} for length in drawn.max(axis=1)]
+
+    return trace
+
+
+def from_file(path: Path, names: Sequence[str]) -> list[Sizes]:
+    """Read a trace of one's own: a CSV file with a column for each size.
+
+    Args:
+        path: The file; each line is a batch.
+        names: The sizes the workload needs, such as ``length``.
+
+    Raises:
+        ValueError: A column is missing, or a number is none or less than 1.
+    """
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in names if name not in (reader.fieldnames or ())]
+        if missing:
+            msg = f"{path} has columns {reader.fieldnames}, and no {', '.join(missing)}"
+            raise ValueError(msg)
+        found = [
+            _sizes(path, number, line, names) for number, line in enumerate(reader, 2)
+        ]
+    if not found:
+        msg = f"{path} has no line beside its columns' names"
+        raise ValueError(msg)
+    return found
+
+
+def from_dataset(
+    name: str, column: str, *, batch_size: int, most: int, seed: int
+) -> list[Sizes]:
+    """Return the longest member's length of batches of a data set's texts.
+
+    Tokens are those of a byte-pair vocabulary learned from docstrings.
+
+    Args:
+        name: A file (csv, json, jsonl, parquet, txt), or what `datasets` calls the set.
+        column: Where the texts are.
+        batch_size: Texts a batch; they are shuffled, and an incomplete batch left out.
+        most: Longer texts are cut to this many tokens.
+        seed: Of the shuffling.
+
+    Raises:
+        ModuleNotFoundError: datasets or tokenizers is missing.
+        ValueError: There is no such column, or not one whole batch.
+    """
+    from datasets import load_dataset
+
+    from mimose.corpus import load_corpus, train_tokenizer
+
+    path = Path(name)
+    if path.suffix in _KINDS:
+        kind = _KINDS[path.suffix]
+        data = load_dataset(kind, data_files=str(path), split="train")
+    else:
+        data = load_dataset(name, split="train")
+    if column not in data.column_names:
+        msg = f"{name} has columns {', '.join(data.column_names)}, and no {column}"
+        raise ValueError(msg)
+    if len(data) < batch_size:
+        msg = f"{name} has {len(data)} texts, fewer than one batch of {batch_size}"
+        raise ValueError(msg)
+    tokenizer = train_tokenizer(text.text for text in load_corpus().train)
+    encoded = tokenizer.encode_batch(list(data.shuffle(seed=seed)[column]))
+    lengths = np.array([min(most, len(each.ids)) for each in encoded])
+    whole = len(lengths) // batch_size * batch_size
+    longest = lengths[:whole].reshape(-1, batch_size).max(axis=1)
+    return [{"length": int(length)} for length in longest]
+
+
+def _sizes(
+    path: Path, number: int, line: Mapping[str, str], names: Sequence[str]
+) -> Sizes:
+    sizes = {}
+    for name in names:
+        text = line[name] or ""
+        if not text.strip().isdigit() or int(text) < 1:
+            msg = f"{path}, line {number}: {name} is {text!r}, not a size of at least 1"
+            raise ValueError(msg)
+        sizes[name] = int(text)
+    return sizes

@@ -1,0 +1,254 @@
+"""Training one workload under one strategy, in this process, a step at a time.
+
+``python -m mimose.bench.grid.trainer`` reads JSON lines from standard input and answers
+each with one on standard output. The first is a `Task`; then ``probe``, ``step`` and
+``count`` as methods of `Trainer`. An answer with an ``error`` is the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from mimose.bench.grid.paper import PAPER
+from mimose.bench.grid.peers import PEERS
+from mimose.bench.grid.strategies import OWN, Setup, Strategy
+from mimose.bench.grid.workloads import (
+    WORKLOADS,
+    Sizes,
+    Workload,
+    cost_of,
+    from_function,
+)
+from mimose.bench.machine import load_average
+from mimose.bench.step_meter import step_meter
+from mimose.bench.worker import answer, take_standard_output
+from mimose.recovery import is_out_of_memory
+
+STRATEGIES: Mapping[str, Strategy] = {
+    strategy.name: strategy for strategy in (*OWN, PAPER, *PEERS)
+}
+"""All strategies, by name."""
+
+_UNLIMITED = 2**50
+_PROBES = 3
+_SMALLEST = 3
+"""Of so many of the shortest batches the process is warmed up with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What one process is asked to train."""
+
+    workload: str
+    """A name, or ``module:function``."""
+    strategy: str
+    scale: str
+    sizes: Sequence[Sizes]
+    """Of the batches, in order."""
+    headroom_bytes: int | None
+    """For a step's growth; None if there is no limit."""
+    seed: int
+    device: str
+    dtype: str
+    """``"float32"``, or ``"bfloat16"`` for autocast."""
+    threads: int
+
+
+@functools.lru_cache
+def workload_named(name: str) -> Workload:
+    """Return a workload, one of ours or the user's.
+
+    Raises:
+        ValueError: There is none of this name.
+    """
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    if ":" in name:
+        return from_function(name)
+    msg = f"no workload is called {name!r}; choose one of {', '.join(WORKLOADS)}"
+    raise ValueError(msg)
+
+
+class Trainer:
+    """A model in training under one strategy.
+
+    Args:
+        task: What to train, and how.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._workload = workload_named(task.workload)
+        self._device = torch.device(task.device)
+        torch.set_num_threads(task.threads)
+        torch.manual_seed(task.seed)
+        self._model = self._workload.build(task.scale).to(self._device)
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(), lr=1e-4, fused=True
+        )
+        self._meter = step_meter(self._device)
+        self._warm_up()
+        headroom = _UNLIMITED if task.headroom_bytes is None else task.headroom_bytes
+        setup = Setup(
+            model=self._model,
+            device=self._device,
+            meter=self._meter,
+            headroom_bytes=headroom,
+            sizes=task.sizes,
+            try_step=self._try,
+        )
+        self._strategy = STRATEGIES[task.strategy]
+        self._applied = self._strategy.apply(setup)
+        told = self._applied.budget_bytes
+        self._base_bytes = self._settled() if told is None else told - headroom
+        torch.manual_seed(task.seed)
+
+    def probe(self) -> dict[str, Any]:
+        """Measure what a step on the longest batch grows by."""
+        longest = max(self._task.sizes, key=cost_of)
+        growths = []
+        for _ in range(_PROBES):
+            start = self._settled()
+            self._meter.begin_step()
+            self._try(longest)
+            growths.append(self._meter.step_peak_bytes() - start)
+        torch.manual_seed(self._task.seed)
+        return {"growth_bytes": min(growths)}
+
+    def step(self, index: int) -> dict[str, Any]:
+        """Train on one batch; return what `GridRow` wants to know of it."""
+        sizes = self._task.sizes[index]
+        batch = self._batch(index, sizes)
+        start = self._settled()
+        self._meter.begin_step()
+        self._synchronise()
+        began = time.perf_counter()
+        self._applied.before_step(sizes)
+        loss = self._forward(batch)
+        torch.autograd.backward(loss)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._synchronise()
+        seconds = time.perf_counter() - began
+        peak = self._meter.step_peak_bytes()
+        facts = self._applied.facts()
+        return {
+            "sizes": json.dumps(sizes),
+            "phase": facts.phase,
+            "plan": facts.plan,
+            "base_bytes": self._base_bytes,
+            "start_bytes": start,
+            "peak_bytes": peak,
+            "reserved_bytes": self._reserved(peak),
+            "predicted_growth_bytes": facts.predicted_growth_bytes,
+            "seconds": seconds,
+            "plan_seconds": facts.plan_seconds,
+            "cache_hit": facts.cache_hit,
+            "recomputed_flops": facts.recomputed_flops,
+            "retries": facts.retries,
+            "loss": float(loss.detach()),
+            "load_average": load_average(),
+        }
+
+    def count(self, index: int, phase: str) -> dict[str, Any]:
+        """Count the FLOPs of a forward and backward, as in a phase of the strategy."""
+        if not self._strategy.is_counted:
+            return {"flops": None}
+        sizes = self._task.sizes[index]
+        batch = self._batch(index, sizes)
+        self._applied.phase_of(phase)
+        self._applied.before_step(sizes)
+        with FlopCounterMode(display=False) as counter:
+            torch.autograd.backward(self._forward(batch))
+        self._optimizer.zero_grad(set_to_none=True)
+        return {"flops": counter.get_total_flops()}
+
+    def close(self) -> None:
+        """Give the model back."""
+        self._applied.close()
+
+    def _warm_up(self) -> None:
+        """Start the threads, make the optimizer's state, and fill libraries' caches.
+
+        The longest batch is among those: what it leaves resident is nobody's fault.
+        """
+        ordered = sorted(self._task.sizes, key=cost_of)
+        for index, sizes in enumerate([*ordered[:_SMALLEST], ordered[-1]]):
+            torch.autograd.backward(self._forward(self._batch(index, sizes)))
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+
+    def _try(self, sizes: Mapping[str, int]) -> None:
+        torch.autograd.backward(self._forward(self._batch(0, sizes)))
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _batch(self, index: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(self._task.seed * 100_003 + index)
+        batch = self._workload.batch(sizes, self._task.scale, generator)
+        return {
+            name: value.to(self._device) if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()
+        }
+
+    def _forward(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        with self._autocast():
+            output = self._model(**batch)
+        loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
+        return loss
+
+    @contextlib.contextmanager
+    def _autocast(self) -> Iterator[None]:
+        if self._task.dtype == "float32":
+            yield
+            return
+        with torch.autocast(self._device.type, getattr(torch, self._task.dtype)):
+            yield
+
+    def _settled(self) -> int:
+        return self._meter.settled_bytes(0)
+
+    def _reserved(self, peak: int) -> int:
+        if self._device.type == "cpu":
+            return peak
+        return int(torch.accelerator.max_memory_reserved(self._device))
+
+    def _synchronise(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    with take_standard_output() as answers:
+        try:
+            _serve(answers)
+        except Exception as error:
+            if not isinstance(error, NotImplementedError) and not is_out_of_memory(
+                error
+            ):
+                raise
+            first_line = (str(error) or type(error).__name__).splitlines()[0]
+            answer(answers, {"error": first_line})
+
+
+def _serve(answers: Any) -> None:
+    trainer = Trainer(Task(**json.loads(sys.stdin.readline())))
+    answer(answers, {"ready": True})
+    for line in sys.stdin:
+        command, arguments = json.loads(line)
+        answer(answers, getattr(trainer, command)(**arguments))
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""What `mimose bench` trains: the Mimose paper's tasks, and a language model.
+
+Models are built from configurations, with the published batch sizes at ``base`` size
+and much smaller at ``tiny``; nothing is downloaded. Tokens and pixels are random, for
+memory and time do not depend on them; their numbers do, and come from `traces`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.bench.grid.traces import (
+    Sizes,
+    Trace,
+    bell_with_spike,
+    docstrings,
+    images,
+    long_tail,
+    pairs,
+)
+
+SCALES = ("tiny", "base")
+_VOCABULARY = {"tiny": 512, "base": 30_000}
+_CHOICES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A task: a model and batches of the sizes of a trace."""
+
+    name: str
+    what: str
+    """One line for people."""
+    build: Callable[[str], nn.Module]
+    """Takes a scale; returns the model in training mode."""
+    batch: Callable[[Mapping[str, int], str, torch.Generator], dict[str, Any]]
+    """Takes sizes, a scale and a generator; returns the model's keyword arguments,
+    labels among them."""
+    sizes: tuple[str, ...]
+    """Names of the sizes that vary."""
+    trace: Callable[[str], Trace]
+    """Takes a scale."""
+    is_synthetic: bool = True
+    """Whether the trace is generated, not taken from real data."""
+
+
+def size_of(sizes: Mapping[str, int]) -> int:
+    """Return the one number that the published system knows of a batch.
+
+    The length of a text, the source's for pairs, height times width of images.
+    """
+    if "height" in sizes:
+        return sizes["height"] * sizes["width"]
+    return sizes.get("source", next(iter(sizes.values())))
+
+
+def cost_of(sizes: Mapping[str, int]) -> int:
+    """Return a number that is largest for the batch that needs most memory."""
+    if "height" in sizes:
+        return sizes["height"] * sizes["width"]
+    return sum(length * (length + 256) for length in sizes.values())
+
+
+def _encoder(scale: str) -> dict[str, Any]:
+    if scale == "base":
+        return {"vocab_size": _VOCABULARY[scale], "attn_implementation": "eager"}
+    return {
+        "vocab_size": _VOCABULARY[scale],
+        "hidden_size": 64,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "intermediate_size": 256,
+        "attn_implementation": "eager",
+    }
+
+
+def _multiple_choice(scale: str) -> nn.Module:
+    from transformers import RobertaConfig, RobertaForMultipleChoice
+
+    config = RobertaConfig(**_encoder(scale), max_position_embeddings=514)
+    return RobertaForMultipleChoice(config).train()  # type: ignore[no-any-return]
+
+
+def _question_answering(scale: str) -> nn.Module:
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    return BertForQuestionAnswering(BertConfig(**_encoder(scale))).train()  # type: ignore[no-any-return]
+
+
+def _classification(scale: str) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(BertConfig(**_encoder(scale))).train()  # type: ignore[no-any-return]
+
+
+def _translation(scale: str) -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    widths = {"d_model": 768, "d_ff": 3072, "d_kv": 64}
+    if scale == "tiny":
+        widths = {"d_model": 64, "d_ff": 256, "d_kv": 16}
+    settings: dict[str, Any] = {
+        **widths,
+        "num_heads": 4 if scale == "tiny" else 12,
+        "num_layers": 4 if scale == "tiny" else 12,
+        "vocab_size": _VOCABULARY[scale],
+        "decoder_start_token_id": 0,
+    }
+    config = T5Config(**settings)
+    return T5ForConditionalGeneration(config).train()  # type: ignore[no-any-return]
+
+
+def _language_model(scale: str) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    small: dict[str, Any] = {"n_embd": 64, "n_layer": 6, "n_head": 4}
+    config = GPT2Config(
+        vocab_size=_VOCABULARY[scale],
+        n_positions=1024,
+        bos_token_id=0,
+        eos_token_id=0,
+        **(small if scale == "tiny" else {}),
+    )
+    return GPT2LMHeadModel(config).train()  # type: ignore[no-any-return]
+
+
+def _resnet(scale: str) -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    small: dict[str, Any] = {
+        "embedding_size": 16,
+        "hidden_sizes": [16, 32, 64, 128],
+        "depths": [2, 2, 2, 2],
+        "layer_type": "basic",
+    }
+    labels: dict[str, Any] = {"num_labels": 8}
+    config = ResNetConfig(**labels, **({} if scale == "base" else small))
+    return ResNetForImageClassification(config).train()  # type: ignore[no-any-return]
+
+
+def _tokens(shape: tuple[int, ...], scale: str, generator: torch.Generator) -> Any:
+    return torch.randint(1, _VOCABULARY[scale], shape, generator=generator)
+
+
+def _classes(n: int, n_classes: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(0, n_classes, (n,), generator=generator)
+
+
+def _batch_size(scale: str, tiny: int, base: int) -> int:
+    return base if scale == "base" else tiny
+
+
+def _choice_batch(
+    sizes: Mapping[str, int], scale: str, generator: torch.Generator
+) -> dict[str, Any]:
+    n = _batch_size(scale, 8, 16)
+    ids = _tokens((n, _CHOICES, sizes["length"]), scale, generator)
+    return {"input_ids": ids, "labels": _classes(n, _CHOICES, generator)}
+
+
+def _answer_batch(
+    sizes: Mapping[str, int], scale: str, generator: torch.Generator
+) -> dict[str, Any]:
+    n, length = _batch_size(scale, 4, 12), sizes["length"]
+    return {
+        "input_ids": _tokens((n, length), scale, generator),
+        "start_positions": _classes(n, length, generator),
+        "end_positions": _classes(n, length, generator),
+    }
+
+
+def _text_batch(
+    sizes: Mapping[str, int], scale: str, generator: torch.Generator
+) -> dict[str, Any]:
+    n = _batch_size(scale, 16, 32)
+    ids = _tokens((n, sizes["length"]), scale, generator)
+    return {"input_ids": ids, "labels": _classes(n, 2, generator)}
+
+
+def _pair_batch(
+    sizes: Mapping[str, int], scale: str, generator: torch.Generator
+) -> dict[str, Any]:
+    n = _batch_size(scale, 8, 8)
+    return {
+        "input_ids": _tokens((n, sizes["source"]), scale, generator),
+        "labels": _tokens((n, sizes["target"]), scale, generator),
+        "use_cache": False,
+    }
+
+
+def _language_batch(
+    sizes: Mapping[str, int], scale: str, generator: torch.Generator
+) -> dict[str, Any]:
+    ids = _tokens((_batch_size(scale, 6, 8), sizes["length"]), scale, generator)
+    return {"input_ids": ids, "labels": ids, "use_cache": False}
+
+
+def _image_batch(
+    sizes: Mapping[str, int], scale: str, generator: torch.Generator
+) -> dict[str, Any]:
+    n = _batch_size(scale, 4, 8)
+    shape = (n, 3, sizes["height"], sizes["width"])
+    pixels = torch.rand(shape, generator=generator)
+    return {"pixel_values": pixels, "labels": _classes(n, 8, generator)}
+
+
+def _images_trace(scale: str) -> Trace:
+    return (
+        images((480, 800), 1333, 32) if scale == "base" else images((120, 200), 333, 32)
+    )
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            name="mc-roberta",
+            what="multiple choice, RoBERTa, lengths 35-141 as in SWAG",
+            build=_multiple_choice,
+            batch=_choice_batch,
+            sizes=("length",),
+            trace=lambda _: long_tail(35, 141, 3.0),
+        ),
+        Workload(
+            name="qa-bert",
+            what="question answering, BERT, lengths 153-512 as in SQuAD",
+            build=_question_answering,
+            batch=_answer_batch,
+            sizes=("length",),
+            trace=lambda _: bell_with_spike(153, 512, 280),
+        ),
+        Workload(
+            name="tc-bert",
+            what="text classification, BERT, lengths 30-332 as in GLUE-QQP",
+            build=_classification,
+            batch=_text_batch,
+            sizes=("length",),
+            trace=lambda _: long_tail(30, 332),
+        ),
+        Workload(
+            name="tr-t5",
+            what="translation, T5, source and target 17-460 as in UN_PC",
+            build=_translation,
+            batch=_pair_batch,
+            sizes=("source", "target"),
+            trace=lambda _: pairs(17, 460),
+        ),
+        Workload(
+            name="lm-gpt2",
+            what="language modelling, GPT-2, lengths of real docstrings",
+            build=_language_model,
+            batch=_language_batch,
+            sizes=("length",),
+            trace=lambda _: docstrings(512),
+            is_synthetic=False,
+        ),
+        Workload(
+            name="ic-resnet",
+            what="image classification, ResNet, sides 480-800 by up to 1333 (tiny: "
+            "a quarter)",
+            build=_resnet,
+            batch=_image_batch,
+            sizes=("height", "width"),
+            trace=_images_trace,
+        ),
+    )
+}
+"""The workloads, by name."""
+
+
+def from_function(path: str) -> Workload:
+    """Return a workload of the user's own.
+
+    Args:
+        path: ``module:function``. The function takes no arguments and returns
+            ``(model, make_batch, names)``: the model in training mode; a function that
+            takes sizes by name and a `torch.Generator` and returns the model's keyword
+            arguments, labels among them, so that the model returns a loss; and the
+            names of the sizes.
+
+    Raises:
+        ValueError: There is no such function, or it returns something else.
+    """
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        msg = f"--model {path}: give it as module:function"
+        raise ValueError(msg)
+    here = str(Path.cwd())
+    if here not in sys.path:  # as `python -m` has it
+        sys.path.insert(0, here)
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+        _, make_batch, names = function()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        msg = f"--model {path}: {type(error).__name__}: {error}"
+        raise ValueError(msg) from error
+
+    def batch(
+        sizes: Mapping[str, int], scale: str, generator: torch.Generator
+    ) -> dict[str, Any]:
+        del scale
+        made: dict[str, Any] = make_batch(sizes, generator)
+        return made
+
+    def build(scale: str) -> nn.Module:
+        del scale
+        model: nn.Module = function()[0]
+        return model
+
+    return Workload(
+        name=path,
+        what="the user's own",
+        build=build,
+        batch=batch,
+        sizes=tuple(names),
+        trace=lambda _: long_tail(32, 512),
+    )
+
+
+__all__ = [
+    "SCALES",
+    "WORKLOADS",
+    "Sizes",
+    "Workload",
+    "cost_of",
+    "from_function",
+    "size_of",
+]

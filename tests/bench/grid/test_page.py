@@ -1,0 +1,53 @@
+"""A grid to look at."""
+
+import io
+import json
+import re
+
+import pytest
+
+pytest.importorskip("plotly")
+pytest.importorskip("rich")
+
+from rich.console import Console
+
+from mimose.bench.grid.page import write_page
+from mimose.bench.grid.picture import draw
+from mimose.bench.grid.summary import summarise
+from mimose.bench.grid.table import show
+
+
+def test_the_page_has_everything(grid, tmp_path):
+    """A figure of prices, peaks and plans for each workload; a row for each cell."""
+    path = tmp_path / "bench.html"
+    write_page(grid, path)
+    text = path.read_text()
+    data = re.search(r'type="application/json">(.*?)</script>', text, re.DOTALL)
+    figures = json.loads(data.group(1))
+    assert set(figures) == {"time0", "peaks0", "plans0"}
+    names = {trace["name"] for trace in figures["time0"]["data"]}
+    assert {"none", "full", "mimose"} <= names
+    assert len(figures["plans0"]["data"][0]["z"]) == 3
+    assert text.count("<tr>") == 1 + len(summarise(grid))
+    assert "needs CUDA" in text
+    assert "default-src 'none'" in text
+
+
+def test_the_picture_is_drawn(grid, tmp_path):
+    """From the summaries alone."""
+    pytest.importorskip("matplotlib")
+    draw(summarise(grid), tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").stat().st_size > 10_000
+
+
+def test_the_table_marks_who_breaks_the_budget(grid):
+    """In brackets, and what could not run says so."""
+    out = io.StringIO()
+    show(summarise(grid), Console(file=out, width=120))
+    text = out.getvalue()
+    assert "[1.00× ±0.00] 3 over" in text
+    assert "1.20× ±0.00" in text
+    assert "not run" in text
+    assert "failed" in text
+    assert "autosac, tc-bert: needs CUDA" in text
+    assert "mimose kept the budget in 1 of 1 cells" in text

@@ -1,0 +1,75 @@
+"""What the grid trains."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from mimose.bench.grid.workloads import (
+    WORKLOADS,
+    cost_of,
+    from_function,
+    size_of,
+)
+from mimose.units import find_units
+
+SMALL = {"length": 9, "source": 8, "target": 7, "height": 32, "width": 64}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_each_can_be_trained(name):
+    """Its batches have a loss and gradients, and it has layers to plan for."""
+    workload = WORKLOADS[name]
+    torch.manual_seed(0)
+    model = workload.build("tiny")
+    sizes = {each: SMALL[each] for each in workload.sizes}
+    batch = workload.batch(sizes, "tiny", torch.Generator().manual_seed(0))
+    model(**batch).loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    assert len(find_units(model)) >= 6
+    assert model.training
+
+
+@pytest.mark.parametrize("name", [n for n in WORKLOADS if n != "lm-gpt2"])
+def test_traces_have_the_sizes(name):
+    """And they vary."""
+    workload = WORKLOADS[name]
+    for scale in ("tiny", "base"):
+        found = workload.trace(scale)(np.random.default_rng(0), 30)
+        assert {tuple(sizes) for sizes in found} == {workload.sizes}
+        assert len({tuple(sizes.values()) for sizes in found}) > 10
+
+
+def test_the_one_size_of_a_batch():
+    """As the published system sees it; and what orders batches by their memory."""
+    assert size_of({"length": 7}) == 7
+    assert size_of({"source": 5, "target": 9}) == 5
+    assert size_of({"height": 4, "width": 5}) == 20
+    pairs = [{"source": 9, "target": 9}, {"source": 12, "target": 2}]
+    assert max(pairs, key=cost_of) == pairs[0]
+
+
+def test_a_model_of_ones_own(monkeypatch, tmp_path):
+    """A function that returns the model, its batches and the names of their sizes."""
+    (tmp_path / "mine_for_bench.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    model = torch.nn.Linear(2, 2)\n"
+        "    return model, lambda sizes, g: {'n': sizes['rows']}, ('rows',)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    workload = from_function("mine_for_bench:make")
+    assert workload.sizes == ("rows",)
+    assert isinstance(workload.build("tiny"), torch.nn.Linear)
+    assert workload.batch({"rows": 3}, "tiny", torch.Generator()) == {"n": 3}
+    del sys.modules["mine_for_bench"]
+
+
+@pytest.mark.parametrize("path", ["nothing", "nowhere:make", "math:pi", "math:nothing"])
+def test_what_is_no_model(path):
+    """It is said what was given, and what is wrong with it."""
+    with pytest.raises(ValueError, match=path):
+        from_function(path)
