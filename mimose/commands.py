@@ -19,7 +19,8 @@ from mimose.exceptions import MimoseError
 
 if TYPE_CHECKING:
     from mimose.bench.grid.strategies import Strategy
-    from mimose.bench.grid.workloads import Sizes, Workload
+    from mimose.bench.grid.traces import Sizes
+    from mimose.bench.grid.workloads import Workload
     from mimose.page.headline import Headline
     from mimose.records import StepRecord
 
@@ -66,10 +67,10 @@ def bench(options: argparse.Namespace) -> int:
     """
     _need("bench", "matplotlib", "plotly", "rich", "tokenizers", "transformers")
     from mimose.bench.grid.command import bench
-    from mimose.bench.grid.runner import GridSettings, sizes_of
+    from mimose.bench.grid.registry import STRATEGIES
+    from mimose.bench.grid.runner import GridSettings, refuse_workload
     from mimose.bench.grid.traces import from_dataset, from_file
-    from mimose.bench.grid.trainer import STRATEGIES, workload_named
-    from mimose.bench.grid.workloads import WORKLOADS
+    from mimose.bench.grid.workloads import WORKLOADS, workload_named
 
     if options.list:
         return _list(WORKLOADS, STRATEGIES)
@@ -118,7 +119,7 @@ def bench(options: argparse.Namespace) -> int:
             trace=trace,
         )
         for name in workloads:
-            sizes_of(settings, name)
+            refuse_workload(settings, name)
         return bench(settings, options.out, resume=options.resume)
     except OSError as error:
         msg = f"cannot read or write {error.filename}: {error.strerror}"

@@ -33,7 +33,7 @@ WHY_NOT_WHOLE = (
 )
 
 
-def refuse_compiled(model: nn.Module, units: Sequence[nn.Module] = ()) -> None:
+def refuse_compiled(model: nn.Module, units: Sequence[nn.Module]) -> None:
     """Make sure that nothing around the units was compiled.
 
     `torch.compile` of the whole model after `attach` does no harm: a session's steps
@@ -165,8 +165,8 @@ def saved_storages() -> Iterator[dict[int, torch.UntypedStorage]]:
             found[storage._cdata] = storage
         return pack(tensor)
 
-    untraced: Any = torch.compiler.disable(note)  # type: ignore[no-untyped-call]
-    hooks._push_saved_tensors_default_hooks(untraced, unpack)
+    disable: Any = torch.compiler.disable
+    hooks._push_saved_tensors_default_hooks(disable(note), unpack)
     try:
         yield found
     finally:

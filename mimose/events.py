@@ -46,7 +46,6 @@ class Unit:
         self.calls = 0
         self.forward: Callable[..., Any] = module.forward
         self.is_compiled = is_compiled(module)
-        self.flops = ForwardFlops(module)
         self.is_kept = False
         """Whether it turned out that it cannot be recomputed."""
         self.surroundings = Surroundings(
@@ -229,6 +228,7 @@ class EventRunner:
         self._estimator = estimator
         self._n_unplanned = 0
         self._root = root
+        self._flops = ForwardFlops()
         self.patches: list[UnitPatch] = []
         """Those of compiled units tell when they are replaced."""
 
@@ -352,7 +352,8 @@ class EventRunner:
         Where it cannot be told, the layer is kept from now on.
         """
         try:
-            return unit.flops.count(self._mode.unit_keys[unit.index], args, kwargs)
+            key = self._mode.unit_keys[unit.index]
+            return self._flops.count(key, unit.module, args, kwargs)
         except UncountableError as error:
             if not unit.is_kept:
                 self.on_keep(unit, f"its FLOPs cannot be counted: {error}")

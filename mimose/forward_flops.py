@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from mimose.changes import Before, random_slots
 from mimose.compiled import forward_is_compiled, unwrapped
-from mimose.recovery import is_out_of_memory
+from mimose.recovery import first_line, is_out_of_memory
 from mimose.shapes import call_shape
 from mimose.tracker import StorageTracker, tensors_in
 
@@ -33,25 +33,29 @@ class UncountableError(Exception):
 
 
 class ForwardFlops:
-    """Counts the FLOPs of one layer's forwards: see Note: [A copy without storage].
+    """Counts the FLOPs of layers' forwards: see Note: [A copy without storage].
 
-    Args:
-        module: The layer.
+    Layers that are alike share a copy, and each size is counted once.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self._copy: nn.Module | None = None
-        self._mode = ""
+    def __init__(self) -> None:
+        self._fake: FakeTensorMode | None = None
+        self._copies: dict[str, nn.Module] = {}
         self._counts: dict[object, int | str] = {}
-        """Or why there is none, by what the forward was called with."""
+        """Or why there is none, by layer and by what it was called with."""
 
-    def count(self, mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    def count(
+        self,
+        key: str,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> int:
         """Return the FLOPs of a forward.
 
         Args:
-            mode: Names the layer's settings; another one makes another copy.
+            key: Equal for layers that cost the same; another mode is another key.
+            module: The layer.
             args: What it is called with.
             kwargs: What it is called with by name.
 
@@ -59,44 +63,51 @@ class ForwardFlops:
             UncountableError: What it does depends on the values of its tensors, or it
                 cannot be copied.
         """
-        key = mode, call_shape(args, kwargs)
-        if key not in self._counts:
+        called = key, call_shape(args, kwargs)
+        if called not in self._counts:
             if len(self._counts) >= _MOST_COUNTS:
                 self._counts.clear()
-            self._counts[key] = self._try(mode, args, kwargs)
-        found = self._counts[key]
+                self._copies.clear()
+            self._counts[called] = self._try(key, module, args, kwargs)
+        found = self._counts[called]
         if isinstance(found, str):
             raise UncountableError(found)
         return found
 
     def _try(
-        self, mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        key: str,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> int | str:
         try:
-            return self._run(mode, args, kwargs)
-        except Exception as error:
+            return self._run(key, module, args, kwargs)
+        except Exception as error:  # whatever a layer of the user's may raise
             if is_out_of_memory(error):
                 raise
-            first_line = (str(error) or type(error).__name__).splitlines()[0]
-            return f"{type(error).__name__}: {first_line}"
+            return f"{type(error).__name__}: {first_line(error)}"
 
-    def _run(self, mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    def _run(
+        self,
+        key: str,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> int:
+        if self._fake is None:
+            self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        fake = self._fake
         args, kwargs = pytree.tree_map_only(
-            torch.Tensor, lambda t: self._fake.from_tensor(t.detach()), (args, kwargs)
+            torch.Tensor, lambda t: fake.from_tensor(t.detach()), (args, kwargs)
         )
+        if key not in self._copies:
+            self._copies[key] = _plain_copy(module, fake)
         eager: Any = torch.compiler.set_stance
         tracker = StorageTracker()
-        if self._copy is None or mode != self._mode:
-            self._copy = _plain_copy(self._module, self._fake)
-            self._mode = mode
-        with (
-            eager("force_eager"),
-            torch.no_grad(),
-            Before(random_slots(())),
-            self._fake,
-            tracker,
-        ):
-            self._copy.forward(*args, **kwargs)
+        untouched = Before(random_slots(()))
+        with eager("force_eager"), torch.no_grad(), untouched, fake, tracker:
+            self._copies[key].forward(*args, **kwargs)
         return tracker.flops
 
 

@@ -11,6 +11,11 @@ from torch import nn
 from mimose.changes import Before, BufferSlot, Slot, union
 
 
+def first_line(error: BaseException) -> str:
+    """Return what an error says first, or its name where it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell an allocation that failed from any other error, on any device."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):

@@ -175,7 +175,6 @@ class Session:
     ) -> None:
         _refuse_second(model)
         refuse_other_checkpointing(model)
-        refuse_compiled(model)
         found = find_units(model, units)
         refuse_compiled(model, [module for _, module in found])
         device = _device_of(model)

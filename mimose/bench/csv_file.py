@@ -6,9 +6,12 @@ import csv
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-_Row = TypeVar("_Row")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Row = TypeVar("_Row", bound="DataclassInstance")
 
 
 def _optional(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -72,7 +75,7 @@ def read(path: Path, kind: type[_Row]) -> list[_Row]:
     Raises:
         ValueError: The columns are not those of the dataclass, or a line is cut short.
     """
-    known = fields(kind)  # type: ignore[arg-type]
+    known = fields(kind)
     columns = [field.name for field in known]
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)

@@ -9,28 +9,34 @@ answer. The process ends with its input, so it never outlives who started it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, TextIO
 
 from mimose.bench.strategies import Training
 from mimose.bench.tasks import task_from_json
-from mimose.recovery import is_out_of_memory
+from mimose.recovery import first_line, is_out_of_memory
 
 
 def main() -> None:
     """Serve until the input ends."""
-    with take_standard_output() as answers:
-        try:
-            _serve(sys.stdin, answers)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            first_line = (str(error) or type(error).__name__).splitlines()[0]
-            answer(answers, {"error": first_line})
+    with take_standard_output() as answers, answering_errors(answers):
+        _serve(sys.stdin, answers)
+
+
+@contextlib.contextmanager
+def answering_errors(answers: TextIO, *kinds: type[Exception]) -> Iterator[None]:
+    """Answer where memory runs out, or an error of these kinds is raised."""
+    try:
+        yield
+    except Exception as error:
+        if not (isinstance(error, kinds) or is_out_of_memory(error)):
+            raise
+        answer(answers, {"error": first_line(error)})
 
 
 def _serve(commands: TextIO, answers: TextIO) -> None:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from mimose.bench.grid.strategies import Applied, Setup, Strategy
+from mimose.bench.grid.strategies import Applied, CannotRunError, Setup, Strategy
 from mimose.units import Patch, find_units
 
 _NO_ACCELERATOR = "it moves tensors off an accelerator, and there is none"
@@ -54,13 +54,13 @@ def _transformers(**options: Any) -> Callable[[Setup], Applied]:
     def apply(setup: Setup) -> Applied:
         if not hasattr(setup.model, "gradient_checkpointing_enable"):
             msg = f"{type(setup.model).__name__} is no model of transformers"
-            raise NotImplementedError(msg)
+            raise CannotRunError(msg)
         enable, disable = _switch(setup)
         known = inspect.signature(enable).parameters
         unknown = [name for name in options if name not in known]
         if unknown:
             msg = f"this version of transformers knows no {', '.join(unknown)}"
-            raise NotImplementedError(msg)
+            raise CannotRunError(msg)
         enable(**options)
         return _Closing(disable)
 
@@ -210,7 +210,7 @@ def _trl(kind: str) -> str:
 
 
 def _trl_offload(setup: Setup) -> Applied:
-    from trl.models import get_act_offloading_ctx_manager  # type: ignore[import-not-found]
+    from trl.models import get_act_offloading_ctx_manager
 
     context = get_act_offloading_ctx_manager(setup.model)
     return _Closing(_Around(setup.model, lambda: context).remove)
@@ -233,7 +233,7 @@ def _rockmate(kind: str) -> str:
 
 
 def _unable(setup: Setup) -> Applied:
-    raise NotImplementedError(_NOT_TRIED)
+    raise CannotRunError(_NOT_TRIED)
 
 
 PEERS = (

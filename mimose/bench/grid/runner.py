@@ -19,10 +19,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mimose.bench.grid.registry import STRATEGIES
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import TURN
 from mimose.bench.grid.traces import Sizes
-from mimose.bench.grid.trainer import STRATEGIES, Task, workload_named
+from mimose.bench.grid.trainer import Task
+from mimose.bench.grid.workloads import workload_named
 from mimose.bench.machine import describe_machine
 from mimose.bench.process import Child, StrategyFailedError
 
@@ -66,20 +68,30 @@ def sizes_of(settings: GridSettings, workload: str) -> list[Sizes]:
     """Return the sizes of a workload's batches, the same for every strategy.
 
     Raises:
-        ValueError: There is no such workload, or the given trace is of another kind.
+        ValueError: As `refuse_workload` does.
     """
-    own = workload_named(workload)
+    refuse_workload(settings, workload)
     if not settings.trace:
         generator = np.random.default_rng(settings.seed)
-        return own.trace(settings.scale)(generator, settings.n_batches)
-    if set(settings.trace[0]) != set(own.sizes):
+        trace = workload_named(workload).trace(settings.scale)
+        return trace(generator, settings.n_batches)
+    repeated = -(-settings.n_batches // len(settings.trace))
+    return [dict(each) for each in settings.trace * repeated][: settings.n_batches]
+
+
+def refuse_workload(settings: GridSettings, workload: str) -> None:
+    """Make sure that a workload is there, and can be run with the given lengths.
+
+    Raises:
+        ValueError: There is no such workload, or the given lengths are of another kind.
+    """
+    own = workload_named(workload)
+    if settings.trace and set(settings.trace[0]) != set(own.sizes):
         msg = (
             f"the given lengths have {', '.join(settings.trace[0])}, and {workload} "
             f"needs {', '.join(own.sizes)}"
         )
         raise ValueError(msg)
-    repeated = -(-settings.n_batches // len(settings.trace))
-    return [dict(each) for each in settings.trace * repeated][: settings.n_batches]
 
 
 @dataclass(frozen=True, slots=True)

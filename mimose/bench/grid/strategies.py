@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from mimose.bench.grid.workloads import Sizes, cost_of
+from mimose.bench.grid.traces import Sizes
+from mimose.bench.grid.workloads import cost_of
 from mimose.meters import Meter
 from mimose.planners import Optimal, Plan, PlanningProblem, Static
 from mimose.session import Session, attach
@@ -42,6 +43,10 @@ class Setup:
     def longest(self) -> Sizes:
         """The sizes of the batch that needs most memory."""
         return max(self.sizes, key=cost_of)
+
+
+class CannotRunError(Exception):
+    """A strategy cannot be applied here; the message says why."""
 
 
 class Facts(NamedTuple):

@@ -8,7 +8,6 @@ each with one on standard output. The first is a `Task`; then ``probe``, ``step`
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import sys
 import time
@@ -19,25 +18,13 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mimose.bench.grid.paper import PAPER
-from mimose.bench.grid.peers import PEERS
-from mimose.bench.grid.strategies import OWN, Setup, Strategy
-from mimose.bench.grid.workloads import (
-    WORKLOADS,
-    Sizes,
-    Workload,
-    cost_of,
-    from_function,
-)
+from mimose.bench.grid.registry import STRATEGIES
+from mimose.bench.grid.strategies import CannotRunError, Setup
+from mimose.bench.grid.traces import Sizes
+from mimose.bench.grid.workloads import cost_of, workload_named
 from mimose.bench.machine import load_average
 from mimose.bench.step_meter import step_meter
-from mimose.bench.worker import answer, take_standard_output
-from mimose.recovery import is_out_of_memory
-
-STRATEGIES: Mapping[str, Strategy] = {
-    strategy.name: strategy for strategy in (*OWN, PAPER, *PEERS)
-}
-"""All strategies, by name."""
+from mimose.bench.worker import answer, answering_errors, take_standard_output
 
 _UNLIMITED = 2**50
 _PROBES = 3
@@ -62,21 +49,6 @@ class Task:
     dtype: str
     """``"float32"``, or ``"bfloat16"`` for autocast."""
     threads: int
-
-
-@functools.lru_cache
-def workload_named(name: str) -> Workload:
-    """Return a workload, one of ours or the user's.
-
-    Raises:
-        ValueError: There is none of this name.
-    """
-    if name in WORKLOADS:
-        return WORKLOADS[name]
-    if ":" in name:
-        return from_function(name)
-    msg = f"no workload is called {name!r}; choose one of {', '.join(WORKLOADS)}"
-    raise ValueError(msg)
 
 
 class Trainer:
@@ -229,16 +201,8 @@ class Trainer:
 
 def main() -> None:
     """Serve until the input ends."""
-    with take_standard_output() as answers:
-        try:
-            _serve(answers)
-        except Exception as error:
-            if not isinstance(error, NotImplementedError) and not is_out_of_memory(
-                error
-            ):
-                raise
-            first_line = (str(error) or type(error).__name__).splitlines()[0]
-            answer(answers, {"error": first_line})
+    with take_standard_output() as answers, answering_errors(answers, CannotRunError):
+        _serve(answers)
 
 
 def _serve(answers: Any) -> None:
