@@ -662,6 +662,7 @@ class Driver:
             step.record.reason = "detached before the backward"
             self._close(step, had_backward=False)
         self._open.clear()
+        self._meter.release()
 
     def _fold_peak(self, step: Step | None = None) -> None:
         """Read the peak since the last reset into all that wait for it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import ctypes
 import gc
 import logging
 import os
@@ -15,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from mimose.exceptions import BudgetError
-from mimose.glibc import give_back_freed_memory
+from mimose.glibc import Holes, give_back_freed_memory
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +94,10 @@ class Meter(abc.ABC):
         """Put readings right after somebody has used, and freed, much memory."""
         return
 
+    def release(self) -> None:
+        """Give back what is held for the sake of readings, as a session ends."""
+        return
+
     def total_bytes(self) -> int | None:
         """Return what the device has, for budgets given as a fraction."""
         return None
@@ -115,6 +118,7 @@ class _Borrowed(Meter):
             "rough_peak_bytes",
             "read",
             "clean_up",
+            "release",
             "total_bytes",
         ):
             own = getattr(meter, name, None)
@@ -193,7 +197,8 @@ class ProcessMeter(Meter):
         weakref.finalize(self, _close, self._files)
         self._open()
         give_back_freed_memory()
-        self._trim = ctypes.CDLL(None).malloc_trim
+        self._holes = Holes()
+        self._holes.take()
         self._trimmed_bytes = 0
         self._next_trim = 0.0
         self.reset_peak()
@@ -223,7 +228,7 @@ class ProcessMeter(Meter):
             if slack_bytes and time.monotonic() < self._next_trim:
                 return live
             began = time.thread_time()  # on a busy machine the clock runs on
-            self._trim(0)
+            self._holes.take()
             seconds = time.thread_time() - began
             self._next_trim = time.monotonic() + 100 * seconds
             live = self.live_bytes()
@@ -260,9 +265,13 @@ class ProcessMeter(Meter):
         return Reading(live, max(live, self.peak_bytes()), int(fields[2]) * _PAGE)
 
     def clean_up(self) -> None:
-        """Collect what is garbage, and fill the holes it leaves in the heap."""
+        """Collect what is garbage, and take the holes it leaves in the heap."""
         gc.collect()
-        give_back_freed_memory()
+        self._holes.take()
+
+    def release(self) -> None:
+        """Leave the heap's holes to whoever needs memory."""
+        self._holes.release()
 
     def total_bytes(self) -> int | None:
         """Return the machine's memory or the cgroup's limit, the smaller."""

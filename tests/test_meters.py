@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+import mimose
 from mimose import BudgetError
 from mimose.meters import (
     AllocatorMeter,
@@ -112,6 +113,18 @@ def test_freed_memory_that_stays_resident_is_given_back():
     assert 40 * 8192 == sum(float(block.sum()) for block in kept)
 
 
+def _run(code, environment=None):
+    """Return what a program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    return done.stdout
+
+
 _TRAINED_BEFORE = """
 import torch
 from mimose.meters import ProcessMeter
@@ -137,15 +150,71 @@ print(grown / MIB, left / MIB)
 @on_linux
 def test_holes_from_before_are_not_used():
     """In a process that has trained already, large blocks still come and go."""
-    done = subprocess.run(
-        [sys.executable, "-c", _TRAINED_BEFORE],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    grown, left = map(float, done.stdout.split())
+    grown, left = map(float, _run(_TRAINED_BEFORE).split())
     assert 15 <= grown <= 18
     assert left <= 2
+
+
+_TRAINING = """
+import re
+import torch
+from mimose.meters import ProcessMeter
+
+MIB = 2**20
+meter = ProcessMeter()
+pins = []
+for _ in range(60):
+    small = [torch.ones(4096) for _ in range(640)]  # 16 KiB each: 10 MiB of gradients
+    pins.append(small[320])
+    del small  # a hole, as large as they were, in which large blocks would go
+    before = meter.settled_bytes(0)
+    block = torch.ones(8 * MIB // 4)
+    grown = meter.live_bytes() - before
+    del block
+    print(grown / MIB, (meter.live_bytes() - before) / MIB)
+print(int(re.search(r"VmData:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024)
+"""
+
+
+@on_linux
+def test_holes_of_freed_gradients_are_not_used():
+    """Large blocks come and go whatever was freed before; holes are bounded."""
+    lines = _run(_TRAINING).splitlines()
+    readings = [list(map(float, line.split())) for line in lines[:-1]]
+    assert len(readings) == 60
+    for grown, left in readings[:20]:
+        assert 7.5 <= grown <= 9
+        assert left <= 1
+    assert float(lines[-1]) < 600  # of addresses
+
+
+_WITHOUT_MAPPING = """
+import torch
+from mimose.meters import ProcessMeter
+
+blocks = [torch.ones(4096) for _ in range(2000)]
+pins = blocks[::100]
+del blocks
+meter = ProcessMeter()
+print(sum(1 for _ in meter._holes._blocks))
+"""
+
+
+@on_linux
+def test_an_allocator_that_never_maps_is_left_alone():
+    """The heap is not made to grow by what is taken from it."""
+    environment = {**os.environ, "MALLOC_MMAP_MAX_": "0"}
+    assert int(_run(_WITHOUT_MAPPING, environment)) < 100
+
+
+@on_linux
+def test_holes_are_left_when_the_session_ends():
+    """To whoever needs memory then."""
+    meter = ProcessMeter()
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    with mimose.attach(model, "1TiB", meter=meter, units=[torch.nn.Linear]):
+        meter.clean_up()
+    assert [] == meter._holes._blocks
 
 
 @on_linux
