@@ -577,29 +577,29 @@ class Estimator:
         return made_by[str(kind)](*rest)
 
     def _exact(self, *key: Hashable) -> Series:
-        def make() -> Any:
+        def make(noise: float) -> Any:
             if callable(self._predictor):
                 return self._predictor()
-            return make_predictor(self._predictor, noise=0.0, nonnegative=True)
+            return make_predictor(self._predictor, noise=noise, nonnegative=True)
 
         return self._get(("exact", *key), make, 0.0, nonnegative=True)
 
     def _excess(self, *key: Hashable) -> Series:
-        def make() -> Any:
-            return EnvelopeRegressor(noise=self._noise_bytes)
+        def make(noise: float) -> Any:
+            return EnvelopeRegressor(noise=noise)
 
         return self._get(("excess", *key), make, self._noise_bytes, nonnegative=True)
 
     def _net(self, *key: Hashable) -> Series:
-        def make() -> Any:
-            return PolynomialRegressor(noise=self._noise_bytes)
+        def make(noise: float) -> Any:
+            return PolynomialRegressor(noise=noise)
 
         return self._get(("net", *key), make, self._noise_bytes, nonnegative=False)
 
     def _get(
         self,
         key: Key,
-        make: Callable[[], Any],
+        make: Callable[[float], Any],
         noise: float,
         *,
         nonnegative: bool,

@@ -56,6 +56,8 @@ class CachedPlan:
     """At the shape that the plan was made for (the bucket's upper end)."""
     headroom_bytes: float
     """What it was made for."""
+    is_off: bool = False
+    """Whether a step under it grew by much more or less than predicted."""
     exact: dict[Sizes, ExactShape] = field(default_factory=dict)
     """What the plan comes to at exact sizes of the bucket."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+
+from mimose.predictors.polynomial import LEFT_OUT_DEVIATIONS
 
 Sizes: TypeAlias = tuple[int, ...]
 Uncounted: TypeAlias = Mapping[tuple[int, int], tuple[int, Sizes]]
@@ -20,8 +22,16 @@ NOISY_STRETCH = 1.25
 """The same for a fit of physical readings."""
 _MOST_SHAPES = 48
 """Distinct shapes kept; more are kept only where none before was as far off."""
-_MANY_SHAPES = 24
-"""So many shapes tell noise from a fit that is wrong."""
+_MANY_SHAPES = 8
+"""So many shapes tell noise from an excess that is fitted wrong."""
+_MANY_SHAPES_OF_NET = 24
+"""The same for net changes: of equal layers one error is made many times."""
+_BEARABLE = 5.0
+"""How many times what is tolerated an excess of many shapes may be off."""
+_BEARABLE_NET = 2.0
+"""The same for a net change."""
+_COARSER = 3.0
+"""How much coarser the next fit is where one is not trusted."""
 _REPEATS = 2
 """Measurements of one shape after which it needs no fit."""
 
@@ -55,13 +65,13 @@ class Series:
     is in the midst of somebody's training step.
 
     Args:
-        make: Makes an unfitted regressor.
+        make: Makes an unfitted regressor for readings of a given noise.
         noise: How far two readings of the same thing differ; 0 for exact counts.
         nonnegative: Whether the quantity cannot be negative.
     """
 
     def __init__(
-        self, make: Callable[[], Regressor], noise: float, nonnegative: bool
+        self, make: Callable[[float], Regressor], noise: float, nonnegative: bool
     ) -> None:
         self._make = make
         self.noise = noise
@@ -127,7 +137,7 @@ class Series:
             return True
         error = abs(self._value(fit.predict, sizes) - value)
         usual = fit.residual if len(self._samples) >= _MOST_SHAPES else 0.0
-        return not error <= max(2 * self.noise, 1e-6 * abs(value), usual)
+        return not error <= max(2 * fit.noise, 1e-6 * abs(value), usual)
 
     def predict(self, sizes: Sizes) -> float:
         """Return the value at one shape, 0 if none was ever measured.
@@ -141,7 +151,7 @@ class Series:
         if fit is not None and (self._trusts(fit) or not is_known):
             is_excess = self.noise > 0 and self._nonnegative
             ask = fit.predict_from_above if is_excess else fit.predict
-            value = self._value(ask, sizes)
+            value = self._value(ask, sizes) + self._allowance(fit)
             if is_excess and len(self._samples.get(sizes, ())) >= _REPEATS:
                 value = max(value, float(np.median(self._samples[sizes])))
         else:
@@ -168,18 +178,36 @@ class Series:
         return fit.outside(sizes, STRETCH if fit.is_exact else NOISY_STRETCH)
 
     def _trusts(self, fit: _Fit) -> bool:
-        """Whether a fit may speak of shapes not measured."""
-        return self._ask(fit.trusted, self._tolerance()) is True
+        """Whether a fit may speak of shapes not measured.
+
+        What many shapes still scatter by is noise, which no further shape takes away.
+        """
+        return self._ask(fit.trusted, self._bearable()) is True
+
+    def _bearable(self) -> float:
+        """Return the largest error at a left-out shape of a fit that is trusted."""
+        n_shapes = len(self._samples)
+        times = 1.0
+        if self.noise > 0 and self._nonnegative and n_shapes >= _MANY_SHAPES:
+            times = _BEARABLE
+        elif self.noise > 0 and n_shapes >= _MANY_SHAPES_OF_NET:
+            times = _BEARABLE_NET
+        return times * self._tolerance()
+
+    def _allowance(self, fit: _Fit) -> float:
+        """Return what a prediction is raised by: nothing where errors are tolerated.
+
+        An excess counts only where it makes the peak. A net change is never raised, for
+        all that follows would be; what a reading is off by, the next one makes up for.
+        """
+        is_near = self._ask(fit.trusted, self._tolerance()) is True
+        if is_near or not self._nonnegative or not self._trusts(fit):
+            return 0.0
+        return fit.loo_error
 
     def _tolerance(self) -> float:
-        """Return the largest error at a left-out shape of a fit that is trusted.
-
-        What many shapes still scatter by is noise, which no further shape takes away;
-        fits are raised over most of it, and the margin learns the rest.
-        """
-        least = max(20 * self.noise, 0.02 * self.scale)
-        is_scattered = self.noise > 0 and len(self._samples) >= _MANY_SHAPES
-        return 2 * least if is_scattered else least
+        """Return the largest error at a left-out shape that is nothing to speak of."""
+        return max(20 * self.noise, 0.02 * self.scale)
 
     def _own(self, sizes: Sizes) -> float:
         values = self._samples[sizes]
@@ -199,10 +227,32 @@ class Series:
         return self._fit
 
     def _make_fit(self, is_excess: bool) -> _Fit:
-        fit = _Fit(self._make(), self._samples, is_raised=is_excess)
-        for sizes in self._range or ():
-            fit.widen(sizes)
-        return fit
+        """Return the finest fit within what is tolerated; failing all, the closest.
+
+        What readings scatter by beyond the meter's noise asks for monomials that the
+        samples then cannot settle. A coarser fit, with fewer, can be good enough.
+        """
+        fits = []
+        for noise in self._grains():
+            regressor = self._make(noise)
+            fit = _Fit(regressor, self._samples, noise, is_raised=is_excess)
+            for sizes in self._range or ():
+                fit.widen(sizes)
+            fits.append(fit)
+            if fit.trusted(self._tolerance()):
+                return fit
+        return min(fits, key=lambda fit: fit.loo_error)
+
+    def _grains(self) -> Iterator[float]:
+        """Yield the noises to fit with: the meter's, and up to what is tolerated."""
+        yield self.noise
+        if self.noise > 0 and len(self._samples) >= _MANY_SHAPES:
+            coarsest = self._tolerance() / LEFT_OUT_DEVIATIONS
+            coarser = _COARSER * self.noise
+            while coarser < coarsest:
+                yield coarser
+                coarser *= _COARSER
+            yield coarsest
 
     def _value(self, predict: Callable[[Sizes], float], sizes: Sizes) -> float:
         """Return what a fit predicts; NaN where it fails, which the next doubt says."""
@@ -252,6 +302,7 @@ class _Fit:
     Args:
         regressor: Not fitted yet.
         samples: The readings, by shape.
+        noise: What the regressor takes for noise.
         is_raised: Whether it is raised over 19 in 20 of the single readings: of equal
             layers that reach about the same level, the highest makes the peak.
     """
@@ -260,6 +311,7 @@ class _Fit:
         self,
         regressor: Regressor,
         samples: dict[Sizes, list[float]],
+        noise: float,
         *,
         is_raised: bool,
     ) -> None:
@@ -270,6 +322,7 @@ class _Fit:
         self._first = shapes[0]
         self._low: Sizes = tuple(int(low) for low in matrix.min(axis=0))
         self._high: Sizes = tuple(int(high) for high in matrix.max(axis=0))
+        self.noise = noise
         self._verdicts: dict[float, bool] = {}
         self._n_shapes = len(shapes)
         # Equal layers measure the same shape many times a step; the median shrugs off
@@ -303,9 +356,14 @@ class _Fit:
             return False
         if bool(getattr(self._regressor, "trusted_", False)):
             return True
+        return self.loo_error <= tolerance
+
+    @property
+    def loo_error(self) -> float:
+        """Error at a shape left out; infinite where the samples do not settle it."""
         n_terms = len(getattr(self._regressor, "monomials_", ())) or 1
         is_determined = self._n_shapes > n_terms + len(self._columns)
-        return is_determined and self._regressor.loo_error_ <= tolerance
+        return self._regressor.loo_error_ if is_determined else math.inf
 
     def same_structure(self, sizes: Sizes) -> bool:
         """Whether constant columns are constant still, and equal ones equal."""

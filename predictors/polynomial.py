@@ -28,7 +28,7 @@ EXACT = 1e-9
 """Relative residual below which a fit is exact."""
 _DEVIATIONS = 3.0
 """How many times the noise a fitted sample may be off."""
-_LEFT_OUT_DEVIATIONS = 5.0
+LEFT_OUT_DEVIATIONS = 5.0
 """How many times the noise a sample may be off when it was left out."""
 _SMALLEST = 1e-3
 """Values below this share of the largest count as this share."""
@@ -213,7 +213,7 @@ class PolynomialRegressor(BaseEstimator, RegressorMixin):
         if not self.exact_ and spare <= varying:
             return False
         allowed = np.maximum(
-            tolerance * self._scales, _LEFT_OUT_DEVIATIONS * self.noise
+            tolerance * self._scales, LEFT_OUT_DEVIATIONS * self.noise
         )
         beyond = np.abs(self.loo_errors_) - allowed
         return nearly_largest(beyond, self._scales) <= 0.0

@@ -8,6 +8,7 @@ import torch
 
 import mimose
 from mimose.planners import Static
+from mimose.policy import Decision
 
 
 def test_a_shape_seen_before_is_a_hit(toys, meter):
@@ -244,3 +245,52 @@ def test_a_plan_outlives_no_pattern(toys, meter):
         session._estimator.forget(facts.context)
         toys.train(model, [toys.inputs()])
         assert "collect" == session.records[-1].phase
+
+
+def test_a_plan_that_was_far_off_is_measured_anew(toys, meter):
+    """A hit whose step grew by more than predicted is made again, and measured."""
+    model = toys.chain(6)
+    batches = [toys.inputs(n) for n in (16, 64, 32, 64, 48, 64, 64, 64)]
+    budget = toys.budget_between(model, batches[1:4:2], 0.6, meter)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    with mimose.attach(model, budget, meter=meter) as session:
+        toys.train(model, batches, optimizer=optimizer)
+        last = session.records[-1]
+        assert last.cache_hit
+        assert "recompute" in last.actions
+        policy = session._driver._policy
+        (plan,) = [p for p in policy.cache._plans.values() if not p.keeps_all]
+        decision = Decision("plan", plan, growth_bytes=1e6, is_measured=False)
+        policy.observe(decision, 1e6 + policy.margin.noise_bytes, is_relevant=False)
+        toys.train(model, batches[-1:], optimizer=optimizer)
+        assert session.records[-1].cache_hit
+        n_measured = policy._estimator.n_steps
+        policy._learns_until = 0
+        policy.observe(decision, 2e6, is_relevant=False)
+        toys.train(model, batches[-1:], optimizer=optimizer)
+        assert not session.records[-1].cache_hit
+        assert n_measured + 1 == policy._estimator.n_steps
+        toys.train(model, batches[-1:], optimizer=optimizer)
+        assert session.records[-1].cache_hit
+
+
+def test_measuring_ends_where_predictions_are_near(toys, meter):
+    """Soon, and begins again where a plan that recomputes comes out far off."""
+    model = toys.chain(6)
+    lengths = [64, *range(20, 60)]
+    batches = [toys.inputs(n) for n in lengths]
+    budget = toys.budget_between(model, [batches[0], batches[-1]], 0.6, meter)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    with mimose.attach(model, budget, meter=meter) as session:
+        toys.train(model, batches, optimizer=optimizer)
+        policy = session._driver._policy
+        n_measured = policy._estimator.n_steps
+        assert n_measured < 20
+        last = session.records[-1]
+        assert (last.phase, last.cache_hit) == ("plan", False)
+        assert "recompute" in last.actions
+        (plan,) = [p for p in policy.cache._plans.values() if (59, 16) in p.exact]
+        decision = Decision("plan", plan, growth_bytes=1e6)
+        policy.observe(decision, 2e6, is_relevant=False)
+        toys.train(model, [toys.inputs(63)], optimizer=optimizer)
+        assert n_measured + 1 == policy._estimator.n_steps

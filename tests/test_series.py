@@ -10,8 +10,8 @@ from mimose.series import NOISY_STRETCH, STRETCH, Series
 
 
 def _exact(nonnegative=True):
-    def make():
-        return make_predictor("polynomial", noise=0.0, nonnegative=nonnegative)
+    def make(noise):
+        return make_predictor("polynomial", noise=noise, nonnegative=nonnegative)
 
     return Series(make, 0.0, nonnegative)
 
@@ -37,7 +37,7 @@ def test_an_exact_count_of_the_shape_itself_needs_no_fit():
 
 def test_a_noisy_reading_needs_repeating():
     """A reading with noise answers for its shape once it was repeated."""
-    series = Series(lambda: EnvelopeRegressor(noise=8.0), 8.0, True)
+    series = Series(lambda noise: EnvelopeRegressor(noise=noise), 8.0, True)
     series.add((4,), 100.0)
     assert series.doubt((4,))
     series.add((4,), 104.0)
@@ -47,7 +47,7 @@ def test_a_noisy_reading_needs_repeating():
 
 def test_a_signed_quantity_takes_the_median():
     """A net change is told by the median of its readings, and may be negative."""
-    series = Series(lambda: PolynomialRegressor(noise=8.0), 8.0, False)
+    series = Series(lambda noise: PolynomialRegressor(noise=noise), 8.0, False)
     for value in (-100.0, -102.0, 50.0):
         series.add((4,), value)
     assert -100.0 == series.predict((4,))
@@ -73,7 +73,7 @@ def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
 
 def test_a_noisy_fit_is_trusted_less_far():
     """A fit of readings reaches less far beyond the largest than an exact one."""
-    series = Series(lambda: PolynomialRegressor(noise=50.0), 50.0, False)
+    series = Series(lambda noise: PolynomialRegressor(noise=noise), 50.0, False)
     series.scale = 1e6
     for i, n in enumerate((4, 10, 16, 22, 28, 34, 40)):
         series.add((n,), 1000.0 * n + (-20, 13, 7, -9, 16, -11, 5)[i])
@@ -130,7 +130,7 @@ def test_the_number_of_shapes_is_bounded():
 
 def test_below_the_least_measured_an_excess_falls_with_the_sizes():
     """Another part may be the largest there; it is not more than in proportion."""
-    series = Series(lambda: EnvelopeRegressor(noise=8.0), 8.0, True)
+    series = Series(lambda noise: EnvelopeRegressor(noise=noise), 8.0, True)
     for n in range(100, 200, 10):
         series.add((2, n), float(n * n))
     assert series.predict((2, 100)) == pytest.approx(100.0**2, rel=1e-3)
@@ -191,7 +191,7 @@ class _Failing:
 @pytest.mark.parametrize("noise", [0.0, 8.0])
 def test_a_predictor_that_fails_is_doubted(where, noise):
     """It never raises; the doubt says what it did, and readings stand in for it."""
-    series = Series(lambda: _Failing(where), noise, True)
+    series = Series(lambda _: _Failing(where), noise, True)
     for n in (4, 8, 12, 12):
         series.add((n,), 10.0 * n)
     assert 120.0 == series.predict((10,))
@@ -204,7 +204,7 @@ def test_a_predictor_that_fails_is_doubted(where, noise):
 
 def test_a_predictor_without_an_error_is_doubted():
     """One that does not know how good it is is not trusted, and raises nothing."""
-    series = Series(lambda: _Untold("error"), 0.0, True)
+    series = Series(lambda _: _Untold("error"), 0.0, True)
     for n in (4, 8, 12):
         series.add((n,), 10.0 * n)
     assert "the predictor failed: ValueError: not in error" == series.doubt((10,))
@@ -217,14 +217,60 @@ class _Untold(_Failing):
     trusted_ = False
 
 
-def test_scatter_that_many_shapes_show_is_noise():
-    """A fit that is off by more than is trusted of few shapes is trusted of many."""
-    noise = 1.0
+def _scattered(by, *, nonnegative):
+    """Return a series in which errors of 20 are tolerated, and its doubts."""
     random = np.random.default_rng(0)
-    series = Series(lambda: EnvelopeRegressor(noise=noise), noise, True)
+    series = Series(lambda noise: PolynomialRegressor(noise=noise), 1.0, nonnegative)
     doubts = []
     for n in range(100, 160, 2):
-        series.add((n,), 3.0 * n + random.choice((-24, 24)))
+        series.add((n,), 3.0 * n + random.choice((-by, by)))
         doubts.append(bool(series.doubt((n + 1,))))
-    assert all(doubts[8:20])
-    assert not any(doubts[24:])
+    return series, doubts
+
+
+def test_scatter_that_many_shapes_show_raises_predictions():
+    """A fit that is off by more than is tolerated is raised by that, and trusted."""
+    series, doubts = _scattered(30.0, nonnegative=True)
+    assert all(doubts[3:7])
+    assert not any(doubts[7:])
+    assert all(series.predict((n,)) >= 3.0 * n + 30.0 for n in range(101, 141, 2))
+
+
+def test_scattered_net_changes_are_trusted_later_and_as_they_are():
+    """What a reading is off by the next makes up for; what a fit is adds up."""
+    series, doubts = _scattered(20.0, nonnegative=False)
+    assert all(doubts[3:6] + doubts[7:22])
+    assert not any(doubts[23:])
+    assert 3.0 * 121 == pytest.approx(series.predict((121,)), abs=15.0)
+
+
+def test_a_scattered_excess_is_raised_over_its_samples():
+    """By the envelope that excesses are fitted with."""
+    random = np.random.default_rng(0)
+    series = Series(lambda noise: EnvelopeRegressor(noise=noise), 1.0, True)
+    for n in range(100, 140, 2):
+        series.add((n,), 3.0 * n + random.choice((-30.0, 30.0)))
+    assert "" == series.doubt((121,))
+    assert 3.0 * 121 + 30.0 <= series.predict((121,)) <= 3.0 * 121 + 30.0 + 100.0
+
+
+def test_scatter_within_what_is_tolerated_raises_nothing():
+    """A fit that is not far off says what it says."""
+    series, doubts = _scattered(5.0, nonnegative=False)
+    assert not any(doubts[4:])
+    assert 3.0 * 121 == pytest.approx(series.predict((121,)), abs=8.0)
+
+
+def test_too_much_scatter_is_never_trusted():
+    """Many shapes do not help where errors are beyond bearing."""
+    assert all(_scattered(150.0, nonnegative=False)[1][7:])
+
+
+def test_a_coarse_fit_serves_where_a_fine_one_is_not_settled():
+    """Scatter beyond the meter's noise is not explained by more and more monomials."""
+    random = np.random.default_rng(1)
+    series = Series(lambda noise: PolynomialRegressor(noise=noise), 1.0, False)
+    for n, m in random.integers(20, 200, (9, 2)).tolist():
+        series.add((n, m), 2.0 * n + 5.0 * m + random.choice((-4.0, 4.0)))
+    assert "" == series.doubt((100, 100))
+    assert 700.0 == pytest.approx(series.predict((100, 100)), abs=20.0)
