@@ -122,6 +122,7 @@ def _add_bench(subparsers: Commands) -> None:
         "  mimose bench --workloads qa-bert --strategies none,full,static,mimose\n"
         "  mimose bench --workloads lm-gpt2 --lengths mine.csv --budgets 0.3,0.6\n"
         "  mimose bench --model mypackage.models:small_one --lengths mine.csv\n"
+        "  mimose bench --scaling --strategies full,static,mimose --budgets 0.5\n"
         "  mimose bench --resume --out runs/bench\n\n"
         "exit status:\n"
         "  0    all went well\n"
@@ -131,7 +132,16 @@ def _add_bench(subparsers: Commands) -> None:
         "--list", action="store_true", help="name workloads and strategies, and end"
     )
     bench.add_argument(
-        "--workloads", type=_names, metavar="A,B", help="which (default: all)"
+        "--workloads",
+        type=_names,
+        metavar="A,B",
+        help="which (default: the Mimose paper's four language tasks)",
+    )
+    bench.add_argument(
+        "--scaling",
+        action="store_true",
+        help="language models whose depth, length, batch or number of shapes grows, in "
+        "place of the workloads",
     )
     bench.add_argument(
         "--strategies", type=_names, metavar="A,B", help="which (default: all)"

@@ -10,7 +10,7 @@ import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from mimose.exceptions import MimoseError
 if TYPE_CHECKING:
     from mimose.bench.grid.strategies import Strategy
     from mimose.bench.grid.traces import Sizes
-    from mimose.bench.grid.workloads import Workload
+    from mimose.bench.grid.workload import Workload
     from mimose.page.headline import Headline
     from mimose.records import StepRecord
 
@@ -69,15 +69,26 @@ def bench(options: argparse.Namespace) -> int:
     from mimose.bench.grid.command import bench
     from mimose.bench.grid.registry import STRATEGIES
     from mimose.bench.grid.runner import GridSettings, refuse_workload
+    from mimose.bench.grid.scaling import SCALING
     from mimose.bench.grid.traces import from_dataset, from_file
-    from mimose.bench.grid.workloads import WORKLOADS, workload_named
+    from mimose.bench.grid.workloads import DEFAULT, WORKLOADS, workload_named
 
     if options.list:
-        return _list(WORKLOADS, STRATEGIES)
+        return _list({**WORKLOADS, **SCALING}, STRATEGIES)
     if options.model and ":" not in options.model:
         msg = f"--model {options.model}: give it as module:function"
         raise UsageError(msg)
-    named = options.workloads or ([] if options.model else WORKLOADS)
+    if options.scaling:
+        others = ("workloads", "model", "lengths", "dataset")
+        given = [f"--{name}" for name in others if getattr(options, name)]
+        if given:
+            msg = (
+                f"--scaling has workloads and lengths of its own; leave {given[0]} out"
+            )
+            raise UsageError(msg)
+        named: Iterable[str] = SCALING
+    else:
+        named = options.workloads or ([] if options.model else DEFAULT)
     workloads = tuple(dict.fromkeys([*named, *filter(None, [options.model])]))
     strategies = tuple(dict.fromkeys(["none", *(options.strategies or STRATEGIES)]))
     unknown = [name for name in strategies if name not in STRATEGIES]

@@ -212,9 +212,7 @@ class PolynomialRegressor(BaseEstimator, RegressorMixin):
         varying = sum(map(float.__lt__, self.low_, self.high_))
         if not self.exact_ and spare <= varying:
             return False
-        allowed = np.maximum(
-            tolerance * self._scales, LEFT_OUT_DEVIATIONS * self.noise
-        )
+        allowed = np.maximum(tolerance * self._scales, LEFT_OUT_DEVIATIONS * self.noise)
         beyond = np.abs(self.loo_errors_) - allowed
         return nearly_largest(beyond, self._scales) <= 0.0
 

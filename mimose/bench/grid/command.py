@@ -22,7 +22,7 @@ from rich.progress import (
 
 from mimose.bench.csv_file import RowsFile, read
 from mimose.bench.grid.page import write_page
-from mimose.bench.grid.picture import draw
+from mimose.bench.grid.picture import draw_all
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.runner import (
     Cell,
@@ -41,7 +41,7 @@ _SETTINGS = "settings.json"
 
 
 def bench(settings: GridSettings, out: Path, *, resume: bool) -> int:
-    """Run the grid and write ``rows.csv``, ``bench.html``, ``bench.png`` and a summary.
+    """Run the grid and write ``rows.csv``, ``bench.html``, pictures and a summary.
 
     Args:
         settings: What to compare.
@@ -96,11 +96,10 @@ def present(rows: Sequence[GridRow], out: Path) -> None:
     files = {
         "rows": out / "rows.csv",
         "page": out / "bench.html",
-        "picture": out / "bench.png",
         "summary": out / "summary.json",
     }
     write_page(rows, files["page"])
-    draw(summaries, files["picture"])
+    files |= draw_all(summaries, out)
     document = json.dumps(
         {
             "cells": [asdict(summary) for summary in summaries],

@@ -10,7 +10,7 @@ from pathlib import Path
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.table import sentences
-from mimose.bench.grid.workloads import size_of
+from mimose.bench.grid.workload import size_of
 from mimose.page.document import document
 from mimose.page.looks import ACTION_COLOURS, Figure, Parts, axis, frame
 from mimose.page.tables import Cell, Table

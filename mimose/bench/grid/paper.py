@@ -21,7 +21,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mimose.bench.grid.strategies import Applied, Facts, Setup, Strategy, letters
-from mimose.bench.grid.workloads import size_of
+from mimose.bench.grid.workload import size_of
 from mimose.meters import Meter
 from mimose.planners import Greedy, PlanningProblem
 from mimose.tracker import storages_in

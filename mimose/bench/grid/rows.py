@@ -40,6 +40,9 @@ class GridRow:
     """The most held at any moment of forward, backward and optimizer step."""
     reserved_bytes: int
     """The most an allocator had taken from its device so far; on a CPU the peak."""
+    host_bytes: int | None
+    """The most pinned memory of the host that the process had taken so far, in blocks
+    of powers of two; 0 on a CPU, None where an accelerator does not tell."""
     predicted_growth_bytes: float | None
     seconds: float
     """Forward, backward and optimizer step."""

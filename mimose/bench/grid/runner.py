@@ -13,7 +13,9 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -31,6 +33,8 @@ from mimose.bench.process import Child, StrategyFailedError
 _Counter: TypeAlias = Callable[[GridRow, str], "int | None"]
 
 _MODULE = "mimose.bench.grid.trainer"
+_AT_ONCE = 2
+"""Processes that count FLOPs at a time: it takes memory, and the clock is off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +125,8 @@ class WorkloadRun:
         self._settings = settings
         self._name = workload
         self._sizes = sizes_of(settings, workload)
+        self._longest: Sizes | None = None
+        self._kind = settings.device.partition(":")[0]
         self._is_synthetic = workload_named(workload).is_synthetic
         self._on_step = on_step
         self._stack = contextlib.ExitStack()
@@ -146,12 +152,12 @@ class WorkloadRun:
         return [row for cell in cells for row in self._rows[cell]]
 
     def _start_all(self) -> None:
-        ends = {name: self._start(Cell(name, None, None)) for name in ("none", "full")}
-        kind = self._settings.device.partition(":")[0]
         growths = {}
-        for name, child in ends.items():
+        for name in ("none", "full"):
+            child = self._start(Cell(name, None, None))
             child.receive()
-            growths[name] = int(child.ask(["probe", {}])["growth_bytes"])
+            said = child.ask(["probe", {}])
+            growths[name], self._longest = int(said["growth_bytes"]), said["longest"]
         if "full" not in self._settings.strategies:
             self._children.pop(Cell("full", None, None)).close()
         if growths["none"] <= growths["full"]:
@@ -162,14 +168,16 @@ class WorkloadRun:
             )
             raise StrategyFailedError(msg)
         for cell in self._cells(growths):
-            why = STRATEGIES[cell.strategy].why_not(kind)
+            why = STRATEGIES[cell.strategy].why_not(self._kind)
             if why:
                 self._rows[cell] = [self._failure(cell, -1, why)]
             elif cell not in self._children:
                 with self._noting_failure(cell, -1):
                     self._start(cell)
+                    if self._kind != "cpu":  # they share its memory
+                        self._children[cell].receive()
         for cell in list(self._children):
-            if cell.strategy not in ends:
+            if cell.strategy not in growths and self._kind == "cpu":
                 with self._noting_failure(cell, -1):
                     self._children[cell].receive()
 
@@ -189,6 +197,7 @@ class WorkloadRun:
             strategy=cell.strategy,
             scale=settings.scale,
             sizes=self._sizes,
+            longest=self._longest,
             headroom_bytes=cell.headroom_bytes,
             seed=settings.seed,
             device=settings.device,
@@ -212,11 +221,18 @@ class WorkloadRun:
                         self._on_step(cell)
                         with self._noting_failure(cell, step):
                             self._step(cell, step)
+                self._rest(cell, last - 1)
             order = order[1:] + order[:1]
 
     def _step(self, cell: Cell, step: int) -> None:
         said = self._children[cell].ask(["step", {"index": step}])
         self._rows.setdefault(cell, []).append(self._row(cell, step, **said))
+
+    def _rest(self, cell: Cell, step: int) -> None:
+        """Have a strategy leave an accelerator's memory to the others."""
+        if self._kind != "cpu" and cell in self._children:
+            with self._noting_failure(cell, step):
+                self._children[cell].ask(["rest", {}])
 
     @contextlib.contextmanager
     def _noting_failure(self, cell: Cell, step: int) -> Iterator[None]:
@@ -264,6 +280,7 @@ class WorkloadRun:
             start_bytes=0,
             peak_bytes=0,
             reserved_bytes=0,
+            host_bytes=None,
             predicted_growth_bytes=None,
             seconds=0.0,
             plan_seconds=0.0,
@@ -277,12 +294,20 @@ class WorkloadRun:
     def _count(self) -> None:
         """Count what strategies do not tell, once for each size and phase."""
         plain = self._counter(Cell("none", None, None))
-        for cell in self._children:
-            own, rows = self._counter(cell), self._rows.get(cell, [])
-            for i, row in enumerate(rows):
-                if row.recomputed_flops is None and not row.problem:
-                    flops = self._recomputed(cell, row, own, plain)
-                    rows[i] = dataclasses.replace(row, recomputed_flops=flops)
+        pool = ThreadPoolExecutor(_AT_ONCE)
+        try:
+            done = [pool.submit(self._count_cell, c, plain) for c in self._children]
+            for each in done:
+                each.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _count_cell(self, cell: Cell, plain: _Counter) -> None:
+        own, rows = self._counter(cell), self._rows.get(cell, [])
+        for i, row in enumerate(rows):
+            if row.recomputed_flops is None and not row.problem:
+                flops = self._recomputed(cell, row, own, plain)
+                rows[i] = dataclasses.replace(row, recomputed_flops=flops)
 
     @staticmethod
     def _recomputed(
@@ -300,13 +325,15 @@ class WorkloadRun:
     def _counter(self, cell: Cell) -> _Counter:
         """Return what counts a strategy's FLOPs, each size and phase once."""
         found: dict[tuple[str, str], int | None] = {}
+        one_at_a_time = threading.Lock()
 
         def count(row: GridRow, phase: str) -> int | None:
             key = row.sizes, phase
-            if key not in found:
-                arguments = {"index": row.step, "phase": phase}
-                found[key] = self._children[cell].ask(["count", arguments])["flops"]
-            return found[key]
+            with one_at_a_time:
+                if key not in found:
+                    arguments = {"index": row.step, "phase": phase}
+                    found[key] = self._children[cell].ask(["count", arguments])["flops"]
+                return found[key]
 
         return count
 

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from mimose.bench.grid.traces import Sizes
-from mimose.bench.grid.workloads import cost_of
 from mimose.meters import Meter
 from mimose.planners import Optimal, Plan, PlanningProblem, Static
 from mimose.session import Session, attach
@@ -32,17 +31,14 @@ class Setup:
     """For a step's growth; very large for strategies that know no budget."""
     sizes: Sequence[Sizes]
     """Of the batches to come."""
+    longest: Sizes
+    """Of the batch that needs most memory."""
     try_step: Callable[[Mapping[str, int]], None]
     """Runs a forward and a backward on a batch of these sizes, and drops gradients."""
 
     def budget_bytes(self) -> int:
         """Return what is held now and the headroom: the budget, if training began."""
         return self.meter.settled_bytes(0) + self.headroom_bytes
-
-    @property
-    def longest(self) -> Sizes:
-        """The sizes of the batch that needs most memory."""
-        return max(self.sizes, key=cost_of)
 
 
 class CannotRunError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -219,3 +220,41 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     found = list(counts)
     known = [count for count in found if count is not None]
     return sum(known) if len(known) == len(found) else None
+
+
+def swapped(
+    first: Sequence[CellSummary], second: Sequence[CellSummary]
+) -> list[tuple[str, float, str, str]]:
+    """Return which strategies two runs of a grid rank differently by their time.
+
+    Only those that keep the budget in both are ranked, and two whose intervals overlap
+    in either run are as good as each other.
+
+    Args:
+        first: A grid's summaries.
+        second: Another run's.
+
+    Returns:
+        (workload, budget, the faster one in the first run, the other).
+    """
+    again = {(s.workload, s.budget_share, s.strategy): s for s in second}
+    found = []
+    for a, b in itertools.permutations(first, 2):
+        place = a.workload, a.budget_share
+        if place != (b.workload, b.budget_share):
+            continue
+        other_a, other_b = (again.get((*place, s.strategy)) for s in (a, b))
+        if other_a is None or other_b is None:
+            continue
+        if _is_faster(a, b) and _is_faster(other_b, other_a):
+            found.append((*place, a.strategy, b.strategy))
+    return found
+
+
+def _is_faster(one: CellSummary, other: CellSummary) -> bool:
+    """Whether both keep the budget, and the intervals do not overlap."""
+    if not (one.keeps_budget and other.keeps_budget):
+        return False
+    if one.seconds_high is None or other.seconds_low is None:
+        return False
+    return one.seconds_high < other.seconds_low

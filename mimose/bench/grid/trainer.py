@@ -1,8 +1,8 @@
 """Training one workload under one strategy, in this process, a step at a time.
 
 ``python -m mimose.bench.grid.trainer`` reads JSON lines from standard input and answers
-each with one on standard output. The first is a `Task`; then ``probe``, ``step`` and
-``count`` as methods of `Trainer`. An answer with an ``error`` is the last.
+each with one on standard output. The first is a `Task`; then ``probe``, ``step``,
+``rest`` and ``count`` as methods of `Trainer`. An answer with an ``error`` is the last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from mimose.bench.grid.registry import STRATEGIES
 from mimose.bench.grid.strategies import CannotRunError, Setup
 from mimose.bench.grid.traces import Sizes
-from mimose.bench.grid.workloads import cost_of, workload_named
+from mimose.bench.grid.workload import largest
+from mimose.bench.grid.workloads import workload_named
 from mimose.bench.machine import load_average
 from mimose.bench.step_meter import step_meter
 from mimose.bench.worker import answer, answering_errors, take_standard_output
@@ -42,6 +43,8 @@ class Task:
     scale: str
     sizes: Sequence[Sizes]
     """Of the batches, in order."""
+    longest: Sizes | None
+    """Of the batch that needs most memory; None if it is not known yet."""
     headroom_bytes: int | None
     """For a step's growth; None if there is no limit."""
     seed: int
@@ -77,6 +80,7 @@ class Trainer:
             meter=self._meter,
             headroom_bytes=headroom,
             sizes=task.sizes,
+            longest=task.longest or largest(task.sizes)[0],
             try_step=self._try,
         )
         self._strategy = STRATEGIES[task.strategy]
@@ -84,18 +88,26 @@ class Trainer:
         told = self._applied.budget_bytes
         self._base_bytes = self._settled() if told is None else told - headroom
         torch.manual_seed(task.seed)
+        self.rest()
 
     def probe(self) -> dict[str, Any]:
-        """Measure what a step on the longest batch grows by."""
-        longest = max(self._task.sizes, key=cost_of)
+        """Measure what a step on the longest batch grows by, and say which that is."""
+        known = self._task.longest
+        candidates = largest(self._task.sizes) if known is None else [known]
+        growths = [self._growth(sizes) for sizes in candidates]
+        torch.manual_seed(self._task.seed)
+        most = max(growths)
+        self.rest()
+        return {"growth_bytes": most, "longest": candidates[growths.index(most)]}
+
+    def _growth(self, sizes: Sizes) -> int:
         growths = []
         for _ in range(_PROBES):
             start = self._settled()
             self._meter.begin_step()
-            self._try(longest)
+            self._try(sizes)
             growths.append(self._meter.step_peak_bytes() - start)
-        torch.manual_seed(self._task.seed)
-        return {"growth_bytes": min(growths)}
+        return min(growths)
 
     def step(self, index: int) -> dict[str, Any]:
         """Train on one batch; return what `GridRow` wants to know of it."""
@@ -122,6 +134,7 @@ class Trainer:
             "start_bytes": start,
             "peak_bytes": peak,
             "reserved_bytes": self._reserved(peak),
+            "host_bytes": self._host_bytes(),
             "predicted_growth_bytes": facts.predicted_growth_bytes,
             "seconds": seconds,
             "plan_seconds": facts.plan_seconds,
@@ -143,7 +156,14 @@ class Trainer:
         with FlopCounterMode(display=False) as counter:
             torch.autograd.backward(self._forward(batch))
         self._optimizer.zero_grad(set_to_none=True)
+        self.rest()
         return {"flops": counter.get_total_flops()}
+
+    def rest(self) -> dict[str, Any]:
+        """Give cached memory back before the others' turns: they share the device."""
+        if self._device.type != "cpu":
+            torch.accelerator.empty_cache()
+        return {}
 
     def close(self) -> None:
         """Give the model back."""
@@ -154,8 +174,10 @@ class Trainer:
 
         The longest batch is among those: what it leaves resident is nobody's fault.
         """
-        ordered = sorted(self._task.sizes, key=cost_of)
-        for index, sizes in enumerate([*ordered[:_SMALLEST], ordered[-1]]):
+        shortest = sorted(self._task.sizes, key=lambda each: sum(each.values()))
+        for index, sizes in enumerate(
+            [*shortest[:_SMALLEST], *largest(self._task.sizes)]
+        ):
             torch.autograd.backward(self._forward(self._batch(index, sizes)))
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
@@ -193,6 +215,14 @@ class Trainer:
         if self._device.type == "cpu":
             return peak
         return int(torch.accelerator.max_memory_reserved(self._device))
+
+    def _host_bytes(self) -> int | None:
+        if self._device.type == "cpu":
+            return 0
+        if self._device.type != "cuda" or not hasattr(torch.cuda, "host_memory_stats"):
+            return None
+        known: int | None = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
+        return known
 
     def _synchronise(self) -> None:
         if self._device.type != "cpu":

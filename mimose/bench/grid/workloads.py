@@ -10,14 +10,15 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from mimose.bench.grid.detector import Detector
+from mimose.bench.grid.scaling import SCALING
 from mimose.bench.grid.traces import (
     Trace,
     bell_with_spike,
@@ -26,47 +27,15 @@ from mimose.bench.grid.traces import (
     long_tail,
     pairs,
 )
+from mimose.bench.grid.workload import Workload
 
 SCALES = ("tiny", "base")
 _VOCABULARY = {"tiny": 512, "base": 30_000}
 _CHOICES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """A task: a model and batches of the sizes of a trace."""
-
-    name: str
-    what: str
-    """One line for people."""
-    build: Callable[[str], nn.Module]
-    """Takes a scale; returns the model in training mode."""
-    batch: Callable[[Mapping[str, int], str, torch.Generator], dict[str, Any]]
-    """Takes sizes, a scale and a generator; returns the model's keyword arguments,
-    labels among them."""
-    sizes: tuple[str, ...]
-    """Names of the sizes that vary."""
-    trace: Callable[[str], Trace]
-    """Takes a scale."""
-    is_synthetic: bool = True
-    """Whether the trace is generated, not taken from real data."""
-
-
-def size_of(sizes: Mapping[str, int]) -> int:
-    """Return the one number that the published system knows of a batch.
-
-    The length of a text, the source's for pairs, height times width of images.
-    """
-    if "height" in sizes:
-        return sizes["height"] * sizes["width"]
-    return sizes.get("source", next(iter(sizes.values())))
-
-
-def cost_of(sizes: Mapping[str, int]) -> int:
-    """Return a number that is largest for the batch that needs most memory."""
-    if "height" in sizes:
-        return sizes["height"] * sizes["width"]
-    return sum(length * (length + 256) for length in sizes.values())
+_KINDS = 80
+"""Of things in images, as in COCO."""
+_BOXES = 8
+"""In an image."""
 
 
 def _encoder(scale: str) -> dict[str, Any]:
@@ -141,15 +110,30 @@ def _language_model(scale: str) -> nn.Module:
 def _resnet(scale: str) -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    small: dict[str, Any] = {
-        "embedding_size": 16,
-        "hidden_sizes": [16, 32, 64, 128],
-        "depths": [2, 2, 2, 2],
+    labels: dict[str, Any] = {"num_labels": _KINDS}
+    config = ResNetConfig(**labels, **_resnet_sizes(scale))
+    return _in_training(ResNetForImageClassification(config))
+
+
+def _resnet_sizes(scale: str) -> dict[str, Any]:
+    if scale == "base":
+        return {}  # a ResNet-50
+    return {
+        "embedding_size": 8,
+        "hidden_sizes": [8, 16, 32, 64],
+        "depths": [4, 4, 4, 4],
         "layer_type": "basic",
     }
-    labels: dict[str, Any] = {"num_labels": 8}
-    config = ResNetConfig(**labels, **({} if scale == "base" else small))
-    return _in_training(ResNetForImageClassification(config))
+
+
+def _detector(scale: str) -> nn.Module:
+    from transformers import ResNetBackbone, ResNetConfig
+
+    stages: dict[str, Any] = {"out_features": ["stage2", "stage3", "stage4"]}
+    backbone = ResNetBackbone(ResNetConfig(**stages, **_resnet_sizes(scale)))
+    sizes = {"width": 32, "depth": 1} if scale == "tiny" else {"width": 256, "depth": 4}
+    channels = backbone.channels
+    return Detector(backbone, channels, n_classes=_KINDS, **sizes).train()
 
 
 def _tokens(shape: tuple[int, ...], scale: str, generator: torch.Generator) -> Any:
@@ -212,15 +196,25 @@ def _language_batch(
 def _image_batch(
     sizes: Mapping[str, int], scale: str, generator: torch.Generator
 ) -> dict[str, Any]:
-    n = _batch_size(scale, 4, 8)
+    n = _batch_size(scale, 8, 8)
     shape = (n, 3, sizes["height"], sizes["width"])
     pixels = torch.rand(shape, generator=generator)
-    return {"pixel_values": pixels, "labels": _classes(n, 8, generator)}
+    return {"pixel_values": pixels, "labels": _classes(n, _KINDS, generator)}
+
+
+def _boxes_batch(
+    sizes: Mapping[str, int], scale: str, generator: torch.Generator
+) -> dict[str, Any]:
+    batch = _image_batch(sizes, scale, generator)
+    n = len(batch["labels"])
+    low, high = torch.rand((2, n, _BOXES, 2), generator=generator).sort(dim=0).values
+    kinds = torch.randint(0, _KINDS, (n, _BOXES), generator=generator)
+    return {**batch, "boxes": torch.cat((low, high), dim=-1), "labels": kinds}
 
 
 def _images_trace(scale: str) -> Trace:
     return (
-        images((480, 800), 1333, 32) if scale == "base" else images((120, 200), 333, 32)
+        images((480, 800), 1333, 32) if scale == "base" else images((240, 400), 667, 32)
     )
 
 
@@ -271,15 +265,26 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload(
             name="ic-resnet",
             what="image classification, ResNet, sides 480-800 by up to 1333 (tiny: "
-            "a quarter)",
+            "half)",
             build=_resnet,
             batch=_image_batch,
             sizes=("height", "width"),
             trace=_images_trace,
         ),
+        Workload(
+            name="od-resnet",
+            what="detection, a ResNet with a feature pyramid and heads, the same sides",
+            build=_detector,
+            batch=_boxes_batch,
+            sizes=("height", "width"),
+            trace=_images_trace,
+        ),
     )
 }
-"""The workloads, by name."""
+"""The tasks, by name."""
+
+DEFAULT = ("mc-roberta", "qa-bert", "tc-bert", "tr-t5")
+"""Run where none is named: the language tasks of the Mimose paper."""
 
 
 @functools.lru_cache
@@ -289,11 +294,12 @@ def workload_named(name: str) -> Workload:
     Raises:
         ValueError: There is none of this name.
     """
-    if name in WORKLOADS:
-        return WORKLOADS[name]
+    known = {**WORKLOADS, **SCALING}
+    if name in known:
+        return known[name]
     if ":" in name:
         return from_function(name)
-    msg = f"no workload is called {name!r}; choose one of {', '.join(WORKLOADS)}"
+    msg = f"no workload is called {name!r}; choose one of {', '.join(known)}"
     raise ValueError(msg)
 
 

@@ -30,6 +30,7 @@ def _row(strategy: str, step: int, **changes: Any) -> GridRow:
         "start_bytes": 100 * MIB,
         "peak_bytes": (100 + length) * MIB,
         "reserved_bytes": (100 + length) * MIB,
+        "host_bytes": 0,
         "predicted_growth_bytes": None,
         "seconds": 0.1,
         "plan_seconds": 0.0,

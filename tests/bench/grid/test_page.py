@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from mimose.bench.grid.page import write_page
-from mimose.bench.grid.picture import draw
+from mimose.bench.grid.picture import draw_all
 from mimose.bench.grid.summary import summarise
 from mimose.bench.grid.table import show
 
@@ -33,11 +34,28 @@ def test_the_page_has_everything(grid, tmp_path):
     assert "default-src 'none'" in text
 
 
-def test_the_picture_is_drawn(grid, tmp_path):
-    """From the summaries alone."""
+def test_the_pictures_are_drawn(grid, tmp_path):
+    """From the summaries alone: those that there are numbers for."""
     pytest.importorskip("matplotlib")
-    draw(summarise(grid), tmp_path / "bench.png")
-    assert (tmp_path / "bench.png").stat().st_size > 10_000
+    drawn = draw_all(summarise(grid), tmp_path)
+    assert drawn == {
+        "picture": tmp_path / "bench.png",
+        "published": tmp_path / "published.png",
+    }
+    assert all(path.stat().st_size > 10_000 for path in drawn.values())
+
+
+def test_what_grows_has_a_picture_of_its_own(grid, tmp_path):
+    """And no other."""
+    pytest.importorskip("matplotlib")
+    rows = [
+        replace(row, workload=name)
+        for name in ("lm-scaling", "lm-depth-3")
+        for row in grid
+    ]
+    drawn = draw_all(summarise(rows), tmp_path)
+    assert drawn == {"scaling": tmp_path / "scaling.png"}
+    assert drawn["scaling"].stat().st_size > 10_000
 
 
 def test_the_table_marks_who_breaks_the_budget(grid):

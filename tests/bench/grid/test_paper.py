@@ -19,6 +19,7 @@ def _setup(model, meter, headroom):
         meter=meter,
         headroom_bytes=headroom,
         sizes=[{"length": length} for length in LENGTHS],
+        longest={"length": max(LENGTHS)},
         try_step=lambda _: None,
     )
 

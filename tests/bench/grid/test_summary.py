@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mimose.bench.grid.summary import compare, summarise
+from mimose.bench.grid.summary import compare, summarise, swapped
 
 
 def _by_name(grid):
@@ -87,3 +87,19 @@ def test_failed_steps_of_plain_training_are_no_measure(grid):
     cells = _by_name(rows)
     assert cells["mimose"].steps == 3
     assert cells["mimose"].seconds_ratio == pytest.approx(1.2)
+
+
+def test_two_runs_that_rank_alike(grid):
+    """A faster strategy stays the faster one, or their intervals overlap."""
+    first = summarise(grid)
+    assert swapped(first, first) == []
+    slower = [
+        dataclasses.replace(row, seconds=0.3) if row.strategy == "mimose" else row
+        for row in grid
+    ]
+    assert swapped(first, summarise(slower)) == [("tc-bert", 0.5, "mimose", "full")]
+    over = [
+        dataclasses.replace(row, peak_bytes=10**10) if row.strategy == "mimose" else row
+        for row in slower
+    ]
+    assert swapped(first, summarise(over)) == []

@@ -8,12 +8,8 @@ import torch
 
 pytest.importorskip("transformers")
 
-from mimose.bench.grid.workloads import (
-    WORKLOADS,
-    cost_of,
-    from_function,
-    size_of,
-)
+from mimose.bench.grid.workload import largest, size_of
+from mimose.bench.grid.workloads import WORKLOADS, from_function
 from mimose.units import find_units
 
 SMALL = {"length": 9, "source": 8, "target": 7, "height": 32, "width": 64}
@@ -27,7 +23,8 @@ def test_each_can_be_trained(name):
     model = workload.build("tiny")
     sizes = {each: SMALL[each] for each in workload.sizes}
     batch = workload.batch(sizes, "tiny", torch.Generator().manual_seed(0))
-    model(**batch).loss.backward()
+    output = model(**batch)
+    (output if isinstance(output, torch.Tensor) else output.loss).backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
     assert len(find_units(model)) >= 6
     assert model.training
@@ -44,12 +41,23 @@ def test_traces_have_the_sizes(name):
 
 
 def test_the_one_size_of_a_batch():
-    """As the published system sees it; and what orders batches by their memory."""
+    """As the published system sees it."""
     assert size_of({"length": 7}) == 7
     assert size_of({"source": 5, "target": 9}) == 5
     assert size_of({"height": 4, "width": 5}) == 20
-    pairs = [{"source": 9, "target": 9}, {"source": 12, "target": 2}]
-    assert max(pairs, key=cost_of) == pairs[0]
+
+
+def test_the_batches_that_may_need_most():
+    """Of the largest product or sum of squares, or largest in one size; each once."""
+    pairs = [
+        {"source": 9, "target": 9},
+        {"source": 12, "target": 2},
+        {"source": 3, "target": 9},
+    ]
+    assert largest(pairs) == pairs[:2]
+    squares = [{"source": s, "target": t} for s, t in ((10, 10), (14, 7), (15, 1))]
+    assert largest(squares) == [squares[0], squares[1], squares[2]]
+    assert largest([{"length": 3}, {"length": 5}]) == [{"length": 5}]
 
 
 def test_a_model_of_ones_own(monkeypatch, tmp_path):

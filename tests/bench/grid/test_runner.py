@@ -1,0 +1,159 @@
+"""Running a grid, with processes that only say that they train."""
+
+from typing import ClassVar
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from mimose.bench.grid import runner
+from mimose.bench.grid.runner import GridSettings, WorkloadRun
+from mimose.bench.process import StrategyFailedError
+
+MIB = 2**20
+
+
+class _FakeChild:
+    """Answers as a `Trainer` would, and keeps what it was told and asked."""
+
+    made: ClassVar[list["_FakeChild"]] = []
+
+    def __init__(self, name, module, threads, first):
+        self.name, self.first = name, first
+        self.asked = []
+        self.is_closed = False
+        self.made.append(self)
+
+    def receive(self):
+        return {"ready": True}
+
+    def ask(self, message):
+        command, arguments = message
+        self.asked.append((command, *arguments.values()))
+        return getattr(self, command)(**arguments)
+
+    def probe(self):
+        growth = 300 if self.name == "none" else 100
+        longest = self.first["longest"] or self.first["sizes"][0]
+        return {"growth_bytes": growth * MIB, "longest": longest}
+
+    def step(self, index):
+        if self.name == "static" and index == 2:
+            msg = "memory ran out"
+            raise StrategyFailedError(msg)
+        known = {"full": 7, "mimose": 5}.get(self.name)
+        return {
+            "sizes": str(index % 2),
+            "phase": "plan" if self.name == "mimose" else "",
+            "plan": "",
+            "base_bytes": 0,
+            "start_bytes": 0,
+            "peak_bytes": 1,
+            "reserved_bytes": 1,
+            "host_bytes": 0,
+            "predicted_growth_bytes": None,
+            "seconds": 0.1,
+            "plan_seconds": 0.0,
+            "cache_hit": False,
+            "recomputed_flops": known,
+            "retries": 0,
+            "loss": 1.0,
+            "load_average": 0.0,
+        }
+
+    def count(self, index, phase):
+        if self.name == "hf-full":
+            msg = "it fails when it is counted"
+            raise StrategyFailedError(msg)
+        return {"flops": 100 + (index if self.name == "none" else 10 * index + 20)}
+
+    def rest(self):
+        return {}
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Run a grid of tc-bert; return its rows by strategy."""
+    monkeypatch.setattr(_FakeChild, "made", [])
+    monkeypatch.setattr(runner, "Child", _FakeChild)
+    machine = dict.fromkeys(("device", "python", "torch", "transformers", "mimose"), "")
+    monkeypatch.setattr(runner, "describe_machine", lambda device: machine)
+
+    def run(*strategies, **settings):
+        rows = WorkloadRun(
+            GridSettings(
+                workloads=("tc-bert",),
+                strategies=("none", *strategies),
+                budgets=(0.5,),
+                steps=5,
+                warm_up=1,
+                **settings,
+            ),
+            "tc-bert",
+        ).run()
+        assert all(child.is_closed for child in _FakeChild.made)
+        return {
+            name: [row for row in rows if row.strategy == name]
+            for name in ("none", *strategies)
+        }
+
+    return run
+
+
+def _child(name):
+    return next(child for child in _FakeChild.made if child.name == name)
+
+
+def test_flops_are_counted_once_for_each_size(run):
+    """Less those of plain training; where a strategy tells its own, nothing is."""
+    rows = run("full", "mimose", "selective", "every-2")
+    assert [row.recomputed_flops for row in rows["none"]] == [0] * 6
+    assert [row.recomputed_flops for row in rows["mimose"]] == [5] * 6
+    assert [row.recomputed_flops for row in rows["selective"]] == [20, 29] * 3
+    for name, times in {"none": 2, "selective": 2, "mimose": 0}.items():
+        counts = [asked for asked in _child(name).asked if asked[0] == "count"]
+        assert len(counts) == times
+
+
+def test_what_cannot_be_counted_is_not_known(run):
+    """And it stops nothing else."""
+    rows = run("full", "hf-full", "selective")
+    assert {row.recomputed_flops for row in rows["hf-full"]} == {None}
+    assert [row.recomputed_flops for row in rows["selective"]] == [20, 29] * 3
+
+
+def test_the_longest_batch_is_measured(run):
+    """Plain training finds it, and everybody else is told; so is the budget."""
+    run("full", "mimose")
+    longest = _child("none").first["sizes"][0]
+    assert _child("none").first["longest"] is None
+    assert _child("full").first["longest"] == longest
+    assert _child("mimose").first["longest"] == longest
+    assert _child("mimose").first["headroom_bytes"] == 200 * MIB
+
+
+def test_a_strategy_that_fails_says_so_in_a_row(run):
+    """And the others go on."""
+    rows = run("static", "mimose")
+    assert [row.problem for row in rows["static"]] == ["", "", "memory ran out"]
+    assert len(rows["mimose"]) == 6
+
+
+@pytest.mark.parametrize(("device", "times"), [("cpu", 0), ("cpu:0", 0), ("cuda", 2)])
+def test_turns_end_with_a_rest(run, device, times):
+    """Where processes share a device's memory: here after four steps and two."""
+    run("mimose", device=device)
+    rests = [asked for asked in _child("mimose").asked if asked[0] == "rest"]
+    assert len(rests) == times
+
+
+def test_there_has_to_be_something_to_plan(run, monkeypatch):
+    """Where keeping everything takes no more, the numbers are told."""
+    monkeypatch.setattr(
+        _FakeChild, "probe", lambda _: {"growth_bytes": 5, "longest": {"length": 3}}
+    )
+    with pytest.raises(StrategyFailedError, match="grows by 5 bytes"):
+        run("mimose")
