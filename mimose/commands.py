@@ -71,10 +71,10 @@ def bench(options: argparse.Namespace) -> int:
     from mimose.bench.grid.runner import GridSettings, refuse_workload
     from mimose.bench.grid.scaling import SCALING
     from mimose.bench.grid.traces import from_dataset, from_file
-    from mimose.bench.grid.workloads import DEFAULT, WORKLOADS, workload_named
+    from mimose.bench.grid.workloads import ALL, DEFAULT, workload_named
 
     if options.list:
-        return _list({**WORKLOADS, **SCALING}, STRATEGIES)
+        return _list(ALL, STRATEGIES)
     if options.model and ":" not in options.model:
         msg = f"--model {options.model}: give it as module:function"
         raise UsageError(msg)

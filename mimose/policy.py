@@ -13,6 +13,7 @@ from mimose.budget import format_bytes
 from mimose.estimator import MOST_CONTEXTS, Context, Estimator, StepFacts
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.gauges import KEEP
+from mimose.learning import Learning
 from mimose.patterns import actions_by_unit
 from mimose.plan_cache import CachedPlan, ExactShape, Growth, PlanCache
 from mimose.planners import (
@@ -41,20 +42,6 @@ _LARGE = 0.5
 """Steps that grow by less of the largest growth calibrate nothing: noise is all."""
 _BEYOND = 0.1
 """Kept free over a prediction beyond the sizes measured, besides the margin."""
-_LEARNING_STEPS = 40
-"""Steps of new shapes that are measured, under a plan or not; then only larger ones.
-Fewer, ..."""
-_SETTLED = 4
-"""... if so many in a row came out as predicted, ..."""
-_NEAR = 0.01
-"""... to this share of what they grew by, ..."""
-_TELLING = 0.25
-"""... and that is at least this share of the largest growth."""
-_OFF = 0.03
-"""A plan that recomputes, and grew by so much more or less than predicted, is measured
-anew, ..."""
-_MORE_STEPS = 8
-"""... as are so many steps of new shapes. The next time is twice as many steps away."""
 _PATIENCE = 50
 """Steps in a row that were measured and not planned; then that is worth a warning."""
 
@@ -127,10 +114,7 @@ class Policy:
         self.cache = PlanCache(cache_size)
         self._raises = raises
         self._static_is_made = False
-        self._learns_until = _LEARNING_STEPS
-        self._n_near = 0
-        self._n_observed = 0
-        self._next_more = 0
+        self._learning = Learning(margin.noise_bytes)
         self._n_doubted = 0
         self._has_warned = False
         self._knows_names = isinstance(round_to, int)
@@ -218,8 +202,7 @@ class Policy:
             )
             return Decision("fallback", None, reason=reason)
         decision = self._decision(facts, made, memory, cache_hit=False)
-        is_learning = self._estimator.n_steps < self._learns_until
-        is_learning = is_learning and self._n_near < _SETTLED
+        is_learning = self._learning.is_on(self._estimator.n_steps)
         decision.is_measured = is_learning or is_beyond
         if stage < len(_STAGES):
             decision.phase = "step_down"
@@ -288,33 +271,23 @@ class Policy:
         """
         if decision.growth_bytes is None:
             return
-        self._note_error(decision, decision.growth_bytes, observed)
+        self._learn_from(decision, decision.growth_bytes, observed)
         if is_relevant:
             self.margin.observe(decision.growth_bytes, observed)
         if decision.raw_growth_bytes >= _LARGE * self._estimator.scale:
             self.calibration.observe(decision.raw_growth_bytes, observed)
 
-    def _note_error(
+    def _learn_from(
         self, decision: Decision, predicted: float, observed: float
     ) -> None:
-        """Stop measuring once predictions are near; go on where one was far off."""
-        self._n_observed += 1
-        error = abs(observed - predicted)
-        is_telling = decision.raw_growth_bytes >= _TELLING * self._estimator.scale
-        if self._n_near < _SETTLED and is_telling:
-            is_near = error <= _NEAR * observed + self.margin.noise_bytes
-            self._n_near = self._n_near + 1 if is_near else 0
-        tolerated = _OFF * observed + self.margin.noise_bytes
+        """Tell how a prediction came out; a plan that was far off is not used again."""
+        self._learning.observe(predicted, observed, self._estimator.scale)
         chosen = decision.chosen
-        if chosen is None or chosen.keeps_all or self._n_observed < self._next_more:
+        if chosen is None or chosen.keeps_all:
             return
-        if error <= tolerated:
-            return
-        self._next_more = 2 * self._n_observed + _MORE_STEPS
-        chosen.is_off = not decision.is_measured  # else the next one knows better
-        self._n_near = 0
-        until = self._estimator.n_steps + _MORE_STEPS
-        self._learns_until = max(self._learns_until, until)
+        n_measured = self._estimator.n_steps
+        if self._learning.begins_again(predicted, observed, n_measured):
+            chosen.is_off = not decision.is_measured  # else the next one knows better
 
     def explain(
         self, facts: StepFacts, memory: Memory

@@ -83,6 +83,11 @@ class Series:
         self.scale = 0.0
         """What an error is small against: a step's growth. Set by the owner."""
 
+    @property
+    def _is_excess(self) -> bool:
+        """Whether it is read, and a peak's rise over the level it began at."""
+        return self.noise > 0 and self._nonnegative
+
     def __len__(self) -> int:
         """Return the number of distinct shapes kept."""
         return len(self._samples)
@@ -149,9 +154,11 @@ class Series:
         fit = self._fitted()
         is_known = sizes in self._samples
         if fit is not None and (self._trusts(fit) or not is_known):
-            is_excess = self.noise > 0 and self._nonnegative
+            is_excess = self._is_excess
             ask = fit.predict_from_above if is_excess else fit.predict
-            value = self._value(ask, sizes) + self._allowance(fit)
+            value = self._value(ask, sizes)
+            if is_excess:
+                value += self._allowance(fit)
             if is_excess and len(self._samples.get(sizes, ())) >= _REPEATS:
                 value = max(value, float(np.median(self._samples[sizes])))
         else:
@@ -188,22 +195,20 @@ class Series:
         """Return the largest error at a left-out shape of a fit that is trusted."""
         n_shapes = len(self._samples)
         times = 1.0
-        if self.noise > 0 and self._nonnegative and n_shapes >= _MANY_SHAPES:
+        if self._is_excess and n_shapes >= _MANY_SHAPES:
             times = _BEARABLE
         elif self.noise > 0 and n_shapes >= _MANY_SHAPES_OF_NET:
             times = _BEARABLE_NET
         return times * self._tolerance()
 
     def _allowance(self, fit: _Fit) -> float:
-        """Return what a prediction is raised by: nothing where errors are tolerated.
+        """Return what an excess is raised by: nothing where errors are tolerated.
 
-        An excess counts only where it makes the peak. A net change is never raised, for
-        all that follows would be; what a reading is off by, the next one makes up for.
+        It counts only where it makes the peak. A net change is not raised, for all that
+        follows would be; what a reading is off by, the next one makes up for.
         """
         is_near = self._ask(fit.trusted, self._tolerance()) is True
-        if is_near or not self._nonnegative or not self._trusts(fit):
-            return 0.0
-        return fit.loo_error
+        return 0.0 if is_near or not self._trusts(fit) else fit.loo_error
 
     def _tolerance(self) -> float:
         """Return the largest error at a left-out shape that is nothing to speak of."""
@@ -220,8 +225,7 @@ class Series:
     def _fitted(self) -> _Fit | None:
         """Return the fit, made if need be; None where the predictor fails."""
         if self._fit is None and not self._failure:
-            is_excess = self.noise > 0 and self._nonnegative
-            self._fit = self._ask(self._make_fit, is_excess)
+            self._fit = self._ask(self._make_fit, self._is_excess)
             if self._fit is not None:
                 self._value(self._fit.predict, next(iter(self._samples)))
         return self._fit

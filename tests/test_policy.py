@@ -265,7 +265,7 @@ def test_a_plan_that_was_far_off_is_measured_anew(toys, meter):
         toys.train(model, batches[-1:], optimizer=optimizer)
         assert session.records[-1].cache_hit
         n_measured = policy._estimator.n_steps
-        policy._learns_until = 0
+        policy._learning._until = 0
         policy.observe(decision, 2e6, is_relevant=False)
         toys.train(model, batches[-1:], optimizer=optimizer)
         assert not session.records[-1].cache_hit

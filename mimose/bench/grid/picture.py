@@ -126,6 +126,8 @@ def draw_scaling(summaries: Sequence[CellSummary], path: Path) -> None:
         summaries: Of workloads of `scaling`.
         path: Where to write; its suffix chooses the format.
     """
+    from matplotlib.ticker import LogLocator
+
     budgets = sorted({s.budget_share for s in summaries})
     budget = budgets[len(budgets) // 2]
     found = {
@@ -153,6 +155,8 @@ def draw_scaling(summaries: Sequence[CellSummary], path: Path) -> None:
                 colour = COLOURS["mimose" if "make" in label else "oracle"]
                 _draw_growing(below, label, colour, points)
             below.set_yscale("log")
+            below.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            below.yaxis.set_major_formatter("{x:g}")
             for axes in (above, below):
                 _finish(axes, axis)
                 axes.set_xscale("log", base=2)

@@ -9,9 +9,8 @@ from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
-from mimose.bench.grid.scaling import SCALING
 from mimose.bench.grid.summary import CellSummary, compare
-from mimose.bench.grid.workloads import WORKLOADS
+from mimose.bench.grid.workloads import ALL
 
 _GIGA = 1e9
 _MIB = 2**20
@@ -31,7 +30,7 @@ def tables(summaries: Sequence[CellSummary]) -> Group:
 
 def _table(workload: str, summaries: Sequence[CellSummary]) -> Table:
     budgets = {s.budget_share: s.headroom_bytes for s in summaries}
-    known = {**WORKLOADS, **SCALING}.get(workload)
+    known = ALL.get(workload)
     title = workload if known is None else f"{workload}: {known.what}"
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False

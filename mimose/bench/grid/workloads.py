@@ -283,6 +283,8 @@ WORKLOADS: Mapping[str, Workload] = {
 }
 """The tasks, by name."""
 
+ALL: Mapping[str, Workload] = {**WORKLOADS, **SCALING}
+"""The tasks, and the models of which one thing grows."""
 DEFAULT = ("mc-roberta", "qa-bert", "tc-bert", "tr-t5")
 """Run where none is named: the language tasks of the Mimose paper."""
 
@@ -294,12 +296,11 @@ def workload_named(name: str) -> Workload:
     Raises:
         ValueError: There is none of this name.
     """
-    known = {**WORKLOADS, **SCALING}
-    if name in known:
-        return known[name]
+    if name in ALL:
+        return ALL[name]
     if ":" in name:
         return from_function(name)
-    msg = f"no workload is called {name!r}; choose one of {', '.join(known)}"
+    msg = f"no workload is called {name!r}; choose one of {', '.join(ALL)}"
     raise ValueError(msg)
 
 
