@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
+import itertools
 import json
-import threading
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mimose.bench.grid.flops import count_all
 from mimose.bench.grid.registry import STRATEGIES
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import TURN
@@ -30,7 +33,8 @@ from mimose.bench.grid.workloads import workload_named
 from mimose.bench.machine import describe_machine
 from mimose.bench.process import Child, StrategyFailedError
 
-_Counter: TypeAlias = Callable[[GridRow, str], "int | None"]
+_Kind: TypeAlias = tuple[str, str, str]
+"""Of a step: its sizes, phase and plan."""
 
 _MODULE = "mimose.bench.grid.trainer"
 _AT_ONCE = 2
@@ -130,6 +134,7 @@ class WorkloadRun:
         self._is_synthetic = workload_named(workload).is_synthetic
         self._on_step = on_step
         self._stack = contextlib.ExitStack()
+        self._shared = tempfile.TemporaryDirectory(prefix="mimose-bench-")
         self._machine = describe_machine(settings.device)
         self._children: dict[Cell, Child] = {}
         self._rows: dict[Cell, list[GridRow]] = {}
@@ -141,7 +146,7 @@ class WorkloadRun:
             StrategyFailedError: Plain training or full checkpointing failed.
             KeyboardInterrupt: Somebody had enough; what ran of this workload is lost.
         """
-        with self._stack:
+        with self._shared, self._stack:
             self._start_all()
             self._take_turns()
             self._count()
@@ -203,6 +208,7 @@ class WorkloadRun:
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.threads,
+            shared=self._shared.name,
         )
         child = Child(
             cell.strategy, _MODULE, settings.threads, dataclasses.asdict(task)
@@ -292,50 +298,52 @@ class WorkloadRun:
         )
 
     def _count(self) -> None:
-        """Count what strategies do not tell, once for each size and phase."""
-        plain = self._counter(Cell("none", None, None))
+        """Count what strategies do not tell: their FLOPs less plain training's."""
         pool = ThreadPoolExecutor(_AT_ONCE)
         try:
-            done = [pool.submit(self._count_cell, c, plain) for c in self._children]
-            for each in done:
-                each.result()
+            jobs = {cell: pool.submit(self._flops, cell) for cell in self._children}
+            flops = {cell: job.result() for cell, job in jobs.items()}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+        plain = flops[Cell("none", None, None)]
+        for cell, own in flops.items():
+            rows = self._rows.get(cell, [])
+            for i, row in enumerate(rows):
+                total, base = own.get(_kind(row)), plain.get((row.sizes, "", ""))
+                if total is not None and base is not None:
+                    more = total - base
+                    rows[i] = dataclasses.replace(row, recomputed_flops=more)
 
-    def _count_cell(self, cell: Cell, plain: _Counter) -> None:
-        own, rows = self._counter(cell), self._rows.get(cell, [])
-        for i, row in enumerate(rows):
+    def _flops(self, cell: Cell) -> dict[_Kind, int | None]:
+        """Count a strategy's FLOPs on every size, by phase and plan."""
+        uncounted: dict[_Kind, int] = {}
+        for row in self._rows.get(cell, []):
             if row.recomputed_flops is None and not row.problem:
-                flops = self._recomputed(cell, row, own, plain)
-                rows[i] = dataclasses.replace(row, recomputed_flops=flops)
+                uncounted.setdefault(_kind(row), row.step)
+        found: dict[_Kind, int | None] = {}
+        alike = itertools.groupby(sorted(uncounted), key=lambda kind: kind[1:])
+        for (phase, _), kinds in alike:
+            own = list(kinds)
+            steps = [uncounted[kind] for kind in own]
+            with contextlib.suppress(StrategyFailedError):  # then they stay unknown
+                counted = count_all(
+                    [self._sizes[step] for step in steps],
+                    functools.partial(self._count_step, cell, steps, phase),
+                )
+                found.update(zip(own, counted, strict=True))
+        return found
 
-    @staticmethod
-    def _recomputed(
-        cell: Cell, row: GridRow, own: _Counter, plain: _Counter
+    def _count_step(
+        self, cell: Cell, steps: Sequence[int], phase: str, place: int
     ) -> int | None:
-        """Return what a step recomputed; None where it cannot be counted."""
-        if cell.strategy == "none":
-            return 0
-        try:
-            flops, base = own(row, row.phase), plain(row, "")
-        except StrategyFailedError:
-            return None
-        return None if flops is None or base is None else flops - base
+        message = ["count", {"index": steps[place], "phase": phase}]
+        flops: int | None = self._children[cell].ask(message)["flops"]
+        return flops
 
-    def _counter(self, cell: Cell) -> _Counter:
-        """Return what counts a strategy's FLOPs, each size and phase once."""
-        found: dict[tuple[str, str], int | None] = {}
-        one_at_a_time = threading.Lock()
 
-        def count(row: GridRow, phase: str) -> int | None:
-            key = row.sizes, phase
-            with one_at_a_time:
-                if key not in found:
-                    arguments = {"index": row.step, "phase": phase}
-                    found[key] = self._children[cell].ask(["count", arguments])["flops"]
-                return found[key]
-
-        return count
+def _kind(row: GridRow) -> _Kind:
+    """Return what a step's FLOPs depend on, under one strategy."""
+    return row.sizes, row.phase, row.plan
 
 
 def is_complete(settings: GridSettings, rows: Sequence[GridRow]) -> bool:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ class Task:
     dtype: str
     """``"float32"``, or ``"bfloat16"`` for autocast."""
     threads: int
+    shared: str
+    """A folder for what one process of a strategy finds out for all."""
 
 
 class Trainer:
@@ -82,6 +85,7 @@ class Trainer:
             sizes=task.sizes,
             longest=task.longest or largest(task.sizes)[0],
             try_step=self._try,
+            shared=Path(task.shared),
         )
         self._strategy = STRATEGIES[task.strategy]
         self._applied = self._strategy.apply(setup)

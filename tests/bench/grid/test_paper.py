@@ -1,5 +1,7 @@
 """The published system, rebuilt."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,6 +23,7 @@ def _setup(model, meter, headroom):
         sizes=[{"length": length} for length in LENGTHS],
         longest={"length": max(LENGTHS)},
         try_step=lambda _: None,
+        shared=Path(),
     )
 
 
