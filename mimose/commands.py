@@ -65,11 +65,15 @@ def bench(options: argparse.Namespace) -> int:
         UsageError: A workload or a strategy is not known, the lengths or the rows
             cannot be read, or a package is missing.
     """
-    _need("bench", "matplotlib", "plotly", "rich", "tokenizers", "transformers")
+    _need(
+        "bench",
+        *("filelock", "matplotlib", "plotly", "rich", "sympy"),
+        *("tokenizers", "transformers"),
+    )
     from mimose.bench.grid.command import bench
     from mimose.bench.grid.registry import STRATEGIES
     from mimose.bench.grid.runner import GridSettings, refuse_workload
-    from mimose.bench.grid.scaling import SCALING
+    from mimose.bench.grid.scaling import SCALED, SCALING
     from mimose.bench.grid.traces import from_dataset, from_file
     from mimose.bench.grid.workloads import ALL, DEFAULT, workload_named
 
@@ -87,6 +91,7 @@ def bench(options: argparse.Namespace) -> int:
             )
             raise UsageError(msg)
         named: Iterable[str] = SCALING
+        options.strategies = options.strategies or SCALED
     else:
         named = options.workloads or ([] if options.model else DEFAULT)
     workloads = tuple(dict.fromkeys([*named, *filter(None, [options.model])]))

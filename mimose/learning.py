@@ -53,8 +53,10 @@ class Learning:
             is_near = self._is_within(_NEAR, predicted, observed)
             self._n_near = self._n_near + 1 if is_near else 0
 
-    def begins_again(self, predicted: float, observed: float, n_measured: int) -> bool:
-        """Return whether a plan that recomputes was far off; then go on measuring.
+    def begin_again_if_off(
+        self, predicted: float, observed: float, n_measured: int
+    ) -> bool:
+        """Go on measuring if a plan that recomputes was far off; return whether it was.
 
         Args:
             predicted: The growth, in bytes.

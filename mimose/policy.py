@@ -286,7 +286,7 @@ class Policy:
         if chosen is None or chosen.keeps_all:
             return
         n_measured = self._estimator.n_steps
-        if self._learning.begins_again(predicted, observed, n_measured):
+        if self._learning.begin_again_if_off(predicted, observed, n_measured):
             chosen.is_off = not decision.is_measured  # else the next one knows better
 
     def explain(

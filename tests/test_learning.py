@@ -40,8 +40,8 @@ def test_it_ends_where_predictions_are_near(learning):
 def test_it_begins_again_where_one_was_far_off(learning, observed):
     """In either direction, for eight steps."""
     _observe(learning, 4, 500.0, 500.0)
-    assert not learning.begins_again(500.0, 510.0, 50)
-    assert learning.begins_again(500.0, observed, 50)
+    assert not learning.begin_again_if_off(500.0, 510.0, 50)
+    assert learning.begin_again_if_off(500.0, observed, 50)
     assert learning.is_on(57)
     assert not learning.is_on(58)
 
@@ -51,6 +51,6 @@ def test_how_soon_it_begins_again_doubles(learning):
     times = []
     for n in range(200):
         _observe(learning, 1, 500.0, 600.0)
-        if learning.begins_again(500.0, 600.0, n):
+        if learning.begin_again_if_off(500.0, 600.0, n):
             times.append(n + 1)
     assert times == [1, 10, 28, 64, 136]

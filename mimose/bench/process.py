@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -109,7 +110,8 @@ class Child:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None and not stream.closed:
-                stream.close()
+                with contextlib.suppress(BrokenPipeError):  # what it did not read
+                    stream.close()
 
     def __enter__(self: _Child) -> _Child:
         """Return the process."""

@@ -1,9 +1,9 @@
 """FLOPs of many batches, counted on a few of them.
 
 A model that consists of matrix products and attention does a number of operations that
-is a polynomial of the second degree in its batch's sizes. Such a polynomial is known
-exactly, in whole numbers, from as many batches as it has terms. Others are counted to
-check it, the largest among them; where it fails, every batch is counted.
+is a polynomial of the second degree in the lengths of its batch. Such a polynomial is
+known exactly, in whole numbers, from as many batches as it has terms. Others are
+counted to check it, the largest among them; where it fails, every batch is counted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 import sympy
 
 from mimose.bench.grid.traces import Sizes
+from mimose.bench.grid.workload import largest
 
 _DEGREE = 2
-_CHECKS = 3
-"""Batches counted beyond those that the polynomial is made of."""
+_LANES = 8
 
 
 def count_all(
@@ -36,10 +36,11 @@ def count_all(
     terms = sympy.Matrix([_terms(batches[i]) for i in by_size])
     # The shortest that determine the polynomial, and all as combinations of these
     weights, chosen = terms.T.rref()
-    for i in (*chosen, *_checks(len(batches), chosen)):
-        counted[by_size[i]] = count(by_size[i])
+    for i in [*(by_size[i] for i in chosen), *_checks(batches)]:
+        if i not in counted:
+            counted[i] = count(i)
     if None in counted.values():
-        return [None] * len(batches)
+        return [counted.get(i) for i in range(len(batches))]
     known = sympy.Matrix([[counted[by_size[i]] for i in chosen]])
     told = dict(zip(by_size, known * weights[: len(chosen), :], strict=True))
     if not all(flops.is_Integer for flops in told.values()) or any(
@@ -59,8 +60,13 @@ def _monomials(values: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield from itertools.combinations_with_replacement(values, degree)
 
 
-def _checks(n_batches: int, chosen: Sequence[int]) -> list[int]:
-    """Return the largest of those that were not chosen, and some in even steps."""
-    others = [i for i in range(n_batches) if i not in chosen]
-    step = max(1, len(others) // _CHECKS)
-    return others[::-step][:_CHECKS]
+def _checks(batches: Sequence[Sizes]) -> list[int]:
+    """Return the largest of each size, two between, and one of multiples of 8.
+
+    Kernels may treat such lengths otherwise.
+    """
+    by_size = sorted(range(len(batches)), key=lambda i: sum(batches[i].values()))
+    even = [i for i in by_size if not any(n % _LANES for n in batches[i].values())]
+    most = [batches.index(each) for each in largest(batches)]
+    between = [by_size[len(batches) * third // 3] for third in (1, 2)]
+    return [*most, *between, *even[-1:]]

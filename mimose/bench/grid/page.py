@@ -29,8 +29,8 @@ COLOURS = {
     "mimose": "#0072B2",  # drawn over the others
 }
 OTHER_COLOUR = "#AAAAAA"
-HIDDEN = ("compile-budget",)
-"""Not shown at first: on a CPU its code runs operator by operator, at any price."""
+_OFF_THE_SCALE = 2.0
+"""Times plain training; who always takes longer is not shown at first."""
 _UNKNOWN: Cell = ("–", -1.0)
 _EQUAL = {True: "yes", False: "no", None: "–"}
 
@@ -91,6 +91,11 @@ def _introduction(
     yield f'<p class="caption">{escape(where)}</p>'
 
 
+def is_off_the_scale(cells: Sequence[CellSummary]) -> bool:
+    """Whether a strategy is so slow at every budget that the others would be a line."""
+    return all((cell.seconds_ratio or 0.0) > _OFF_THE_SCALE for cell in cells)
+
+
 def _prices(name: str, workload: str, cells: Sequence[CellSummary]) -> Figure:
     """Draw time against budget, as the paper's Fig. 10."""
     traces: list[Parts] = []
@@ -105,7 +110,7 @@ def _prices(name: str, workload: str, cells: Sequence[CellSummary]) -> Figure:
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": strategy,
-                "visible": "legendonly" if strategy in HIDDEN else True,
+                "visible": "legendonly" if is_off_the_scale(own) else True,
                 "x": [c.budget_share for c in own],
                 "y": [c.seconds_ratio for c in own],
                 "error_y": {

@@ -9,11 +9,12 @@ import contextlib
 import functools
 import importlib.util
 import inspect
-import math
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -25,12 +26,11 @@ from mimose.bench.grid.strategies import (
     CannotRunError,
     Setup,
     Strategy,
-    found_once,
 )
 from mimose.units import Patch, find_units
 
 _NO_ACCELERATOR = "it moves tensors off an accelerator, and there is none"
-_NOT_TRIED = "it needs CUDA, and was never tried here for want of it"
+_NOT_TRIED = "not implemented here: it needs CUDA, and there was none to try it on"
 
 
 class _Closing(Applied):
@@ -158,8 +158,8 @@ def _save_on_cpu(setup: Setup) -> Applied:
 # ------------------------------------------------------------------ torch.compile
 
 
-_RATIOS = tuple(i / 8 for i in range(8))
-"""Of the memory that eager training needs; each that is tried is a compilation."""
+_RATIOS = tuple(i / 8 for i in range(8, -1, -1))
+"""Of what torch saves without a budget: 1 is its default, 0 recomputes everything."""
 
 
 class _Compiled(Patch):
@@ -179,16 +179,16 @@ class _Compiled(Patch):
 
 
 class _CompiledWithin(Applied):
-    """A model compiled for a share of eager training's activation memory."""
+    """A model compiled with a budget for what is saved for backward."""
 
     def __init__(self, setup: Setup, ratio: float, *, is_dynamic: bool = True) -> None:
         import torch._functorch.config as functorch
         from torch._dynamo import reset
 
-        reset()
         self._setup = setup
         config: Any = functorch
         self._stack = contextlib.ExitStack()
+        self._stack.callback(reset)
         self._stack.enter_context(config.patch(activation_memory_budget=ratio))
         on_cpu = setup.device.type == "cpu"
         backend = "aot_eager_decomp_partition" if on_cpu else "inductor"
@@ -213,37 +213,42 @@ class _CompiledWithin(Applied):
 
 
 def _compile_budget(setup: Setup) -> Applied:
-    """Bisect for the largest ratio with which the longest batch is within budget.
+    """Take the largest ratio with which the longest batch is within the budget.
 
-    The trials are compiled for that batch alone, which takes a quarter of the time:
-    what is saved for backward is chosen by the same sizes.
+    Trials are compiled for that batch alone, which takes a quarter of the time: what
+    is saved for backward is chosen by the same sizes. What is then compiled for all
+    sizes is measured again; where no ratio fits, the one that needs least is taken.
     """
-
-    def bisected(known: Mapping[str, Any]) -> dict[str, Any]:
-        growths = dict(known)
-        for ratio in _tried(growths, setup.headroom_bytes):
-            trial = _CompiledWithin(setup, ratio, is_dynamic=False)
-            growths[str(ratio)] = trial.growth_bytes()
-            trial.close()
-        return growths
-
-    growths = found_once(setup, "compile-budget", bisected)
-    fits = [r for r in _RATIOS if growths.get(str(r), math.inf) <= setup.headroom_bytes]
-    return _CompiledWithin(setup, max(fits, default=_RATIOS[0]))
+    growths = _tried(setup)
+    fits = [ratio for ratio, g in growths.items() if g <= setup.headroom_bytes]
+    least = min(growths, key=lambda ratio: growths[ratio])
+    for ratio in fits:
+        compiled = _CompiledWithin(setup, ratio)
+        if compiled.growth_bytes() <= setup.headroom_bytes:
+            return compiled
+        compiled.close()
+    return _CompiledWithin(setup, least)
 
 
-def _tried(growths: Mapping[str, int], headroom_bytes: int) -> Iterator[float]:
-    """Yield the ratios that bisection still has to try; each is entered meanwhile."""
-    low, high = 0, len(_RATIOS)
-    while low < high:
-        middle = (low + high) // 2
-        ratio = _RATIOS[middle]
-        if str(ratio) not in growths:
-            yield ratio
-        if growths[str(ratio)] <= headroom_bytes:
-            low = middle + 1
-        else:
-            high = middle
+def _tried(setup: Setup) -> dict[float, int]:
+    """Return what ratios grow by, from the largest to the first that fits.
+
+    What one budget's process has tried the others need not: they ask one at a time.
+    """
+    path = setup.shared / "compile-budget.json"
+    growths: dict[float, int] = {}
+    with FileLock(path.with_suffix(".lock")):
+        if path.exists():
+            growths = dict(json.loads(path.read_text("utf-8")))
+        for ratio in _RATIOS:
+            if ratio not in growths:
+                trial = _CompiledWithin(setup, ratio, is_dynamic=False)
+                growths[ratio] = trial.growth_bytes()
+                trial.close()
+            if growths[ratio] <= setup.headroom_bytes:
+                break
+        path.write_text(json.dumps(list(growths.items())), "utf-8")
+    return growths
 
 
 # ------------------------------------------------------------------ why not

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimose.bench.grid.page import COLOURS, HIDDEN, OTHER_COLOUR
+from mimose.bench.grid.page import COLOURS, OTHER_COLOUR, is_off_the_scale
 from mimose.bench.grid.published import PUBLISHED
-from mimose.bench.grid.scaling import AXES, SCALING, name_of
+from mimose.bench.grid.scaling import AXES, SCALED, SCALING, name_of
 from mimose.bench.grid.summary import CellSummary
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ _DASHES = {"hf-full": "--", "hf-every-2": ":", "selective": "-."}
 _COMPARED = {"mimose": "mimose", "static": "static", "eviction": "DTR"}
 """Our strategies beside the paper's of another name."""
 _MILLI = 1e3
-_SCALED = ("full", "static", "mimose")
 
 
 def draw_all(summaries: Sequence[CellSummary], folder: Path) -> dict[str, Path]:
@@ -63,7 +62,7 @@ def draw(summaries: Sequence[CellSummary], path: Path) -> None:
     workloads = list(dict.fromkeys(summary.workload for summary in summaries))
     title = (
         "Time of a step, plain training being 1, at budgets between everything "
-        "recomputed (0) and kept (1)\nCrosses broke the budget"
+        "recomputed (0) and kept (1)\nCrosses broke the budget, or failed"
     )
     with _figure(len(workloads), _COLUMNS, title, path) as grid:
         for axes, workload in zip(grid, workloads, strict=True):
@@ -143,7 +142,7 @@ def draw_scaling(summaries: Sequence[CellSummary], path: Path) -> None:
     with _figure(2 * len(AXES), len(AXES), title, path, shares_x=False) as grid:
         for column, (axis, values) in enumerate(AXES.items()):
             above, below = grid[column], grid[column + len(AXES)]
-            for strategy in _SCALED:
+            for strategy in SCALED:
                 _draw_growing(
                     above,
                     strategy,
@@ -232,7 +231,7 @@ def _finish(axes: Axes, title: str) -> None:
 def _draw_workload(axes: Axes, workload: str, cells: Sequence[CellSummary]) -> None:
     for strategy in dict.fromkeys(cell.strategy for cell in cells):
         own = [c for c in cells if c.strategy == strategy and c.seconds_ratio]
-        if not own or strategy in HIDDEN:
+        if not own or is_off_the_scale(own):
             continue
         is_mine = strategy == "mimose"
         colour = COLOURS.get(strategy, OTHER_COLOUR)

@@ -4,7 +4,7 @@ Each strategy, at each budget it heeds, trains in a process of its own, with the
 weights, batches, threads and allocator settings. They take turns by a few steps each,
 in an order that rotates, so that whatever else the machine does meets all of them.
 Then, with the clock off, FLOPs are counted where a strategy does not tell them: those
-of a forward and backward, less those of plain training on the same batch.
+of a forward and backward, less those of plain training on the same batch (see `flops`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from mimose.bench.grid.workloads import workload_named
 from mimose.bench.machine import describe_machine
 from mimose.bench.process import Child, StrategyFailedError
 
-_Kind: TypeAlias = tuple[str, str, str]
+_Case: TypeAlias = tuple[str, str, str]
 """Of a step: its sizes, phase and plan."""
 
 _MODULE = "mimose.bench.grid.trainer"
@@ -134,7 +133,7 @@ class WorkloadRun:
         self._is_synthetic = workload_named(workload).is_synthetic
         self._on_step = on_step
         self._stack = contextlib.ExitStack()
-        self._shared = tempfile.TemporaryDirectory(prefix="mimose-bench-")
+        self._shared = ""
         self._machine = describe_machine(settings.device)
         self._children: dict[Cell, Child] = {}
         self._rows: dict[Cell, list[GridRow]] = {}
@@ -146,7 +145,9 @@ class WorkloadRun:
             StrategyFailedError: Plain training or full checkpointing failed.
             KeyboardInterrupt: Somebody had enough; what ran of this workload is lost.
         """
-        with self._shared, self._stack:
+        with self._stack:
+            folder = tempfile.TemporaryDirectory(prefix="mimose-bench-")
+            self._shared = self._stack.enter_context(folder)
             self._start_all()
             self._take_turns()
             self._count()
@@ -208,7 +209,7 @@ class WorkloadRun:
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.threads,
-            shared=self._shared.name,
+            shared=self._shared,
         )
         child = Child(
             cell.strategy, _MODULE, settings.threads, dataclasses.asdict(task)
@@ -309,39 +310,42 @@ class WorkloadRun:
         for cell, own in flops.items():
             rows = self._rows.get(cell, [])
             for i, row in enumerate(rows):
-                total, base = own.get(_kind(row)), plain.get((row.sizes, "", ""))
-                if total is not None and base is not None:
+                total, base = own.get(_case(row)), plain.get((row.sizes, "", ""))
+                if cell.strategy == "none":
+                    rows[i] = dataclasses.replace(row, recomputed_flops=0)
+                elif total is not None and base is not None:
                     more = total - base
                     rows[i] = dataclasses.replace(row, recomputed_flops=more)
 
-    def _flops(self, cell: Cell) -> dict[_Kind, int | None]:
+    def _flops(self, cell: Cell) -> dict[_Case, int | None]:
         """Count a strategy's FLOPs on every size, by phase and plan."""
-        uncounted: dict[_Kind, int] = {}
+        cases: dict[tuple[str, str], dict[_Case, int]] = {}
         for row in self._rows.get(cell, []):
             if row.recomputed_flops is None and not row.problem:
-                uncounted.setdefault(_kind(row), row.step)
-        found: dict[_Kind, int | None] = {}
-        alike = itertools.groupby(sorted(uncounted), key=lambda kind: kind[1:])
-        for (phase, _), kinds in alike:
-            own = list(kinds)
-            steps = [uncounted[kind] for kind in own]
-            with contextlib.suppress(StrategyFailedError):  # then they stay unknown
-                counted = count_all(
-                    [self._sizes[step] for step in steps],
-                    functools.partial(self._count_step, cell, steps, phase),
-                )
-                found.update(zip(own, counted, strict=True))
+                alike = cases.setdefault((row.phase, row.plan), {})
+                alike.setdefault(_case(row), row.step)
+        found: dict[_Case, int | None] = {}
+        for (phase, _), alike in cases.items():
+            steps = list(alike.values())
+            counted = count_all(
+                [self._sizes[step] for step in steps],
+                functools.partial(self._count_step, cell, steps, phase),
+            )
+            found.update(zip(alike, counted, strict=True))
         return found
 
     def _count_step(
         self, cell: Cell, steps: Sequence[int], phase: str, place: int
     ) -> int | None:
         message = ["count", {"index": steps[place], "phase": phase}]
-        flops: int | None = self._children[cell].ask(message)["flops"]
+        try:
+            flops: int | None = self._children[cell].ask(message)["flops"]
+        except StrategyFailedError:
+            return None
         return flops
 
 
-def _kind(row: GridRow) -> _Kind:
+def _case(row: GridRow) -> _Case:
     """Return what a step's FLOPs depend on, under one strategy."""
     return row.sizes, row.phase, row.plan
 

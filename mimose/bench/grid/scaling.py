@@ -24,6 +24,8 @@ _VOCABULARY = 512
 _SHORTEST = 8
 """The longest batch is so many times as long as the shortest can be."""
 _SHARPNESS = 3.0
+SCALED = ("full", "static", "mimose")
+"""Strategies that are compared there."""
 
 
 @dataclass(frozen=True, slots=True)

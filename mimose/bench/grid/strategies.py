@@ -7,14 +7,12 @@ Here are those of this library's own session; `paper` has the published system a
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from filelock import FileLock
 from torch import nn
 
 from mimose.bench.grid.traces import Sizes
@@ -44,27 +42,6 @@ class Setup:
     def budget_bytes(self) -> int:
         """Return what is held now and the headroom: the budget, if training began."""
         return self.meter.settled_bytes(0) + self.headroom_bytes
-
-
-def found_once(
-    setup: Setup, name: str, find: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return what a strategy finds out beforehand, whatever the budget.
-
-    Its processes, one for each budget, ask one after another.
-
-    Args:
-        setup: Has the folder that they share.
-        name: Of what is found.
-        find: Takes what the others have found, and returns what is found now: both
-            ready for JSON.
-    """
-    path = setup.shared / f"{name}.json"
-    with FileLock(path.with_suffix(".lock")):
-        before = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        after = dict(find(before))
-        path.write_text(json.dumps(after), "utf-8")
-    return after
 
 
 class CannotRunError(Exception):
@@ -203,12 +180,13 @@ class _Exact:
 
 
 def _oracle(setup: Setup) -> Applied:
-    """Learn on every size of the trace beforehand, then plan each exactly.
-
-    It is learned once, within the first of the budgets: what layers hold does not
-    depend on it.
-    """
-    learned = found_once(setup, "oracle", lambda known: known or _learned(setup))
+    """Learn on every size of the trace beforehand, then plan each exactly."""
+    with attach(
+        setup.model, setup.budget_bytes(), meter=setup.meter, on_infeasible="warn"
+    ) as teacher:
+        for sizes in _distinct(setup.sizes):
+            setup.try_step(sizes)
+        learned = teacher.state_dict()
     budget_bytes = setup.budget_bytes()
     session = attach(
         setup.model,
@@ -219,15 +197,6 @@ def _oracle(setup: Setup) -> Applied:
     )
     session.load_state_dict(learned)
     return _Planned(session)
-
-
-def _learned(setup: Setup) -> dict[str, Any]:
-    with attach(
-        setup.model, setup.budget_bytes(), meter=setup.meter, on_infeasible="warn"
-    ) as teacher:
-        for sizes in _distinct(setup.sizes):
-            setup.try_step(sizes)
-        return teacher.state_dict()
 
 
 def _distinct(sizes: Sequence[Sizes]) -> list[Sizes]:

@@ -27,6 +27,7 @@ from mimose.bench.grid.workloads import workload_named
 from mimose.bench.machine import load_average
 from mimose.bench.step_meter import step_meter
 from mimose.bench.worker import answer, answering_errors, take_standard_output
+from mimose.session import attach
 
 _UNLIMITED = 2**50
 _PROBES = 3
@@ -90,7 +91,7 @@ class Trainer:
         self._strategy = STRATEGIES[task.strategy]
         self._applied = self._strategy.apply(setup)
         told = self._applied.budget_bytes
-        self._base_bytes = self._settled() if told is None else told - headroom
+        self._base_bytes = None if told is None else told - headroom
         torch.manual_seed(task.seed)
         self.rest()
 
@@ -118,6 +119,8 @@ class Trainer:
         sizes = self._task.sizes[index]
         batch = self._batch(index, sizes)
         start = self._settled()
+        if self._base_bytes is None:
+            self._base_bytes = start
         self._meter.begin_step()
         self._synchronise()
         began = time.perf_counter()
@@ -176,15 +179,18 @@ class Trainer:
     def _warm_up(self) -> None:
         """Start the threads, make the optimizer's state, and fill libraries' caches.
 
-        The longest batch is among those: what it leaves resident is nobody's fault.
+        The longest batch is among those, kept and recomputed: what either leaves
+        resident is part of what every strategy begins with.
         """
+        longest = largest(self._task.sizes)
         shortest = sorted(self._task.sizes, key=lambda each: sum(each.values()))
-        for index, sizes in enumerate(
-            [*shortest[:_SMALLEST], *largest(self._task.sizes)]
-        ):
+        for index, sizes in enumerate([*shortest[:_SMALLEST], *longest]):
             torch.autograd.backward(self._forward(self._batch(index, sizes)))
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
+        with attach(self._model, _UNLIMITED, planner="full", meter=self._meter):
+            for sizes in longest:
+                self._try(sizes)
 
     def _try(self, sizes: Mapping[str, int]) -> None:
         torch.autograd.backward(self._forward(self._batch(0, sizes)))

@@ -159,7 +159,7 @@ def _choice_batch(
 def _answer_batch(
     sizes: Mapping[str, int], scale: str, generator: torch.Generator
 ) -> dict[str, Any]:
-    n, length = _batch_size(scale, 4, 12), sizes["length"]
+    n, length = _batch_size(scale, 2, 12), sizes["length"]
     return {
         "input_ids": _tokens((n, length), scale, generator),
         "start_positions": _classes(n, length, generator),
@@ -178,7 +178,7 @@ def _text_batch(
 def _pair_batch(
     sizes: Mapping[str, int], scale: str, generator: torch.Generator
 ) -> dict[str, Any]:
-    n = _batch_size(scale, 8, 8)
+    n = _batch_size(scale, 4, 8)
     return {
         "input_ids": _tokens((n, sizes["source"]), scale, generator),
         "labels": _tokens((n, sizes["target"]), scale, generator),

@@ -31,10 +31,10 @@ def _cross_attention(source, target):
 
 @pytest.mark.parametrize(
     ("batches", "flops", "n_counted"),
-    [(LENGTHS, _attention, 6), (PAIRS, _cross_attention, 9)],
+    [(LENGTHS, _attention, 7), (PAIRS, _cross_attention, 11)],
 )
 def test_a_polynomial_is_counted_on_a_few(batches, flops, n_counted):
-    """As many as it has terms, and three more: exact on all, in whole numbers."""
+    """As many as it has terms, and some that check it: exact, in whole numbers."""
     count, asked = _counter(batches, flops)
     assert count_all(batches, count) == [flops(**each) for each in batches]
     assert len(asked) == len(set(asked)) == n_counted
@@ -48,6 +48,7 @@ def test_a_polynomial_is_counted_on_a_few(batches, flops, n_counted):
         lambda length: length**3,
         lambda length: -(-length // 64),  # padded to windows
         lambda length: length if length < 100 else 2 * length,
+        lambda length: length + (length % 8 == 0),  # another kernel
     ],
 )
 def test_what_is_no_polynomial_is_counted_each(flops):
@@ -62,7 +63,7 @@ def test_sizes_on_a_line():
     batches = [{"source": size, "target": size} for size in range(10, 40)]
     count, asked = _counter(batches, _cross_attention)
     assert count_all(batches, count) == [_cross_attention(**each) for each in batches]
-    assert len(asked) == 6
+    assert len(asked) == 7
 
 
 @pytest.mark.parametrize("n_batches", [1, 2, 5])
@@ -74,6 +75,17 @@ def test_few_batches_are_counted_each(n_batches):
     assert len(asked) == n_batches
 
 
+def test_a_target_that_is_longer_than_all_others():
+    """The largest of each size is counted, not of the sum alone."""
+    batches = [*PAIRS, {"source": 17, "target": 64}]
+    count, _ = _counter(batches, lambda source, target: source * (target < 63))
+    told = count_all(batches, count)
+    assert told == [each["source"] * (each["target"] < 63) for each in batches]
+
+
 def test_what_cannot_be_counted():
-    """Is not known for any of them."""
+    """Is not known; what was counted before is."""
     assert count_all(LENGTHS, lambda _: None) == [None] * len(LENGTHS)
+    told = count_all(LENGTHS, lambda place: None if place == 9 else 5)
+    assert told[9] is None
+    assert 5 in told

@@ -1,35 +1,89 @@
 """What other libraries offer."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench.grid.peers import _RATIOS, _tried
+from mimose.bench.grid import peers
+from mimose.bench.grid.peers import PEERS
+
+(COMPILE,) = (peer for peer in PEERS if peer.name == "compile-budget")
 
 
-def _bisect(growth, headroom, growths):
-    """Try what bisection asks for; return what was tried."""
-    tried = []
-    for ratio in _tried(growths, headroom):
-        growths[str(ratio)] = growth(ratio)
-        tried.append(ratio)
-    return tried
+@pytest.fixture
+def compiled(monkeypatch):
+    """Every compilation as (ratio, is it for all sizes); growths by formula."""
+    made = []
+
+    class _FakeCompiled:
+        """Grows by a formula; compiled for all sizes by a little more."""
+
+        growth = staticmethod(lambda ratio: int(100 * ratio))
+        more = 0
+
+        def __init__(self, setup, ratio, *, is_dynamic=True):
+            self.ratio, self.is_dynamic, self.is_closed = ratio, is_dynamic, False
+            assert all(each.is_closed for each in made)
+            made.append(self)
+
+        def growth_bytes(self):
+            return self.growth(self.ratio) + self.more * self.is_dynamic
+
+        def close(self):
+            self.is_closed = True
+
+    monkeypatch.setattr(peers, "_CompiledWithin", _FakeCompiled)
+    return SimpleNamespace(made=made, kind=_FakeCompiled)
 
 
-@pytest.mark.parametrize("headroom", range(0, 110, 5))
-def test_the_largest_ratio_that_fits_is_tried(headroom):
-    """In a few trials; where none fits, the least was tried."""
-    growths = {}
-    tried = _bisect(lambda ratio: 10 + int(100 * ratio), headroom, growths)
-    assert 3 <= len(tried) <= 4
-    fits = [ratio for ratio in _RATIOS if 10 + int(100 * ratio) <= headroom]
-    assert max(fits, default=0.0) in tried
+def _apply(folder, headroom):
+    return COMPILE.apply(SimpleNamespace(shared=folder, headroom_bytes=headroom))
 
 
-def test_what_another_process_tried_is_not_tried_again():
-    """One budget's trials help the next."""
-    growths = {}
-    first = _bisect(lambda ratio: int(100 * ratio), 40, growths)
-    second = _bisect(lambda ratio: int(100 * ratio), 60, growths)
-    assert set(first).isdisjoint(second)
-    assert len(second) < len(first)
+def test_the_largest_ratio_that_fits(tmp_path, compiled):
+    """Tried from 1 down; what runs is compiled for all sizes."""
+    applied = _apply(tmp_path, 80)
+    assert (applied.ratio, applied.is_dynamic) == (0.75, True)
+    assert [each.ratio for each in compiled.made] == [1.0, 0.875, 0.75, 0.75]
+
+
+def test_where_less_is_more(tmp_path, compiled):
+    """Recomputing everything at once may need more than a middle ratio."""
+    compiled.kind.growth = staticmethod(lambda ratio: abs(ratio - 0.5) * 100)
+    assert _apply(tmp_path, 20).ratio == 0.625
+
+
+def test_where_none_fits(tmp_path, compiled):
+    """The one that needs least is taken: it is over by least."""
+    compiled.kind.growth = staticmethod(lambda ratio: 50 + abs(ratio - 0.25) * 100)
+    assert _apply(tmp_path, 20).ratio == 0.25
+
+
+def test_what_runs_is_measured_too(tmp_path, compiled):
+    """Where it needs more than the trial said, the next ratio is taken."""
+    compiled.kind.more = 10
+    _apply(tmp_path, 60).close()  # tried 1 to 0.5
+    assert _apply(tmp_path, 90).ratio == 0.75  # 0.875 grows by 97
+
+
+def test_another_budget_tries_nothing_again(tmp_path, compiled):
+    """One budget's trials are there for the next."""
+    _apply(tmp_path, 40)
+    n = len(compiled.made)
+    compiled.made[-1].close()
+    assert _apply(tmp_path, 65).ratio == 0.625
+    assert len(compiled.made) == n + 1
+    assert json.loads((tmp_path / "compile-budget.json").read_text())[0] == [1.0, 100]
+
+
+def test_a_trial_that_fails_is_the_failure(tmp_path, compiled):
+    """And leaves nobody waiting."""
+    compiled.kind.growth = staticmethod(lambda ratio: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        _apply(tmp_path, 40)
+    compiled.made[-1].close()
+    compiled.kind.growth = staticmethod(lambda ratio: 1)
+    assert _apply(tmp_path, 40).ratio == 1.0

@@ -1,5 +1,6 @@
 """Running a grid, with processes that only say that they train."""
 
+import json
 from typing import ClassVar
 
 import pytest
@@ -11,6 +12,10 @@ from mimose.bench.grid.runner import GridSettings, WorkloadRun
 from mimose.bench.process import StrategyFailedError
 
 MIB = 2**20
+
+
+_LENGTHS = tuple({"length": n} for n in range(40, 10, -1))
+_MORE = {"selective": 3, "mimose-paper": 2}
 
 
 class _FakeChild:
@@ -43,9 +48,9 @@ class _FakeChild:
             raise StrategyFailedError(msg)
         known = {"full": 7, "mimose": 5}.get(self.name)
         return {
-            "sizes": str(index % 2),
-            "phase": "plan" if self.name == "mimose" else "",
-            "plan": "",
+            "sizes": json.dumps(self.first["sizes"][index]),
+            "phase": "plan" if self.name in ("mimose", "mimose-paper") else "",
+            "plan": "kr"[index % 2] if self.name == "mimose-paper" else "",
             "base_bytes": 0,
             "start_bytes": 0,
             "peak_bytes": 1,
@@ -65,7 +70,8 @@ class _FakeChild:
         if self.name == "hf-full":
             msg = "it fails when it is counted"
             raise StrategyFailedError(msg)
-        return {"flops": 100 + (index if self.name == "none" else 10 * index + 20)}
+        length = self.first["sizes"][index]["length"]
+        return {"flops": 100 + length + _MORE.get(self.name, 0) * length**2}
 
     def rest(self):
         return {}
@@ -88,9 +94,7 @@ def run(monkeypatch):
                 workloads=("tc-bert",),
                 strategies=("none", *strategies),
                 budgets=(0.5,),
-                steps=5,
-                warm_up=1,
-                **settings,
+                **{"steps": 5, "warm_up": 1, **settings},
             ),
             "tc-bert",
         ).run()
@@ -107,22 +111,37 @@ def _child(name):
     return next(child for child in _FakeChild.made if child.name == name)
 
 
-def test_flops_are_counted_once_for_each_size(run):
+def test_flops_are_counted_on_a_few_sizes(run):
     """Less those of plain training; where a strategy tells its own, nothing is."""
-    rows = run("full", "mimose", "selective", "every-2")
-    assert [row.recomputed_flops for row in rows["none"]] == [0] * 6
-    assert [row.recomputed_flops for row in rows["mimose"]] == [5] * 6
-    assert [row.recomputed_flops for row in rows["selective"]] == [20, 29] * 3
-    for name, times in {"none": 2, "selective": 2, "mimose": 0}.items():
-        counts = [asked for asked in _child(name).asked if asked[0] == "count"]
-        assert len(counts) == times
+    rows = run("full", "mimose", "selective", trace=_LENGTHS, steps=29)
+    lengths = [each["length"] for each in _LENGTHS]
+    assert [row.recomputed_flops for row in rows["none"]] == [0] * 30
+    assert [row.recomputed_flops for row in rows["mimose"]] == [5] * 30
+    selective = [row.recomputed_flops for row in rows["selective"]]
+    assert selective == [3 * length**2 for length in lengths]
+    for name, times in {"none": 6, "selective": 6, "mimose": 0}.items():
+        assert len(_counts(name)) == times
+
+
+def test_flops_are_counted_by_plan(run):
+    """Steps under one plan are taken together, however they alternate by size."""
+    rows = run("mimose-paper", trace=_LENGTHS, steps=29)["mimose-paper"]
+    assert [row.recomputed_flops for row in rows] == [
+        2 * each["length"] ** 2 for each in _LENGTHS
+    ]
+    assert len(_counts("mimose-paper")) <= 12
+    assert {phase for _, _, phase in _counts("mimose-paper")} == {"plan"}
+
+
+def _counts(name):
+    return [asked for asked in _child(name).asked if asked[0] == "count"]
 
 
 def test_what_cannot_be_counted_is_not_known(run):
     """And it stops nothing else."""
     rows = run("full", "hf-full", "selective")
     assert {row.recomputed_flops for row in rows["hf-full"]} == {None}
-    assert [row.recomputed_flops for row in rows["selective"]] == [20, 29] * 3
+    assert None not in {row.recomputed_flops for row in rows["selective"]}
 
 
 def test_the_longest_batch_is_measured(run):
