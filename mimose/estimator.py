@@ -181,7 +181,8 @@ class Estimator:
 
     def learn_flops(self, family: int, sizes: Sizes, flops: int) -> None:
         """Take in the FLOPs of one recomputation that stopped early."""
-        self._exact(family, "flops").add(sizes, float(flops))
+        self._exact(family, "flops").add(_numbers(sizes), float(flops))
+        self._forget_unused()
 
     def _learn_pattern(
         self, facts: StepFacts, events: Sequence[Measured], calls: tuple[int, ...]
@@ -430,7 +431,7 @@ class Estimator:
                 continue
             key = family, sizes
             if key not in known:
-                known[key] = self._flops(family, sizes)
+                known[key] = self.flops(family, sizes)
             flops = known[key]
             if flops is None:
                 unknown[unit, call] = key
@@ -438,9 +439,9 @@ class Estimator:
                 total += flops
         return total, unknown
 
-    def _flops(self, family: int, sizes: Sizes) -> int | None:
+    def flops(self, family: int, sizes: Sizes) -> int | None:
         """Return the FLOPs of one recomputation; None if they are not known."""
-        series = self._exact(family, "flops")
+        series, sizes = self._exact(family, "flops"), _numbers(sizes)
         return None if series.doubt(sizes) else round(series.predict(sizes))
 
     def _class_series(

@@ -336,7 +336,7 @@ class EventRunner:
             return unit.forward(*args, **kwargs)
         on_recompute = None
         if step.uncounted is None:
-            on_recompute = self._counted(step, None, unit, args, kwargs)
+            on_recompute = self._unplanned(step, unit, args, kwargs)
         elif (unit.index, call) in step.uncounted:
             known_as = step.uncounted[unit.index, call]
             on_recompute = self._counted(step, known_as, unit, args, kwargs)
@@ -425,6 +425,30 @@ class EventRunner:
 
         return run
 
+    def _unplanned(
+        self,
+        step: RunningStep,
+        unit: Unit,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> OnRecompute:
+        """Tell the FLOPs of a recomputation of which no plan speaks.
+
+        Counting takes time for every operator, so it ends once they are known.
+        """
+        shape = call_shape(args, kwargs)
+        key = family_key(self._mode.unit_keys[unit.index], shape, self._device)
+        family = self._estimator.family(digest((key, unit.index, "unplanned")))
+        flops = self._estimator.flops(family, shape.sizes)
+        if flops is None or unit.is_compiled:
+            return self._counted(step, (family, shape.sizes), unit, args, kwargs)
+
+        def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
+            step.add_flops(flops)
+            return forward()
+
+        return run
+
     def _counted(
         self,
         step: RunningStep,
@@ -436,13 +460,15 @@ class EventRunner:
         """Count a recomputation that stops early, where its FLOPs are not known.
 
         The early stop leaves out what comes after the last tensor that is needed, so
-        these are not the forward's FLOPs. Compiled layers do not stop early.
+        these are not the forward's FLOPs. Compiled layers do not stop early, nor does a
+        first call, so what that takes is not learned.
         """
+        learns = known_as is not None and unit.is_compared
         flops = self._forward_flops(unit, args, kwargs) if unit.is_compiled else None
 
         def note(flops: int) -> None:
             step.add_flops(flops)
-            if known_as is not None:
+            if learns and known_as is not None:
                 self._estimator.learn_flops(*known_as, flops)
 
         def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:

@@ -8,6 +8,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import mimose
+from mimose import events
+from mimose.tracker import StorageTracker
 
 ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
 N_STEPS = 20
@@ -71,6 +73,32 @@ def test_flops_are_exact_in_every_phase(toys):
     recomputed = [record.recomputed_flops for record in session.records]
     assert [a - b for a, b in zip(planned, bare, strict=True)] == recomputed
     assert {"collect", "step_down", "plan"} == {r.phase for r in session.records}
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("planner", ["full", "every-2"])
+def test_baselines_tell_flops_without_counting(toys, monkeypatch, name, planner):
+    """Of sizes never seen too, where they are a polynomial; else they are counted."""
+    entered = []
+
+    class Watched(StorageTracker):
+        """Says when it counts."""
+
+        def __enter__(self):
+            entered.append(len(session.records))
+            return super().__enter__()
+
+    monkeypatch.setattr(events, "StorageTracker", Watched)
+    model = toys.zoo_model(name)
+    batches = toys.zoo_batches(name, N_STEPS)
+    bare = _backward_flops(toys, copy.deepcopy(model), batches)
+    with mimose.attach(model, "1TiB", planner=planner) as session:
+        planned = _backward_flops(toys, model, batches)
+    recomputed = [record.recomputed_flops for record in session.records]
+    assert [a - b for a, b in zip(planned, bare, strict=True)] == recomputed
+    assert 1 in entered
+    if name in ("bert", "gpt2", "albert"):
+        assert max(entered) <= N_STEPS // 2
 
 
 def _backward_flops(toys, model, batches):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mimose.bench.process import StrategyFailedError, StrategyProcess
+from mimose.bench.process import Child, StrategyFailedError, StrategyProcess
 from mimose.bench.step_meter import StepMeter
 from mimose.bench.strategies import Training
 from mimose.bench.tasks import Task, Workload, task_from_json, task_to_json
@@ -117,3 +117,13 @@ def test_worker_ends_with_its_input(tiny_task: Callable[..., Task]) -> None:
     )
 
     assert list(json.loads(done.stdout)) == ["lengths"]
+
+
+def test_a_dead_process_can_be_asked_and_closed() -> None:
+    """However often, and although it never read what it was sent."""
+    child = Child("hapless", "abc", 1, {"task": 1})  # a module that ends at once
+    for ask in (child.receive, lambda: child.ask({"step": 1}), child.receive):
+        with pytest.raises(StrategyFailedError, match="'hapless' ended with code 0"):
+            ask()
+    child.close()
+    child.close()

@@ -55,7 +55,7 @@ def bench(settings: GridSettings, out: Path, *, resume: bool) -> int:
         ValueError: The rows that are there are of another run, or cannot be read.
     """
     rows = _resumed(out, settings) if resume else []
-    _begin(out, settings, resume=resume)
+    _begin(out, settings)
     file = RowsFile(out / "rows.csv", GridRow)
     left = [
         name
@@ -140,11 +140,11 @@ def _resumed(out: Path, settings: GridSettings) -> list[GridRow]:
     return read(path, GridRow)
 
 
-def _begin(out: Path, settings: GridSettings, *, resume: bool) -> None:
-    """Say what is compared; an older run's rows are put aside."""
+def _begin(out: Path, settings: GridSettings) -> None:
+    """Say what is compared; the rows that are there are put aside."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "rows.csv"
-    if path.exists() and not resume:
+    if path.exists():
         path.replace(out / "rows.previous.csv")
     text = json.dumps(_described(settings), indent=1)
     (out / _SETTINGS).write_text(f"{text}\n", encoding="utf-8")
