@@ -117,6 +117,11 @@ class Estimator:
             self._n_families += 1
         return known
 
+    @property
+    def has_room(self) -> bool:
+        """Whether more families can be told apart without forgetting any."""
+        return len(self._families) < _MOST_FAMILIES
+
     def touch(self, context: Context) -> bool:
         """Count a context as used; return whether it is known."""
         pattern = self._patterns.pop(context, None)
@@ -182,7 +187,6 @@ class Estimator:
     def learn_flops(self, family: int, sizes: Sizes, flops: int) -> None:
         """Take in the FLOPs of one recomputation that stopped early."""
         self._exact(family, "flops").add(_numbers(sizes), float(flops))
-        self._forget_unused()
 
     def _learn_pattern(
         self, facts: StepFacts, events: Sequence[Measured], calls: tuple[int, ...]
@@ -441,8 +445,7 @@ class Estimator:
 
     def flops(self, family: int, sizes: Sizes) -> int | None:
         """Return the FLOPs of one recomputation; None if they are not known."""
-        series, sizes = self._exact(family, "flops"), _numbers(sizes)
-        return None if series.doubt(sizes) else round(series.predict(sizes))
+        return self._exact(family, "flops").exact(_numbers(sizes))
 
     def _class_series(
         self, facts: StepFacts, family: int, neighbours: Neighbours

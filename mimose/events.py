@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import _StopRecomputationError
 
 from mimose.actions import OnRecompute, recompute
 from mimose.changes import Before, BufferSlot, Slot, all_slots, union
@@ -434,13 +435,16 @@ class EventRunner:
     ) -> OnRecompute:
         """Tell the FLOPs of a recomputation of which no plan speaks.
 
-        Counting takes time for every operator, so it ends once they are known.
+        Counting takes time for every operator, so it ends once they are known. A
+        first call is counted: it does not stop early.
         """
+        if unit.is_compiled or not unit.is_compared or not self._estimator.has_room:
+            return self._counted(step, None, unit, args, kwargs)
         shape = call_shape(args, kwargs)
         key = family_key(self._mode.unit_keys[unit.index], shape, self._device)
         family = self._estimator.family(digest((key, unit.index, "unplanned")))
         flops = self._estimator.flops(family, shape.sizes)
-        if flops is None or unit.is_compiled:
+        if flops is None:
             return self._counted(step, (family, shape.sizes), unit, args, kwargs)
 
         def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
@@ -461,26 +465,32 @@ class EventRunner:
 
         The early stop leaves out what comes after the last tensor that is needed, so
         these are not the forward's FLOPs. Compiled layers do not stop early, nor does a
-        first call, so what that takes is not learned.
+        first call, so what that takes is not learned; nor is what failed half way.
         """
         learns = known_as is not None and unit.is_compared
         flops = self._forward_flops(unit, args, kwargs) if unit.is_compiled else None
 
-        def note(flops: int) -> None:
-            step.add_flops(flops)
+        def learn(flops: int) -> None:
             if learns and known_as is not None:
                 self._estimator.learn_flops(*known_as, flops)
 
         def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
             if flops is not None:
-                note(flops)
+                step.add_flops(flops)
+                learn(flops)
                 return forward()
             tracker = StorageTracker()
             try:
                 with tracker:
-                    return forward()
+                    output = forward()
+            except _StopRecomputationError:  # all that was needed is there
+                learn(tracker.flops)
+                raise
+            else:
+                learn(tracker.flops)
+                return output
             finally:
-                note(tracker.flops)
+                step.add_flops(tracker.flops)
 
         return run
 

@@ -203,6 +203,7 @@ class Policy:
             return Decision("fallback", None, reason=reason)
         decision = self._decision(facts, made, memory, cache_hit=False)
         is_learning = self._learning.is_on(self._estimator.n_steps)
+        is_learning = is_learning and not self._static_is_made  # it plans no more
         decision.is_measured = is_learning or is_beyond
         if stage < len(_STAGES):
             decision.phase = "step_down"

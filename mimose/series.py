@@ -32,6 +32,8 @@ _BEARABLE_NET = 2.0
 """The same for a net change."""
 _COARSER = 3.0
 """How much coarser the next fit is where one is not trusted."""
+_WHOLE = 0.05
+"""A count by a polynomial is this near to a whole number."""
 _REPEATS = 2
 """Measurements of one shape after which it needs no fit."""
 
@@ -166,6 +168,24 @@ class Series:
         if math.isnan(value):
             value = self._own(sizes) if is_known else self._most()
         return max(0.0, value) if self._nonnegative else value
+
+    def exact(self, sizes: Sizes) -> int | None:
+        """Return a count that is known to the last digit; None where it is not.
+
+        As it was counted at that shape, each time the same; or by a polynomial that
+        explains every sample exactly, where no size varies that never did before.
+        """
+        own = self._samples.get(sizes)
+        if own is not None:
+            return round(own[0]) if min(own) == max(own) else None
+        fit = self._fitted() if self._samples and self._fits(sizes) else None
+        if fit is None or not (fit.is_exact and self._trusts(fit)):
+            return None
+        if not fit.same_structure(sizes) or fit.outside(sizes, STRETCH):
+            return None
+        value = self._value(fit.predict, sizes)
+        is_whole = abs(value - round(value)) < _WHOLE if math.isfinite(value) else False
+        return round(value) if is_whole else None
 
     def doubt(self, sizes: Sizes) -> str:
         """Return why a prediction at these sizes is not trusted; "" if it is."""

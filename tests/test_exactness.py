@@ -13,6 +13,7 @@ from mimose.tracker import StorageTracker
 
 ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
 N_STEPS = 20
+LENGTHS = (9, 30, 17, 24, 38, 12, 27, 35)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -99,6 +100,71 @@ def test_baselines_tell_flops_without_counting(toys, monkeypatch, name, planner)
     assert 1 in entered
     if name in ("bert", "gpt2", "albert"):
         assert max(entered) <= N_STEPS // 2
+
+
+@pytest.mark.parametrize("planner", ["full", "every-2", "random"])
+def test_flops_of_a_last_batch_that_is_smaller(toys, planner):
+    """A size that never varied before, and now does, is counted."""
+    model = toys.zoo_model("gpt2")
+    shapes = [{"batch": 3, "length": length} for length in LENGTHS]
+    shapes += [{"batch": 1, "length": length} for length in LENGTHS[:3]]
+    batches = toys.zoo_batches("gpt2", len(shapes), shapes)
+    bare = _backward_flops(toys, copy.deepcopy(model), batches)
+    options = {"planner": planner}
+    if planner == "random":
+        options = {"planner": toys.RandomPlanner(), "meter": toys.BlindMeter()}
+    with mimose.attach(model, "1TiB", **options) as session:
+        planned = _backward_flops(toys, model, batches)
+    recomputed = [record.recomputed_flops for record in session.records]
+    assert [a - b for a, b in zip(planned, bare, strict=True)] == recomputed
+
+
+def test_flops_that_another_session_learned(toys):
+    """A layer's first call is counted all the same: it does not stop early."""
+    model = toys.zoo_model("gpt2")
+    shapes = [{"batch": 2, "length": length} for length in LENGTHS]
+    batches = toys.zoo_batches("gpt2", len(shapes), shapes)
+    bare = _backward_flops(toys, copy.deepcopy(model), batches)
+    with mimose.attach(model, "1TiB", planner="full") as session:
+        toys.train(model, batches)
+        learned = session.state_dict()
+    with mimose.attach(model, "1TiB", planner="full") as session:
+        session.load_state_dict(learned)
+        planned = _backward_flops(toys, model, batches)
+    recomputed = [record.recomputed_flops for record in session.records]
+    assert [a - b for a, b in zip(planned, bare, strict=True)] == recomputed
+
+
+def test_a_count_that_was_cut_short_is_not_learned(toys):
+    """Where a recomputation fails half way, the same size is counted anew."""
+    model = toys.chain(3)
+    shapes = [toys.inputs(n_rows) for n_rows in (8, 8, 8)]
+    bare = _forward_and_backward_flops(copy.deepcopy(model), shapes)
+    with mimose.attach(model, "1TiB", planner="full") as session:
+        assert _forward_and_backward_flops(model, shapes[:1])
+        loss = model(shapes[0])
+        handle = model.blocks[1].down.register_forward_pre_hook(_fail)
+        with pytest.raises(KeyboardInterrupt):
+            loss.backward()
+        handle.remove()
+        del loss
+        planned = _forward_and_backward_flops(model, shapes)
+    recomputed = [record.recomputed_flops for record in session.records][-3:]
+    assert [a - b for a, b in zip(planned, bare, strict=True)] == recomputed
+
+
+def _fail(*_):
+    raise KeyboardInterrupt
+
+
+def _forward_and_backward_flops(model, batches):
+    counts = []
+    for batch in batches:
+        with FlopCounterMode(display=False) as counter:
+            model(batch).backward()
+        counts.append(counter.get_total_flops())
+        model.zero_grad()
+    return counts
 
 
 def _backward_flops(toys, model, batches):

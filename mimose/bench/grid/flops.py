@@ -39,8 +39,8 @@ def count_all(
     for i in [*(by_size[i] for i in chosen), *_checks(batches)]:
         if i not in counted:
             counted[i] = count(i)
-    if None in counted.values():
-        return [counted.get(i) for i in range(len(batches))]
+        if counted[i] is None:
+            return [counted.get(i) for i in range(len(batches))]
     known = sympy.Matrix([[counted[by_size[i]] for i in chosen]])
     told = dict(zip(by_size, known * weights[: len(chosen), :], strict=True))
     if not all(flops.is_Integer for flops in told.values()) or any(

@@ -219,36 +219,31 @@ def _compile_budget(setup: Setup) -> Applied:
     is saved for backward is chosen by the same sizes. What is then compiled for all
     sizes is measured again; where no ratio fits, the one that needs least is taken.
     """
-    growths = _tried(setup)
-    fits = [ratio for ratio, g in growths.items() if g <= setup.headroom_bytes]
-    least = min(growths, key=lambda ratio: growths[ratio])
-    for ratio in fits:
+    growths: dict[float, int] = {}
+    for ratio in _RATIOS:
+        growths[ratio] = _tried(setup, ratio)
+        if growths[ratio] > setup.headroom_bytes:
+            continue
         compiled = _CompiledWithin(setup, ratio)
         if compiled.growth_bytes() <= setup.headroom_bytes:
             return compiled
         compiled.close()
-    return _CompiledWithin(setup, least)
+    return _CompiledWithin(setup, min(growths, key=lambda ratio: growths[ratio]))
 
 
-def _tried(setup: Setup) -> dict[float, int]:
-    """Return what ratios grow by, from the largest to the first that fits.
+def _tried(setup: Setup, ratio: float) -> int:
+    """Return what the longest batch grows by with a ratio.
 
     What one budget's process has tried the others need not: they ask one at a time.
     """
-    path = setup.shared / "compile-budget.json"
-    growths: dict[float, int] = {}
+    path = setup.shared / f"compile-budget-{ratio}.json"
     with FileLock(path.with_suffix(".lock")):
-        if path.exists():
-            growths = dict(json.loads(path.read_text("utf-8")))
-        for ratio in _RATIOS:
-            if ratio not in growths:
-                trial = _CompiledWithin(setup, ratio, is_dynamic=False)
-                growths[ratio] = trial.growth_bytes()
-                trial.close()
-            if growths[ratio] <= setup.headroom_bytes:
-                break
-        path.write_text(json.dumps(list(growths.items())), "utf-8")
-    return growths
+        if not path.exists():
+            trial = _CompiledWithin(setup, ratio, is_dynamic=False)
+            path.write_text(json.dumps(trial.growth_bytes()), "utf-8")
+            trial.close()
+        growth: int = json.loads(path.read_text("utf-8"))
+    return growth
 
 
 # ------------------------------------------------------------------ why not

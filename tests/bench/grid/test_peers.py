@@ -1,6 +1,5 @@
 """What other libraries offer."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +64,6 @@ def test_where_none_fits(tmp_path, compiled):
 def test_what_runs_is_measured_too(tmp_path, compiled):
     """Where it needs more than the trial said, the next ratio is taken."""
     compiled.kind.more = 10
-    _apply(tmp_path, 60).close()  # tried 1 to 0.5
     assert _apply(tmp_path, 90).ratio == 0.75  # 0.875 grows by 97
 
 
@@ -76,7 +74,6 @@ def test_another_budget_tries_nothing_again(tmp_path, compiled):
     compiled.made[-1].close()
     assert _apply(tmp_path, 65).ratio == 0.625
     assert len(compiled.made) == n + 1
-    assert json.loads((tmp_path / "compile-budget.json").read_text())[0] == [1.0, 100]
 
 
 def test_a_trial_that_fails_is_the_failure(tmp_path, compiled):
