@@ -32,6 +32,8 @@ _BEARABLE_NET = 2.0
 """The same for a net change."""
 _COARSER = 3.0
 """How much coarser the next fit is where one is not trusted."""
+_ENOUGH = 16
+"""Counts that no polynomial explains exactly; more would not change that."""
 _WHOLE = 0.05
 """A count by a polynomial is this near to a whole number."""
 _REPEATS = 2
@@ -82,6 +84,8 @@ class Series:
         self._fit: _Fit | None = None
         self._failure = ""
         self._range: tuple[Sizes, Sizes] | None = None
+        self._is_no_polynomial = False
+        """Whether so many counts have shown it; no more fits are tried for them."""
         self.scale = 0.0
         """What an error is small against: a step's growth. Set by the owner."""
 
@@ -178,8 +182,11 @@ class Series:
         own = self._samples.get(sizes)
         if own is not None:
             return round(own[0]) if min(own) == max(own) else None
-        fit = self._fitted() if self._samples and self._fits(sizes) else None
+        if self._is_no_polynomial or not self._samples or not self._fits(sizes):
+            return None
+        fit = self._fitted()
         if fit is None or not (fit.is_exact and self._trusts(fit)):
+            self._is_no_polynomial = len(self._samples) >= _ENOUGH
             return None
         if not fit.same_structure(sizes) or fit.outside(sizes, STRETCH):
             return None

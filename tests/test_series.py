@@ -20,6 +20,22 @@ def _square(n):
     return 3.0 * n * n + 5.0 * n
 
 
+def test_counts_that_are_no_polynomial_are_not_fitted_for_ever():
+    """What was counted is told; anything else is not, and no fit is tried for it."""
+    made = []
+
+    def make(noise):
+        made.append(noise)
+        return PolynomialRegressor(noise=noise)
+
+    series = Series(make, 0.0, nonnegative=True)
+    for size in range(10, 40):
+        series.add((size,), float(size // 4 * 1000 + size % 3))
+        assert series.exact((size,)) == size // 4 * 1000 + size % 3
+        assert series.exact((100 - size,)) is None
+    assert len(made) <= 16
+
+
 def test_nothing_measured_is_doubted():
     """A series without samples trusts nothing."""
     assert "never measured" == _exact().doubt((4,))

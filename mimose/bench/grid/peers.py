@@ -215,8 +215,8 @@ class _CompiledWithin(Applied):
 def _compile_budget(setup: Setup) -> Applied:
     """Take the largest ratio with which the longest batch is within the budget.
 
-    Trials are compiled for that batch alone, which takes a quarter of the time: what
-    is saved for backward is chosen by the same sizes. What is then compiled for all
+    Trials are compiled for that batch alone, which takes far less time: what is saved
+    for backward is chosen by the same sizes. What is then compiled for all
     sizes is measured again; where no ratio fits, the one that needs least is taken.
     """
     growths: dict[float, int] = {}
