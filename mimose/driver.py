@@ -34,7 +34,7 @@ from mimose.changes import (
 from mimose.collector import Carried, Trace, analyse, without_readings
 from mimose.compiled import is_compiled, n_graphs
 from mimose.estimator import Estimator, StepFacts
-from mimose.events import EventRunner, LateChangeError, NotRecomputableError, Unit
+from mimose.events import EventRunner
 from mimose.facts import FactsReader
 from mimose.gauges import KEEP, RECOMPUTE
 from mimose.infeasible import LeastPeaks, infeasible
@@ -47,6 +47,7 @@ from mimose.recovery import Snapshot, is_out_of_memory, release_memory
 from mimose.shapes import SizeTable, argument_tensors
 from mimose.step import Step
 from mimose.tracker import tensors_in
+from mimose.unit import LateChangeError, NotRecomputableError, Unit
 from mimose.units import Patch
 
 _log = logging.getLogger(__name__)

@@ -7,85 +7,24 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import _StopRecomputationError
 
 from mimose.actions import OnRecompute, recompute
-from mimose.changes import Before, BufferSlot, Slot, all_slots, union
+from mimose.changes import Before
 from mimose.collector import Measured, Trace, input_storages
-from mimose.compiled import COMPILED_CALL, called_attribute, is_compiled
+from mimose.compiled import COMPILED_CALL, called_attribute
+from mimose.counting import RecomputationFlops
 from mimose.estimator import MOST_CONTEXTS, Estimator
 from mimose.exceptions import MimoseError
 from mimose.facts import Mode
 from mimose.families import digest, family_key
 from mimose.first_call import FirstCall, fingerprint
-from mimose.forward_flops import ForwardFlops, UncountableError
 from mimose.gauges import KEEP, RECOMPUTE, Gauge, by_operators, by_saved
 from mimose.input_watch import Marks, is_edited, marks
 from mimose.named_errors import is_inside_checkpoint
-from mimose.series import Sizes, Uncounted
+from mimose.series import Uncounted
 from mimose.shapes import argument_tensors, call_shape
-from mimose.surroundings import Buffers, Surroundings
-from mimose.tracker import StorageTracker
+from mimose.unit import NotRecomputableError, Unit, ignore
 from mimose.units import Patch
-
-
-class Unit:
-    """A module planned for, and where its calls stand in the running step."""
-
-    def __init__(self, index: int, name: str, module: nn.Module) -> None:
-        self.index = index
-        self.name = name
-        self.module = module
-        self.slots: tuple[Slot, ...] = ()
-        """What its forward changes, as far as its calls have told."""
-        self.is_known = False
-        """Whether a call has told in the present mode."""
-        self.is_compared = False
-        """Whether a recomputation was compared with its call in the present mode."""
-        self.actions: tuple[str, ...] = ()
-        """Under the running step's plan, by call."""
-        self.calls = 0
-        self.forward: Callable[..., Any] = module.forward
-        self.is_compiled = is_compiled(module)
-        self.is_kept = False
-        """Whether it turned out that it cannot be recomputed."""
-        self.surroundings = Surroundings(
-            name,
-            module,
-            lambda: self.on_recompute(self),
-            lambda why: self.on_failure(self, why),
-        )
-        self.surroundings.on_late_change = self._changed_late
-        self.on_recompute: Callable[[Unit], None] = _ignore
-        """Called before it is recomputed."""
-        self.on_failure: Callable[[Unit, str], None] = _ignore
-        """Called when it could not be recomputed."""
-
-    def places(self) -> tuple[Slot, ...]:
-        """Return what its forward changes; as long as none has told, all it could."""
-        if self.is_known or self.is_kept:
-            return self.slots
-        return union(self.slots, all_slots(tuple(self.module.modules())))
-
-    def learn(self, first: FirstCall, versions: tuple[list[int], list[int]]) -> None:
-        """Take note of what a first call has changed.
-
-        Args:
-            first: The call, run once.
-            versions: Of the weights, before and after.
-        """
-        self.surroundings.changes_itself = versions[0] != versions[1]
-        self.slots = union(self.slots, first.changed())
-        self.surroundings.leave_out([slot.key for slot in self.slots])
-        self.is_known = True
-
-    def _changed_late(self, where: Buffers) -> None:
-        self.is_known = self.is_compared = False
-        raise LateChangeError(self, [BufferSlot(*place) for place in where])
-
-
-def _ignore(*_: object) -> None:
-    pass
 
 
 class UnitPatch(Patch):
@@ -169,33 +108,6 @@ class RunningStep(Protocol):
         ...
 
 
-class NotRecomputableError(RuntimeError):
-    """Units were found that must be kept; the forward has to be run again."""
-
-    def __init__(self, units: Sequence[Unit], why: str) -> None:
-        names = ", ".join(unit.name for unit in units)
-        super().__init__(
-            f"{names} cannot be recomputed: {why}. It is kept from now on; run the "
-            f"step again, with the batch as it was."
-        )
-        self.units = units
-        self.why = why
-
-
-class LateChangeError(RuntimeError):
-    """A unit changed a buffer as never before; the forward has to be run again."""
-
-    def __init__(self, unit: Unit, slots: Sequence[Slot]) -> None:
-        super().__init__(
-            f"{unit.name} changed a buffer that its forwards had not changed before, "
-            f"and it could not be put back. From the next step on the buffer is saved "
-            f"for the recomputation; this step has changed it without a backward."
-        )
-        self.unit = unit
-        self.slots = slots
-        """Where."""
-
-
 class EventRunner:
     """Runs every event of the step that is set, and passes through when none is.
 
@@ -217,7 +129,7 @@ class EventRunner:
         for unit in units:
             unit.on_recompute = self._note
             unit.on_failure = self._note_failure
-        self.on_keep: Callable[[Unit, str], None] = _ignore
+        self.on_keep: Callable[[Unit, str], None] = ignore
         """Called with a unit that has to be kept, and why."""
         self.inputs: list[tuple[Unit, Marks]] = []
         """Of the running step's recomputed calls, as they were read."""
@@ -229,7 +141,9 @@ class EventRunner:
         self._estimator = estimator
         self._n_unplanned = 0
         self._root = root
-        self._flops = ForwardFlops()
+        self._flops = RecomputationFlops(
+            estimator, device, lambda unit, why: self.on_keep(unit, why)
+        )
         self.patches: list[UnitPatch] = []
         """Those of compiled units tell when they are replaced."""
 
@@ -337,28 +251,19 @@ class EventRunner:
             return unit.forward(*args, **kwargs)
         on_recompute = None
         if step.uncounted is None:
-            on_recompute = self._unplanned(step, unit, args, kwargs)
+            key = self._mode.unit_keys[unit.index]
+            on_recompute = self._flops.unplanned(
+                step.add_flops, unit, key, args, kwargs
+            )
         elif (unit.index, call) in step.uncounted:
+            key = self._mode.unit_keys[unit.index]
             known_as = step.uncounted[unit.index, call]
-            on_recompute = self._counted(step, known_as, unit, args, kwargs)
+            on_recompute = self._flops.counted(
+                step.add_flops, known_as, unit, key, args, kwargs
+            )
         if unit.is_kept:
             return unit.forward(*args, **kwargs)
         return self._run(unit, args, kwargs, on_recompute)
-
-    def _forward_flops(
-        self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> int:
-        """Return what a compiled layer's forward computes.
-
-        Where it cannot be told, the layer is kept from now on.
-        """
-        try:
-            key = self._mode.unit_keys[unit.index]
-            return self._flops.count(key, unit.module, args, kwargs)
-        except UncountableError as error:
-            if not unit.is_kept:
-                self.on_keep(unit, f"its FLOPs cannot be counted: {error}")
-            return 0
 
     def _must_keep(self, unit: Unit) -> bool:
         """Whether a unit is kept, now that it is called inside of what is running."""
@@ -426,74 +331,6 @@ class EventRunner:
 
         return run
 
-    def _unplanned(
-        self,
-        step: RunningStep,
-        unit: Unit,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> OnRecompute:
-        """Tell the FLOPs of a recomputation of which no plan speaks.
-
-        Counting takes time for every operator, so it ends once they are known. A
-        first call is counted: it does not stop early.
-        """
-        if unit.is_compiled or not unit.is_compared or not self._estimator.has_room:
-            return self._counted(step, None, unit, args, kwargs)
-        shape = call_shape(args, kwargs)
-        key = family_key(self._mode.unit_keys[unit.index], shape, self._device)
-        family = self._estimator.family(digest((key, unit.index, "unplanned")))
-        flops = self._estimator.flops(family, shape.sizes)
-        if flops is None:
-            return self._counted(step, (family, shape.sizes), unit, args, kwargs)
-
-        def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
-            step.add_flops(flops)
-            return forward()
-
-        return run
-
-    def _counted(
-        self,
-        step: RunningStep,
-        known_as: tuple[int, Sizes] | None,
-        unit: Unit,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> OnRecompute:
-        """Count a recomputation that stops early, where its FLOPs are not known.
-
-        The early stop leaves out what comes after the last tensor that is needed, so
-        these are not the forward's FLOPs. Compiled layers do not stop early, nor does a
-        first call, so what that takes is not learned; nor is what failed half way.
-        """
-        learns = known_as is not None and unit.is_compared
-        flops = self._forward_flops(unit, args, kwargs) if unit.is_compiled else None
-
-        def learn(flops: int) -> None:
-            if learns and known_as is not None:
-                self._estimator.learn_flops(*known_as, flops)
-
-        def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
-            if flops is not None:
-                step.add_flops(flops)
-                learn(flops)
-                return forward()
-            tracker = StorageTracker()
-            try:
-                with tracker:
-                    output = forward()
-            except _StopRecomputationError:  # all that was needed is there
-                learn(tracker.flops)
-                raise
-            else:
-                learn(tracker.flops)
-                return output
-            finally:
-                step.add_flops(tracker.flops)
-
-        return run
-
     def _measure(
         self,
         trace: Trace,
@@ -509,7 +346,8 @@ class EventRunner:
         is_planned = call < len(unit.actions) and unit.actions[call] == KEEP
         gauge: Gauge = by_operators
         if unit.is_compiled and not is_planned:
-            flops = self._forward_flops(unit, args, kwargs)
+            unit_key = self._mode.unit_keys[unit.index]
+            flops = self._flops.of_compiled(unit, unit_key, args, kwargs)
             gauge = by_saved(self._root, flops)
         is_kept = is_planned or self._must_keep(unit)
         key = family_key(self._mode.unit_keys[unit.index], shape, self._device)

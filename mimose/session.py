@@ -19,7 +19,7 @@ from mimose.budget import format_bytes, parse_budget
 from mimose.compiled import COMPILED_CALL, OneGraph, refuse_compiled
 from mimose.driver import Driver, RootPatch
 from mimose.estimator import Estimator, StepFacts
-from mimose.events import EventRunner, Unit, UnitPatch
+from mimose.events import EventRunner, UnitPatch
 from mimose.exceptions import (
     AlreadyAttachedError,
     MimoseError,
@@ -37,6 +37,7 @@ from mimose.records import Records, Summary
 from mimose.recovery import Gradients, is_out_of_memory
 from mimose.shapes import SizeTable
 from mimose.state import describe, refuse_other
+from mimose.unit import Unit
 from mimose.units import Patch, UnitsSpec, find_units, refuse_other_checkpointing
 
 _log = logging.getLogger(__name__)

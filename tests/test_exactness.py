@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import mimose
-from mimose import events
+from mimose import counting
 from mimose.tracker import StorageTracker
 
 ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
@@ -89,7 +89,7 @@ def test_baselines_tell_flops_without_counting(toys, monkeypatch, name, planner)
             entered.append(len(session.records))
             return super().__enter__()
 
-    monkeypatch.setattr(events, "StorageTracker", Watched)
+    monkeypatch.setattr(counting, "StorageTracker", Watched)
     model = toys.zoo_model(name)
     batches = toys.zoo_batches(name, N_STEPS)
     bare = _backward_flops(toys, copy.deepcopy(model), batches)
