@@ -116,17 +116,20 @@ def _add_bench(subparsers: Commands) -> None:
         "budget? Every strategy\ntrains on the same batches from the same weights, in "
         "a process of its own; they\ntake turns. Peaks are physical, recomputation is "
         "counted. Leaves the rows, a page,\na picture and a summary; the last line is "
-        "JSON. Ctrl-C keeps the workloads that are\ndone.",
+        "JSON. Ctrl-C keeps the steps that ran.",
         epilog="examples:\n"
         "  mimose bench --list\n"
         "  mimose bench --workloads qa-bert --strategies none,full,static,mimose\n"
         "  mimose bench --workloads lm-gpt2 --lengths mine.csv --budgets 0.3,0.6\n"
         "  mimose bench --model mypackage.models:small_one --lengths mine.csv\n"
         "  mimose bench --scaling --strategies full,static,mimose --budgets 0.5\n"
-        "  mimose bench --resume --out runs/bench\n\n"
+        "  mimose bench --resume --out runs/bench\n"
+        "  mimose bench --show runs/bench/rows.csv --against other/rows.csv\n\n"
         "exit status:\n"
         "  0    all went well\n"
-        "  1    a workload could not be run\n" + _UNUSABLE + "  130  Ctrl-C\n",
+        "  1    a workload could not be run, or two runs rank strategies differently\n"
+        + _UNUSABLE
+        + "  130  Ctrl-C\n",
     )
     bench.add_argument(
         "--list", action="store_true", help="name workloads and strategies, and end"
@@ -214,8 +217,19 @@ def _add_bench(subparsers: Commands) -> None:
     bench.add_argument(
         "--out",
         type=Path,
-        default=Path("runs/bench"),
-        help="folder for the files (default: runs/bench)",
+        help="folder for the files (default: runs/bench; that of the rows with --show)",
+    )
+    bench.add_argument(
+        "--show",
+        type=Path,
+        metavar="ROWS.csv",
+        help="run nothing: show the rows of a run that is over",
+    )
+    bench.add_argument(
+        "--against",
+        type=Path,
+        metavar="ROWS.csv",
+        help="with --show: rows of another run, to tell what the two rank differently",
     )
     bench.set_defaults(do=commands.bench)
 

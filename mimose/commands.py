@@ -7,10 +7,11 @@ command needs it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from mimose.exceptions import MimoseError
 
 if TYPE_CHECKING:
+    from mimose.bench.grid.runner import GridSettings
     from mimose.bench.grid.strategies import Strategy
     from mimose.bench.grid.traces import Sizes
     from mimose.bench.grid.workload import Workload
@@ -31,6 +33,7 @@ UNUSABLE = 2
 """What was asked for cannot be done: no such file, a package is missing."""
 
 _RECORDS = "records.jsonl"
+_OUT = Path("runs/bench")
 
 
 class UsageError(Exception):
@@ -70,15 +73,43 @@ def bench(options: argparse.Namespace) -> int:
         *("filelock", "matplotlib", "plotly", "rich", "sympy"),
         *("tokenizers", "transformers"),
     )
-    from mimose.bench.grid.command import bench
+    from mimose.bench.grid.command import bench, prepare, show_again
     from mimose.bench.grid.registry import STRATEGIES
-    from mimose.bench.grid.runner import GridSettings, refuse_workload
-    from mimose.bench.grid.scaling import SCALED, SCALING
-    from mimose.bench.grid.traces import from_dataset, from_file
-    from mimose.bench.grid.workloads import ALL, DEFAULT, workload_named
+    from mimose.bench.grid.workloads import ALL
 
     if options.list:
         return _list(ALL, STRATEGIES)
+    with _told_as_usage():
+        if options.show:
+            out = options.out or options.show.parent
+            return show_again(options.show, out, options.against)
+        if options.against:
+            msg = "--against compares with the rows of --show: give both"
+            raise UsageError(msg)
+        settings = _grid(options)
+        out = options.out or _OUT
+        rows = prepare(settings, out, resume=options.resume)
+    return bench(settings, out, rows)
+
+
+@contextlib.contextmanager
+def _told_as_usage() -> Iterator[None]:
+    """Tell what cannot be read, written or done in one line."""
+    try:
+        yield
+    except OSError as error:
+        msg = f"cannot read or write {error.filename}: {error.strerror}"
+        raise UsageError(msg) from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _grid(options: argparse.Namespace) -> GridSettings:
+    """Return what ``mimose bench`` was asked to compare."""
+    from mimose.bench.grid.registry import STRATEGIES
+    from mimose.bench.grid.runner import GridSettings, refuse_workload
+    from mimose.bench.grid.scaling import SCALED, SCALING
+
     if options.model and ":" not in options.model:
         msg = f"--model {options.model}: give it as module:function"
         raise UsageError(msg)
@@ -93,7 +124,7 @@ def bench(options: argparse.Namespace) -> int:
         named: Iterable[str] = SCALING
         options.strategies = options.strategies or SCALED
     else:
-        named = options.workloads or ([] if options.model else DEFAULT)
+        named = options.workloads or ([] if options.model else _by_default(options))
     workloads = tuple(dict.fromkeys([*named, *filter(None, [options.model])]))
     strategies = tuple(dict.fromkeys(["none", *(options.strategies or STRATEGIES)]))
     unknown = [name for name in strategies if name not in STRATEGIES]
@@ -105,43 +136,66 @@ def bench(options: argparse.Namespace) -> int:
         msg = f"{', '.join(strategies)}: none of these heeds a budget; add mimose, say"
         raise UsageError(msg)
     _need_device(options.device)
-    try:
-        trace: tuple[Sizes, ...] = ()
-        if options.lengths:
-            names = workload_named(workloads[0]).sizes
-            trace = tuple(from_file(options.lengths, names))
-        elif options.dataset:
-            _need("bench", "datasets")
-            trace = tuple(
-                from_dataset(
-                    options.dataset,
-                    options.column,
-                    batch_size=options.texts,
-                    most=options.longest,
-                    seed=options.seed,
-                )
-            )
-        settings = GridSettings(
-            workloads=workloads,
-            strategies=strategies,
-            budgets=tuple(sorted(options.budgets)),
-            steps=options.steps,
-            warm_up=options.warm_up,
-            scale=options.scale,
-            seed=options.seed,
-            threads=options.threads,
-            device=options.device,
-            dtype=options.dtype,
-            trace=trace,
+    settings = GridSettings(
+        workloads=workloads,
+        strategies=strategies,
+        budgets=tuple(sorted(options.budgets)),
+        steps=options.steps,
+        warm_up=options.warm_up,
+        scale=options.scale,
+        seed=options.seed,
+        threads=options.threads,
+        device=options.device,
+        dtype=options.dtype,
+        trace=_trace(options, workloads),
+    )
+    if len(settings.trace) > settings.n_batches:
+        sys.stderr.write(
+            f"mimose bench: {settings.n_batches} of the {len(settings.trace)} batches "
+            f"that were given are used, the first: see --steps\n"
         )
-        for name in workloads:
-            refuse_workload(settings, name)
-        return bench(settings, options.out, resume=options.resume)
-    except OSError as error:
-        msg = f"cannot read or write {error.filename}: {error.strerror}"
-        raise UsageError(msg) from error
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    for name in workloads:
+        refuse_workload(settings, name)
+    return settings
+
+
+def _by_default(options: argparse.Namespace) -> list[str]:
+    """Return the workloads to run: with lengths given, those that they are for."""
+    from mimose.bench.grid.traces import columns_of
+    from mimose.bench.grid.workloads import ALL, DEFAULT
+
+    if not options.lengths and not options.dataset:
+        return list(DEFAULT)
+    given = columns_of(options.lengths) if options.lengths else ("length",)
+    found = [name for name in DEFAULT if set(ALL[name].sizes) <= set(given)]
+    if not found:
+        msg = (
+            f"{options.lengths} has columns {', '.join(given)}: no workload of the "
+            f"default has these; name one with --workloads"
+        )
+        raise UsageError(msg)
+    return found
+
+
+def _trace(options: argparse.Namespace, workloads: Sequence[str]) -> tuple[Sizes, ...]:
+    """Return the sizes that were given; none where they are the workloads' own."""
+    from mimose.bench.grid.traces import from_dataset, from_file
+    from mimose.bench.grid.workloads import workload_named
+
+    if options.lengths:
+        sizes = [name for each in workloads for name in workload_named(each).sizes]
+        return tuple(from_file(options.lengths, [*dict.fromkeys(sizes)]))
+    if not options.dataset:
+        return ()
+    _need("bench", "datasets")
+    found = from_dataset(
+        options.dataset,
+        options.column,
+        batch_size=options.texts,
+        most=options.longest,
+        seed=options.seed,
+    )
+    return tuple(found)
 
 
 def _need_device(name: str) -> None:
@@ -153,8 +207,9 @@ def _need_device(name: str) -> None:
         msg = f"--device {name}: torch knows no such device"
         raise UsageError(msg) from error
     found = torch.accelerator.current_accelerator()
-    if kind != "cpu" and (found is None or found.type != kind):
-        msg = f"--device {name}: torch sees none here"
+    n_found = torch.accelerator.device_count() if found and found.type == kind else 0
+    if kind != "cpu" and (torch.device(name).index or 0) >= n_found:
+        msg = f"--device {name}: torch sees {n_found or 'none'} here"
         raise UsageError(msg)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import importlib.util
 import json
@@ -325,6 +326,9 @@ def test_bench_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         (["--lengths", "missing.csv"], "missing.csv: No such file"),
         (["--strategies", "none,full"], "none of these heeds a budget"),
         (["--device", "abacus"], "torch knows no such device"),
+        (["--against", "rows.csv"], "give both"),
+        (["--show", "missing.csv"], "missing.csv: No such file"),
+        (["--dataset", "missing.csv"], "--dataset missing.csv: "),
     ],
 )
 def test_bench_says_what_it_cannot_do(
@@ -363,3 +367,34 @@ def test_bench_runs_and_resumes(
     capsys.readouterr()
     assert main([*options, "--resume", "--seed", "1"]) == 2
     assert "was written with seed=0" in capsys.readouterr().err
+
+
+@needs_bench
+def test_given_lengths_choose_the_workloads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the default that have such sizes; where there are none, it says so."""
+    from mimose.bench.grid.runner import sizes_of
+    from mimose.bench.grid.workloads import DEFAULT
+    from mimose.cli import _parser
+    from mimose.commands import _by_default, _grid
+
+    def _bench_options(*options: str) -> argparse.Namespace:
+        return _parser().parse_args(["bench", *options])
+
+    lengths = tmp_path / "mine.csv"
+
+    def chosen(text: str) -> list[str]:
+        lengths.write_text(text)
+        return _by_default(argparse.Namespace(lengths=lengths, dataset=None))
+
+    assert chosen("source,target\n3,4\n") == ["tr-t5"]
+    assert chosen("length,id\n3,4\n") == [n for n in DEFAULT if n != "tr-t5"]
+    lengths.write_text("length,source,target\n30,40,50\n")
+    named = _grid(_bench_options("--lengths", str(lengths)))
+    assert named.workloads == tuple(DEFAULT)
+    assert sizes_of(named, "tr-t5")[0] == {"source": 40, "target": 50}
+    assert sizes_of(named, "tc-bert")[0] == {"length": 30}
+    lengths.write_text("width\n3\n")
+    assert main(["bench", "--lengths", str(lengths)]) == 2
+    assert "has columns width: no workload" in capsys.readouterr().err

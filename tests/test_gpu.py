@@ -96,3 +96,27 @@ def test_budget_is_kept():
     assert 0 == session.summary().steps_over
     assert session.summary().phases["plan"] >= _STEPS // 2
     assert session.peak_bytes <= budget
+
+
+def test_autosac_saves_memory(tmp_path):
+    """With its own time model, which needs a device: losses are plain training's."""
+    pytest.importorskip("pulp")
+    pytest.importorskip("pwlf")
+    from mimose.bench.grid.trainer import Task, Trainer
+
+    lengths = (64, 256, 160)
+    task = {
+        "workload": "tc-bert", "scale": "tiny", "seed": 0, "dtype": "float32",
+        "sizes": [{"length": length} for length in lengths], "longest": None,
+        "device": str(_device()), "threads": 2, "shared": str(tmp_path),
+    }  # fmt: skip
+    plain = Trainer(Task(strategy="none", headroom_bytes=None, **task))
+    growth = plain.probe()["growth_bytes"]
+    losses = [plain.step(i)["loss"] for i in range(len(lengths))]
+    plain.close()
+    planned = Trainer(Task(strategy="autosac", headroom_bytes=growth * 3 // 4, **task))
+    rows = [planned.step(i) for i in range(len(lengths))]
+    planned.close()
+    assert [row["loss"] for row in rows] == losses
+    most = max(row["peak_bytes"] - row["start_bytes"] for row in rows)
+    assert most < 0.9 * growth

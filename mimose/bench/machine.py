@@ -47,6 +47,28 @@ def load_average() -> float:
     return round(os.getloadavg()[0], 2)
 
 
+def available_bytes() -> int | None:
+    """Return the memory that processes can still have; None where nobody tells."""
+    return _kilobytes(Path("/proc/meminfo"), "MemAvailable")
+
+
+def private_bytes() -> int | None:
+    """Return what this process holds for itself alone; None where nobody tells."""
+    return _kilobytes(Path("/proc/self/status"), "RssAnon")
+
+
+def _kilobytes(path: Path, name: str) -> int | None:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * 1024
+    return None
+
+
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

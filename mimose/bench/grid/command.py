@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from importlib.metadata import version as _version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from mimose.bench.csv_file import RowsFile, read
+from mimose.bench.csv_file import RowsFile, read, write
 from mimose.bench.grid.page import write_page
 from mimose.bench.grid.picture import draw_all
 from mimose.bench.grid.rows import GridRow
@@ -29,10 +30,11 @@ from mimose.bench.grid.runner import (
     GridSettings,
     WorkloadRun,
     is_complete,
-    n_steps,
+    n_cells,
 )
-from mimose.bench.grid.summary import summarise
-from mimose.bench.grid.table import show
+from mimose.bench.grid.summary import rank, summarise
+from mimose.bench.grid.table import rankings, show
+from mimose.bench.machine import describe_machine
 from mimose.bench.process import StrategyFailedError
 
 _INTERRUPTED = 130
@@ -40,8 +42,8 @@ _FAILED = 1
 _SETTINGS = "settings.json"
 
 
-def bench(settings: GridSettings, out: Path, *, resume: bool) -> int:
-    """Run the grid and write ``rows.csv``, ``bench.html``, pictures and a summary.
+def prepare(settings: GridSettings, out: Path, *, resume: bool) -> list[GridRow]:
+    """Make the folder, and put rows that are there and will not be kept aside.
 
     Args:
         settings: What to compare.
@@ -49,86 +51,150 @@ def bench(settings: GridSettings, out: Path, *, resume: bool) -> int:
         resume: Whether workloads whose rows are there already are left out.
 
     Returns:
-        The exit status: 0; 1 where a workload could not be run; 130 after Ctrl-C.
+        The rows of those.
 
     Raises:
         ValueError: The rows that are there are of another run, or cannot be read.
+        OSError: The folder cannot be written.
     """
-    rows = _resumed(out, settings) if resume else []
-    _begin(out, settings)
-    file = RowsFile(out / "rows.csv", GridRow)
-    left = [
-        name
-        for name in settings.workloads
-        if not is_complete(settings, [row for row in rows if row.workload == name])
-    ]
-    rows = [row for row in rows if row.workload not in left]
-    file.append(rows)
+    path = out / "rows.csv"
+    there = _resumed(path, settings) if resume else []
+    left = _left(settings, there)
+    rows = [row for row in there if row.workload not in left]
+    out.mkdir(parents=True, exist_ok=True)
+    if path.exists() and _n_lines(path) > 1 + len(rows):
+        path.replace(_free_name(path))
+    text = json.dumps(_described(settings), indent=1)
+    (out / _SETTINGS).write_text(f"{text}\n", encoding="utf-8")
+    write(path, GridRow, rows)
+    return rows
+
+
+def bench(settings: GridSettings, out: Path, rows: Sequence[GridRow]) -> int:
+    """Run the grid and write ``rows.csv``, ``bench.html``, pictures and a summary.
+
+    Args:
+        settings: What to compare.
+        out: The folder for the files.
+        rows: Those that are there already, as `prepare` returned them.
+
+    Returns:
+        The exit status: 0; 1 where a workload could not be run; 130 after Ctrl-C.
+    """
+    rows = list(rows)
+    left = _left(settings, rows)
+    path = out / "rows.csv"
     status = 0
+    file = RowsFile(path, GridRow)
+    file.append(rows)
     try:
         with _progress(settings, left) as tell:
             for name in left:
-                fresh, problem = _run(settings, name, tell)
-                file.append(fresh)
-                rows += fresh
-                if problem:
-                    sys.stderr.write(f"mimose bench: {name}: {problem}\n")
+                run = WorkloadRun(settings, name, functools.partial(tell, name))
+                try:
+                    run.run()
+                except StrategyFailedError as error:
+                    sys.stderr.write(f"mimose bench: {name}: {error}\n")
                     status = _FAILED
-    except KeyboardInterrupt:
+                except KeyboardInterrupt:
+                    sys.stderr.write(
+                        f"mimose bench: {name} was interrupted: its rows are kept, "
+                        f"and --resume runs it anew\n"
+                    )
+                    status = _INTERRUPTED
+                    break
+                finally:
+                    file.append(run.rows)
+                    rows += run.rows
+    except KeyboardInterrupt:  # between two of them
         status = _INTERRUPTED
     finally:
         file.close()
     if rows:
-        present(rows, out)
+        present(rows, path, out)
     return status
 
 
-def present(rows: Sequence[GridRow], out: Path) -> None:
+def show_again(path: Path, out: Path, against: Path | None) -> int:
+    """Show the rows of a run that is over; with another run's, compare the rankings.
+
+    Args:
+        path: The rows.
+        out: The folder for the page and the pictures.
+        against: Rows of another run of the same grid.
+
+    Returns:
+        The exit status: 0; 1 where the two runs rank strategies differently, or no two
+        strategies can be ranked.
+
+    Raises:
+        ValueError: The rows cannot be read, or there are none.
+        OSError: A file cannot be read, or the folder not be written.
+    """
+    rows, others = (
+        [] if file is None else read(file, GridRow) for file in (path, against)
+    )
+    if not rows:
+        msg = f"{path} has no rows"
+        raise ValueError(msg)
+    out.mkdir(parents=True, exist_ok=True)
+    present(rows, path, out)
+    if against is None:
+        return 0
+    found = rank(summarise(rows), summarise(others))
+    sys.stderr.write(f"{rankings(found)}\n")
+    return _FAILED if found.swapped or not found.pairs else 0
+
+
+def present(rows: Sequence[GridRow], path: Path, out: Path) -> None:
     """Show a grid's rows: tables, the page, the picture, and JSON as the last line.
 
     Args:
         rows: Of a grid.
+        path: Where they are.
         out: The folder for the files.
     """
     console = Console(soft_wrap=True, highlight=False)
     summaries = summarise(rows)
     show(summaries, console)
-    files = {
-        "rows": out / "rows.csv",
-        "page": out / "bench.html",
-        "summary": out / "summary.json",
-    }
+    files = {"rows": path, "page": out / "bench.html", "summary": out / "summary.json"}
     write_page(rows, files["page"])
     files |= draw_all(summaries, out)
+    cells = [{**asdict(each), "keeps_budget": each.keeps_budget} for each in summaries]
     document = json.dumps(
-        {
-            "cells": [asdict(summary) for summary in summaries],
-            "files": {name: str(path) for name, path in files.items()},
-        }
+        {"cells": cells, "files": {name: str(file) for name, file in files.items()}}
     )
     files["summary"].write_text(f"{document}\n", encoding="utf-8")
-    for name, path in files.items():
-        console.print(f"{name}: {path}", markup=False)
+    for name, file in files.items():
+        console.print(f"{name}: {file}", markup=False)
     sys.stdout.write(f"{document}\n")
 
 
-def _run(
-    settings: GridSettings, name: str, tell: Callable[[str, Cell], None]
-) -> tuple[list[GridRow], str]:
-    """Run one workload; return its rows, or why there are none."""
-    run = WorkloadRun(settings, name, lambda cell: tell(name, cell))
-    try:
-        return run.run(), ""
-    except StrategyFailedError as error:
-        return [], str(error)
+def _left(settings: GridSettings, rows: Sequence[GridRow]) -> list[str]:
+    """Return the workloads that are still to run."""
+    return [
+        name
+        for name in settings.workloads
+        if not is_complete(settings, [row for row in rows if row.workload == name])
+    ]
 
 
-def _resumed(out: Path, settings: GridSettings) -> list[GridRow]:
+def _n_lines(path: Path) -> int:
+    with path.open(encoding="utf-8") as file:
+        return sum(1 for _ in file)
+
+
+def _free_name(path: Path) -> Path:
+    """Return a name beside a file's that nothing has yet."""
+    names = (path.with_name(f"rows.previous{i or ''}.csv") for i in itertools.count())
+    return next(name for name in names if not name.exists())
+
+
+def _resumed(path: Path, settings: GridSettings) -> list[GridRow]:
     """Return the rows that are there, if they are of a run like this one."""
-    path = out / "rows.csv"
     if not path.exists():
         return []
-    said = out / _SETTINGS
+    said = path.with_name(_SETTINGS)
     before = json.loads(said.read_text(encoding="utf-8")) if said.exists() else {}
     for name, value in _described(settings).items():
         if before.get(name) != value:
@@ -140,23 +206,9 @@ def _resumed(out: Path, settings: GridSettings) -> list[GridRow]:
     return read(path, GridRow)
 
 
-def _begin(out: Path, settings: GridSettings) -> None:
-    """Say what is compared; the rows that are there are put aside."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "rows.csv"
-    if path.exists():
-        path.replace(out / "rows.previous.csv")
-    text = json.dumps(_described(settings), indent=1)
-    (out / _SETTINGS).write_text(f"{text}\n", encoding="utf-8")
-
-
 def _described(settings: GridSettings) -> dict[str, Any]:
     """Return what has to be the same in a run that is resumed."""
-    values = {
-        **asdict(settings),
-        "mimose": _version("mimose"),
-        "torch": _version("torch"),
-    }
+    values = {**asdict(settings), "machine": dict(describe_machine(settings.device))}
     del values["workloads"], values["date"]
     described: dict[str, Any] = json.loads(json.dumps(values))
     return described
@@ -174,7 +226,8 @@ def _progress(
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
-    task = progress.add_task("starting", total=len(workloads) * n_steps(settings))
+    total = len(workloads) * n_cells(settings) * settings.n_batches
+    task = progress.add_task("starting", total=total)
 
     def tell(workload: str, cell: Cell) -> None:
         share = "" if cell.share is None else f" at {cell.share:g}"

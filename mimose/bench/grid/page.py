@@ -18,8 +18,17 @@ from mimose.page.tables import Cell, Table
 
 _MIB = 2**20
 _GIGA = 1e9
-# Okabe and Ito's palette for those that are compared, greys for the rest.
+# Okabe and Ito's palette for our own, paler colours for the peers.
 COLOURS = {
+    "hf-full": "#8C564B",
+    "hf-every-2": "#C49C94",
+    "hf-offload": "#BCBD22",
+    "selective": "#7F7F7F",
+    "compile-budget": "#9467BD",
+    "save-on-cpu": "#17BECF",
+    "trl-offload": "#AEC7E8",
+    "autosac": "#2CA02C",
+    "rockmate": "#FF9896",
     "none": "#555555",
     "full": "#E69F00",
     "every-2": "#CC79A7",
@@ -29,7 +38,6 @@ COLOURS = {
     "eviction": "#F0E442",
     "mimose": "#0072B2",  # drawn over the others
 }
-OTHER_COLOUR = "#AAAAAA"
 _OFF_THE_SCALE = 1.8
 """Times plain training; who takes longer on the average is not shown at first."""
 _UNKNOWN: Cell = ("–", -1.0)
@@ -49,7 +57,7 @@ def write_page(rows: Sequence[GridRow], path: Path) -> None:
     from plotly.offline import get_plotlyjs
 
     summaries = summarise(rows)
-    workloads = list(dict.fromkeys(row.workload for row in rows))
+    workloads = list(dict.fromkeys(cell.workload for cell in summaries))
     figures = []
     for number, workload in enumerate(workloads):
         cells = [s for s in summaries if s.workload == workload]
@@ -117,11 +125,9 @@ def _prices(name: str, workload: str, cells: Sequence[CellSummary]) -> Figure:
                 "error_y": {
                     "type": "data",
                     "symmetric": False,
-                    "array": [
-                        (c.seconds_high or 0) - (c.seconds_ratio or 0) for c in own
-                    ],
+                    "array": [_beyond(c.seconds_ratio, c.seconds_high) for c in own],
                     "arrayminus": [
-                        (c.seconds_ratio or 0) - (c.seconds_low or 0) for c in own
+                        _beyond(c.seconds_low, c.seconds_ratio) for c in own
                     ],
                     "thickness": 1,
                 },
@@ -130,22 +136,26 @@ def _prices(name: str, workload: str, cells: Sequence[CellSummary]) -> Figure:
                     "symbol": ["circle" if c.keeps_budget else "x" for c in own],
                 },
                 "line": {
-                    "color": COLOURS.get(strategy, OTHER_COLOUR),
+                    "color": COLOURS[strategy],
                     "width": 4 if strategy == "mimose" else 1.5,
                 },
             }
         )
     caption = (
-        "Time of the measured steps, plain training being 1; bars are 95% intervals. A "
-        "cross: over the budget in some step, or failed."
+        f"Time of the measured steps, that of {cells[0].relative_to} being 1; bars are "
+        f"95% intervals. A cross: over the budget in some step, or failed."
     )
     layout: Parts = {
         "xaxis": axis("budget (0: everything recomputed, 1: everything kept)"),
-        "yaxis": axis("time ÷ plain training"),
+        "yaxis": axis(f"time ÷ that of {cells[0].relative_to}"),
     }
     return Figure(
         name, f"{workload}: time against budget", caption, traces, frame(**layout)
     )
+
+
+def _beyond(first: float | None, last: float | None) -> float:
+    return 0.0 if first is None or last is None else last - first
 
 
 def _peaks(
@@ -243,8 +253,12 @@ def _cells_table(summaries: Sequence[CellSummary]) -> Table:
         "budget",
         "strategy",
         "time",
+        "95% interval",
         "time with warm-up",
         "redone GFLOP",
+        "redone in the warm-up",
+        "largest growth, MiB",
+        "host, MiB",
         "over",
         "growth ÷ headroom where needed",
         "error p50",
@@ -265,14 +279,19 @@ def _cells_table(summaries: Sequence[CellSummary]) -> Table:
 
 
 def _table_row(cell: CellSummary) -> tuple[Cell, ...]:
-    flops = cell.recomputed_flops
+    first, last = cell.seconds_low, cell.seconds_high
+    interval = "–" if first is None else f"{first:.3f} – {last:.3f}"
     return (
         (cell.workload, cell.workload),
         _number(cell.budget_share, "{:g}"),
         (cell.strategy, cell.strategy),
         _number(cell.seconds_ratio, "{:.3f}×"),
+        (interval, first or -1.0),
         _number(cell.total_ratio, "{:.3f}×"),
-        _number(None if flops is None else flops / _GIGA, "{:.2f}"),
+        _share(cell.recomputed_flops, _GIGA, "{:.2f}"),
+        _share(cell.warm_up_flops, _GIGA, "{:.2f}"),
+        _share(cell.largest_growth_bytes or None, _MIB, "{:.1f}"),
+        _share(cell.host_bytes, _MIB, "{:.0f}"),
         _number(cell.steps_over, "{:.0f}"),
         _number(cell.use_p50, "{:.1%}"),
         _number(cell.error_p50, "{:.2%}"),
@@ -281,8 +300,12 @@ def _table_row(cell: CellSummary) -> tuple[Cell, ...]:
         _number(cell.hit_seconds and cell.hit_seconds * 1e6, "{:.0f}"),
         _number(cell.miss_seconds and cell.miss_seconds * 1e3, "{:.2f}"),
         (_EQUAL[cell.loss_is_equal],) * 2,
-        (cell.problem, cell.problem),
+        (f"{cell.problem} {cell.failed_at}".strip(), cell.problem),
     )
+
+
+def _share(count: int | None, unit: float, form: str) -> Cell:
+    return _number(None if count is None else count / unit, form)
 
 
 def _number(value: float | None, form: str) -> Cell:

@@ -15,22 +15,20 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
+from mimose.bench.grid.autosac import auto_sac, why_no_auto_sac
+from mimose.bench.grid.selective import EverySecondProduct, Selective
 from mimose.bench.grid.strategies import (
     Applied,
     CannotRunError,
     Setup,
     Strategy,
 )
+from mimose.recovery import is_out_of_memory
 from mimose.units import Patch, find_units
 
 _NO_ACCELERATOR = "it moves tensors off an accelerator, and there is none"
-_NOT_TRIED = "not implemented here: it needs CUDA, and there was none to try it on"
+_ONE_SHAPE = "its schedule holds for one sample's shape, and these batches differ"
 
 
 class _Closing(Applied):
@@ -77,60 +75,9 @@ def _transformers(**options: Any) -> Callable[[Setup], Applied]:
 # ------------------------------------------------------------------ torch
 
 
-class _Selective(Patch):
-    """A layer under selective checkpointing: some operators' results are kept."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer; a policy of its own counts its products."""
-        if not torch.is_grad_enabled():
-            return self.original(*args, **kwargs)
-        contexts = functools.partial(
-            create_selective_checkpoint_contexts, _EverySecondProduct()
-        )
-        return checkpoint(
-            self.original, *args, use_reentrant=False, context_fn=contexts, **kwargs
-        )
-
-
-class _EverySecondProduct:
-    """torchtitan's choice: attention is kept, and every second matrix product."""
-
-    def __init__(self) -> None:
-        self._n_products = {True: 0, False: 0}
-
-    def __call__(
-        self, context: Any, operator: Any, *args: Any, **kwargs: Any
-    ) -> CheckpointPolicy:
-        """Return whether an operator's result is kept."""
-        del args, kwargs
-        packet = operator.overloadpacket
-        keeps = packet in _ATTENTION
-        if packet in _PRODUCTS:
-            is_again = bool(context.is_recompute)
-            self._n_products[is_again] += 1
-            keeps = self._n_products[is_again] % 2 == 1
-        kept = CheckpointPolicy.MUST_SAVE
-        return kept if keeps else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-_aten: Any = torch.ops.aten
-_PRODUCTS = (_aten.mm, _aten.addmm)
-_ATTENTION = (
-    _aten._scaled_dot_product_efficient_attention,
-    _aten._scaled_dot_product_flash_attention,
-    _aten._scaled_dot_product_cudnn_attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu,
-)
-
-
 def _selective(setup: Setup) -> Applied:
-    patches = [_Selective(module) for _, module in find_units(setup.model)]
-
-    def close() -> None:
-        for patch in patches:
-            patch.remove()
-
-    return _Closing(close)
+    layers = [module for _, module in find_units(setup.model)]
+    return Selective((layer, EverySecondProduct) for layer in layers)
 
 
 class _Around(Patch):
@@ -158,6 +105,7 @@ def _save_on_cpu(setup: Setup) -> Applied:
 # ------------------------------------------------------------------ torch.compile
 
 
+_ALL_BYTES = 2**62
 _RATIOS = tuple(i / 8 for i in range(8, -1, -1))
 """Of what torch saves without a budget: 1 is its default, 0 recomputes everything."""
 
@@ -187,15 +135,16 @@ class _CompiledWithin(Applied):
 
         self._setup = setup
         config: Any = functorch
-        self._stack = contextlib.ExitStack()
-        self._stack.callback(reset)
-        self._stack.enter_context(config.patch(activation_memory_budget=ratio))
         on_cpu = setup.device.type == "cpu"
         backend = "aot_eager_decomp_partition" if on_cpu else "inductor"
-        compiled = _Compiled(setup.model, backend, is_dynamic=is_dynamic)
-        self._stack.callback(compiled.remove)
-        setup.try_step(setup.longest)  # compiles
-        setup.meter.clean_up()
+        with contextlib.ExitStack() as stack:
+            stack.callback(reset)
+            stack.enter_context(config.patch(activation_memory_budget=ratio))
+            compiled = _Compiled(setup.model, backend, is_dynamic=is_dynamic)
+            stack.callback(compiled.remove)
+            setup.try_step(setup.longest)  # compiles
+            setup.meter.clean_up()
+            self._stack = stack.pop_all()
 
     def growth_bytes(self) -> int:
         """Measure what a step on the longest batch grows by."""
@@ -239,10 +188,22 @@ def _tried(setup: Setup, ratio: float) -> int:
     path = setup.shared / f"compile-budget-{ratio}.json"
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
-            trial = _CompiledWithin(setup, ratio, is_dynamic=False)
-            path.write_text(json.dumps(trial.growth_bytes()), "utf-8")
-            trial.close()
+            path.write_text(json.dumps(_trial(setup, ratio)), "utf-8")
         growth: int = json.loads(path.read_text("utf-8"))
+    return growth
+
+
+def _trial(setup: Setup, ratio: float) -> int:
+    """Compile for the longest batch; where memory runs out it grows by all there is."""
+    try:
+        trial = _CompiledWithin(setup, ratio, is_dynamic=False)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        setup.model.zero_grad()
+        return _ALL_BYTES
+    growth = trial.growth_bytes()
+    trial.close()
     return growth
 
 
@@ -266,24 +227,12 @@ def _trl_offload(setup: Setup) -> Applied:
     return _Closing(_Around(setup.model, lambda: context).remove)
 
 
-def _autosac(kind: str) -> str:
-    if kind == "cpu":
-        return "its time model (torch.distributed._tools.RuntimeEstimator) needs CUDA"
-    if importlib.util.find_spec("pulp") is None:
-        return "pulp is not installed"
-    return _NOT_TRIED
-
-
 def _rockmate(kind: str) -> str:
-    if kind == "cpu":
-        return "it asserts that the model is on CUDA"
-    if importlib.util.find_spec("rockmate") is None:
-        return "rockmate is not installed"
-    return _NOT_TRIED
+    return "it asserts that the model is on CUDA" if kind != "cuda" else _ONE_SHAPE
 
 
 def _unable(setup: Setup) -> Applied:
-    raise CannotRunError(_NOT_TRIED)
+    raise CannotRunError(_ONE_SHAPE)
 
 
 PEERS = (
@@ -336,9 +285,9 @@ PEERS = (
     Strategy(
         name="autosac",
         what="torch: AutoSAC's integer program",
-        apply=_unable,
+        apply=auto_sac,
         heeds_budget=True,
-        why_not=_autosac,
+        why_not=why_no_auto_sac,
     ),
     Strategy(
         name="rockmate",

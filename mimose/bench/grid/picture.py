@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimose.bench.grid.page import COLOURS, OTHER_COLOUR, is_off_the_scale
+from mimose.bench.grid.page import COLOURS, is_off_the_scale
+from mimose.bench.grid.peers import PEERS
 from mimose.bench.grid.published import PUBLISHED
 from mimose.bench.grid.scaling import AXES, SCALED, SCALING, name_of
 from mimose.bench.grid.summary import CellSummary
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLUMNS = 2
-_DASHES = {"hf-full": "--", "hf-every-2": ":", "selective": "-."}
+_PEERS = {peer.name for peer in PEERS}
 _COMPARED = {"mimose": "mimose", "static": "static", "eviction": "DTR"}
 """Our strategies beside the paper's of another name."""
 _MILLI = 1e3
@@ -37,9 +38,10 @@ def draw_all(summaries: Sequence[CellSummary], folder: Path) -> dict[str, Path]:
         ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
     """
     names = {summary.workload for summary in summaries}
+    plain = {s.workload for s in summaries if s.relative_to == "none"}
     pictures: tuple[tuple[str, set[str], Callable[..., None]], ...] = (
         ("picture", names - SCALING.keys(), draw),
-        ("published", names & PUBLISHED.keys(), draw_published),
+        ("published", plain & PUBLISHED.keys(), draw_published),
         ("scaling", names & SCALING.keys(), draw_scaling),
     )
     drawn = {}
@@ -61,9 +63,12 @@ def draw(summaries: Sequence[CellSummary], path: Path) -> None:
     """
     workloads = list(dict.fromkeys(summary.workload for summary in summaries))
     title = (
-        "Time of a step, plain training being 1, at budgets between everything "
-        "recomputed (0) and kept (1)\nCrosses broke the budget, or failed"
+        "Time of a step, plain training being 1 (where it failed: full), at budgets "
+        "between everything\nrecomputed (0) and kept (1). Crosses broke the budget, or "
+        "failed"
     )
+    if all(summary.relative_to == "none" for summary in summaries):
+        title = title.replace(" (where it failed: full)", "")
     with _figure(len(workloads), _COLUMNS, title, path) as grid:
         for axes, workload in zip(grid, workloads, strict=True):
             own = [s for s in summaries if s.workload == workload]
@@ -234,7 +239,7 @@ def _draw_workload(axes: Axes, workload: str, cells: Sequence[CellSummary]) -> N
         if not own or is_off_the_scale(own):
             continue
         is_mine = strategy == "mimose"
-        colour = COLOURS.get(strategy, OTHER_COLOUR)
+        colour = COLOURS[strategy]
         shares = [cell.budget_share for cell in own]
         ratios = [cell.seconds_ratio or 0.0 for cell in own]
         axes.plot(
@@ -242,7 +247,7 @@ def _draw_workload(axes: Axes, workload: str, cells: Sequence[CellSummary]) -> N
             ratios,
             color=colour,
             linewidth=2.6 if is_mine else 1.1,
-            linestyle=_DASHES.get(strategy, "-"),
+            linestyle="--" if strategy in _PEERS else "-",
             zorder=3 if is_mine else 2,
             label=strategy,
         )

@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+INTERRUPTED = "interrupted"
+"""The `problem` of a strategy that was stopped from outside."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridRow:

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,18 +25,19 @@ import numpy as np
 
 from mimose.bench.grid.flops import count_all
 from mimose.bench.grid.registry import STRATEGIES
-from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.rows import INTERRUPTED, GridRow
 from mimose.bench.grid.summary import TURN
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.trainer import Task
 from mimose.bench.grid.workloads import workload_named
-from mimose.bench.machine import describe_machine
+from mimose.bench.machine import available_bytes, describe_machine
 from mimose.bench.process import Child, StrategyFailedError
 
 _Case: TypeAlias = tuple[str, str, str]
 """Of a step: its sizes, phase and plan."""
 
 _MODULE = "mimose.bench.grid.trainer"
+_GIB = 2**30
 _AT_ONCE = 2
 """Processes that count FLOPs at a time: it takes memory, and the clock is off."""
 
@@ -82,8 +84,9 @@ def sizes_of(settings: GridSettings, workload: str) -> list[Sizes]:
         generator = np.random.default_rng(settings.seed)
         trace = workload_named(workload).trace(settings.scale)
         return trace(generator, settings.n_batches)
-    repeated = -(-settings.n_batches // len(settings.trace))
-    return [dict(each) for each in settings.trace * repeated][: settings.n_batches]
+    names = workload_named(workload).sizes
+    batches = itertools.islice(itertools.cycle(settings.trace), settings.n_batches)
+    return [{name: each[name] for name in names} for each in batches]
 
 
 def refuse_workload(settings: GridSettings, workload: str) -> None:
@@ -93,10 +96,16 @@ def refuse_workload(settings: GridSettings, workload: str) -> None:
         ValueError: There is no such workload, or the given lengths are of another kind.
     """
     own = workload_named(workload)
-    if settings.trace and set(settings.trace[0]) != set(own.sizes):
+    if settings.trace and not set(own.sizes) <= settings.trace[0].keys():
         msg = (
             f"the given lengths have {', '.join(settings.trace[0])}, and {workload} "
             f"needs {', '.join(own.sizes)}"
+        )
+        raise ValueError(msg)
+    if own.needs_lengths and not settings.trace:
+        msg = (
+            f"{workload} has sizes of its own, {', '.join(own.sizes)}: give --lengths "
+            f"with a file that has a column for each"
         )
         raise ValueError(msg)
 
@@ -138,19 +147,34 @@ class WorkloadRun:
         self._children: dict[Cell, Child] = {}
         self._rows: dict[Cell, list[GridRow]] = {}
 
-    def run(self) -> list[GridRow]:
-        """Run all of it.
+    def run(self) -> None:
+        """Run all of it; what ran is in `rows`, whatever ends it.
 
         Raises:
-            StrategyFailedError: Plain training or full checkpointing failed.
-            KeyboardInterrupt: Somebody had enough; what ran of this workload is lost.
+            StrategyFailedError: There is nothing to compare.
         """
-        with self._stack:
-            folder = tempfile.TemporaryDirectory(prefix="mimose-bench-")
-            self._shared = self._stack.enter_context(folder)
-            self._start_all()
-            self._take_turns()
-            self._count()
+        try:
+            with self._stack:
+                folder = tempfile.TemporaryDirectory(prefix="mimose-bench-")
+                self._shared = self._stack.enter_context(folder)
+                self._start_all()
+                self._take_turns()
+                self._count()
+        except StrategyFailedError:
+            raise
+        except BaseException:
+            self._note_interruption()
+            raise
+
+    def _note_interruption(self) -> None:
+        for cell in self._children:
+            own = self._rows.setdefault(cell, [])
+            step = min(len(own), self._settings.n_batches - 1)
+            own.append(self._failure(cell, step, INTERRUPTED))
+
+    @property
+    def rows(self) -> list[GridRow]:
+        """What ran so far, by strategy and budget; FLOPs are counted at the end."""
         names = self._settings.strategies
         cells = sorted(
             self._rows, key=lambda c: (names.index(c.strategy), c.share or 0)
@@ -158,21 +182,7 @@ class WorkloadRun:
         return [row for cell in cells for row in self._rows[cell]]
 
     def _start_all(self) -> None:
-        growths = {}
-        for name in ("none", "full"):
-            child = self._start(Cell(name, None, None))
-            child.receive()
-            said = child.ask(["probe", {}])
-            growths[name], self._longest = int(said["growth_bytes"]), said["longest"]
-        if "full" not in self._settings.strategies:
-            self._children.pop(Cell("full", None, None)).close()
-        if growths["none"] <= growths["full"]:
-            msg = (
-                f"there is nothing to plan: on the longest batch a step grows by "
-                f"{growths['none']} bytes with every layer kept, and by "
-                f"{growths['full']} with every layer recomputed"
-            )
-            raise StrategyFailedError(msg)
+        growths = self._probe()
         for cell in self._cells(growths):
             why = STRATEGIES[cell.strategy].why_not(self._kind)
             if why:
@@ -186,6 +196,68 @@ class WorkloadRun:
             if cell.strategy not in growths and self._kind == "cpu":
                 with self._noting_failure(cell, -1):
                     self._children[cell].receive()
+
+    def _probe(self) -> dict[str, int]:
+        """Return what the longest batch needs, everything kept and recomputed.
+
+        Where it cannot be kept, that is what the device has.
+        """
+        growths: dict[str, Any] = {}
+        rooms: list[int | None] = []
+        for name in ("none", "full"):
+            child = self._start(Cell(name, None, None))
+            child.receive()
+            said = child.ask(["probe", {}])
+            self._longest = said["longest"]
+            growths[name] = said["growth_bytes"]
+            rooms.append(said["room_bytes"])
+        if None in growths.values():
+            growths["none"] = self._room(growths, rooms)
+        if "full" not in self._settings.strategies:
+            self._children.pop(Cell("full", None, None)).close()
+        if growths["none"] <= growths["full"]:
+            msg = (
+                f"there is nothing to plan: on the longest batch a step grows by "
+                f"{growths['none']} bytes with every layer kept, and by "
+                f"{growths['full']} with every layer recomputed"
+            )
+            raise StrategyFailedError(msg)
+        private = said["private_bytes"]
+        self._refuse_too_many(None if private is None else private + growths["none"])
+        return growths
+
+    def _room(self, growths: Mapping[str, Any], rooms: Sequence[int | None]) -> int:
+        """Return what a step can have where everything kept is too much.
+
+        The other strategies' processes will take of it what the second one took.
+        """
+        longest = json.dumps(self._longest)
+        before, after = rooms
+        if growths["full"] is None or before is None or after is None:
+            msg = f"memory ran out on the longest batch, {longest}"
+            raise StrategyFailedError(msg)
+        if "full" not in self._settings.strategies:
+            msg = (
+                f"plain training runs out of memory on the longest batch, {longest}: "
+                f"add full to the strategies, to compare the others with it"
+            )
+            raise StrategyFailedError(msg)
+        n_more = n_cells(self._settings) - len(rooms)
+        return after - n_more * max(0, before - after)
+
+    def _refuse_too_many(self, each_bytes: int | None) -> None:
+        """Make sure that all processes can start beside each other on a CPU."""
+        available = available_bytes()
+        if self._kind != "cpu" or each_bytes is None or available is None:
+            return
+        n_more = n_cells(self._settings) - len(self._children)
+        if n_more * each_bytes > available:
+            msg = (
+                f"{n_more} more processes of {each_bytes / _GIB:.1f} GiB each need "
+                f"more than the {available / _GIB:.1f} GiB that are available: choose "
+                f"fewer strategies or budgets, or a smaller scale"
+            )
+            raise StrategyFailedError(msg)
 
     def _cells(self, growths: Mapping[str, int]) -> Iterator[Cell]:
         room = growths["none"] - growths["full"]
@@ -250,9 +322,6 @@ class WorkloadRun:
             child = self._children.pop(cell, None)
             if child is not None:
                 child.close()
-            if cell.strategy == "none":
-                msg = f"plain training failed, and all are compared with it: {error}"
-                raise StrategyFailedError(msg) from error
             row = self._failure(cell, step, str(error))
             self._rows.setdefault(cell, []).append(row)
 
@@ -300,6 +369,8 @@ class WorkloadRun:
 
     def _count(self) -> None:
         """Count what strategies do not tell: their FLOPs less plain training's."""
+        if Cell("none", None, None) not in self._children:
+            return
         pool = ThreadPoolExecutor(_AT_ONCE)
         try:
             jobs = {cell: pool.submit(self._flops, cell) for cell in self._children}
@@ -352,6 +423,8 @@ def _case(row: GridRow) -> _Case:
 
 def is_complete(settings: GridSettings, rows: Sequence[GridRow]) -> bool:
     """Whether one workload's rows are all that these settings ask for."""
+    if any(row.problem == INTERRUPTED for row in rows):
+        return False
     cells: dict[tuple[str, float | None], list[GridRow]] = {}
     for row in rows:
         cells.setdefault((row.strategy, row.budget_share), []).append(row)
@@ -366,13 +439,12 @@ def is_complete(settings: GridSettings, rows: Sequence[GridRow]) -> bool:
     )
 
 
-def n_steps(settings: GridSettings) -> int:
-    """Return how many steps a workload will take if nothing fails."""
+def n_cells(settings: GridSettings) -> int:
+    """Return how many strategies run, each at each budget it heeds."""
     kind = settings.device.partition(":")[0]
     runnable = [
         STRATEGIES[name]
         for name in settings.strategies
         if not STRATEGIES[name].why_not(kind)
     ]
-    cells = sum(len(settings.budgets) if s.heeds_budget else 1 for s in runnable)
-    return cells * settings.n_batches
+    return sum(len(settings.budgets) if s.heeds_budget else 1 for s in runnable)

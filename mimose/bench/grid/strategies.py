@@ -34,6 +34,8 @@ class Setup:
     """Of the batches to come."""
     longest: Sizes
     """Of the batch that needs most memory."""
+    loss: Callable[[nn.Module, Mapping[str, int]], torch.Tensor]
+    """Runs a model's forward on a batch of these sizes; takes the model, or a copy."""
     try_step: Callable[[Mapping[str, int]], None]
     """Runs a forward and a backward on a batch of these sizes, and drops gradients."""
     shared: Path

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mimose.bench.grid.rows import GridRow
 
 _RESAMPLES = 2000
-_INTERVAL = (2.5, 97.5)
+_PERCENTILES = (2.5, 97.5)
+_LEAST_TURNS = 5
+"""Fewer say nothing of how much they differ."""
 TURN = 4
 """Steps that a strategy takes before it is the next one's turn."""
 
@@ -31,11 +36,16 @@ class CellSummary:
     """The budget less what is held when training begins."""
     problem: str
     """Why it did not run, or not to its end."""
+    failed_at: str
+    """In which step that was, and the batch's sizes; empty if it did not begin."""
     steps: int
+    relative_to: str
+    """The strategy whose time is 1: plain training, or ``full`` where that failed."""
     seconds_ratio: float | None
-    """Time of the same steps in plain training is 1."""
+    """Time ÷ that of the same steps under the other."""
     seconds_low: float | None
-    """Lower end of the ratio's 95% interval, by resampling turns."""
+    """Lower end of the ratio's 95% interval, by resampling turns; None where there are
+    fewer than five."""
     seconds_high: float | None
     total_ratio: float | None
     """The same with the warm-up's steps."""
@@ -44,23 +54,30 @@ class CellSummary:
     warm_up_flops: int | None
     """Recomputed in the warm-up's steps."""
     largest_growth_bytes: int
+    largest_reserved_bytes: int
+    """What an allocator took from its device; on a CPU the peak."""
+    host_bytes: int | None
+    """The most pinned memory of the host; None where it is not told."""
     steps_over: int
     """Steps, the warm-up's included, that grew beyond the headroom."""
     needed: int
-    """Measured steps that plain training cannot take within the budget."""
+    """Measured steps in which plain training grew beyond the headroom."""
     use_p50: float | None
     """Median of growth ÷ headroom over those."""
     error_p50: float | None
     """Median of |growth − predicted| ÷ growth over planned steps."""
     error_p99: float | None
+    """The 99th percentile; of fewer than 100 planned steps, the largest."""
     learning_steps: int
-    """Steps that measured, or made a first careful plan."""
+    """Steps that measured, made a first careful plan, or had nothing to plan with."""
     hit_seconds: float | None
     """Median time to find a plan that was made before."""
     miss_seconds: float | None
     """Median time to make one."""
     loss_is_equal: bool | None
-    """Whether every loss is plain training's to the last bit; None without steps."""
+    """Whether every loss is the other's to the last bit; None without steps."""
+    turns: tuple[tuple[int, float], ...]
+    """Measured steps and their seconds, turn by turn."""
 
     @property
     def keeps_budget(self) -> bool:
@@ -83,13 +100,26 @@ def _workload(rows: Sequence[GridRow]) -> list[CellSummary]:
         cells.setdefault((row.strategy, row.budget_share), []).append(row)
         if row.budget_share is not None and row.headroom_bytes is not None:
             budgets[row.budget_share] = row.headroom_bytes
-    plain = {row.step: row for row in cells.get(("none", None), []) if not row.problem}
+    base = _base(cells)
+    other = {row.step: row for row in cells.get((base, None), []) if not row.problem}
+    plain = {
+        row.step: row.growth_bytes
+        for row in cells.get(("none", None), [])
+        if not row.problem
+    }
     return [
-        _cell(name, share, headroom, own, plain)
+        _cell(name, share, headroom, own, base, other, plain)
         for share, headroom in sorted(budgets.items())
         for (name, own_share), own in cells.items()
         if own_share in (None, share)
     ]
+
+
+def _base(cells: Mapping[tuple[str, float | None], Sequence[GridRow]]) -> str:
+    """Return whom the others are compared with: who keeps everything, if it can."""
+    plain, full = (cells.get((name, None), []) for name in ("none", "full"))
+    fails = any(row.problem for row in plain)
+    return "full" if fails and full and not any(r.problem for r in full) else "none"
 
 
 def _cell(
@@ -97,34 +127,41 @@ def _cell(
     share: float,
     headroom: int,
     rows: Sequence[GridRow],
-    plain: Mapping[int, GridRow],
+    base: str,
+    base_rows: Mapping[int, GridRow],
+    plain: Mapping[int, int],
 ) -> CellSummary:
     ran = [row for row in rows if not row.problem]
-    pairs = [(row, plain[row.step]) for row in ran if row.step in plain]
+    failed = next((row for row in rows if row.problem), None)
+    pairs = [(row, base_rows[row.step]) for row in ran if row.step in base_rows]
     measured = [(row, other) for row, other in pairs if row.is_measured]
-    ratio, low, high = _interval(measured)
-    needing = [row for row, other in measured if other.growth_bytes > headroom]
+    mine = _turns(row for row, _ in measured)
+    ratio = _paired((mine, _turns(other for _, other in measured)))
+    needing = [
+        row
+        for row in ran
+        if row.is_measured and row.step in plain and plain[row.step] > headroom
+    ]
     planned = [row for row in ran if row.phase == "plan"]
-    errors = sorted(
-        abs(row.peak_bytes - row.start_bytes - row.predicted_growth_bytes)
-        / (row.peak_bytes - row.start_bytes)
-        for row in planned
-        if row.predicted_growth_bytes is not None
-    )
+    errors = _errors(planned)
     return CellSummary(
         workload=rows[0].workload,
         strategy=name,
         budget_share=share,
         headroom_bytes=headroom,
-        problem=next((row.problem for row in rows if row.problem), ""),
+        problem=failed.problem if failed else "",
+        failed_at=_place(failed),
         steps=len(measured),
-        seconds_ratio=ratio,
-        seconds_low=low,
-        seconds_high=high,
+        relative_to=base,
+        seconds_ratio=ratio.value,
+        seconds_low=ratio.low,
+        seconds_high=ratio.high,
         total_ratio=_ratio(pairs),
         recomputed_flops=_flops(row for row, _ in measured),
         warm_up_flops=_flops(row for row in ran if not row.is_measured),
         largest_growth_bytes=max((row.growth_bytes for row in ran), default=0),
+        largest_reserved_bytes=max((row.reserved_bytes for row in ran), default=0),
+        host_bytes=_most([row.host_bytes for row in ran]),
         steps_over=sum(row.growth_bytes > headroom for row in ran),
         needed=len(needing),
         use_p50=_median(row.growth_bytes / headroom for row in needing),
@@ -132,12 +169,33 @@ def _cell(
         error_p99=errors[min(len(errors) - 1, int(0.99 * len(errors)))]
         if errors
         else None,
-        learning_steps=sum(row.phase in ("collect", "step_down") for row in ran),
+        learning_steps=sum(row.phase not in ("", "plan") for row in ran),
         hit_seconds=_median(row.plan_seconds for row in planned if row.cache_hit),
         miss_seconds=_median(row.plan_seconds for row in planned if not row.cache_hit),
         loss_is_equal=all(row.loss == other.loss for row, other in pairs)
         if pairs
         else None,
+        turns=mine,
+    )
+
+
+def _place(failed: GridRow | None) -> str:
+    if failed is None or failed.step < 0:
+        return ""
+    sizes = ", ".join(f"{name} {size}" for name, size in failed.shape.items())
+    return f"step {failed.step}, {sizes}"
+
+
+def _errors(planned: Iterable[GridRow]) -> list[float]:
+    """Return how far off predictions were, as a share of growth, the least first."""
+    growths = (
+        (row.peak_bytes - row.start_bytes, row.predicted_growth_bytes)
+        for row in planned
+    )
+    return sorted(
+        abs(growth - predicted) / growth
+        for growth, predicted in growths
+        if predicted is not None and growth > 0
     )
 
 
@@ -146,30 +204,80 @@ def _ratio(pairs: Sequence[tuple[GridRow, GridRow]]) -> float | None:
     return sum(row.seconds for row, _ in pairs) / below if below else None
 
 
-def _interval(
-    pairs: Sequence[tuple[GridRow, GridRow]],
-) -> tuple[float | None, float | None, float | None]:
-    """Return a ratio of times and the ends of its 95% interval, by the bootstrap.
+# ------------------------------------------------------------------ turns
 
-    Turns are resampled, not steps: what disturbs a step disturbs those beside it.
+
+class Ratio(NamedTuple):
+    """A ratio of times, and the ends of its 95% interval."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def _turns(rows: Iterable[GridRow]) -> tuple[tuple[int, float], ...]:
+    """Return steps and seconds of each turn."""
+    found: dict[int, tuple[int, float]] = {}
+    for row in rows:
+        n_steps, seconds = found.get(row.step // TURN, (0, 0.0))
+        found[row.step // TURN] = n_steps + 1, seconds + row.seconds
+    return tuple(found.values())
+
+
+def _paired(
+    *cells: tuple[Sequence[tuple[int, float]], Sequence[tuple[int, float]]],
+) -> Ratio:
+    """Return the geometric mean over cells of one's time ÷ another's.
+
+    The interval is by the bootstrap. Turns are resampled, both strategies' together,
+    not steps: what disturbs a step disturbs those beside it.
+
+    Args:
+        cells: In each, the turns of the one and of the other. Turns that only one of
+            them went to the end of are left out.
     """
-    if not pairs:
-        return None, None, None
-    turns: dict[int, tuple[float, float]] = {}
-    for row, other in pairs:
-        mine, theirs = turns.get(row.step // TURN, (0.0, 0.0))
-        turns[row.step // TURN] = mine + row.seconds, theirs + other.seconds
-    seconds = np.array(list(turns.values()))
-    n_turns = len(seconds)
-    chosen = np.random.default_rng(0).integers(n_turns, size=(_RESAMPLES, n_turns))
-    sums = seconds[chosen].sum(axis=1)
-    low, high = np.percentile(sums[:, 0] / sums[:, 1], _INTERVAL)
-    return _ratio(pairs), float(low), float(high)
+    logs, n_turns = [], []
+    for mine, theirs in cells:
+        both = [
+            (a, b)
+            for (n, a), (m, b) in zip(mine, theirs, strict=False)
+            if n == m and a > 0.0 and b > 0.0
+        ]
+        if not both:
+            continue
+        seconds = np.array(both)
+        sums = seconds[_resampled(len(both))].sum(axis=1)
+        logs.append(np.log(sums[:, 0] / sums[:, 1]))
+        n_turns.append(len(both))
+    if not logs:
+        return Ratio(None, None, None)
+    means = np.exp(np.mean(logs, axis=0))
+    if min(n_turns) < _LEAST_TURNS:
+        return Ratio(float(means[0]), None, None)
+    low, high = np.percentile(means[1:], _PERCENTILES)
+    return Ratio(float(means[0]), float(low), float(high))
+
+
+@functools.cache
+def _resampled(n_turns: int) -> NDArray[np.int_]:
+    """Return (1 + resamples, n_turns) turns: as they were, then drawn at random."""
+    drawn = np.random.default_rng(0).integers(n_turns, size=(_RESAMPLES, n_turns))
+    return np.vstack((np.arange(n_turns), drawn))
+
+
+def paired_ratio(one: CellSummary, other: CellSummary) -> Ratio:
+    """Return the time of one strategy ÷ another's on the same batches."""
+    return _paired((one.turns, other.turns))
 
 
 def _flops(rows: Iterable[GridRow]) -> int | None:
     counts = [row.recomputed_flops for row in rows]
     return _sum(counts) if counts else None
+
+
+def _most(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return max(known) if known else None
 
 
 def _median(values: Iterable[float]) -> float | None:
@@ -183,7 +291,7 @@ class Comparison:
 
     other: str
     cells: int
-    seconds_ratio: float
+    seconds: Ratio
     """Geometric mean of mimose's time ÷ the other's."""
     flops_ratio: float | None
     """mimose's recomputed FLOPs ÷ the other's, summed over the cells; None where they
@@ -203,17 +311,19 @@ def compare(summaries: Sequence[CellSummary], other: str) -> Comparison | None:
         for (workload, share, name), mine in found.items()
         if name == "mimose" and (workload, share, other) in found
     ]
-    kept = [(a, b) for a, b in pairs if a.keeps_budget and b.keeps_budget]
-    ratios = [
-        a.seconds_ratio / b.seconds_ratio
-        for a, b in kept
-        if a.seconds_ratio and b.seconds_ratio
+    kept = [
+        (a, b)
+        for a, b in pairs
+        if a.keeps_budget and b.keeps_budget and a.turns and b.turns
     ]
-    if not ratios:
+    if not kept:
+        return None
+    seconds = _paired(*((a.turns, b.turns) for a, b in kept))
+    if seconds.value is None:
         return None
     mine, theirs = (_sum(cell[i].recomputed_flops for cell in kept) for i in (0, 1))
     flops_ratio = mine / theirs if mine is not None and theirs else None
-    return Comparison(other, len(kept), statistics.geometric_mean(ratios), flops_ratio)
+    return Comparison(other, len(kept), seconds, flops_ratio)
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
@@ -222,39 +332,46 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return sum(known) if len(known) == len(found) else None
 
 
-def swapped(
-    first: Sequence[CellSummary], second: Sequence[CellSummary]
-) -> list[tuple[str, float, str, str]]:
-    """Return which strategies two runs of a grid rank differently by their time.
+class Rankings(NamedTuple):
+    """How two runs of a grid rank the strategies by their time."""
 
-    Only those that keep the budget in both are ranked, and two whose intervals overlap
-    in either run are as good as each other.
+    pairs: int
+    """Pairs of strategies in one cell of which one is the faster in the first run."""
+    swapped: list[tuple[str, float, str, str]]
+    """Those of which the other is the faster in the second run: workload, budget, the
+    first run's faster one, the other."""
+
+
+def rank(first: Sequence[CellSummary], second: Sequence[CellSummary]) -> Rankings:
+    """Compare how two runs of a grid rank the strategies.
+
+    Only those that keep the budget in both are ranked. Two are as good as each other
+    where the interval of the ratio of their times, in either run, has 1 in it.
 
     Args:
         first: A grid's summaries.
         second: Another run's.
-
-    Returns:
-        (workload, budget, the faster one in the first run, the other).
     """
     again = {(s.workload, s.budget_share, s.strategy): s for s in second}
-    found = []
+    pairs, found = 0, []
     for a, b in itertools.permutations(first, 2):
         place = a.workload, a.budget_share
-        if place != (b.workload, b.budget_share):
+        if place != (b.workload, b.budget_share) or not _is_faster(a, b):
             continue
         other_a, other_b = (again.get((*place, s.strategy)) for s in (a, b))
         if other_a is None or other_b is None:
             continue
-        if _is_faster(a, b) and _is_faster(other_b, other_a):
+        if not (other_a.keeps_budget and other_b.keeps_budget):
+            continue
+        pairs += 1
+        if _is_faster(other_b, other_a):
             found.append((*place, a.strategy, b.strategy))
-    return found
+    return Rankings(pairs, found)
 
 
 def _is_faster(one: CellSummary, other: CellSummary) -> bool:
-    """Whether both keep the budget, and the intervals do not overlap."""
+    """Whether both keep the budget, and one takes less time than the other."""
     if not (one.keeps_budget and other.keeps_budget):
         return False
-    if one.seconds_high is None or other.seconds_low is None:
-        return False
-    return one.seconds_high < other.seconds_low
+    high = paired_ratio(one, other).high
+    return high is not None and high < 1.0

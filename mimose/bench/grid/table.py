@@ -9,7 +9,8 @@ from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
-from mimose.bench.grid.summary import CellSummary, compare
+from mimose.bench.grid.rows import INTERRUPTED
+from mimose.bench.grid.summary import CellSummary, Comparison, Rankings, compare
 from mimose.bench.grid.workloads import ALL
 
 _GIGA = 1e9
@@ -46,50 +47,78 @@ def _table(workload: str, summaries: Sequence[CellSummary]) -> Table:
     ran = sorted(summaries, key=lambda summary: not summary.steps)  # those first
     for strategy in dict.fromkeys(summary.strategy for summary in ran):
         own = {s.budget_share: s for s in summaries if s.strategy == strategy}
-        cells = [cell for share in budgets for cell in _cells(own[share])]
+        cells = [cell for share in budgets for cell in _cells(own.get(share))]
         table.add_row(strategy, *cells, style="bold" if strategy == "mimose" else "")
     return table
 
 
-def _cells(summary: CellSummary) -> tuple[str, str]:
-    if summary.total_ratio is None:
-        return "not run", ""
-    if summary.problem or summary.seconds_ratio is None:
+def _cells(summary: CellSummary | None) -> tuple[str, str]:
+    if summary is None or summary.seconds_ratio is None:
+        return "failed" if summary and summary.failed_at else "not run", ""
+    if summary.problem not in ("", INTERRUPTED):
         return "failed", ""
-    half = ((summary.seconds_high or 0.0) - (summary.seconds_low or 0.0)) / 2
-    time = f"{summary.seconds_ratio:.2f}× ±{half:.2f}"
+    time = f"{summary.seconds_ratio:.2f}×"
+    if summary.seconds_high is not None and summary.seconds_low is not None:
+        time += f" ±{(summary.seconds_high - summary.seconds_low) / 2:.2f}"
     if summary.steps_over:
         time = f"[{time}] {summary.steps_over} over"
+    if summary.problem:
+        time = f"({time})"
     flops = summary.recomputed_flops
     return time, "?" if flops is None else f"{flops / _GIGA:.1f}"
 
 
 def sentences(summaries: Sequence[CellSummary]) -> Iterator[str]:
     """Say what the tables mean."""
-    mine = [s for s in summaries if s.strategy == "mimose"]
+    ended = [s for s in summaries if s.problem != INTERRUPTED]
+    mine = [s for s in ended if s.strategy == "mimose"]
     if mine:
         kept = sum(s.keeps_budget for s in mine)
         yield f"mimose kept the budget in {kept} of {len(mine)} cells."
     for other in _OTHERS:
         found = compare(summaries, other)
-        if found is None:
-            continue
-        redone = ""
-        if found.flops_ratio is not None:
-            redone = f", and recomputes {found.flops_ratio:.2f}× as much"
-        yield (
-            f"mimose takes {found.seconds_ratio:.3f} of the time of {other}{redone} "
-            f"({found.cells} cells in which both keep the budget)."
-        )
+        if found is not None:
+            yield _comparison(found)
+    yield from _unlike_plain(summaries)
+    yield from _problems(summaries)
+    yield "[…] is over the budget, and counts for nothing; ± is half the 95% interval."
+    if any(s.problem == INTERRUPTED for s in summaries):
+        yield "(…) was interrupted, and counts for nothing."
+
+
+def _comparison(found: Comparison) -> str:
+    interval, redone = "", ""
+    if found.seconds.low is not None:
+        interval = f" ({found.seconds.low:.3f} to {found.seconds.high:.3f})"
+    if found.flops_ratio is not None:
+        redone = f", and recomputes {found.flops_ratio:.2f}× as much"
+    return (
+        f"mimose takes {found.seconds.value:.3f}{interval} of the time of "
+        f"{found.other}{redone}: {found.cells} cells in which both keep the budget."
+    )
+
+
+def _unlike_plain(summaries: Sequence[CellSummary]) -> Iterator[str]:
+    """Say where plain training is not what the others are compared with."""
+    for workload in dict.fromkeys(s.workload for s in summaries):
+        own = [s for s in summaries if s.workload == workload]
+        if own[0].relative_to != "none":
+            yield f"{workload}: plain training failed; times are relative to full."
+
+
+def _problems(summaries: Sequence[CellSummary]) -> Iterator[str]:
+    """Say who failed, in which cells and where."""
     where: dict[tuple[str, str], list[str]] = {}
     for summary in summaries:
         if summary.problem:
+            place = summary.workload
+            if summary.failed_at:
+                place += f" at {summary.budget_share:g} ({summary.failed_at})"
             places = where.setdefault((summary.strategy, summary.problem), [])
-            if summary.workload not in places:
-                places.append(summary.workload)
+            if place not in places:
+                places.append(place)
     for (strategy, why), places in where.items():
         yield f"{strategy}, {', '.join(places)}: {why}"
-    yield "[…] is over the budget, and counts for nothing; ± is half the 95% interval."
 
 
 def overview(summaries: Sequence[CellSummary]) -> str:
@@ -101,7 +130,7 @@ def overview(summaries: Sequence[CellSummary]) -> str:
     for strategy in dict.fromkeys(s.strategy for s in summaries if s.steps):
         cells = [s for s in summaries if s.strategy == strategy]
         kept = sum(cell.keeps_budget for cell in cells)
-        own = [cell for cell in cells if not cell.problem]
+        own = [c for c in cells if not c.problem and c.seconds_ratio is not None]
         if not own:
             continue
         flops = [cell.recomputed_flops for cell in own]
@@ -109,11 +138,25 @@ def overview(summaries: Sequence[CellSummary]) -> str:
         redone = f"{sum(known) / _GIGA:,.0f}" if len(known) == len(own) else "?"
         time = statistics.fmean(cell.seconds_ratio or 0.0 for cell in own)
         total = statistics.fmean(cell.total_ratio or 0.0 for cell in own)
+        ran = "" if len(own) == len(cells) else f" ({len(own)} cells)"
         lines.append(
-            f"| {strategy} | {kept} of {len(cells)} | {time:.2f}× | {total:.2f}× "
+            f"| {strategy} | {kept} of {len(cells)} | {time:.2f}×{ran} | {total:.2f}× "
             f"| {redone} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def rankings(found: Rankings) -> str:
+    """Say what two runs rank differently."""
+    if not found.pairs:
+        return "no two strategies could be ranked: too few turns, or no cells in common"
+    if not found.swapped:
+        return f"both runs rank the strategies alike: {found.pairs} pairs"
+    return "\n".join(
+        f"{workload} at {share:g}: {faster} is faster than {other}, and in the other "
+        f"run slower"
+        for workload, share, faster, other in found.swapped
+    )
 
 
 def show(summaries: Sequence[CellSummary], console: Console) -> None:

@@ -15,6 +15,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from mimose.recovery import first_line
+
 Sizes: TypeAlias = dict[str, int]
 Trace: TypeAlias = Callable[[np.random.Generator, int], list[Sizes]]
 """Takes a generator and how many batches; returns the sizes of each."""
@@ -166,6 +168,12 @@ def from_file(path: Path, names: Sequence[str]) -> list[Sizes]:
     return found
 
 
+def columns_of(path: Path) -> tuple[str, ...]:
+    """Return the names in the first line of a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return tuple(csv.DictReader(file).fieldnames or ())
+
+
 def from_dataset(
     name: str, column: str, *, batch_size: int, most: int, seed: int
 ) -> list[Sizes]:
@@ -182,26 +190,35 @@ def from_dataset(
 
     Raises:
         ModuleNotFoundError: datasets or tokenizers is missing.
-        ValueError: There is no such column, or not one whole batch.
+        ValueError: It cannot be read, has no such column of texts, or not one whole
+            batch.
     """
     from datasets import load_dataset
 
     from mimose.corpus import load_corpus, train_tokenizer
 
-    path = Path(name)
-    if path.suffix in _KINDS:
-        kind = _KINDS[path.suffix]
-        data = load_dataset(kind, data_files=str(path), split="train")
-    else:
-        data = load_dataset(name, split="train")
+    kind = _KINDS.get(Path(name).suffix)
+    try:
+        if kind is None:
+            data = load_dataset(name, split="train")
+        else:
+            data = load_dataset(kind, data_files=name, split="train")
+    except Exception as error:  # of a dozen kinds: no file, no network, broken lines
+        msg = f"--dataset {name}: {type(error).__name__}: {first_line(error)}"
+        raise ValueError(msg) from error
     if column not in data.column_names:
         msg = f"{name} has columns {', '.join(data.column_names)}, and no {column}"
         raise ValueError(msg)
     if len(data) < batch_size:
         msg = f"{name} has {len(data)} texts, fewer than one batch of {batch_size}"
         raise ValueError(msg)
+    texts = list(data.shuffle(seed=seed)[column])
+    others = [text for text in texts if not isinstance(text, str)]
+    if others:
+        msg = f"{name}: column {column} is not all text; it has {others[0]!r}, too"
+        raise ValueError(msg)
     tokenizer = train_tokenizer(text.text for text in load_corpus().train)
-    encoded = tokenizer.encode_batch(list(data.shuffle(seed=seed)[column]))
+    encoded = tokenizer.encode_batch(texts)
     lengths = np.array([min(most, len(each.ids)) for each in encoded])
     whole = len(lengths) // batch_size * batch_size
     longest = lengths[:whole].reshape(-1, batch_size).max(axis=1)

@@ -24,9 +24,10 @@ from mimose.bench.grid.strategies import CannotRunError, Setup
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.workload import largest
 from mimose.bench.grid.workloads import workload_named
-from mimose.bench.machine import load_average
+from mimose.bench.machine import load_average, private_bytes
 from mimose.bench.step_meter import step_meter
 from mimose.bench.worker import answer, answering_errors, take_standard_output
+from mimose.recovery import is_out_of_memory
 from mimose.session import attach
 
 _UNLIMITED = 2**50
@@ -85,6 +86,7 @@ class Trainer:
             headroom_bytes=headroom,
             sizes=task.sizes,
             longest=task.longest or largest(task.sizes)[0],
+            loss=self._loss,
             try_step=self._try,
             shared=Path(task.shared),
         )
@@ -96,23 +98,56 @@ class Trainer:
         self.rest()
 
     def probe(self) -> dict[str, Any]:
-        """Measure what a step on the longest batch grows by, and say which that is."""
+        """Measure what a step on the longest batch grows by, and say which that is.
+
+        Where memory runs out the growth is None, and what a step could have is told.
+        """
         known = self._task.longest
         candidates = largest(self._task.sizes) if known is None else [known]
-        growths = [self._growth(sizes) for sizes in candidates]
+        growths: list[int | None] = [self._growth(sizes) for sizes in candidates]
         torch.manual_seed(self._task.seed)
-        most = max(growths)
         self.rest()
-        return {"growth_bytes": most, "longest": candidates[growths.index(most)]}
+        found = [growth for growth in growths if growth is not None]
+        most = max(found) if len(found) == len(growths) else None
+        return {
+            "growth_bytes": most,
+            "longest": candidates[growths.index(most)],
+            "room_bytes": self._room(),
+            "private_bytes": private_bytes(),
+        }
 
-    def _growth(self, sizes: Sizes) -> int:
+    def _growth(self, sizes: Sizes) -> int | None:
         growths = []
         for _ in range(_PROBES):
             start = self._settled()
             self._meter.begin_step()
-            self._try(sizes)
+            if not self._fits(sizes):
+                return None
             growths.append(self._meter.step_peak_bytes() - start)
         return min(growths)
+
+    def _fits(self, sizes: Sizes) -> bool:
+        """Try a forward and backward; return whether memory sufficed."""
+        try:
+            self._try(sizes)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._optimizer.zero_grad(set_to_none=True)
+        else:
+            return True
+        self.rest()  # here the error, and what its frames hold, is gone
+        return False
+
+    def _room(self) -> int | None:
+        """Return what a step can grow by on an accelerator; None if nobody tells."""
+        if self._device.type == "cpu":
+            return None
+        module = torch.get_device_module(self._device)
+        if not hasattr(module, "mem_get_info"):
+            return None
+        free, _ = module.mem_get_info(self._device)
+        return int(free)
 
     def step(self, index: int) -> dict[str, Any]:
         """Train on one batch; return what `GridRow` wants to know of it."""
@@ -125,7 +160,7 @@ class Trainer:
         self._synchronise()
         began = time.perf_counter()
         self._applied.before_step(sizes)
-        loss = self._forward(batch)
+        loss = self._forward(self._model, batch)
         torch.autograd.backward(loss)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -161,7 +196,7 @@ class Trainer:
         self._applied.phase_of(phase)
         self._applied.before_step(sizes)
         with FlopCounterMode(display=False) as counter:
-            torch.autograd.backward(self._forward(batch))
+            torch.autograd.backward(self._forward(self._model, batch))
         self._optimizer.zero_grad(set_to_none=True)
         self.rest()
         return {"flops": counter.get_total_flops()}
@@ -179,22 +214,28 @@ class Trainer:
     def _warm_up(self) -> None:
         """Start the threads, make the optimizer's state, and fill libraries' caches.
 
-        The longest batch is among those, kept and recomputed: what either leaves
-        resident is part of what every strategy begins with.
+        The longest batch is among those, kept (if it can be) and recomputed: what
+        either leaves resident is part of what every strategy begins with.
         """
         longest = largest(self._task.sizes)
         shortest = sorted(self._task.sizes, key=lambda each: sum(each.values()))
-        for index, sizes in enumerate([*shortest[:_SMALLEST], *longest]):
-            torch.autograd.backward(self._forward(self._batch(index, sizes)))
+        for index, sizes in enumerate(shortest[:_SMALLEST]):
+            batch = self._batch(index, sizes)
+            torch.autograd.backward(self._forward(self._model, batch))
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
+        for sizes in longest:
+            self._fits(sizes)
         with attach(self._model, _UNLIMITED, planner="full", meter=self._meter):
             for sizes in longest:
                 self._try(sizes)
 
     def _try(self, sizes: Mapping[str, int]) -> None:
-        torch.autograd.backward(self._forward(self._batch(0, sizes)))
+        torch.autograd.backward(self._loss(self._model, sizes))
         self._optimizer.zero_grad(set_to_none=True)
+
+    def _loss(self, model: torch.nn.Module, sizes: Mapping[str, int]) -> torch.Tensor:
+        return self._forward(model, self._batch(0, sizes))
 
     def _batch(self, index: int, sizes: Mapping[str, int]) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(self._task.seed * 100_003 + index)
@@ -204,9 +245,11 @@ class Trainer:
             for name, value in batch.items()
         }
 
-    def _forward(self, batch: Mapping[str, Any]) -> torch.Tensor:
+    def _forward(
+        self, model: torch.nn.Module, batch: Mapping[str, Any]
+    ) -> torch.Tensor:
         with self._autocast():
-            output = self._model(**batch)
+            output = model(**batch)
         loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
         return loss
 

@@ -31,6 +31,8 @@ class Workload:
     """Takes a scale."""
     is_synthetic: bool = True
     """Whether the trace is generated, not taken from real data."""
+    needs_lengths: bool = False
+    """Whether there is no trace that fits its sizes; the user has to give one."""
 
 
 def size_of(sizes: Mapping[str, int]) -> int:

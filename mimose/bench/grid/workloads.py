@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -327,8 +328,11 @@ def from_function(path: str) -> Workload:
     try:
         function = getattr(importlib.import_module(module_name), name)
         _, make_batch, names = function()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # the user's code, whatever it does
+        place = traceback.extract_tb(error.__traceback__)[-1]
         msg = f"--model {path}: {type(error).__name__}: {error}"
+        if Path(place.filename).exists() and place.filename != __file__:
+            msg += f" ({Path(place.filename).name}, line {place.lineno})"
         raise ValueError(msg) from error
 
     def batch(
@@ -350,4 +354,5 @@ def from_function(path: str) -> Workload:
         batch=batch,
         sizes=tuple(names),
         trace=lambda _: long_tail(32, 512),
+        needs_lengths=tuple(names) != ("length",),
     )

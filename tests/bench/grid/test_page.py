@@ -63,9 +63,18 @@ def test_the_table_marks_who_breaks_the_budget(grid):
     out = io.StringIO()
     show(summarise(grid), Console(file=out, width=120))
     text = out.getvalue()
-    assert "[1.00× ±0.00] 3 over" in text
-    assert "1.20× ±0.00" in text
+    assert "[1.00×] 3 over" in text
+    assert "1.20×" in text
     assert "not run" in text
     assert "failed" in text
     assert "autosac, tc-bert: needs CUDA" in text
     assert "mimose kept the budget in 1 of 1 cells" in text
+
+
+def test_every_strategy_has_a_colour_of_its_own():
+    """Or a legend could not tell two lines apart."""
+    from mimose.bench.grid.page import COLOURS
+    from mimose.bench.grid.registry import STRATEGIES
+
+    assert STRATEGIES.keys() == COLOURS.keys()
+    assert len(set(COLOURS.values())) == len(COLOURS)

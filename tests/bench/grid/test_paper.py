@@ -22,6 +22,7 @@ def _setup(model, meter, headroom):
         headroom_bytes=headroom,
         sizes=[{"length": length} for length in LENGTHS],
         longest={"length": max(LENGTHS)},
+        loss=lambda model, _: model,
         try_step=lambda _: None,
         shared=Path(),
     )

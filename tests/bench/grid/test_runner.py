@@ -1,5 +1,6 @@
 """Running a grid, with processes that only say that they train."""
 
+import contextlib
 import json
 from typing import ClassVar
 
@@ -8,7 +9,8 @@ import pytest
 pytest.importorskip("transformers")
 
 from mimose.bench.grid import runner
-from mimose.bench.grid.runner import GridSettings, WorkloadRun
+from mimose.bench.grid.rows import INTERRUPTED
+from mimose.bench.grid.runner import GridSettings, WorkloadRun, is_complete
 from mimose.bench.process import StrategyFailedError
 
 MIB = 2**20
@@ -22,6 +24,10 @@ class _FakeChild:
     """Answers as a `Trainer` would, and keeps what it was told and asked."""
 
     made: ClassVar[list["_FakeChild"]] = []
+    plain_growth: ClassVar[int | None] = 300 * MIB
+    private_bytes: ClassVar[int] = MIB
+    rooms: ClassVar[dict[str, int | None]] = {"none": None, "full": None}
+    fails: ClassVar[dict[str, int]] = {"static": 2}
 
     def __init__(self, name, module, threads, first):
         self.name, self.first = name, first
@@ -38,12 +44,17 @@ class _FakeChild:
         return getattr(self, command)(**arguments)
 
     def probe(self):
-        growth = 300 if self.name == "none" else 100
+        growth = {"none": self.plain_growth, "full": 100 * MIB}[self.name]
         longest = self.first["longest"] or self.first["sizes"][0]
-        return {"growth_bytes": growth * MIB, "longest": longest}
+        return {
+            "growth_bytes": growth,
+            "longest": longest,
+            "room_bytes": self.rooms[self.name],
+            "private_bytes": self.private_bytes,
+        }
 
     def step(self, index):
-        if self.name == "static" and index == 2:
+        if self.fails.get(self.name) == index:
             msg = "memory ran out"
             raise StrategyFailedError(msg)
         known = {"full": 7, "mimose": 5}.get(self.name)
@@ -88,8 +99,8 @@ def run(monkeypatch):
     machine = dict.fromkeys(("device", "python", "torch", "transformers", "mimose"), "")
     monkeypatch.setattr(runner, "describe_machine", lambda device: machine)
 
-    def run(*strategies, **settings):
-        rows = WorkloadRun(
+    def run(*strategies, on_step=lambda _: None, **settings):
+        grid = WorkloadRun(
             GridSettings(
                 workloads=("tc-bert",),
                 strategies=("none", *strategies),
@@ -97,7 +108,11 @@ def run(monkeypatch):
                 **{"steps": 5, "warm_up": 1, **settings},
             ),
             "tc-bert",
-        ).run()
+            on_step,
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            grid.run()
+        rows = grid.rows
         assert all(child.is_closed for child in _FakeChild.made)
         return {
             name: [row for row in rows if row.strategy == name]
@@ -171,8 +186,61 @@ def test_turns_end_with_a_rest(run, device, times):
 
 def test_there_has_to_be_something_to_plan(run, monkeypatch):
     """Where keeping everything takes no more, the numbers are told."""
-    monkeypatch.setattr(
-        _FakeChild, "probe", lambda _: {"growth_bytes": 5, "longest": {"length": 3}}
-    )
+    monkeypatch.setattr(_FakeChild, "plain_growth", 5)
     with pytest.raises(StrategyFailedError, match="grows by 5 bytes"):
         run("mimose")
+
+
+def test_where_plain_training_does_not_fit(run, monkeypatch):
+    """A budget of 1 is what the device has; its rows end where it failed."""
+    monkeypatch.setattr(_FakeChild, "plain_growth", None)
+    monkeypatch.setattr(_FakeChild, "fails", {"none": 3})
+    monkeypatch.setattr(_FakeChild, "rooms", {"none": 520 * MIB, "full": 510 * MIB})
+    rows = run("full", "mimose", "hf-full", device="cuda")
+    room = 510 - 2 * 10  # two more processes take what the second one took
+    assert _child("mimose").first["headroom_bytes"] == (100 + (room - 100) // 2) * MIB
+    assert {row.recomputed_flops for row in rows["hf-full"]} == {None}
+    assert [row.problem for row in rows["none"]] == ["", "", "", "memory ran out"]
+    assert len(rows["mimose"]) == len(rows["full"]) == 6
+    with pytest.raises(StrategyFailedError, match="add full to the strategies"):
+        run("mimose", device="cuda")
+
+
+def test_processes_have_to_fit_beside_each_other(run, monkeypatch):
+    """Before the kernel ends one of them, or somebody else's."""
+    monkeypatch.setattr(_FakeChild, "private_bytes", 2**60)
+    with pytest.raises(StrategyFailedError, match=r"1 more processes of 10\d+\.\d GiB"):
+        run("mimose")
+
+
+def test_an_interrupted_run_keeps_its_steps(run):
+    """As Ctrl-C does, in the middle of a strategy's turn."""
+    seen = []
+
+    def on_step(cell):
+        seen.append(cell)
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+
+    rows = run("mimose", "static", on_step=on_step)
+    assert [row.problem for row in rows["none"]] == [""] * 4 + [INTERRUPTED]
+    assert [row.problem for row in rows["mimose"]] == ["", INTERRUPTED]
+    assert [row.problem for row in rows["static"]] == [INTERRUPTED]
+
+
+def test_interrupted_while_flops_are_counted(run, monkeypatch):
+    """All steps ran, and still it has to run again."""
+
+    def count(self, index, phase):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_FakeChild, "count", count)
+    rows = run("mimose")
+    assert len(rows["none"]) == 7
+    settings = GridSettings(
+        workloads=("tc-bert",), strategies=("none", "mimose"), budgets=(0.5,),
+        steps=5, warm_up=1,
+    )  # fmt: skip
+    every = [row for own in rows.values() for row in own]
+    assert not is_complete(settings, every)
+    assert is_complete(settings, [row for row in every if not row.problem])

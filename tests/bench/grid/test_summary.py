@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
-from mimose.bench.grid.summary import compare, summarise, swapped
+from mimose.bench.grid.rows import INTERRUPTED
+from mimose.bench.grid.summary import compare, rank, summarise
 
 
 def _by_name(grid):
@@ -16,7 +18,7 @@ def test_time_is_told_over_measured_steps(grid):
     cells = _by_name(grid)
     assert cells["mimose"].seconds_ratio == pytest.approx(1.2)
     assert cells["full"].total_ratio == pytest.approx(1.6)
-    assert cells["mimose"].seconds_low == pytest.approx(1.2)
+    assert cells["mimose"].seconds_low is None
     assert cells["mimose"].steps == 4
 
 
@@ -50,6 +52,8 @@ def test_failures_are_told(grid):
     """A strategy that failed, or could not run, keeps no budget."""
     cells = _by_name(grid)
     assert cells["static"].problem == "memory ran out"
+    assert cells["static"].failed_at == "step 1, length 20"
+    assert cells["autosac"].failed_at == ""
     assert cells["autosac"].problem == "needs CUDA"
     assert not cells["autosac"].keeps_budget
     assert cells["autosac"].seconds_ratio is None
@@ -67,7 +71,8 @@ def test_only_those_that_keep_the_budget_are_compared(grid, make_row):
     """A strategy that breaks it is not counted as faster; nor is mimose."""
     cells = summarise(grid)
     full = compare(cells, "full")
-    assert full.seconds_ratio == pytest.approx(0.75)
+    assert full.seconds.value == pytest.approx(0.75)
+    assert full.seconds.low is None  # two turns are too few for an interval
     assert full.flops_ratio == pytest.approx(0.3)
     assert full.cells == 1
     assert compare(cells, "none") is compare(cells, "static") is None
@@ -76,30 +81,96 @@ def test_only_those_that_keep_the_budget_are_compared(grid, make_row):
     assert compare(summarise([*grid, over]), "full") is None
 
 
-def test_failed_steps_of_plain_training_are_no_measure(grid):
-    """A step that it did not end is compared with nothing."""
-    rows = [
+def _failing(grid, strategy, step):
+    """Return the rows of a strategy that fails in a step, and the others'."""
+    return [
         dataclasses.replace(row, problem="memory ran out", seconds=0.0)
-        if (row.strategy, row.step) == ("none", 5)
+        if (row.strategy, row.step) == (strategy, step)
         else row
         for row in grid
+        if row.strategy != strategy or row.step <= step
     ]
-    cells = _by_name(rows)
-    assert cells["mimose"].steps == 3
-    assert cells["mimose"].seconds_ratio == pytest.approx(1.2)
 
 
-def test_two_runs_that_rank_alike(grid):
-    """A faster strategy stays the faster one, or their intervals overlap."""
-    first = summarise(grid)
-    assert swapped(first, first) == []
-    slower = [
-        dataclasses.replace(row, seconds=0.3) if row.strategy == "mimose" else row
+def test_where_plain_training_fails_full_checkpointing_is_the_measure(grid):
+    """On every step, not only on those that plain training could take."""
+    cells = _by_name(_failing(grid, "none", 3))
+    assert cells["mimose"].needed == 0  # of the steps that plain training took
+    assert cells["mimose"].relative_to == "full"
+    assert cells["mimose"].steps == 4
+    assert cells["mimose"].seconds_ratio == pytest.approx(0.75)
+    assert cells["none"].failed_at == "step 3, length 40"
+    rest = [row for row in grid if row.strategy != "full"]
+    assert _by_name(_failing(rest, "none", 3))["mimose"].steps == 1
+
+
+def test_what_was_interrupted_is_no_measure(grid):
+    """It keeps no budget, whatever it did until then."""
+    rows = [
+        dataclasses.replace(row, problem=INTERRUPTED) if row.step == 5 else row
         for row in grid
     ]
-    assert swapped(first, summarise(slower)) == [("tc-bert", 0.5, "mimose", "full")]
-    over = [
-        dataclasses.replace(row, peak_bytes=10**10) if row.strategy == "mimose" else row
-        for row in slower
+    cells = summarise(rows)
+    assert not any(cell.keeps_budget for cell in cells)
+    assert compare(cells, "full") is None
+    assert _by_name(rows)["mimose"].seconds_ratio == pytest.approx(1.2)
+
+
+def test_turns_that_one_did_not_end_are_left_out(grid, make_row):
+    """And without any there is nothing to compare."""
+    short = [row for row in grid if row.strategy != "full" or row.step < 3]
+    cells = summarise([row for row in short if row.step < 4])
+    assert compare(cells, "full") is None
+
+
+def _long(make_row, rng, **seconds):
+    """Return 60 steps of strategies by seconds a step, with noise on each batch."""
+    noise = rng.normal(1.0, 0.2, 60)
+    return [
+        make_row(name, step + 4, seconds=each * noise[step], peak_bytes=110 * 2**20)
+        for name, each in seconds.items()
+        for step in range(60)
     ]
-    assert swapped(first, summarise(over)) == []
+
+
+def test_intervals_are_of_the_ratio(grid, make_row):
+    """What disturbs both alike makes it no wider; noise of one alone does."""
+    rng = np.random.default_rng(1)
+    rows = [
+        row
+        for row in _long(make_row, rng, none=0.1, full=0.16)
+        + [
+            dataclasses.replace(row, budget_share=0.5, headroom_bytes=35 * 2**20)
+            for row in _long(make_row, rng, mimose=0.12)
+        ]
+    ]
+    cells = summarise(rows)
+    full, mine = (
+        next(cell for cell in cells if cell.strategy == name)
+        for name in ("full", "mimose")
+    )
+    assert full.seconds_low == pytest.approx(1.6) == full.seconds_high
+    assert mine.seconds_low < mine.seconds_ratio < mine.seconds_high
+    found = compare(cells, "full")
+    assert found.seconds.low < found.seconds.value < found.seconds.high
+    assert found.seconds.value == pytest.approx(mine.seconds_ratio / 1.6)
+
+
+def test_two_runs_that_rank_alike(grid, make_row):
+    """A faster strategy stays the faster one, or the interval has both orders in it."""
+
+    def run(seconds, **changes):
+        rng = np.random.default_rng(2)
+        rows = _long(make_row, rng, none=0.1, full=0.16, mimose=seconds)
+        at = {"budget_share": 0.5, "headroom_bytes": 35 * 2**20}
+        return summarise(
+            dataclasses.replace(row, **at, **changes)
+            if row.strategy == "mimose"
+            else row
+            for row in rows
+        )
+
+    first = run(0.12)
+    assert rank(first, first) == (3, [])
+    assert rank(first, run(0.3)) == (3, [("tc-bert", 0.5, "mimose", "full")])
+    assert rank(first, run(0.3, peak_bytes=10**10)) == (1, [])
