@@ -6,10 +6,11 @@ import pytest
 
 from mimose.bench.csv_file import read
 from mimose.bench.grid.rows import GridRow
-from mimose.bench.grid.summary import summarise
+from mimose.bench.grid.summary import compare, rank, summarise
 
 ROOT = Path(__file__).resolve().parents[3]
 ROWS = ROOT / "docs" / "results" / "cpu" / "bench.csv"
+AGAIN = ROWS.with_name("bench_again.csv")
 
 pytestmark = pytest.mark.skipif(not ROWS.exists(), reason="runs in a checkout")
 
@@ -17,10 +18,39 @@ pytestmark = pytest.mark.skipif(not ROWS.exists(), reason="runs in a checkout")
 def test_the_table_of_the_results_comes_from_the_rows():
     """Every number of it."""
     pytest.importorskip("rich")
-    from mimose.bench.grid.table import overview
+    from mimose.bench.grid.table import overview, sentences
 
     text = (ROOT / "docs" / "results" / "README.md").read_text(encoding="utf-8")
-    assert overview(summarise(read(ROWS, GridRow))) in text
+    cells = summarise(read(ROWS, GridRow))
+    assert overview(cells) in text
+    for sentence in sentences(cells):
+        assert not sentence.startswith("mimose") or f"- {sentence}\n" in text
+
+
+def test_the_numbers_of_the_readme_come_from_the_rows():
+    """How it compares."""
+    cells = summarise(read(ROWS, GridRow))
+    static, full, paper, oracle = (
+        compare(cells, name) for name in ("static", "hf-full", "mimose-paper", "oracle")
+    )
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for said in (
+        f"takes {1 - static.seconds.value:.0%} less time than one static",
+        f"{1 - full.seconds.value:.0%} less than transformers' own",
+        f"recomputes {paper.flops_ratio:.0%} of what our rebuild",
+        f"in {1 - paper.seconds.value:.0%} less time",
+        f"in the {oracle.cells} cells where an oracle keeps the budget",
+        f"takes {oracle.seconds.value - 1:.0%} more time than that",
+    ):
+        assert said in text
+
+
+def test_a_second_run_ranks_alike():
+    """No two strategies that keep the budget change places."""
+    first, again = (summarise(read(path, GridRow)) for path in (ROWS, AGAIN))
+    found = rank(first, again)
+    assert found.pairs > 100
+    assert found.swapped == []
 
 
 def test_the_grid_is_a_grid():
@@ -31,3 +61,29 @@ def test_the_grid_is_a_grid():
     assert {cell.steps for cell in cells if not cell.problem} == {60}
     mine = [cell for cell in cells if cell.strategy == "mimose"]
     assert all(cell.keeps_budget for cell in mine)
+
+
+@pytest.mark.parametrize("other", ["full", "every-2", "static", "mimose-paper"])
+@pytest.mark.parametrize("path", [ROWS, AGAIN], ids=["first", "again"])
+def test_mimose_recomputes_no_more(path, other):
+    """In any cell in which both keep the budget, but one; and there are some."""
+    cells = {
+        (cell.workload, cell.budget_share, cell.strategy): cell
+        for cell in summarise(read(path, GridRow))
+    }
+    pairs = [
+        (cell, cells[workload, share, other])
+        for (workload, share, name), cell in cells.items()
+        if name == "mimose"
+    ]
+    kept = [(mine, their) for mine, their in pairs if their.keeps_budget]
+    assert len(kept) >= 8
+    more = {
+        mine.workload: mine.recomputed_flops / theirs.recomputed_flops
+        for mine, theirs in kept
+        if mine.recomputed_flops > theirs.recomputed_flops
+    }
+    if other != "mimose-paper":
+        assert not more
+    else:  # as the results say: it leaves no margin
+        assert more == {"tr-t5": pytest.approx(1.009, abs=0.001)}
