@@ -141,13 +141,15 @@ def _prices(name: str, workload: str, cells: Sequence[CellSummary]) -> Figure:
                 },
             }
         )
+    base = cells[0].relative_to
+    base = "plain training" if base == "none" else f"that of {base}"
     caption = (
-        f"Time of the measured steps, that of {cells[0].relative_to} being 1; bars are "
+        f"Time of the measured steps, {base} being 1; bars are "
         f"95% intervals. A cross: over the budget in some step, or failed."
     )
     layout: Parts = {
         "xaxis": axis("budget (0: everything recomputed, 1: everything kept)"),
-        "yaxis": axis(f"time ÷ that of {cells[0].relative_to}"),
+        "yaxis": axis(f"time ÷ {base}"),
     }
     return Figure(
         name, f"{workload}: time against budget", caption, traces, frame(**layout)
