@@ -355,10 +355,11 @@ class Estimator:
                 return f"{name}: {reason}"
         return ""
 
-    def is_beyond(self, facts: StepFacts) -> bool:
-        """Whether a size is larger than any measured, so that a step would teach."""
+    def stretch(self, facts: StepFacts) -> float:
+        """Return by what share a size is larger than any measured; 0 if none is."""
         high = self._patterns[facts.context].high
-        return any(s > most for s, most in zip(facts.sizes, high, strict=True))
+        pairs = zip(facts.sizes, high, strict=True)
+        return max((size / max(1, most) - 1.0 for size, most in pairs), default=0.0)
 
     def problem(
         self,

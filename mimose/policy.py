@@ -29,7 +29,7 @@ from mimose.planners import (
 )
 from mimose.predictors import Calibration, Margin
 from mimose.records import Phase
-from mimose.series import Sizes, Uncounted
+from mimose.series import NOISY_STRETCH, Sizes, Uncounted
 from mimose.shapes import SizeTable, round_up
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,8 @@ before a context is planned freely."""
 _LARGE = 0.5
 """Steps that grow by less of the largest growth calibrate nothing: noise is all."""
 _BEYOND = 0.1
-"""Kept free over a prediction beyond the sizes measured, besides the margin."""
+"""Kept free, besides the margin, over a prediction as far beyond the sizes measured as
+a fit of readings is trusted, and in the first step; nearer to them less."""
 _PATIENCE = 50
 """Steps in a row that were measured and not planned; then that is worth a warning."""
 
@@ -189,9 +190,10 @@ class Policy:
             return Decision(phase, None, reason=doubt)
         stage = self._stage(facts.context)
         self._make_static(upper, table, memory)
-        is_beyond = self._estimator.is_beyond(facts)
+        stretch = max(0.0, self._estimator.stretch(facts))
         try:
-            more = _BEYOND if is_beyond or is_first else 0.0
+            share = 1.0 if is_first else min(1.0, stretch / (NOISY_STRETCH - 1.0))
+            more = _BEYOND * share
             made = self._make(upper, memory, stage, more)
         except InfeasibleBudgetError as error:
             if self._raises:
@@ -204,7 +206,7 @@ class Policy:
         decision = self._decision(facts, made, memory, cache_hit=False)
         is_learning = self._learning.is_on(self._estimator.n_steps)
         is_learning = is_learning and not self._static_is_made  # it plans no more
-        decision.is_measured = is_learning or is_beyond
+        decision.is_measured = is_learning or stretch > 0.0
         if stage < len(_STAGES):
             decision.phase = "step_down"
         elif not more:  # once it was measured, there will be a better plan

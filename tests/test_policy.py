@@ -294,3 +294,25 @@ def test_measuring_ends_where_predictions_are_near(toys, meter):
         policy.observe(decision, 2e6, is_relevant=False)
         toys.train(model, [toys.inputs(63)], optimizer=optimizer)
         assert n_measured + 1 == policy._estimator.n_steps
+
+
+def test_the_farther_beyond_what_was_measured_the_more_is_kept_free(toys, meter):
+    """And nothing within; each such step is measured, so that the next is within."""
+    model = toys.chain(4)
+    lengths = [8, 40, 24, 32, 16, 40, 36]
+    with mimose.attach(model, "1GiB", meter=meter) as session:
+        policy = session._policy
+        kept_free = []
+        make = policy._make
+
+        def making(facts, memory, stage, more):
+            kept_free.append((facts.sizes[0], more))
+            return make(facts, memory, stage, more)
+
+        policy._make = making
+        toys.train(model, [toys.inputs(n) for n in [*lengths, 42, 41, 58]])
+    free = dict(kept_free)
+    assert free[36] == 0.0
+    assert free[42] == pytest.approx(0.1 * 0.05 / 0.25)
+    assert free[41] == 0.0
+    assert free[58] == 0.1

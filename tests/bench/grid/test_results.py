@@ -87,3 +87,16 @@ def test_mimose_recomputes_no_more(path, other):
         assert not more
     else:  # as the results say: it leaves no margin
         assert more == {"tr-t5": pytest.approx(1.009, abs=0.001)}
+
+
+def test_nor_on_t5_since_it_keeps_less_free():
+    """In each of its three cells, within the budget."""
+    cells = summarise(read(ROWS.with_name("bench_t5.csv"), GridRow))
+    mine, theirs = (
+        [cell for cell in cells if cell.strategy == name]
+        for name in ("mimose", "mimose-paper")
+    )
+    assert len(mine) == len(theirs) == 3
+    assert all(cell.keeps_budget for cell in (*mine, *theirs))
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.recomputed_flops < other.recomputed_flops
