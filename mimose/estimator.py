@@ -359,7 +359,7 @@ class Estimator:
         """Return by what share a size is larger than any measured; 0 if none is."""
         high = self._patterns[facts.context].high
         pairs = zip(facts.sizes, high, strict=True)
-        return max((size / max(1, most) - 1.0 for size, most in pairs), default=0.0)
+        return max(0.0, *(size / max(1, most) - 1.0 for size, most in pairs))
 
     def problem(
         self,

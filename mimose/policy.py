@@ -190,7 +190,7 @@ class Policy:
             return Decision(phase, None, reason=doubt)
         stage = self._stage(facts.context)
         self._make_static(upper, table, memory)
-        stretch = max(0.0, self._estimator.stretch(facts))
+        stretch = self._estimator.stretch(facts)
         try:
             share = 1.0 if is_first else min(1.0, stretch / (NOISY_STRETCH - 1.0))
             more = _BEYOND * share

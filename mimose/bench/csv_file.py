@@ -29,18 +29,22 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 
 
 class RowsFile:
-    """A file that is begun anew, and grows by some rows at a time.
+    """A file that grows by some rows at a time.
 
     Args:
         path: The file; its folder is made.
         kind: The rows' dataclass.
+        goes_on: Whether it is there already, and is not begun anew.
     """
 
-    def __init__(self, path: Path, kind: type[Any]) -> None:
+    def __init__(self, path: Path, kind: type[Any], *, goes_on: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("w", newline="", encoding="utf-8")
+        self._file: TextIO = path.open(
+            "a" if goes_on else "w", newline="", encoding="utf-8"
+        )
         self._writer = csv.DictWriter(self._file, [f.name for f in fields(kind)])
-        self._writer.writeheader()
+        if not goes_on:
+            self._writer.writeheader()
 
     def append(self, rows: Iterable[Any]) -> None:
         """Write rows down at once."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
+
+from mimose.bench.machine import kernel_bytes
 
 SLACK_BYTES = 32 * 2**20
 """What a process may map beyond the budget; see `limit_memory`."""
@@ -26,15 +27,10 @@ def limit_memory(budget_bytes: int, resident_bytes: int) -> None:
         budget_bytes: The most that may be resident.
         resident_bytes: What is resident now.
     """
-    mapped = _status_bytes("VmData")
+    mapped = kernel_bytes("/proc/self/status", "VmData")
+    if mapped is None:
+        msg = "/proc/self/status has no VmData: memory can be limited on Linux only"
+        raise OSError(msg)
     room = max(0, budget_bytes - resident_bytes)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (mapped + room + SLACK_BYTES, hard))
-
-
-def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    msg = f"/proc/self/status has no {name}: memory can be limited on Linux only"
-    raise OSError(msg)

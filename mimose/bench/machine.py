@@ -49,17 +49,23 @@ def load_average() -> float:
 
 def available_bytes() -> int | None:
     """Return the memory that processes can still have; None where nobody tells."""
-    return _kilobytes(Path("/proc/meminfo"), "MemAvailable")
+    return kernel_bytes("/proc/meminfo", "MemAvailable")
 
 
 def private_bytes() -> int | None:
     """Return what this process holds for itself alone; None where nobody tells."""
-    return _kilobytes(Path("/proc/self/status"), "RssAnon")
+    return kernel_bytes("/proc/self/status", "RssAnon")
 
 
-def _kilobytes(path: Path, name: str) -> int | None:
+def kernel_bytes(path: str, name: str) -> int | None:
+    """Return an entry of a file of the kernel's; None where there is none.
+
+    Args:
+        path: A file of lines such as ``VmData: 12 kB``.
+        name: The entry.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     for line in lines:

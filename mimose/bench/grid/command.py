@@ -43,7 +43,7 @@ _SETTINGS = "settings.json"
 
 
 def prepare(settings: GridSettings, out: Path, *, resume: bool) -> list[GridRow]:
-    """Make the folder, and put rows that are there and will not be kept aside.
+    """Begin the file of rows, and put those there that will not be kept aside.
 
     Args:
         settings: What to compare.
@@ -85,8 +85,7 @@ def bench(settings: GridSettings, out: Path, rows: Sequence[GridRow]) -> int:
     left = _left(settings, rows)
     path = out / "rows.csv"
     status = 0
-    file = RowsFile(path, GridRow)
-    file.append(rows)
+    file = RowsFile(path, GridRow, goes_on=True)
     try:
         with _progress(settings, left) as tell:
             for name in left:

@@ -100,3 +100,14 @@ def test_nor_on_t5_since_it_keeps_less_free():
     assert all(cell.keeps_budget for cell in (*mine, *theirs))
     for one, other in zip(mine, theirs, strict=True):
         assert one.recomputed_flops < other.recomputed_flops
+
+
+def test_what_is_said_of_scaling_is_what_its_rows_say():
+    """The budget is kept at every point, and few steps need a plan."""
+    cells = summarise(read(ROWS.with_name("scaling.csv"), GridRow))
+    mine = {cell.workload: cell for cell in cells if cell.strategy == "mimose"}
+    assert len(mine) == 11
+    assert all(cell.keeps_budget for cell in mine.values())
+    needed = {name: cell.needed for name, cell in mine.items()}
+    assert (needed.pop("lm-shapes-1"), needed.pop("lm-shapes-4")) == (24, 7)
+    assert max(needed.values()) == 3
