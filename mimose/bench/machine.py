@@ -42,6 +42,23 @@ def describe_machine(device: str = "cpu") -> Mapping[str, str]:
     }
 
 
+def prepare_device(device: str) -> None:
+    """Make a device known to torch in this process, where that takes anything.
+
+    Args:
+        device: As torch writes it; ``"sim"`` is the simulated accelerator, which is
+            built on its first use.
+
+    Raises:
+        SimUnavailableError: That cannot be built here.
+        ModuleNotFoundError: It is not part of an installed wheel.
+    """
+    if device.partition(":")[0] == "sim":
+        from mimose.bench import sim
+
+        sim.use()
+
+
 def load_average() -> float:
     """Return the machine's load average over the last minute."""
     return round(os.getloadavg()[0], 2)
@@ -85,6 +102,8 @@ def _version(package: str) -> str:
 def _accelerator(device: str) -> str:
     import torch
 
+    if device.partition(":")[0] == "sim":
+        return f"{device}: simulated accelerator"
     found = torch.device(device)
     if found.type == "cuda":
         return f"{device}: {torch.cuda.get_device_name(found)}"

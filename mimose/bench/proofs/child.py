@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mimose.bench.machine import worker_environment
+from mimose.bench.machine import prepare_device, worker_environment
 from mimose.bench.worker import take_standard_output
 
 _PACKAGE = "mimose.bench.proofs"
@@ -67,6 +67,7 @@ def main() -> None:
     task = json.loads(sys.stdin.read())
     proof = importlib.import_module(f"{_PACKAGE}.{sys.argv[1]}")
     with take_standard_output() as answers:
+        prepare_device(task.get("device", "cpu"))
         for thing in proof.work(task):
             answers.write(json.dumps(thing) + "\n")
             answers.flush()
