@@ -192,7 +192,7 @@ class AllocatorMeter(Meter):
         self._reserved_peak_bytes = self._allocated_peak_bytes = 0
 
     def give_back(self) -> None:
-        """Give the allocator's free blocks back to the device; the host waits for it."""
+        """Give free blocks back to the device, for which the host waits."""
         torch.accelerator.empty_cache()
 
     def total_bytes(self) -> int | None:

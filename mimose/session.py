@@ -26,6 +26,7 @@ from mimose.exceptions import (
     RecomputationError,
     StateMismatchError,
 )
+from mimose.footprint import make_footprint
 from mimose.gauges import KEEP, RECOMPUTE
 from mimose.kv_cache import WithoutCache, caching_modules
 from mimose.meters import BasicMeter, Meter, make_meter
@@ -201,9 +202,11 @@ class Session:
         self._optimizers = OptimizerWatch(
             model, self._meter, lambda: records[-1].step if records else -1
         )
+        self._footprint = make_footprint(self._meter, self.budget_bytes)
         self._driver = Driver(
             model=model,
             device=device,
+            footprint=self._footprint,
             budget_bytes=self.budget_bytes,
             planner=planner,
             policy=self._policy,
@@ -306,7 +309,9 @@ class Session:
             and unit is not None
         ):
             self._driver.keep_always(unit, "recomputing it gave other tensors")
-        elif not is_out_of_memory(error):
+        elif is_out_of_memory(error):
+            self._driver.note_out_of_memory()
+        else:
             return False
         _log.warning(
             "mimose: a step failed (%s) and is run again", type(error).__name__
