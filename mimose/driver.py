@@ -33,6 +33,7 @@ from mimose.changes import (
 )
 from mimose.collector import Carried, Trace, analyse, without_readings
 from mimose.compiled import is_compiled, n_graphs
+from mimose.device_checks import DeviceChecks
 from mimose.estimator import Estimator, StepFacts
 from mimose.events import EventRunner
 from mimose.facts import FactsReader
@@ -115,6 +116,7 @@ class Driver:
         events: Runs the units' calls.
         meter: Reads the memory.
         optimizers: Watches the optimizer's steps.
+        checks: Looks at the device's settings before each step.
         records: Takes the records.
         warns: Whether an impossible budget warns rather than raises.
     """
@@ -132,6 +134,7 @@ class Driver:
         events: EventRunner,
         meter: Meter,
         optimizers: OptimizerWatch,
+        checks: DeviceChecks,
         records: Records,
         warns: bool,
     ) -> None:
@@ -148,6 +151,7 @@ class Driver:
         self._events = events
         self._meter = meter
         self._optimizers = optimizers
+        self._checks = checks
         self._records = records
         self._warns = warns
         self._has_warned = False
@@ -193,8 +197,9 @@ class Driver:
 
         Raises:
             InfeasibleBudgetError: No plan keeps the budget at this shape.
-            MimoseError: The inputs cannot be planned for.
+            MimoseError: The inputs, or a setting of the device, cannot be planned for.
         """
+        self._checks.before_step()
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
         versions = [version(tensor) for tensor in inputs]
         step = self._begin(args, kwargs)
@@ -340,6 +345,8 @@ class Driver:
             float(start),
             float(carried) if self._releases else 0.0,
             self._optimizers.excess_bytes,
+            # Nothing is planned before the first step was measured.
+            self._optimizers.state_to_come_bytes if self._estimator.n_steps else 0.0,
         )
 
     def _decide(
