@@ -10,7 +10,8 @@ is higher by its copies than by what it holds, and after a kept one's it is not.
 The planning problem takes the safe side: what lies behind a layer grows by the copies,
 whatever becomes of the layer, and all go with the context. Samples of kept layers are
 put on that footing (`evened`), and where a plan is judged what was counted twice is
-taken off (`Policy`).
+taken off (`Policy`). Copies of biases, which no graph saves, are taken for held until
+the backward; they are small.
 """
 
 from __future__ import annotations
