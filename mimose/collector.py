@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mimose.actions import OnRecompute
+from mimose.copies import are_kept
 from mimose.gauges import KEEP, RECOMPUTE, Gauge, Reading
 from mimose.meters import Meter
 from mimose.series import Sizes
@@ -54,6 +55,8 @@ class Mark(NamedTuple):
     """The highest since the mark before, mapped files left out."""
     is_clean: bool
     """False where files were mapped since the mark before (see `_FILE_NOISE`)."""
+    keeps_copies: bool = False
+    """Whether autocast keeps its copies of weights just now: see `mimose.copies`."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,8 @@ class Measured:
     """By action, from the tracker; empty until the event is recomputed."""
     flops: int = 0
     """Of the whole recomputation."""
+    copied_bytes: float = 0.0
+    """Copies of weights among what it would hold: see `mimose.copies`."""
     inputs: dict[int, int] = field(default_factory=dict)
     """Bytes of the larger storages that it reads, by identity."""
     saved_inputs: set[int] = field(default_factory=set)
@@ -113,7 +118,9 @@ class Trace:
         self.peak_bytes = max(self.peak_bytes, peak)
         is_clean = abs(files - self._file_bytes) <= _FILE_NOISE
         self._file_bytes = files
-        self.marks.append(Mark(kind, event, live - files, peak - files, is_clean))
+        self.marks.append(
+            Mark(kind, event, live - files, peak - files, is_clean, are_kept())
+        )
 
     def enter(self, measured: Measured) -> int:
         """Mark an event's entry; return its index."""
@@ -148,6 +155,7 @@ class Trace:
         event = self.events[index]
         output, reading = _run_watched(event, forward, inputs, gauge)
         event.held_bytes = reading.held_bytes
+        event.copied_bytes = reading.copied_bytes
         return output
 
     def recomputed(self, index: int, gauge: Gauge) -> OnRecompute:
@@ -160,6 +168,7 @@ class Trace:
             event = self.events[index]
             output, reading = _run_watched(event, forward, given, gauge)
             event.held_bytes, event.flops = reading.held_bytes, reading.flops
+            event.copied_bytes = reading.copied_bytes
             if not self._meter.reads_peak:
                 self._raise_peak(reading.peak_bytes)
             self.mark("recomputed", index)
@@ -287,6 +296,8 @@ class StepSample:
     """From the root's exit to the first gradient; None without a backward."""
     is_ordered: bool
     """Whether the gradients arrived in the reverse order of the events."""
+    copies_end: str = ""
+    """The segment, ``"head"`` or ``"loss"``, in which autocast lets its copies go."""
 
 
 def analyse(marks: Sequence[Mark], events: Sequence[Measured]) -> StepSample:
@@ -320,7 +331,7 @@ def analyse(marks: Sequence[Mark], events: Sequence[Measured]) -> StepSample:
         for index, event in enumerate(events)
     )
     is_ordered = order == sorted(order, reverse=True)
-    return StepSample(samples, tuple(gaps), head, loss, is_ordered)
+    return StepSample(samples, tuple(gaps), head, loss, is_ordered, _copies_end(marks))
 
 
 def without_readings(sample: StepSample) -> StepSample:
@@ -339,7 +350,16 @@ def without_readings(sample: StepSample) -> StepSample:
         head=nothing,
         loss=None,
         is_ordered=sample.is_ordered,
+        copies_end=sample.copies_end,
     )
+
+
+def _copies_end(marks: Sequence[Mark]) -> str:
+    """Tell where the copies of weights go; nowhere, if they outlive the forward."""
+    kept = [m.kind for m in marks if m.keeps_copies]
+    if "gradient" in kept or not kept:
+        return ""
+    return "loss" if "root_exit" in kept else "head"
 
 
 def _between(mark: Mark, level: float) -> SegmentSample:

@@ -37,6 +37,7 @@ from mimose.collector import (
     SegmentSample,
     StepSample,
 )
+from mimose.copies import evened
 from mimose.gauges import KEEP, RECOMPUTE
 from mimose.patterns import (
     Layout,
@@ -105,6 +106,8 @@ class Estimator:
         self._patterns: dict[Context, Pattern] = {}
         self._series: dict[Key, Series] = {}
         self._families: dict[str, int] = {}
+        self._copied: dict[int, float] = {}
+        """By family, the copies of weights in what a call holds: `mimose.copies`."""
         self._n_families = 0
         self.scale = 0.0
         """How large steps are, in bytes of growth: errors are small against that."""
@@ -167,6 +170,8 @@ class Estimator:
             event.sizes = _numbers(event.sizes)
         pattern = self._learn_pattern(facts, events, calls)
         pattern.is_ordered = sample.is_ordered
+        pattern.copies_end = sample.copies_end
+        sample = self._evened(events, sample)
         self._learn_sides(facts, pattern, events)
         layout = pattern.grouped()
         has_nets = _holds_sides_to_the_end(pattern, events)
@@ -249,6 +254,34 @@ class Estimator:
         for group, total in totals.items():
             self._exact(facts.context, "side", group).add(facts.sizes, float(total))
 
+    def _evened(self, events: Sequence[Measured], sample: StepSample) -> StepSample:
+        """Learn what autocast copies; even out what follows for kept layers."""
+        for event in events:
+            if event.copied_bytes:
+                self._copied[event.family] = event.copied_bytes
+        copied = [
+            self._copied_bytes(event.unit, event.family)
+            if event.action == KEEP and not event.call
+            else 0.0
+            for event in events
+        ]
+        return evened(sample, copied)
+
+    def _copied_bytes(self, unit: int, family: int) -> float:
+        """Return a call's copies of weights; a unit that is always kept is alike."""
+        return 0.0 if unit in self.unrecomputable else self._copied.get(family, 0.0)
+
+    def copies(self, facts: StepFacts) -> tuple[list[float], str]:
+        """Return each event's copies of weights, and the segment in which they go.
+
+        Those that outlive the forward are left out: see `mimose.copies`.
+        """
+        pattern = self._patterns[facts.context]
+        if not pattern.copies_end:
+            return [0.0] * len(pattern.events), ""
+        copied = [self._copied_bytes(unit, f) for _, unit, _, f in pattern.events]
+        return copied, pattern.copies_end
+
     def side_tensors(self, facts: StepFacts) -> list[SideTensor]:
         """Return what a plan that keeps all the readers does not hold."""
         found = []
@@ -310,6 +343,7 @@ class Estimator:
         patterns = self._patterns.values()
         families = {family for p in patterns for *_, family in p.events}
         self._families = {k: n for k, n in self._families.items() if n in families}
+        self._copied = {f: n for f, n in self._copied.items() if f in families}
         owners = {*self._patterns, *(p.structure for p in patterns), *families}
         self._series = {k: s for k, s in self._series.items() if k[1] in owners}
 
@@ -335,6 +369,7 @@ class Estimator:
             "n_steps": self.n_steps,
             "unrecomputable": sorted(self.unrecomputable),
             "families": dict(self._families),
+            "copied": {str(f): n for f, n in self._copied.items()},
             "patterns": {
                 context: pattern.state_dict()
                 for context, pattern in self._patterns.items()
@@ -355,6 +390,8 @@ class Estimator:
         self.n_steps = int(state["n_steps"])
         self.unrecomputable = set(map(int, state["unrecomputable"]))
         self._families = {str(key): int(n) for key, n in state["families"].items()}
+        copied = state.get("copied", {})
+        self._copied = {int(family): float(n) for family, n in copied.items()}
         self._n_families = 1 + max(self._families.values(), default=-1)
         self._patterns = {
             str(context): Pattern.from_state(said)

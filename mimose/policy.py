@@ -437,6 +437,13 @@ class Policy:
                 )
                 levels[span] -= side.n_bytes
                 peaks[span] -= side.n_bytes
+        copied, copies_end = self._estimator.copies(facts)
+        counted_twice = 0.0  # until the context ends: Note: [Copies]
+        for index, (action, n_bytes) in enumerate(zip(actions, copied, strict=True)):
+            if action == KEEP and n_bytes:
+                counted_twice += n_bytes
+                levels[2 * index + 2 : 2 * n_events + 1] -= n_bytes
+                peaks[2 * index + 2 : 2 * n_events + 1] -= n_bytes
         head = self._estimator.head(facts, actions[-1] if actions else KEEP)
         start = levels[2 * n_events]
         before = [0.0, start + head.before_release_bytes, *peaks[: 2 * n_events]]
@@ -444,6 +451,8 @@ class Policy:
         # optimizer's step is not part of what is observed in a step.
         less = problem.gap_bytes[-1] + memory.released_bytes - head.net_bytes
         behind = peaks[2 * n_events + 1 : -1] + memory.released_bytes - less
+        if copies_end == "head":
+            start += counted_twice  # what went is part of the head's net
         after = [start + head.after_release_bytes, *behind]
         return Growth(float(max(before)), float(max(after)))
 
