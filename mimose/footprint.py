@@ -24,6 +24,7 @@ limit, and not where the same plan at the same sizes has run since the last time
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 from mimose.allocator import Usage
 from mimose.meters import AllocatorMeter, Meter
@@ -106,6 +107,10 @@ class Footprint:
         """Take note that an allocation has failed, before anything is given back."""
         self.limit.ran_out(self._meter.peak_bytes())
 
+    def told(self) -> dict[str, Any]:
+        """Return the fields of a `Summary` that only some footprints know."""
+        return {}
+
     def needed_bytes(self, level_bytes: int) -> int:
         """Return what the last step needs of the device at the least.
 
@@ -133,8 +138,8 @@ class ReservedFootprint(Footprint):
         """Of plans that have run at these sizes before."""
         self._served: set[Hashable] = set()
         self._largest_bytes = 0.0
-        self.n_given_back = 0
-        """How often free blocks were given back."""
+        self.n_given_back = -1  # what is given back now is none of the steps' doing
+        """How often free blocks were given back before a step."""
         self._teaches: FragmentationRatio | None = None
         self._give_back()
         self._noted_ooms = self._usage.n_ooms
@@ -208,6 +213,10 @@ class ReservedFootprint(Footprint):
         usage = self._read()
         self.limit.ran_out(usage.reserved_peak_bytes)
         self._noted_ooms = usage.n_ooms
+
+    def told(self) -> dict[str, Any]:
+        """Return the ratio, and how often free blocks were given back."""
+        return {"fragmentation": self.ratio.value, "given_back": self.n_given_back}
 
     def needed_bytes(self, level_bytes: int) -> int:
         """Return the reserved bytes where the step began without free blocks.

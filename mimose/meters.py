@@ -9,6 +9,7 @@ import os
 import resource
 import time
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -195,16 +196,44 @@ class AllocatorMeter(Meter):
         """Give free blocks back to the device, for which the host waits."""
         torch.accelerator.empty_cache()
 
+    def wall(self, n_bytes: int) -> Callable[[], None]:
+        """Make the allocator fail rather than reserve more than some bytes.
+
+        Args:
+            n_bytes: The most it may reserve.
+
+        Returns:
+            What puts the wall back to where it was.
+
+        Raises:
+            BudgetError: The device's allocator knows no such wall.
+        """
+        module = torch.get_device_module(self.device)
+        put = getattr(module, "set_per_process_memory_fraction", None)
+        if put is None:
+            msg = (
+                f"hard_limit: torch.{self.device.type} has no "
+                f"set_per_process_memory_fraction, so no wall can be set there; leave "
+                f"hard_limit out"
+            )
+            raise BudgetError(msg)
+        get = getattr(module, "get_per_process_memory_fraction", None)
+        before = 1.0 if get is None else float(get(self.device))
+        put(min(1.0, n_bytes / self._memory_info()[1]), self.device)
+        return lambda: put(before, self.device)
+
+    def _memory_info(self) -> tuple[int, int]:
+        """Return what is free on the device, and all it has."""
+        info = getattr(torch.accelerator, "get_memory_info", None)
+        module = torch.get_device_module(self.device)
+        free, total = (
+            module.mem_get_info(self.device) if info is None else info(self._index)
+        )
+        return int(free), int(total)
+
     def total_bytes(self) -> int | None:
         """Return what this process can have: what is free, and what it has taken."""
-        info = getattr(torch.accelerator, "get_memory_info", None)
-        if info is not None:
-            free = int(info(self._index)[0])
-        elif self.device.type == "cuda":
-            free = int(torch.cuda.mem_get_info(self.device)[0])
-        else:
-            return None
-        return free + self._look().reserved_bytes
+        return self._memory_info()[0] + self._look().reserved_bytes
 
     def _look(self) -> Usage:
         """Read, and keep the peaks that a reset would lose."""

@@ -166,6 +166,10 @@ class Summary:
     plan_seconds: float
     """Of all steps."""
     retries: int
+    fragmentation: float | None = None
+    """On an accelerator: reserved growth counted for each byte of growth."""
+    given_back: int | None = None
+    """On an accelerator: how often free blocks were given back before a step."""
     kept_units: Mapping[str, str] = field(default_factory=dict)
     """Units that cannot be recomputed, and why."""
 

@@ -25,6 +25,8 @@ def summarise(
     cache: PlanCache,
     margin: float,
     kept_units: Mapping[str, str],
+    fragmentation: float | None = None,
+    given_back: int | None = None,
 ) -> Summary:
     """Sum up the records of a session.
 
@@ -36,6 +38,8 @@ def summarise(
         cache: The plans.
         margin: The safety margin now, as a share of predicted growth.
         kept_units: Units that cannot be recomputed, and why.
+        fragmentation: On an accelerator, reserved growth for each byte of growth.
+        given_back: On an accelerator, how often free blocks were given back.
     """
     errors = [
         abs(record.prediction_error)
@@ -62,6 +66,8 @@ def summarise(
         plan_seconds=sum(record.plan_seconds for record in records),
         retries=sum(record.retries for record in records),
         kept_units=kept_units,
+        fragmentation=fragmentation,
+        given_back=given_back,
     )
 
 

@@ -22,6 +22,7 @@ from mimose.estimator import Estimator, StepFacts
 from mimose.events import EventRunner, UnitPatch
 from mimose.exceptions import (
     AlreadyAttachedError,
+    BudgetError,
     MimoseError,
     RecomputationError,
     StateMismatchError,
@@ -29,7 +30,7 @@ from mimose.exceptions import (
 from mimose.footprint import make_footprint
 from mimose.gauges import KEEP, RECOMPUTE
 from mimose.kv_cache import WithoutCache, caching_modules
-from mimose.meters import BasicMeter, Meter, make_meter
+from mimose.meters import AllocatorMeter, BasicMeter, Meter, make_meter
 from mimose.optimizer_watch import OptimizerWatch
 from mimose.placement import only_device
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
@@ -61,6 +62,7 @@ def attach(
     on_infeasible: str = "raise",
     meter: Meter | BasicMeter | str | None = None,
     record_to: str | PathLike[str] | None = None,
+    hard_limit: bool = False,
 ) -> Session:
     """Plan every training step of a model within a memory budget.
 
@@ -95,12 +97,15 @@ def attach(
         meter: Where memory is read: None to choose by the device, a name or an object
             (see `mimose.meters.make_meter`).
         record_to: A file to append each step's record to, as a line of JSON.
+        hard_limit: Whether the accelerator's allocator is to fail rather than pass the
+            budget, as long as the session lives
+            (``set_per_process_memory_fraction``).
 
     Returns:
         The session; also a context manager.
 
     Raises:
-        BudgetError: The budget cannot be read.
+        BudgetError: The budget cannot be read, or no wall can be set at it.
         NoUnitsError: No modules to plan for were found.
         AlreadyAttachedError: The model has a session already.
         CheckpointingConflictError: The model's own checkpointing is switched on.
@@ -122,6 +127,7 @@ def attach(
         warns=on_infeasible == "warn",
         meter=meter,
         record_to=record_to,
+        hard_limit=hard_limit,
     )
 
 
@@ -175,6 +181,7 @@ class Session:
         warns: bool,
         meter: Meter | BasicMeter | str | None,
         record_to: str | PathLike[str] | None,
+        hard_limit: bool,
     ) -> None:
         _refuse_second(model)
         refuse_other_checkpointing(model)
@@ -223,10 +230,12 @@ class Session:
         self._patches: list[Patch] = []
         self._undo = contextlib.ExitStack()
         self._finalizer: Any = None
-        self._install()
+        self._install(hard_limit=hard_limit)
 
-    def _install(self) -> None:
+    def _install(self, *, hard_limit: bool) -> None:
         try:
+            if hard_limit:
+                self._undo.callback(_wall(self._meter, self.budget_bytes))
             self._optimizers.start()
             self._undo.callback(self._optimizers.remove)
             if any(unit.is_compiled for unit in self._units):
@@ -388,6 +397,7 @@ class Session:
             cache=self._policy.cache,
             margin=self._policy.margin.fraction,
             kept_units=dict(self._driver.kept_units),
+            **self._footprint.told(),
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:
@@ -441,6 +451,16 @@ class Session:
             raise MimoseError(msg)
         sizes = facts.sizes if shape is None else table.fill(shape, facts.sizes)
         return facts._replace(sizes=sizes), table, self._driver.memory_now()
+
+
+def _wall(meter: Meter, budget_bytes: int) -> Callable[[], None]:
+    if isinstance(meter, AllocatorMeter):
+        return meter.wall(budget_bytes)
+    msg = (
+        "hard_limit: only an accelerator's allocator can be told to fail at a budget; "
+        "on a CPU leave it out, and see 'A hard limit' in the page on budgets"
+    )
+    raise BudgetError(msg)
 
 
 def _refuse_second(model: nn.Module) -> None:

@@ -7,8 +7,8 @@ from math import exp, sqrt
 from statistics import median
 from typing import Any
 
-_NEAR = 0.5
-"""Steps of at least this share of the largest growth tell of large steps."""
+_NEAR = 0.8
+"""A smaller step counts as one of this share of the largest growth."""
 _FADE = 4.0
 """Observations after which a third is left of the prior."""
 
@@ -18,10 +18,11 @@ class FragmentationRatio:
 
     A caching allocator takes segments from the device and hands out parts of them.
     What lies between is fragmentation, in parts of segments that nobody asks for. Its
-    share falls with the size of a step, so only steps of at least half of the largest
-    growth in the window count. The ratio is the largest of these, and above it the
-    distance from their median to it divided by the root of their number: of few
-    observations the next may well be higher. Until there are some, a prior holds.
+    share falls with the size of a step, and what is wanted is the share of the large
+    ones, that may use the whole budget: the reserved growth of a step smaller than 0.8
+    of the largest in the window is taken as a share of that. The ratio is the highest
+    share, and above it the distance from the median to it divided by the root of their
+    number: of few observations the next may well be higher. At first a prior counts.
 
     Args:
         prior: The ratio before any observation; at least as high as `floor`.
@@ -63,12 +64,12 @@ class FragmentationRatio:
         """
         if requested_bytes <= 0.0:
             return
-        self._seen.append((requested_bytes, max(0.0, reserved_bytes) / requested_bytes))
+        self._seen.append((requested_bytes, max(0.0, reserved_bytes)))
         self._value = self._envelope()
 
     def _envelope(self) -> float:
-        largest = max(size for size, _ in self._seen)
-        ratios = [ratio for size, ratio in self._seen if size >= _NEAR * largest]
+        least = _NEAR * max(requested for requested, _ in self._seen)
+        ratios = [taken / max(requested, least) for requested, taken in self._seen]
         highest = max(ratios)
         spread = (highest - median(ratios)) / sqrt(len(ratios))
         doubt = (self.prior - self.floor) * exp(-len(ratios) / _FADE)
@@ -84,6 +85,6 @@ class FragmentationRatio:
         Args:
             state: What ``state_dict`` returned.
         """
-        pairs = ((float(size), float(ratio)) for size, ratio in state["seen"])
+        pairs = ((float(asked), float(taken)) for asked, taken in state["seen"])
         self._seen = deque(pairs, maxlen=self._seen.maxlen)
         self._value = self._envelope() if self._seen else self.prior

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from mimose.meters import AllocatorMeter, Meter, ProcessMeter
+from mimose.allocator import Usage
+from mimose.meters import AllocatorMeter, Meter, ProcessMeter, Reading
 
 
 class _OverResets(Meter):
@@ -32,10 +33,84 @@ class StepMeter(_OverResets, ProcessMeter):
     """The process's resident set, by step."""
 
 
-class DeviceStepMeter(_OverResets, AllocatorMeter):
-    """An accelerator's allocator, by step."""
+class _Level(Meter):
+    """What tensors have requested of an accelerator; a budget for it is one on that.
+
+    Not every strategy gives free blocks back, and reserved bytes then tell of all steps
+    before. What a step itself needs is the same measure for all.
+
+    Args:
+        device: The accelerator's device.
+    """
+
+    noise_bytes = 0.0
+
+    def __init__(self, device: torch.device) -> None:
+        self._allocator = AllocatorMeter(device)
+
+    def live_bytes(self) -> int:
+        """Return the requested bytes."""
+        return self._allocator.live_bytes()
+
+    def peak_bytes(self) -> int:
+        """Return the most bytes requested since the last reset."""
+        return self._allocator.peak_bytes()
+
+    def reset_peak(self) -> None:
+        """Start a new peak."""
+        self._allocator.reset_peak()
+
+    def read(self) -> Reading:
+        """Return level and peak of one reading."""
+        return self._allocator.read()
+
+    def total_bytes(self) -> int | None:
+        """Return what this process can have."""
+        return self._allocator.total_bytes()
+
+
+class DeviceStepMeter(_OverResets, _Level):
+    """What tensors have requested of an accelerator, by step."""
+
+
+class ReservedStepMeter(AllocatorMeter):
+    """What an accelerator's allocator has reserved, by step.
+
+    A session that is given this meter keeps a budget of reserved bytes. What it reads,
+    and what it resets, is seen here too.
+    """
+
+    _highest_bytes = 0
+
+    def begin_step(self) -> int:
+        """Forget all peaks, and return the bytes of the blocks in use."""
+        self.reset_peak()
+        usage = self._look()
+        self._highest_bytes = usage.reserved_bytes
+        return usage.allocated_bytes
+
+    def step_peak_bytes(self) -> int:
+        """Return the most reserved at any moment since `begin_step`."""
+        self._look()
+        return self._highest_bytes
+
+    def settled_bytes(self, slack_bytes: float) -> int:
+        """Return the reserved bytes; without slack those without free blocks."""
+        if not slack_bytes:
+            self.give_back()
+        return self._look().reserved_bytes
+
+    def _look(self) -> Usage:
+        usage = super()._look()
+        self._highest_bytes = max(self._highest_bytes, usage.reserved_peak_bytes)
+        return usage
 
 
 def step_meter(device: torch.device) -> StepMeter | DeviceStepMeter:
     """Return the meter for a model on a device."""
     return StepMeter() if device.type == "cpu" else DeviceStepMeter(device)
+
+
+def budget_meter(device: torch.device) -> StepMeter | ReservedStepMeter:
+    """Return the meter of what a session's budget is about."""
+    return StepMeter() if device.type == "cpu" else ReservedStepMeter(device)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mimose.bench.step_meter import step_meter
+from mimose.bench.step_meter import budget_meter
 from mimose.zoo import Batch
 
 
@@ -39,7 +39,7 @@ class Loop:
     def __init__(self, model: nn.Module, *, window: int = 1) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        self.meter = step_meter(self.device)
+        self.meter = budget_meter(self.device)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         self._window = window
         self._n_steps = 0
@@ -57,8 +57,9 @@ class Loop:
         """
         self.loss(batch).backward()  # type: ignore[no-untyped-call]
         self.optimizer.zero_grad(set_to_none=True)
-        other = nn.Linear(8, 8)
-        output = checkpoint(other, torch.rand(8, 8), use_reentrant=False)
+        other = nn.Linear(8, 8).to(self.device)
+        given = torch.rand(8, 8, device=self.device)
+        output = checkpoint(other, given, use_reentrant=False)
         output.sum().backward()
         torch.optim.AdamW(other.parameters()).step()
         return self.meter.settled_bytes(0)

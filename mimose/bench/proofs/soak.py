@@ -48,6 +48,7 @@ from mimose.bench.proofs.models import (
     volume,
 )
 from mimose.planners import lay_out
+from mimose.records import StepRecord
 from mimose.session import Session, attach
 from mimose.zoo import Batch
 
@@ -99,7 +100,9 @@ class SoakRow(Row):
     is_seen: bool
     """Whether each size lies within those of the steps before."""
     keep_all_growth_bytes: float
-    """What keeping everything would grow by, predicted after the run."""
+    """What keeping everything would grow by, predicted after the run: on an
+    accelerator of reserved bytes, by the ratio of plain training at the budget's
+    shape."""
     phase: str
     budget_bytes: int
     start_bytes: int
@@ -116,6 +119,15 @@ class SoakRow(Row):
     recomputed_flops: int
     retries: int
     reason: str
+    requested_peak_bytes: int | None
+    """On an accelerator, of the session's reading; the budget is about reserved
+    bytes, which `peak_bytes` are there."""
+    alloc_retries: int | None
+    """How often the allocator had to give back its free blocks to go on."""
+    fragmentation: float | None
+    """Reserved growth that is counted for each byte of growth, after the step."""
+    given_back: int | None
+    """How often the session has given free blocks back, so far."""
 
     @property
     def needs_plan(self) -> bool:
@@ -167,7 +179,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         task = {**task, **_headroom(probe), "is_limited": options.limit}
         own, keep_all = _train(settings, task)
         rows.extend(own)
-        truth = _truth(probe, keep_all, task["headroom_bytes"])
+        truth = _truth(probe, keep_all, task["level_headroom_bytes"])
         table.append(_summarise(setup.model, own, truth))
         bars.extend(_judge(setup.model, own, options.steps))
         if options.limit:
@@ -188,7 +200,11 @@ def _train(
         steps.append({**said, **settings.provenance()})
         if len(steps) % 100 == 0:
             progress(f"soak {task['model']}: {len(steps)} of {task['steps']} steps")
-    rows = [SoakRow(**s, keep_all_growth_bytes=keep_all[s["sizes"]]) for s in steps]
+    ratio = task["headroom_bytes"] / task["level_headroom_bytes"]
+    rows = [
+        SoakRow(**step, keep_all_growth_bytes=ratio * keep_all[step["sizes"]])
+        for step in steps
+    ]
     return rows, keep_all
 
 
@@ -221,7 +237,12 @@ def _headroom(probe: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         )
         raise ValueError(msg)
     drift = next(p["drift_bytes"] for p in probe if "drift_bytes" in p)
-    return {"headroom_bytes": plain, "drift_bytes": drift}
+    level = next(p["level_growth_bytes"] for p in probe if p.get("is_rank"))
+    return {
+        "headroom_bytes": plain,
+        "level_headroom_bytes": level,
+        "drift_bytes": drift,
+    }
 
 
 # ------------------------------------------------------------------ judging
@@ -247,6 +268,9 @@ def _summarise(
         **truth,
         "phases": dict(Counter(row.phase for row in rows)),
         "retries": sum(row.retries for row in rows),
+        "alloc retries": sum(row.alloc_retries or 0 for row in rows),
+        "given back": rows[-1].given_back if rows else None,
+        "fragmentation": rows[-1].fragmentation if rows else None,
         "step p50 s": quantile((row.seconds for row in rows), 0.5),
         "all s": sum(row.seconds for row in rows),
     }
@@ -283,7 +307,7 @@ def _truth(
 ) -> dict[str, object]:
     """Compare the predicted growth of keeping everything with plain training's."""
     pairs = [
-        (keep_all[p["sizes"]], p["growth_bytes"])
+        (keep_all[p["sizes"]], p["level_growth_bytes"])
         for p in probe
         if p.get("sizes") in keep_all and not p["is_full"]
     ]
@@ -321,7 +345,10 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             loop.step(setup.batch(sizes, generator))
             yield {}
         return
-    with attach(loop.model, budget_bytes, meter=loop.meter) as session:
+    on_device = task["is_limited"] and task["device"] != "cpu"
+    with attach(
+        loop.model, budget_bytes, meter=loop.meter, hard_limit=on_device
+    ) as session:
         yield from _train_on(setup, loop, session, shapes, task, generator)
 
 
@@ -350,11 +377,11 @@ def _probe(
     for sizes in _sample(ranked, _N_SEEN):
         loop.step(setup.batch(sizes, generator))
     for sizes in (middle, *_sample(ranked, _N_PROBED)):
-        growth = _growth(loop, setup, sizes, generator)
-        yield _probed(sizes, growth, is_rank=sizes == middle)
+        growths = _growth(loop, setup, sizes, generator)
+        yield _probed(sizes, growths, is_rank=sizes == middle)
     with attach(loop.model, 2**40, planner="full", meter=loop.meter):
-        growth = _growth(loop, setup, setup.longest(), generator)
-    yield _probed(setup.longest(), growth, is_full=True)
+        growths = _growth(loop, setup, setup.longest(), generator)
+    yield _probed(setup.longest(), growths, is_full=True)
 
 
 def _sample(ranked: Sequence[Sizes], count: int) -> list[Sizes]:
@@ -362,22 +389,40 @@ def _sample(ranked: Sequence[Sizes], count: int) -> list[Sizes]:
     return [ranked[place] for place in places]
 
 
-def _growth(loop: Loop, setup: Setup, sizes: Sizes, generator: torch.Generator) -> int:
-    """Return the smaller of two readings: code is mapped in the first."""
+def _growth(
+    loop: Loop, setup: Setup, sizes: Sizes, generator: torch.Generator
+) -> tuple[int, int]:
+    """Return growth, and that of the level; the smaller of two readings.
+
+    Code is mapped in the first. On an accelerator growth is of reserved bytes, begun
+    without free blocks, and the level is requested bytes; on a CPU both are the same.
+    """
     readings = []
     for _ in range(2):
         loop.optimizer.zero_grad(set_to_none=True)
         loop.meter.settled_bytes(0)
-        readings.append(loop.step(setup.batch(sizes, generator)).growth_bytes)
+        level = loop.meter.live_bytes()
+        measured = loop.step(setup.batch(sizes, generator))
+        growth = measured.growth_bytes
+        if loop.device.type == "cpu":
+            readings.append((growth, growth))
+        else:
+            readings.append((growth, loop.meter.peak_bytes() - level))
     return min(readings)
 
 
 def _probed(
-    sizes: Sizes, growth: int, *, is_rank: bool = False, is_full: bool = False
+    sizes: Sizes,
+    growths: tuple[int, int],
+    *,
+    is_rank: bool = False,
+    is_full: bool = False,
 ) -> Mapping[str, Any]:
+    growth, level = growths
     return {
         "sizes": json.dumps(sizes),
         "growth_bytes": growth,
+        "level_growth_bytes": level,
         "is_rank": is_rank,
         "is_full": is_full,
     }
@@ -410,7 +455,7 @@ def _train_on(
     box = _Box()
     for sizes in shapes:
         is_seen = box.takes(sizes)
-        if task["is_limited"]:
+        if task["is_limited"] and task["device"] == "cpu":
             limit_memory(session.budget_bytes, loop.meter.live_bytes())
         measured = loop.step(setup.batch(sizes, generator))
         yield {
@@ -446,6 +491,18 @@ def _observed(session: Session, measured: Measured) -> dict[str, Any]:
         "recomputed_flops": record.recomputed_flops,
         "retries": record.retries,
         "reason": record.reason,
+        **_reserved(session, record),
+    }
+
+
+def _reserved(session: Session, record: StepRecord) -> dict[str, Any]:
+    summary = session.summary()
+    is_reserved = record.reserved_peak_bytes is not None
+    return {
+        "requested_peak_bytes": record.observed_peak_bytes if is_reserved else None,
+        "alloc_retries": record.alloc_retries,
+        "fragmentation": summary.fragmentation,
+        "given_back": summary.given_back,
     }
 
 
