@@ -35,7 +35,12 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked gpu, and say why, where torch sees no accelerator."""
+    """Put tests marked sim last; skip those marked gpu where there is no accelerator.
+
+    The simulated accelerator, once loaded, is the process's accelerator for good. So it
+    is loaded behind all other tests, and looked for after that.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("sim") is not None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or _accelerator_is_there():
         return
@@ -66,6 +71,18 @@ def toys() -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def sim() -> Any:
+    """Load the simulated accelerator; skip where it cannot be built."""
+    from mimose.bench.sim import use
+    from mimose.bench.sim.build import why_not
+
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    return use()
 
 
 @pytest.fixture
