@@ -42,6 +42,7 @@ from mimose.meters import Meter
 from mimose.optimizer_watch import OptimizerWatch
 from mimose.planners import EveryK, Full, NoPlan, Planner
 from mimose.policy import Decision, Memory, Policy
+from mimose.random_state import accelerators_of
 from mimose.records import Records, StepRecord
 from mimose.recovery import Snapshot, is_out_of_memory, release_memory
 from mimose.shapes import SizeTable, argument_tensors
@@ -480,7 +481,7 @@ class Driver:
             *[slot for slot in tensors if slot.numel <= _SMALL],
             *random_slots(modules),
         ]
-        return Snapshot(self._device, known, others, small)
+        return Snapshot(accelerators_of(self._model), known, others, small)
 
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""

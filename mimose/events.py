@@ -70,6 +70,7 @@ class UnitPatch(Patch):
                     kwargs,
                     before=Before(unit.slots) if unit.slots else None,
                     surroundings=unit.surroundings,
+                    devices=unit.devices,
                     early_stop=not unit.is_compiled,
                 )
         return runner.run(unit, call, args, kwargs)
@@ -302,6 +303,7 @@ class EventRunner:
             before=before,
             on_recompute=on_recompute,
             surroundings=around,
+            devices=unit.devices,
             early_stop=early_stop and not compares and not unit.is_compiled,
         )
         if is_edited(noted):

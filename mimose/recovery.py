@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from mimose.changes import Before, BufferSlot, Slot, union
+from mimose.random_state import RandomState
 
 
 def first_line(error: BaseException) -> str:
@@ -31,7 +32,7 @@ _OUT_OF_MEMORY = re.compile(
     r"""
     out\ of\ memory                         # allocators, drivers, NCCL, in any case
     | can't\ allocate\ memory               # the CPU's allocator
-    | ALLOC(ATION)?_FAILED                  # status of cuBLAS, cuDNN, cuSOLVER, cuFFT, …
+    | ALLOC(ATION)?_FAILED                  # status of cuBLAS, cuDNN, cuSOLVER, …
     | miopenStatusAllocFailed
     | rocblas_status_memory_error
     | resource\ allocation\ failed          # cuSPARSE's text for its ALLOC_FAILED
@@ -54,34 +55,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
-class RandomState:
-    """The random state as it is now, to be put back.
-
-    Args:
-        device: The model's device.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cpu = torch.get_rng_state()
-        self._other: torch.Tensor | None = None
-        if device.type != "cpu":
-            module = torch.get_device_module(device)
-            self._other = module.get_rng_state(device)
-
-    def restore(self) -> None:
-        """Put it back."""
-        torch.set_rng_state(self._cpu)
-        if self._other is not None:
-            module = torch.get_device_module(self._device)
-            module.set_rng_state(self._other, self._device)
-
-
 class Snapshot:
     """Random state and all else that a forward changes, as when a step began.
 
     Args:
-        device: The model's device, whose random state is taken along.
+        devices: The model's accelerators, whose random state is taken along.
         slots: What forwards are known to change.
         others: What they might change besides; saved where `take` is told to.
         constants: Buffers that have not changed yet; copied again where their version
@@ -90,12 +68,12 @@ class Snapshot:
 
     def __init__(
         self,
-        device: torch.device,
+        devices: Iterable[torch.device],
         slots: Iterable[Slot],
         others: Iterable[Slot] = (),
         constants: Iterable[BufferSlot] = (),
     ) -> None:
-        self._device = device
+        self._devices = tuple(devices)
         self._slots = union(slots)
         changing = {slot.key for slot in self._slots}
         self._constants = [
@@ -111,7 +89,7 @@ class Snapshot:
         Args:
             is_wide: Whether to save what might change, too.
         """
-        self._random = RandomState(self._device)
+        self._random = RandomState(self._devices)
         slots = union(self._slots, self._others) if is_wide else self._slots
         self._states = Before(slots)
         self._constants = [

@@ -33,6 +33,7 @@ from mimose.optimizer_watch import OptimizerWatch
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
 from mimose.policy import Memory, Policy
 from mimose.predictors import Margin, make_predictor
+from mimose.random_state import accelerators_of, refuse_unsaveable
 from mimose.records import Records, Summary
 from mimose.recovery import Gradients, is_out_of_memory
 from mimose.shapes import SizeTable
@@ -179,6 +180,8 @@ class Session:
         found = find_units(model, units)
         refuse_compiled(model, [module for _, module in found])
         device = _device_of(model)
+        for place in accelerators_of(model):
+            refuse_unsaveable(place)
         self._model = model
         self._device = device
         self._predictor = getattr(predictor, "__qualname__", str(predictor))

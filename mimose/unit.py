@@ -10,6 +10,7 @@ from torch import nn
 from mimose.changes import BufferSlot, Slot, all_slots, union
 from mimose.compiled import is_compiled
 from mimose.first_call import FirstCall
+from mimose.random_state import accelerators_of
 from mimose.surroundings import Buffers, Surroundings
 
 
@@ -31,6 +32,8 @@ class Unit:
         self.calls = 0
         self.forward: Callable[..., Any] = module.forward
         self.is_compiled = is_compiled(module)
+        self.devices = accelerators_of(module)
+        """Where its weights are; on a CPU none."""
         self.is_kept = False
         """Whether it turned out that it cannot be recomputed."""
         self.surroundings = Surroundings(

@@ -14,7 +14,6 @@ import mimose
 from mimose.changes import buffer_slots
 from mimose.recovery import Gradients, Snapshot, is_out_of_memory
 
-
 _OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of",
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
@@ -82,7 +81,7 @@ def test_out_of_memory_is_told_from_other_errors(error, expected):
 def test_a_snapshot_puts_random_state_and_buffers_back():
     """After `restore` the same numbers are drawn, and statistics are as they were."""
     norm = nn.BatchNorm1d(3)
-    snapshot = Snapshot(torch.device("cpu"), buffer_slots([norm]))
+    snapshot = Snapshot((), buffer_slots([norm]))
     snapshot.take()
     before = {name: buffer.clone() for name, buffer in norm.named_buffers()}
     mean = norm.running_mean
