@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -152,6 +153,7 @@ class Driver:
         self._has_warned = False
         self._has_missed = False
         events.on_keep = self.keep_always
+        events.on_inexact = self._note_inexact
         layers = [unit.module for unit in events.units]
         self._facts = FactsReader(model, device, layers)
         self._least = LeastPeaks()
@@ -171,6 +173,8 @@ class Driver:
         self.peak_bytes = meter.live_bytes()
         self.kept_units: dict[str, str] = {}
         """Units that cannot be recomputed, and why."""
+        self.inexact_units: dict[str, str] = {}
+        """Units that give other bits when they are recomputed, and why."""
 
     # ------------------------------------------------------------------ forward
 
@@ -235,6 +239,7 @@ class Driver:
         began = time.perf_counter()
         self._fold_peak()
         self._close_dead()
+        self._events.answers.read()  # of a step without a backward
         is_shared = bool(self._open) and self._settle()
         if self._is_compiled:
             self._clean_up_after_compiler()
@@ -314,10 +319,21 @@ class Driver:
 
     def _learn_changes(self) -> None:
         """Take note, where all was saved, of what the forward has changed."""
-        if self._is_wide:
-            changed = union(self._changing, self._snapshot.changed())
-            if len(changed) > len(self._changing):
-                self._changing, self._knows_changes = changed, False
+        if not self._is_wide:
+            return
+        running = running_statistics(self._model.modules())
+        found = self._snapshot.compare(without=running)
+        self._note_changing(found.changed)
+        if found.flags:
+            self._events.answers.ask(
+                found.flags,
+                lambda changed: self._note_changing(compress(found.unclear, changed)),
+            )
+
+    def _note_changing(self, slots: Iterable[Slot]) -> None:
+        changed = union(self._changing, slots)
+        if len(changed) > len(self._changing):
+            self._changing, self._knows_changes = changed, False
 
     def _memory(self, start: int, carried: int) -> Memory:
         return Memory(
@@ -469,6 +485,17 @@ class Driver:
         self.kept_units[unit.name] = why
         _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
 
+    def _note_inexact(self, unit: Unit, why: str) -> None:
+        """Take note of a unit that is recomputed, but not to the bit."""
+        if not self.inexact_units:
+            _log.warning(
+                "mimose: %s is recomputed, but not exactly: %s; others may follow (see "
+                "the session's report)",
+                unit.name,
+                why,
+            )
+        self.inexact_units.setdefault(unit.name, why)
+
     def snapshot(self) -> Snapshot:
         """Return a snapshot, not yet taken, of what a forward changes."""
         modules = list(self._model.modules())
@@ -521,6 +548,7 @@ class Driver:
             step.peak_bytes = max(step.peak_bytes, step.trace.peak_bytes)
         self._fold_peak(step)
         step.record.seconds = time.perf_counter() - step.began
+        self._events.answers.read()
         if self._meter.reads_peak:
             step.record.observed_peak_bytes = step.peak_bytes
         if step.is_closed:

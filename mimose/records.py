@@ -138,6 +138,8 @@ class Summary:
     retries: int
     kept_units: Mapping[str, str] = field(default_factory=dict)
     """Units that cannot be recomputed, and why."""
+    inexact_units: Mapping[str, str] = field(default_factory=dict)
+    """Units that are recomputed but not to the bit on this device, and why."""
 
 
 class Records(deque[StepRecord]):

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from mimose.changes import Before, BufferSlot, Slot, union
+from mimose.changes import Before, BufferSlot, Compared, Slot, union
 from mimose.random_state import RandomState
 
 
@@ -97,9 +97,13 @@ class Snapshot:
         ]
         self._states.add(self._constants)
 
-    def changed(self) -> list[Slot]:
-        """Return what has changed since, of all that was saved."""
-        return self._states.changed()
+    def compare(self, without: Iterable[Slot] = ()) -> Compared:
+        """Return what has changed since, of all that was saved.
+
+        Args:
+            without: What need not be compared.
+        """
+        return self._states.compare(without)
 
     def covers(self, slots: Iterable[Slot]) -> bool:
         """Whether all these were saved."""

@@ -25,6 +25,7 @@ def summarise(
     cache: PlanCache,
     margin: float,
     kept_units: Mapping[str, str],
+    inexact_units: Mapping[str, str],
 ) -> Summary:
     """Sum up the records of a session.
 
@@ -36,6 +37,7 @@ def summarise(
         cache: The plans.
         margin: The safety margin now, as a share of predicted growth.
         kept_units: Units that cannot be recomputed, and why.
+        inexact_units: Units that are recomputed, but not to the bit, and why.
     """
     errors = [
         abs(record.prediction_error)
@@ -62,6 +64,7 @@ def summarise(
         plan_seconds=sum(record.plan_seconds for record in records),
         retries=sum(record.retries for record in records),
         kept_units=kept_units,
+        inexact_units=inexact_units,
     )
 
 
@@ -81,10 +84,14 @@ def report(summary: Summary, records: Sequence[StepRecord]) -> str:
         records: Its records.
     """
     parts = [_overview(summary), _shapes(records), _reasons(records)]
-    if summary.kept_units:
-        kept = [f"  {name}: {why}" for name, why in summary.kept_units.items()]
-        parts.append("\n".join(["Layers that are always kept", *kept]))
+    parts.append(_reasoned("Layers that are always kept", summary.kept_units))
+    parts.append(_reasoned("Layers not exact when recomputed", summary.inexact_units))
     return "\n\n".join(part for part in parts if part)
+
+
+def _reasoned(title: str, units: Mapping[str, str]) -> str:
+    lines = [f"  {name}: {why}" for name, why in units.items()]
+    return "\n".join([title, *lines]) if lines else ""
 
 
 def _overview(summary: Summary) -> str:

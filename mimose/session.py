@@ -383,6 +383,7 @@ class Session:
             cache=self._policy.cache,
             margin=self._policy.margin.fraction,
             kept_units=dict(self._driver.kept_units),
+            inexact_units=dict(self._driver.inexact_units),
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:
