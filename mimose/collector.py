@@ -19,23 +19,28 @@ a ResNet).
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from mimose.actions import OnRecompute
-from mimose.gauges import KEEP, RECOMPUTE, Gauge
+from mimose.copies import are_kept
+from mimose.gauges import KEEP, RECOMPUTE, Gauge, Reading
 from mimose.meters import Meter
 from mimose.series import Sizes
 from mimose.tracker import storages_in, tensors_in
 
 _FILE_NOISE = 65536
 """A segment in which more bytes of files were mapped tells nothing of its excess."""
+
+_SMALLEST = 512
+"""Smaller inputs are not looked after: no allocator has smaller blocks."""
 
 
 class Mark(NamedTuple):
@@ -50,6 +55,8 @@ class Mark(NamedTuple):
     """The highest since the mark before, mapped files left out."""
     is_clean: bool
     """False where files were mapped since the mark before (see `_FILE_NOISE`)."""
+    keeps_copies: bool = False
+    """Whether autocast keeps its copies of weights just now: see `mimose.copies`."""
 
 
 @dataclass(slots=True)
@@ -70,6 +77,8 @@ class Measured:
     """By action, from the tracker; empty until the event is recomputed."""
     flops: int = 0
     """Of the whole recomputation."""
+    copied_bytes: float = 0.0
+    """Copies of weights among what it would hold: see `mimose.copies`."""
     inputs: dict[int, int] = field(default_factory=dict)
     """Bytes of the larger storages that it reads, by identity."""
     saved_inputs: set[int] = field(default_factory=set)
@@ -109,7 +118,9 @@ class Trace:
         self.peak_bytes = max(self.peak_bytes, peak)
         is_clean = abs(files - self._file_bytes) <= _FILE_NOISE
         self._file_bytes = files
-        self.marks.append(Mark(kind, event, live - files, peak - files, is_clean))
+        self.marks.append(
+            Mark(kind, event, live - files, peak - files, is_clean, are_kept())
+        )
 
     def enter(self, measured: Measured) -> int:
         """Mark an event's entry; return its index."""
@@ -141,9 +152,10 @@ class Trace:
         gauge: Gauge,
     ) -> Any:
         """Run an event that is kept, and count what it holds."""
-        with _watch_uses(self.events[index], inputs):
-            output, reading = gauge(forward, inputs)
-        self.events[index].held_bytes = reading.held_bytes
+        event = self.events[index]
+        output, reading = _run_watched(event, forward, inputs, gauge)
+        event.held_bytes = reading.held_bytes
+        event.copied_bytes = reading.copied_bytes
         return output
 
     def recomputed(self, index: int, gauge: Gauge) -> OnRecompute:
@@ -154,9 +166,9 @@ class Trace:
                 return forward()
             self.mark("recompute", index)
             event = self.events[index]
-            with _watch_uses(event, given):
-                output, reading = gauge(forward, given)
+            output, reading = _run_watched(event, forward, given, gauge)
             event.held_bytes, event.flops = reading.held_bytes, reading.flops
+            event.copied_bytes = reading.copied_bytes
             if not self._meter.reads_peak:
                 self._raise_peak(reading.peak_bytes)
             self.mark("recomputed", index)
@@ -185,24 +197,55 @@ def input_storages(inputs: Sequence[torch.Tensor]) -> dict[int, int]:
     return {
         key: storage.nbytes()
         for key, storage in storages_in(list(inputs)).items()
-        if storage.nbytes() >= _FILE_NOISE
+        if storage.nbytes() >= _SMALLEST
     }
 
 
-@contextlib.contextmanager
-def _watch_uses(event: Measured, given: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Notice which input storages have more users after a forward: it saved them.
+def _run_watched(
+    event: Measured,
+    forward: Callable[[], Any],
+    given: Sequence[torch.Tensor],
+    gauge: Gauge,
+) -> tuple[Any, Reading]:
+    """Run a forward and notice which of its inputs' storages it has saved.
 
-    Only what is given *now* is looked at, and held meanwhile: under the user's hooks
-    on saved tensors a recomputation gets other storages than the forward had, whose
-    own may be gone. Those not given count as saved, the safe side.
+    They have more users after it. Only what is given *now* is looked at: under the
+    user's hooks on saved tensors a recomputation gets other storages than the forward
+    had, whose own may be gone. Those not given count as saved, the safe side.
     """
-    alive = storages_in(list(given))
-    watched = event.inputs.keys() & alive.keys()
-    before = {key: torch._C._storage_Use_Count(key) for key in watched}
-    yield
-    unchanged = {k for k, n in before.items() if torch._C._storage_Use_Count(k) <= n}
+    before = _count_users(given, ())
+    output, reading = gauge(forward, given)
+    after = _count_users(given, list(tensors_in(output)))
+    unchanged = {key for key, n in before.items() if after[key] <= n}
     event.saved_inputs = event.inputs.keys() - unchanged
+    return output, reading
+
+
+def _count_users(
+    given: Sequence[torch.Tensor], returned: Sequence[torch.Tensor]
+) -> Counter[int]:
+    """Count who refers to each storage, but for those who return it.
+
+    A tensor with gradient is saved as an alias, which is one more user of its storage.
+    One without is saved as it is: a bool mask that ``where`` saves, for one. There the
+    tensor itself has more users, or its Python object under hooks on saved tensors.
+    """
+    passed_on = Counter(map(id, returned))
+    users: Counter[int] = Counter()
+    for tensor in given:
+        if tensor.layout != torch.strided:
+            continue
+        key = tensor.untyped_storage()._cdata
+        users[key] += torch._C._storage_Use_Count(key)
+        if not tensor.requires_grad:
+            users[key] += sys.getrefcount(tensor) + _users_of(tensor)
+            users[key] -= passed_on[id(tensor)]
+    return users
+
+
+def _users_of(tensor: Any) -> int:
+    """Return how many C++ owners a tensor has (private; torch 2.9 to 2.13)."""
+    return int(tensor._use_count()) if hasattr(tensor, "_use_count") else 0
 
 
 def _made_outputs(inputs: Sequence[torch.Tensor], output: object) -> list[torch.Tensor]:
@@ -253,6 +296,8 @@ class StepSample:
     """From the root's exit to the first gradient; None without a backward."""
     is_ordered: bool
     """Whether the gradients arrived in the reverse order of the events."""
+    copies_end: str = ""
+    """The segment, ``"head"`` or ``"loss"``, in which autocast lets its copies go."""
 
 
 def analyse(marks: Sequence[Mark], events: Sequence[Measured]) -> StepSample:
@@ -286,7 +331,7 @@ def analyse(marks: Sequence[Mark], events: Sequence[Measured]) -> StepSample:
         for index, event in enumerate(events)
     )
     is_ordered = order == sorted(order, reverse=True)
-    return StepSample(samples, tuple(gaps), head, loss, is_ordered)
+    return StepSample(samples, tuple(gaps), head, loss, is_ordered, _copies_end(marks))
 
 
 def without_readings(sample: StepSample) -> StepSample:
@@ -305,7 +350,16 @@ def without_readings(sample: StepSample) -> StepSample:
         head=nothing,
         loss=None,
         is_ordered=sample.is_ordered,
+        copies_end=sample.copies_end,
     )
+
+
+def _copies_end(marks: Sequence[Mark]) -> str:
+    """Tell where the copies of weights go; nowhere, if they outlive the forward."""
+    kept = [m.kind for m in marks if m.keeps_copies]
+    if "gradient" in kept or not kept:
+        return ""
+    return "loss" if "root_exit" in kept else "head"
 
 
 def _between(mark: Mark, level: float) -> SegmentSample:

@@ -34,9 +34,11 @@ from mimose.changes import (
 )
 from mimose.collector import Carried, Trace, analyse, without_readings
 from mimose.compiled import is_compiled, n_graphs
+from mimose.device_checks import DeviceChecks
 from mimose.estimator import Estimator, StepFacts
 from mimose.events import EventRunner
 from mimose.facts import FactsReader
+from mimose.footprint import Footprint
 from mimose.gauges import KEEP, RECOMPUTE
 from mimose.infeasible import LeastPeaks, infeasible
 from mimose.meters import Meter
@@ -44,7 +46,7 @@ from mimose.optimizer_watch import OptimizerWatch
 from mimose.planners import EveryK, Full, NoPlan, Planner
 from mimose.policy import Decision, Memory, Policy
 from mimose.random_state import accelerators_of
-from mimose.records import Records, StepRecord
+from mimose.records import Peaks, Records, StepRecord
 from mimose.recovery import Snapshot, is_out_of_memory, release_memory
 from mimose.shapes import SizeTable, argument_tensors
 from mimose.step import Step
@@ -58,8 +60,6 @@ _RELEVANT = 0.5
 """Steps that grow by less of the headroom say nothing of the margin: noise is all."""
 _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
-_NEAR_BYTES = 2**20
-"""So close to the budget a peak is read as exactly as it can be."""
 _SMALL = 4096
 """Buffers of so many elements are saved each step, in case they begin to change."""
 _NO_END = "the backward did not run to its end, or not through the outputs"
@@ -110,6 +110,7 @@ class Driver:
     Args:
         model: The model.
         device: Where it is.
+        footprint: What is held of the device, and the budget for that.
         budget_bytes: The budget.
         planner: The planner.
         policy: Decides what each step does.
@@ -117,6 +118,7 @@ class Driver:
         events: Runs the units' calls.
         meter: Reads the memory.
         optimizers: Watches the optimizer's steps.
+        checks: Looks at the device's settings before each step.
         records: Takes the records.
         warns: Whether an impossible budget warns rather than raises.
     """
@@ -126,6 +128,7 @@ class Driver:
         *,
         model: nn.Module,
         device: torch.device,
+        footprint: Footprint,
         budget_bytes: int,
         planner: Planner,
         policy: Policy,
@@ -133,11 +136,13 @@ class Driver:
         events: EventRunner,
         meter: Meter,
         optimizers: OptimizerWatch,
+        checks: DeviceChecks,
         records: Records,
         warns: bool,
     ) -> None:
         self._model = model
         self._device = device
+        self._footprint = footprint
         self._budget_bytes = budget_bytes
         self._planner = planner
         self._is_fixed = isinstance(planner, (NoPlan, Full, EveryK))
@@ -148,6 +153,7 @@ class Driver:
         self._events = events
         self._meter = meter
         self._optimizers = optimizers
+        self._checks = checks
         self._records = records
         self._warns = warns
         self._has_warned = False
@@ -169,8 +175,6 @@ class Driver:
         self._is_running = False
         self._safest_once = False
         self._n_steps = 0
-        meter.reset_peak()
-        self.peak_bytes = meter.live_bytes()
         self.kept_units: dict[str, str] = {}
         """Units that cannot be recomputed, and why."""
         self.inexact_units: dict[str, str] = {}
@@ -198,8 +202,9 @@ class Driver:
 
         Raises:
             InfeasibleBudgetError: No plan keeps the budget at this shape.
-            MimoseError: The inputs cannot be planned for.
+            MimoseError: The inputs, or a setting of the device, cannot be planned for.
         """
+        self._checks.before_step()
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
         versions = [version(tensor) for tensor in inputs]
         step = self._begin(args, kwargs)
@@ -237,16 +242,12 @@ class Driver:
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
         began = time.perf_counter()
-        self._fold_peak()
+        start = self._begin_level()
         self._close_dead()
         self._events.answers.read()  # of a step without a backward
         is_shared = bool(self._open) and self._settle()
-        if self._is_compiled:
-            self._clean_up_after_compiler()
         facts, table = self._facts.read(args, kwargs)
         self._events.set_mode(self._facts.mode)
-        slack = max(5 * self._meter.noise_bytes, _SLACK * self._estimator.scale)
-        start = self._meter.settled_bytes(slack)
         is_again, self._safest_once = self._safest_once, False
         carried = self._carried.live_bytes()
         memory = self._memory(start, carried)
@@ -275,9 +276,29 @@ class Driver:
             other.is_shared = True
         self._records.append(record)
         self._take_snapshot(decision)
+        self._make_room(step)
         record.plan_seconds = time.perf_counter() - began
         self._start(step)
         return step
+
+    def _begin_level(self) -> int:
+        """Return the level that a step starts from; the peaks before it are noted."""
+        if self._is_compiled:
+            self._clean_up_after_compiler()
+        slack = max(5 * self._meter.noise_bytes, _SLACK * self._estimator.scale)
+        start, peaks = self._footprint.begin(slack)
+        self._note_peaks(peaks)
+        return start
+
+    def _make_room(self, step: Step) -> None:
+        decision = step.decision
+        growth = decision.growth_bytes
+        if growth is not None:
+            growth += self._policy.margin.bytes(growth)
+        chosen = decision.chosen
+        actions = None if chosen is None else chosen.plan.actions
+        facts = step.facts
+        self._footprint.make_room(growth, (facts.context, facts.sizes, actions))
 
     def _clean_up_after_compiler(self) -> None:
         self._events.refuse_replaced()
@@ -337,10 +358,12 @@ class Driver:
 
     def _memory(self, start: int, carried: int) -> Memory:
         return Memory(
-            float(self._budget_bytes),
+            self._footprint.level_budget(start),
             float(start),
             float(carried) if self._releases else 0.0,
             self._optimizers.excess_bytes,
+            # Nothing is planned before the first step was measured.
+            self._optimizers.state_to_come_bytes if self._estimator.n_steps else 0.0,
         )
 
     def _decide(
@@ -438,6 +461,8 @@ class Driver:
 
         A forward that has edited the root's own inputs cannot be run again.
         """
+        if is_out_of_memory(error):
+            self._footprint.ran_out()
         if isinstance(error, NotRecomputableError):
             for unit in error.units:
                 self.keep_always(unit, error.why)
@@ -510,6 +535,10 @@ class Driver:
         ]
         return Snapshot(accelerators_of(self._model), known, others, small)
 
+    def note_out_of_memory(self) -> None:
+        """Take note that memory ran out in a backward, as long as all is held."""
+        self._footprint.ran_out()
+
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""
         release_memory(self._device)
@@ -520,7 +549,7 @@ class Driver:
     def _abort(self, step: Step, error: BaseException) -> None:
         if step.trace is not None:
             step.trace.is_closed = True
-        self._fold_peak()
+        self._note_peaks(self._footprint.fold())
         step.record.actions = step.actions()
         step.record.reason = f"forward raised {type(error).__name__}"
         self._close(step, had_backward=False)
@@ -546,11 +575,9 @@ class Driver:
             step.trace.mark("end")
             step.trace.is_closed = True
             step.peak_bytes = max(step.peak_bytes, step.trace.peak_bytes)
-        self._fold_peak(step)
+        self._note_peaks(self._footprint.fold(), step)
         step.record.seconds = time.perf_counter() - step.began
         self._events.answers.read()
-        if self._meter.reads_peak:
-            step.record.observed_peak_bytes = step.peak_bytes
         if step.is_closed:
             if not step.is_shared:
                 step.record.reason = "two backwards"
@@ -585,9 +612,10 @@ class Driver:
         is_safest = KEEP not in step.record.actions or self._estimator.unrecomputable
         is_own = self._meter.reads_peak and not self._has_compiled(step)
         if is_own and is_safest:
-            growth = max(0, growth - trace.file_growth_bytes)
+            needed = self._footprint.needed_bytes(trace.peak_bytes)
+            growth = needed - step.record.start_bytes - trace.file_growth_bytes
             state = self._optimizers.state_bytes
-            self._least.add(step.facts, trace.peak_bytes, growth, state)
+            self._least.add(step.facts, needed, max(0, growth), state)
 
     def _has_compiled(self, step: Step) -> bool:
         """Whether a compiler's memory was part of what a step held."""
@@ -600,7 +628,8 @@ class Driver:
             for event in trace.events
             if event.action == RECOMPUTE and event.held_bytes
         )
-        room = self._budget_bytes - step.record.start_bytes
+        start = step.record.start_bytes
+        room = self._footprint.level_budget(start) - start
         return max(growth, min(growth + kept, room))
 
     def _observe(self, step: Step) -> None:
@@ -612,26 +641,27 @@ class Driver:
         if observed is None or record.observed_peak_bytes is None:
             self._go_on_unchecked(step)
             return
-        if record.observed_peak_bytes > self._budget_bytes and not self._is_fixed:
+        self._footprint.observe(observed)
+        is_over = record.is_over and not self._is_fixed
+        if is_over:
+            self._policy.cache.clear()
             _log.warning(
                 "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
                 record.step,
-                format_bytes(record.observed_peak_bytes),
+                format_bytes(record.highest_bytes or 0),
                 format_bytes(self._budget_bytes),
                 record.phase,
                 dict(record.shape),
             )
-        is_over = record.observed_peak_bytes > self._budget_bytes
-        if is_over and not self._is_fixed:
-            self._policy.cache.clear()
         if self._has_compiled(step):
             record.reason = record.reason or "code was compiled in this step"
             return
         if predicted is None:
             return
         allowed = predicted + self._policy.margin.bytes(predicted)
-        room = self._budget_bytes - record.start_bytes
-        is_relevant = is_over or predicted >= _RELEVANT * room
+        start = record.start_bytes
+        room = self._footprint.level_budget(start) - start
+        is_relevant = record.is_over or predicted >= _RELEVANT * room
         self._policy.observe(step.decision, observed, is_relevant=is_relevant)
         self._policy.checked(
             step.facts.context,
@@ -686,7 +716,7 @@ class Driver:
 
     def finish(self) -> None:
         """Close everything, as the session ends."""
-        self._fold_peak()
+        self._note_peaks(self._footprint.fold())
         self._settle()
         for step in self._open:
             step.record.reason = "detached before the backward"
@@ -694,16 +724,20 @@ class Driver:
         self._open.clear()
         self._meter.release()
 
-    def _fold_peak(self, step: Step | None = None) -> None:
-        """Read the peak since the last reset into all that wait for it."""
-        peak = self._meter.rough_peak_bytes()
-        if peak + _NEAR_BYTES > self._budget_bytes:
-            peak = self._meter.peak_bytes()
+    @property
+    def peak_bytes(self) -> int:
+        """The highest footprint since the session began, optimizer steps included."""
+        return self._footprint.highest_bytes(self._optimizers.peak_bytes)
+
+    def _note_peaks(self, peaks: Peaks, step: Step | None = None) -> None:
+        """Put the peaks since the last reset into the records that wait for them."""
+        level = peaks.level_bytes
         if step is not None:
-            step.peak_bytes = peak = max(peak, step.peak_bytes)
+            step.peak_bytes = level = max(level, step.peak_bytes)
+            if self._meter.reads_peak:
+                step.record.note_peaks(peaks._replace(level_bytes=level))
         for other in self._open:
-            other.peak_bytes = max(other.peak_bytes, peak)
-        self.peak_bytes = max(self.peak_bytes, peak, self._optimizers.peak_bytes)
+            other.peak_bytes = max(other.peak_bytes, level)
 
     # ------------------------------------------------------------------ state
 

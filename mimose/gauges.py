@@ -11,6 +11,7 @@ from torch import nn
 
 from mimose.changes import tensor_attributes
 from mimose.compiled import saved_storages
+from mimose.copies import are_kept
 from mimose.tracker import StorageTracker, storages_in
 
 KEEP = "keep"
@@ -25,6 +26,8 @@ class Reading(NamedTuple):
     flops: int
     peak_bytes: int
     """The highest total of what it made, as far as that can be counted."""
+    copied_bytes: float = 0.0
+    """Of it, copies of weights that autocast keeps: see `mimose.copies`."""
 
 
 Gauge: TypeAlias = Callable[
@@ -47,8 +50,11 @@ def by_operators(
     with tracker:
         output = forward()
         held = float(tracker.live_bytes)
+        copied = float(tracker.copied_bytes()) if are_kept() else 0.0
     made = float(tracker.bytes_made(output))
-    reading = Reading({KEEP: held, RECOMPUTE: made}, tracker.flops, tracker.peak_bytes)
+    reading = Reading(
+        {KEEP: held, RECOMPUTE: made}, tracker.flops, tracker.peak_bytes, copied
+    )
     return output, reading
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from mimose.allocator import Usage, read_usage
 from mimose.exceptions import BudgetError
 from mimose.glibc import Holes, give_back_freed_memory
 
@@ -138,37 +139,81 @@ class _Borrowed(Meter):
 class AllocatorMeter(Meter):
     """An accelerator's caching allocator, through `torch.accelerator`.
 
-    Reading needs no synchronisation: the allocator counts when the host asks for
-    memory, not when a kernel uses it.
+    The level is requested bytes; reserved and allocated bytes are read beside them: see
+    `mimose.allocator`. Reading needs no synchronisation: the allocator counts when the
+    host asks for memory, not when a kernel uses it.
 
     Args:
         device: The accelerator's device.
     """
 
-    noise_bytes = float(2**16)
+    noise_bytes = 0.0
     reads_peak = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        index = device.index
+        self._index = (
+            torch.accelerator.current_device_index() if index is None else index
+        )
+        self._reserved_peak_bytes = 0
+        self._allocated_peak_bytes = 0
 
     def live_bytes(self) -> int:
-        """Return the bytes that tensors hold."""
-        return int(torch.accelerator.memory_allocated(self.device))
+        """Return the bytes that tensors have asked for."""
+        return self._look().requested_bytes
 
     def peak_bytes(self) -> int:
-        """Return the most bytes that tensors held since the last reset."""
-        return int(torch.accelerator.max_memory_allocated(self.device))
+        """Return the most bytes that tensors had asked for since the last reset."""
+        return self._look().requested_peak_bytes
+
+    def read(self) -> Reading:
+        """Return level and peak of one reading."""
+        usage = self._look()
+        return Reading(usage.requested_bytes, usage.requested_peak_bytes, 0)
 
     def reset_peak(self) -> None:
         """Start a new peak; the user's own reading of it starts anew as well."""
-        torch.accelerator.reset_peak_memory_stats(self.device)
+        torch.accelerator.reset_peak_memory_stats(self._index)
+
+    def usage(self) -> Usage:
+        """Return all of the allocator's numbers, peaks as over all resets.
+
+        Reserved and allocated peaks are those since `forget_usage`, as far as a reading
+        came before each reset; the requested peak is that since the last reset.
+        """
+        return self._look()._replace(
+            reserved_peak_bytes=self._reserved_peak_bytes,
+            allocated_peak_bytes=self._allocated_peak_bytes,
+        )
+
+    def forget_usage(self) -> None:
+        """Begin the reserved and allocated peaks anew, as at the last reset."""
+        self._reserved_peak_bytes = self._allocated_peak_bytes = 0
+
+    def give_back(self) -> None:
+        """Give free blocks back to the device, for which the host waits."""
+        torch.accelerator.empty_cache()
 
     def total_bytes(self) -> int | None:
-        """Return the device's memory, where it tells."""
-        if self.device.type == "cuda":
-            return int(torch.cuda.get_device_properties(self.device).total_memory)
+        """Return what this process can have: what is free, and what it has taken."""
         info = getattr(torch.accelerator, "get_memory_info", None)
-        return None if info is None else int(info(self.device)[1])
+        if info is not None:
+            free = int(info(self._index)[0])
+        elif self.device.type == "cuda":
+            free = int(torch.cuda.mem_get_info(self.device)[0])
+        else:
+            return None
+        return free + self._look().reserved_bytes
+
+    def _look(self) -> Usage:
+        """Read, and keep the peaks that a reset would lose."""
+        usage = read_usage(self._index)
+        if usage.reserved_peak_bytes > self._reserved_peak_bytes:
+            self._reserved_peak_bytes = usage.reserved_peak_bytes
+        if usage.allocated_peak_bytes > self._allocated_peak_bytes:
+            self._allocated_peak_bytes = usage.allocated_peak_bytes
+        return usage
 
 
 class ProcessMeter(Meter):

@@ -41,6 +41,8 @@ class Pattern:
     sides: tuple[tuple[int, ...], ...] = ()
     """The readers of each `SideTensor`."""
     is_ordered: bool = True
+    copies_end: str = ""
+    """Where autocast's copies of weights go: see `mimose.copies`."""
     high: Sizes = ()
     """The largest of each root size measured."""
     calls: tuple[int, ...] = ()
@@ -63,6 +65,7 @@ class Pattern:
             "rows": self.rows,
             "sides": self.sides,
             "is_ordered": self.is_ordered,
+            "copies_end": self.copies_end,
             "high": self.high,
             "calls": self.calls,
             "structure": self.structure,
@@ -80,6 +83,7 @@ class Pattern:
             rows=[as_tuples(row) for row in state["rows"]],
             sides=as_tuples(state["sides"]),
             is_ordered=bool(state["is_ordered"]),
+            copies_end=str(state.get("copies_end", "")),
             high=as_tuples(state["high"]),
             calls=as_tuples(state["calls"]),
             structure=str(state["structure"]),

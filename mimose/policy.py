@@ -55,6 +55,14 @@ class Memory(NamedTuple):
     released_bytes: float
     """Outputs of the last step that go before the backward."""
     optimizer_excess_bytes: float
+    state_to_come_bytes: float = 0.0
+    """Optimizer state that is made after this step, and is there from then on."""
+
+    @property
+    def with_state(self) -> Memory:
+        """The same once that state is there: what plans are made for, to be used on."""
+        start = self.start_bytes + self.state_to_come_bytes
+        return self._replace(start_bytes=start, state_to_come_bytes=0.0)
 
     @property
     def headroom_bytes(self) -> float:
@@ -149,6 +157,7 @@ class Policy:
         self, facts: StepFacts, table: SizeTable, memory: Memory
     ) -> Decision | None:
         """Return the decision for a shape whose cached plan fits today, else None."""
+        memory = memory.with_state
         found = self.cache.get(
             self._key(facts, table), lambda plan: self._is_good(plan, memory)
         )
@@ -179,6 +188,7 @@ class Policy:
                 predictions are all there is.
         """
         self._check_names(table)
+        memory = memory.with_state
         key = self._key(facts, table)
         upper = facts._replace(sizes=key[2])
         if not self._estimator.touch(facts.context):
@@ -300,6 +310,7 @@ class Policy:
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
+        memory = memory.with_state
         problem = self.problem(facts, memory)
         doubt = self._estimator.doubt(facts)
         if doubt:
@@ -327,6 +338,7 @@ class Policy:
             start_bytes=memory.start_bytes,
             budget_bytes=memory.budget_bytes if budget_bytes is None else budget_bytes,
             released_bytes=memory.released_bytes,
+            optimizer_state_bytes=memory.state_to_come_bytes,
             step_excess_bytes=memory.optimizer_excess_bytes,
         )
 
@@ -425,6 +437,13 @@ class Policy:
                 )
                 levels[span] -= side.n_bytes
                 peaks[span] -= side.n_bytes
+        copied, copies_end = self._estimator.copies(facts)
+        counted_twice = 0.0  # until the context ends: Note: [Copies]
+        for index, (action, n_bytes) in enumerate(zip(actions, copied, strict=True)):
+            if action == KEEP and n_bytes:
+                counted_twice += n_bytes
+                levels[2 * index + 2 : 2 * n_events + 1] -= n_bytes
+                peaks[2 * index + 2 : 2 * n_events + 1] -= n_bytes
         head = self._estimator.head(facts, actions[-1] if actions else KEEP)
         start = levels[2 * n_events]
         before = [0.0, start + head.before_release_bytes, *peaks[: 2 * n_events]]
@@ -432,6 +451,8 @@ class Policy:
         # optimizer's step is not part of what is observed in a step.
         less = problem.gap_bytes[-1] + memory.released_bytes - head.net_bytes
         behind = peaks[2 * n_events + 1 : -1] + memory.released_bytes - less
+        if copies_end == "head":
+            start += counted_twice  # what went is part of the head's net
         after = [start + head.after_release_bytes, *behind]
         return Growth(float(max(before)), float(max(after)))
 

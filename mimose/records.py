@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from mimose.exceptions import MimoseError
 
@@ -19,6 +19,16 @@ _log = logging.getLogger(__name__)
 
 Phase: TypeAlias = Literal["collect", "step_down", "plan", "fallback"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class Peaks(NamedTuple):
+    """The most held since a step began; None where nobody tells."""
+
+    level_bytes: int
+    reserved_bytes: int | None = None
+    allocated_bytes: int | None = None
+    n_retries: int | None = None
+    """How often the allocator gave back all its free blocks to go on."""
 
 
 @dataclass(slots=True)
@@ -38,14 +48,16 @@ class StepRecord:
     actions: tuple[str, ...]
     """The action of each event, in the order in which they ran."""
     budget_bytes: int
-    """The session's budget."""
+    """The session's budget: on an accelerator the most `reserved_peak_bytes` may be,
+    elsewhere the most `observed_peak_bytes` may be."""
     start_bytes: int
-    """Held when the forward began."""
+    """Held when the forward began: on an accelerator requested by tensors."""
     predicted_peak_bytes: float | None
     """What the plan said the peak would be, at the exact sizes."""
     observed_peak_bytes: int | None = None
-    """The peak from the start of the forward to the end of backward. None until the
-    backward has ended, and where it cannot be told (see `reason`)."""
+    """The peak from the start of the forward to the end of backward: on an accelerator
+    of requested bytes, elsewhere of the resident set. None until the backward has
+    ended, and where it cannot be told (see `reason`)."""
     cache_hit: bool = False
     """Whether the plan came from the cache."""
     plan_seconds: float = 0.0
@@ -62,6 +74,25 @@ class StepRecord:
     seconds: float | None = None
     """From the start of the forward to the end of backward, as the host sees it; None
     until then."""
+    reserved_peak_bytes: int | None = None
+    """On an accelerator the most that the allocator had taken from the device."""
+    allocated_peak_bytes: int | None = None
+    """On an accelerator the most that the blocks in use took."""
+    alloc_retries: int | None = None
+    """How often the allocator gave back its free blocks to go on."""
+
+    def note_peaks(self, peaks: Peaks) -> None:
+        """Take in what was read as the backward ended."""
+        self.observed_peak_bytes = peaks.level_bytes
+        self.reserved_peak_bytes = peaks.reserved_bytes
+        self.allocated_peak_bytes = peaks.allocated_bytes
+        self.alloc_retries = peaks.n_retries
+
+    @property
+    def highest_bytes(self) -> int | None:
+        """What the budget is about: reserved bytes where they are known."""
+        reserved = self.reserved_peak_bytes
+        return self.observed_peak_bytes if reserved is None else reserved
 
     @property
     def predicted_growth_bytes(self) -> float | None:
@@ -87,16 +118,15 @@ class StepRecord:
 
     @property
     def is_over(self) -> bool:
-        """Whether the observed peak exceeded the budget."""
-        observed = self.observed_peak_bytes
-        return observed is not None and observed > self.budget_bytes
+        """Whether the peak that the budget is about exceeded it."""
+        highest = self.highest_bytes
+        return highest is not None and highest > self.budget_bytes
 
     @property
     def budget_use(self) -> float | None:
-        """The observed peak as a share of the budget."""
-        if self.observed_peak_bytes is None:
-            return None
-        return self.observed_peak_bytes / self.budget_bytes
+        """The peak that the budget is about, as a share of it."""
+        highest = self.highest_bytes
+        return None if highest is None else highest / self.budget_bytes
 
     @property
     def n_recomputed(self) -> int:
@@ -187,6 +217,9 @@ _NUMBERS = (
     "recomputed_flops",
     "retries",
     "seconds",
+    "reserved_peak_bytes",
+    "allocated_peak_bytes",
+    "alloc_retries",
 )
 _NEEDED = ("step", "shape", "phase", "actions", "budget_bytes", "start_bytes")
 

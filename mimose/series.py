@@ -70,16 +70,23 @@ class Series:
 
     Args:
         make: Makes an unfitted regressor for readings of a given noise.
-        noise: How far two readings of the same thing differ; 0 for exact counts.
+        noise: How far two readings of the same thing differ; 0 for exact ones.
         nonnegative: Whether the quantity cannot be negative.
+        is_excess: Whether it is a peak's rise over the level it began at.
     """
 
     def __init__(
-        self, make: Callable[[float], Regressor], noise: float, nonnegative: bool
+        self,
+        make: Callable[[float], Regressor],
+        noise: float,
+        *,
+        nonnegative: bool,
+        is_excess: bool = False,
     ) -> None:
         self._make = make
         self.noise = noise
         self._nonnegative = nonnegative
+        self._is_excess = is_excess
         self._samples: dict[Sizes, list[float]] = {}
         self._fit: _Fit | None = None
         self._failure = ""
@@ -88,11 +95,6 @@ class Series:
         """Whether so many counts have shown it; no more fits are tried for them."""
         self.scale = 0.0
         """What an error is small against: a step's growth. Set by the owner."""
-
-    @property
-    def _is_excess(self) -> bool:
-        """Whether it is read, and a peak's rise over the level it began at."""
-        return self.noise > 0 and self._nonnegative
 
     def __len__(self) -> int:
         """Return the number of distinct shapes kept."""
@@ -420,11 +422,12 @@ class _Fit:
 
         An excess is a maximum, and below what was seen another of its parts may be
         the largest. What it is there is at most what it was at the least sizes, and
-        falls with each of them.
+        falls with each of them. A fit that explains every one of exact readings is
+        believed as it is.
         """
         raised = tuple(map(max, sizes, self._low))
         value = self.predict(sizes)
-        if raised == sizes:
+        if raised == sizes or (self.is_exact and self.noise == 0.0):
             return value
         below = [c for c in self._columns if sizes[c] < raised[c]]
         share = math.prod(sizes[c] / raised[c] for c in below)

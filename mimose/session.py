@@ -10,13 +10,13 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from mimose import report as _report
 from mimose.budget import format_bytes, parse_budget
 from mimose.compiled import COMPILED_CALL, OneGraph, refuse_compiled
+from mimose.device_checks import DeviceChecks
 from mimose.driver import Driver, RootPatch
 from mimose.estimator import Estimator, StepFacts
 from mimose.events import EventRunner, UnitPatch
@@ -26,14 +26,16 @@ from mimose.exceptions import (
     RecomputationError,
     StateMismatchError,
 )
+from mimose.footprint import make_footprint
 from mimose.gauges import KEEP, RECOMPUTE
 from mimose.kv_cache import WithoutCache, caching_modules
 from mimose.meters import BasicMeter, Meter, make_meter
 from mimose.optimizer_watch import OptimizerWatch
+from mimose.placement import only_device
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
 from mimose.policy import Memory, Policy
 from mimose.predictors import Margin, make_predictor
-from mimose.random_state import accelerators_of, refuse_unsaveable
+from mimose.random_state import refuse_unsaveable
 from mimose.records import Records, Summary
 from mimose.recovery import Gradients, is_out_of_memory
 from mimose.shapes import SizeTable
@@ -103,7 +105,7 @@ def attach(
         NoUnitsError: No modules to plan for were found.
         AlreadyAttachedError: The model has a session already.
         CheckpointingConflictError: The model's own checkpointing is switched on.
-        MimoseError: The model is compiled.
+        MimoseError: The model is compiled, a CUDA graph, or on several devices.
         ValueError: Another argument is none of those above.
     """
     _check_choices(actions, on_infeasible, cache_size, round_to)
@@ -179,9 +181,9 @@ class Session:
         refuse_other_checkpointing(model)
         found = find_units(model, units)
         refuse_compiled(model, [module for _, module in found])
-        device = _device_of(model)
-        for place in accelerators_of(model):
-            refuse_unsaveable(place)
+        device = only_device(model)
+        checks = DeviceChecks(model, device)
+        refuse_unsaveable(device)
         self._model = model
         self._device = device
         self._predictor = getattr(predictor, "__qualname__", str(predictor))
@@ -204,9 +206,11 @@ class Session:
         self._optimizers = OptimizerWatch(
             model, self._meter, lambda: records[-1].step if records else -1
         )
+        self._footprint = make_footprint(self._meter, self.budget_bytes)
         self._driver = Driver(
             model=model,
             device=device,
+            footprint=self._footprint,
             budget_bytes=self.budget_bytes,
             planner=planner,
             policy=self._policy,
@@ -214,6 +218,7 @@ class Session:
             events=self._events,
             meter=self._meter,
             optimizers=self._optimizers,
+            checks=checks,
             records=self.records,
             warns=warns,
         )
@@ -309,7 +314,9 @@ class Session:
             and unit is not None
         ):
             self._driver.keep_always(unit, "recomputing it gave other tensors")
-        elif not is_out_of_memory(error):
+        elif is_out_of_memory(error):
+            self._driver.note_out_of_memory()
+        else:
             return False
         _log.warning(
             "mimose: a step failed (%s) and is run again", type(error).__name__
@@ -448,8 +455,3 @@ def _refuse_second(model: nn.Module) -> None:
                 f"by a session: call its detach() before attaching again"
             )
             raise AlreadyAttachedError(msg)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device

@@ -66,6 +66,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._rounding = rounding
         # storage identity -> (weak reference, bytes)
         self._made: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._copies: set[int] = set()
 
     def __torch_dispatch__(
         self,
@@ -79,10 +80,16 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if isinstance(result, (torch.Tensor, list, tuple)):
             self._count(args, kwargs, result)
+            if func is torch.ops.aten._to_copy.default and _is_weight(args[0]):
+                self._copies.update(storages_in(result))
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=result)
         return result
+
+    def copied_bytes(self) -> int:
+        """Sum the bytes alive of copies of weights in another precision."""
+        return sum(self._made[key][1] for key in self._copies if key in self._made)
 
     def bytes_made(self, tree: object) -> int:
         """Sum the bytes of the tracked storages that `tree`'s tensors live in."""
@@ -104,9 +111,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
 
         def freed(_: object) -> None:
+            self._copies.discard(key)
             if self._made.pop(key, None) is not None:
                 self.live_bytes -= n_bytes
 
         self._made[key] = (weakref.ref(storage, freed), n_bytes)
         self.live_bytes += n_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Whether autocast would keep a copy of it: a leaf that is trained, and no view."""
+    return tensor.is_leaf and tensor.requires_grad and tensor.dtype == torch.float32

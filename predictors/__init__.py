@@ -4,6 +4,8 @@ from .alternatives import EstimatorPredictor, QuadraticScalarRegressor
 from .base import Predictor
 from .calibration import Calibration
 from .envelope import EnvelopeRegressor
+from .fragmentation import FragmentationRatio
+from .limit import LearnedLimit
 from .margin import Margin
 from .polynomial import PolynomialRegressor
 from .registry import PREDICTORS, make_predictor
@@ -14,6 +16,8 @@ __all__ = [
     "Calibration",
     "EnvelopeRegressor",
     "EstimatorPredictor",
+    "FragmentationRatio",
+    "LearnedLimit",
     "Margin",
     "PolynomialRegressor",
     "Predictor",

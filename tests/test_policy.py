@@ -190,8 +190,9 @@ def test_autocast_has_its_own_plans(toys, meter):
     plain, cast = list(session.records)[-2:]
     assert ("plan", "plan") == (plain.phase, cast.phase)
     assert plain.predicted_growth_bytes == plain.observed_growth_bytes
-    # The recomputation casts the weights again, which autocast keeps in its cache.
-    assert cast.predicted_growth_bytes >= cast.observed_growth_bytes
+    # Copies of biases are in autocast's cache alone, those of weights in the graph too.
+    off = cast.predicted_growth_bytes - cast.observed_growth_bytes
+    assert abs(off) <= 0.005 * cast.observed_growth_bytes
     assert plain.observed_growth_bytes != cast.observed_growth_bytes
 
 

@@ -13,7 +13,7 @@ def _exact(nonnegative=True):
     def make(noise):
         return make_predictor("polynomial", noise=noise, nonnegative=nonnegative)
 
-    return Series(make, 0.0, nonnegative)
+    return Series(make, 0.0, nonnegative=nonnegative)
 
 
 def _square(n):
@@ -53,7 +53,12 @@ def test_an_exact_count_of_the_shape_itself_needs_no_fit():
 
 def test_a_noisy_reading_needs_repeating():
     """A reading with noise answers for its shape once it was repeated."""
-    series = Series(lambda noise: EnvelopeRegressor(noise=noise), 8.0, True)
+    series = Series(
+        lambda noise: EnvelopeRegressor(noise=noise),
+        8.0,
+        nonnegative=True,
+        is_excess=True,
+    )
     series.add((4,), 100.0)
     assert series.doubt((4,))
     series.add((4,), 104.0)
@@ -63,7 +68,9 @@ def test_a_noisy_reading_needs_repeating():
 
 def test_a_signed_quantity_takes_the_median():
     """A net change is told by the median of its readings, and may be negative."""
-    series = Series(lambda noise: PolynomialRegressor(noise=noise), 8.0, False)
+    series = Series(
+        lambda noise: PolynomialRegressor(noise=noise), 8.0, nonnegative=False
+    )
     for value in (-100.0, -102.0, 50.0):
         series.add((4,), value)
     assert -100.0 == series.predict((4,))
@@ -89,7 +96,9 @@ def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
 
 def test_a_noisy_fit_is_trusted_less_far():
     """A fit of readings reaches less far beyond the largest than an exact one."""
-    series = Series(lambda noise: PolynomialRegressor(noise=noise), 50.0, False)
+    series = Series(
+        lambda noise: PolynomialRegressor(noise=noise), 50.0, nonnegative=False
+    )
     series.scale = 1e6
     for i, n in enumerate((4, 10, 16, 22, 28, 34, 40)):
         series.add((n,), 1000.0 * n + (-20, 13, 7, -9, 16, -11, 5)[i])
@@ -146,7 +155,12 @@ def test_the_number_of_shapes_is_bounded():
 
 def test_below_the_least_measured_an_excess_falls_with_the_sizes():
     """Another part may be the largest there; it is not more than in proportion."""
-    series = Series(lambda noise: EnvelopeRegressor(noise=noise), 8.0, True)
+    series = Series(
+        lambda noise: EnvelopeRegressor(noise=noise),
+        8.0,
+        nonnegative=True,
+        is_excess=True,
+    )
     for n in range(100, 200, 10):
         series.add((2, n), float(n * n))
     assert series.predict((2, 100)) == pytest.approx(100.0**2, rel=1e-3)
@@ -207,7 +221,9 @@ class _Failing:
 @pytest.mark.parametrize("noise", [0.0, 8.0])
 def test_a_predictor_that_fails_is_doubted(where, noise):
     """It never raises; the doubt says what it did, and readings stand in for it."""
-    series = Series(lambda _: _Failing(where), noise, True)
+    series = Series(
+        lambda _: _Failing(where), noise, nonnegative=True, is_excess=noise > 0
+    )
     for n in (4, 8, 12, 12):
         series.add((n,), 10.0 * n)
     assert 120.0 == series.predict((10,))
@@ -220,7 +236,7 @@ def test_a_predictor_that_fails_is_doubted(where, noise):
 
 def test_a_predictor_without_an_error_is_doubted():
     """One that does not know how good it is is not trusted, and raises nothing."""
-    series = Series(lambda _: _Untold("error"), 0.0, True)
+    series = Series(lambda _: _Untold("error"), 0.0, nonnegative=True)
     for n in (4, 8, 12):
         series.add((n,), 10.0 * n)
     assert "the predictor failed: ValueError: not in error" == series.doubt((10,))
@@ -236,7 +252,12 @@ class _Untold(_Failing):
 def _scattered(by, *, nonnegative):
     """Return a series in which errors of 20 are tolerated, and its doubts."""
     random = np.random.default_rng(0)
-    series = Series(lambda noise: PolynomialRegressor(noise=noise), 1.0, nonnegative)
+    series = Series(
+        lambda noise: PolynomialRegressor(noise=noise),
+        1.0,
+        nonnegative=nonnegative,
+        is_excess=nonnegative,
+    )
     doubts = []
     for n in range(100, 160, 2):
         series.add((n,), 3.0 * n + random.choice((-by, by)))
@@ -263,7 +284,12 @@ def test_scattered_net_changes_are_trusted_later_and_as_they_are():
 def test_a_scattered_excess_is_raised_over_its_samples():
     """By the envelope that excesses are fitted with."""
     random = np.random.default_rng(0)
-    series = Series(lambda noise: EnvelopeRegressor(noise=noise), 1.0, True)
+    series = Series(
+        lambda noise: EnvelopeRegressor(noise=noise),
+        1.0,
+        nonnegative=True,
+        is_excess=True,
+    )
     for n in range(100, 140, 2):
         series.add((n,), 3.0 * n + random.choice((-30.0, 30.0)))
     assert "" == series.doubt((121,))
@@ -285,7 +311,9 @@ def test_too_much_scatter_is_never_trusted():
 def test_a_coarse_fit_serves_where_a_fine_one_is_not_settled():
     """Scatter beyond the meter's noise is not explained by more and more monomials."""
     random = np.random.default_rng(1)
-    series = Series(lambda noise: PolynomialRegressor(noise=noise), 1.0, False)
+    series = Series(
+        lambda noise: PolynomialRegressor(noise=noise), 1.0, nonnegative=False
+    )
     for n, m in random.integers(20, 200, (9, 2)).tolist():
         series.add((n, m), 2.0 * n + 5.0 * m + random.choice((-4.0, 4.0)))
     assert "" == series.doubt((100, 100))

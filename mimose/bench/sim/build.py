@@ -25,7 +25,9 @@ def why_not() -> str:
     """Return why it cannot be built here; "" where it can be, or is built already."""
     if library_path().exists() or shutil.which(_compiler()) is not None:
         return ""
-    return f"the simulated accelerator needs a C++ compiler, and there is no {_compiler()}"
+    return (
+        f"the simulated accelerator needs a C++ compiler, and there is no {_compiler()}"
+    )
 
 
 def library_path() -> Path:
@@ -69,7 +71,9 @@ def _compile(path: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        msg = f"{command[0]} could not compile the simulated accelerator:\n{done.stderr}"
+        msg = (
+            f"{command[0]} could not compile the simulated accelerator:\n{done.stderr}"
+        )
         raise SimUnavailableError(msg)
     made.replace(path)
 

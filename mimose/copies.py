@@ -1,0 +1,68 @@
+"""The copies of weights that autocast makes, and keeps until its context ends.
+
+Note: [Copies]
+Within a context autocast casts each trained weight once and keeps the copy. A kept
+layer's copies are among what it holds: its graph saves them. A recomputed layer's are
+not, yet stay until the context ends, before the backward most often; its recomputation
+makes new ones in a context of its own. So after a recomputed layer's forward the level
+is higher by its copies than by what it holds, and after a kept one's it is not.
+
+The planning problem takes the safe side: what lies behind a layer grows by the copies,
+whatever becomes of the layer, and all go with the context. Samples of kept layers are
+put on that footing (`evened`), and where a plan is judged what was counted twice is
+taken off (`Policy`). Copies of biases, which no graph saves, are taken for held until
+the backward; they are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from mimose.collector import SegmentSample, StepSample
+
+
+def are_kept() -> bool:
+    """Whether autocast is on, and keeps its copies of weights."""
+    if not torch.is_autocast_cache_enabled():
+        return False
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = {"cpu", "cpu" if accelerator is None else accelerator.type}
+    return any(map(torch.is_autocast_enabled, kinds))
+
+
+def evened(sample: StepSample, copied_bytes: Sequence[float]) -> StepSample:
+    """Put a step's samples on the footing of one that recomputes everything.
+
+    Args:
+        sample: What was measured.
+        copied_bytes: By event, the copies of those that were kept under a plan.
+    """
+    total = sum(copied_bytes)
+    if not total or not sample.copies_end:
+        return sample
+    segments = [*sample.gaps, sample.head]
+    for index, n_bytes in enumerate(copied_bytes):
+        segments[index + 1] = _raised(segments[index + 1], n_bytes, n_bytes)
+    *gaps, head = segments
+    loss = sample.loss
+    if sample.copies_end == "head":
+        head = _raised(head, -total, 0.0)
+    elif loss is not None:
+        loss = _raised(loss, -total, 0.0)
+    return replace(sample, gaps=tuple(gaps), head=head, loss=loss)
+
+
+def _raised(
+    segment: SegmentSample, net_bytes: float, excess_bytes: float
+) -> SegmentSample:
+    net, excess = segment.net_bytes, segment.excess_bytes
+    return replace(
+        segment,
+        net_bytes=None if net is None else net + net_bytes,
+        excess_bytes=None if excess is None else excess + excess_bytes,
+    )

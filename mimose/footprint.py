@@ -1,0 +1,244 @@
+"""What the process holds of its device, against the budget.
+
+Note: [Level and footprint]
+Plans are made for a *level*: the bytes that a step's tensors hold, which a model of
+memory can predict to the byte. The budget is about the *footprint*: what the process
+takes from the device. On a CPU both are the resident set. On an accelerator the level
+is requested bytes and the footprint reserved bytes: the allocator's segments, whose
+free parts no other process gets. A budget on what tensors hold was kept once while the
+process ran out of memory: 1,181 MiB allocated, 1,376 reserved.
+
+Note: [Reserved bytes]
+Segments are taken when no free block is large enough, and stay. Lengths that jump leave
+blocks that are each a little too small for the next length: in a small BERT reserved
+bytes rose to 3.4 times the largest step within 50 steps. Planned for that ratio, two
+thirds of a budget would lie idle. So a step that might not find its memory among the
+free blocks begins with none of them: they are given back to the device first. What such
+a step then takes is its growth times a ratio of 1.1 to 1.5 that depends on the model
+and is learned (`FragmentationRatio`). Giving back costs the host a wait and the step
+its calls to the device's allocator, so it is done only where the step could pass the
+limit, and not where the same plan at the same sizes has run since the last time. With
+``expandable_segments`` free blocks grow together, and it is hardly ever needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from mimose.allocator import Usage
+from mimose.meters import AllocatorMeter, Meter
+from mimose.predictors import FragmentationRatio, LearnedLimit
+from mimose.records import Peaks
+
+_NEAR_BYTES = 2**20
+"""So close to the limit a peak is read as exactly as it can be."""
+_SMALL = 0.5
+"""A step that needs no more than this share of the free blocks is a small one."""
+_LEAST_CACHED_BYTES = 2**20
+"""Less than this is not worth giving back."""
+
+
+class Footprint:
+    """The level is the footprint: a process's resident set, or a user's meter.
+
+    Args:
+        meter: Reads the level.
+        budget_bytes: The budget.
+
+    Attributes:
+        limit: The budget, lowered where memory ran out below it.
+        peak_bytes: The highest footprint seen.
+    """
+
+    def __init__(self, meter: Meter, budget_bytes: int) -> None:
+        self._meter = meter
+        self.limit = LearnedLimit(float(budget_bytes))
+        meter.reset_peak()
+        self.peak_bytes = meter.live_bytes()
+
+    def fold(self) -> Peaks:
+        """Read the peaks since the last reset into the session's."""
+        peak = self._meter.rough_peak_bytes()
+        if peak + _NEAR_BYTES > self.limit.bytes:
+            peak = self._meter.peak_bytes()
+        self.peak_bytes = max(self.peak_bytes, peak)
+        return Peaks(peak)
+
+    def begin(self, slack_bytes: float) -> tuple[int, Peaks]:
+        """Return the level that a step starts from, and the peaks before it.
+
+        Args:
+            slack_bytes: Freed memory that may be part of the level.
+        """
+        peaks = self.fold()
+        return self._meter.settled_bytes(slack_bytes), peaks
+
+    def highest_bytes(self, optimizer_peak_bytes: int) -> int:
+        """Return the highest footprint of the session.
+
+        Args:
+            optimizer_peak_bytes: The highest level read around optimizer steps.
+        """
+        return max(self.peak_bytes, optimizer_peak_bytes)
+
+    def level_budget(self, start_bytes: float) -> float:
+        """Return the highest level that keeps the footprint within the limit.
+
+        Args:
+            start_bytes: The level that the step starts from.
+        """
+        del start_bytes
+        return self.limit.bytes
+
+    def make_room(self, growth_bytes: float | None, key: Hashable) -> None:
+        """Make ready for a step whose growth, margin included, is known or not.
+
+        Args:
+            growth_bytes: Of the level; None where it is not predicted.
+            key: Equal for steps that ask for the same blocks.
+        """
+
+    def observe(self, growth_bytes: int) -> None:
+        """Take note of a step's growth of the level, as its backward has ended."""
+        self.limit.step()
+
+    def ran_out(self) -> None:
+        """Take note that an allocation has failed, before anything is given back."""
+        self.limit.ran_out(self._meter.peak_bytes())
+
+    def needed_bytes(self, level_bytes: int) -> int:
+        """Return what the last step needs of the device at the least.
+
+        Args:
+            level_bytes: The level that it reached.
+        """
+        return level_bytes
+
+
+class ReservedFootprint(Footprint):
+    """What a caching allocator has reserved: Note: [Reserved bytes].
+
+    Args:
+        meter: Reads the allocator.
+        budget_bytes: The budget, of reserved bytes.
+    """
+
+    def __init__(self, meter: AllocatorMeter, budget_bytes: int) -> None:
+        super().__init__(meter, budget_bytes)
+        self._allocator = meter
+        self.ratio = FragmentationRatio()
+        self._refill = FragmentationRatio(prior=0.25, floor=0.0)
+        """Of small steps among many free blocks."""
+        self._repeat = FragmentationRatio(prior=0.0, floor=0.0)
+        """Of plans that have run at these sizes before."""
+        self._served: set[Hashable] = set()
+        self._largest_bytes = 0.0
+        self.n_given_back = 0
+        """How often free blocks were given back."""
+        self._teaches: FragmentationRatio | None = None
+        self._give_back()
+        self._noted_ooms = self._usage.n_ooms
+        self.peak_bytes = self._usage.reserved_bytes
+
+    def fold(self) -> Peaks:
+        """Read all peaks since the step began, in one reading."""
+        usage = self._read()
+        self.peak_bytes = max(self.peak_bytes, usage.reserved_peak_bytes)
+        return Peaks(
+            usage.requested_peak_bytes,
+            usage.reserved_peak_bytes,
+            usage.allocated_peak_bytes,
+            usage.n_retries - self._start.n_retries,
+        )
+
+    def begin(self, slack_bytes: float) -> tuple[int, Peaks]:
+        """Return the requested bytes that a step starts from, and the peaks before."""
+        del slack_bytes
+        peaks = self.fold()
+        usage = self._usage
+        if usage.n_ooms > self._noted_ooms:  # in a backward, or outside of the model
+            self.limit.ran_out(usage.reserved_peak_bytes)
+            self._noted_ooms = usage.n_ooms
+        self._start_anew()
+        return usage.requested_bytes, peaks
+
+    def highest_bytes(self, optimizer_peak_bytes: int) -> int:
+        """Return the most reserved bytes; readings around optimizer steps are in it."""
+        del optimizer_peak_bytes
+        return max(self.peak_bytes, self._read().reserved_peak_bytes)
+
+    def level_budget(self, start_bytes: float) -> float:
+        """Return the requested bytes that keep the reserved ones within the limit."""
+        floor = self._start.allocated_bytes + self._overhead_bytes
+        headroom = max(0.0, self.limit.bytes - floor)
+        return start_bytes + headroom / self.ratio.value
+
+    def make_room(self, growth_bytes: float | None, key: Hashable) -> None:
+        """Give the free blocks back where the step might pass the limit with them."""
+        growth = self._largest_bytes if growth_bytes is None else growth_bytes
+        usage = self._start
+        cached = usage.reserved_bytes - usage.allocated_bytes
+        cached -= self._overhead_bytes
+        needed = growth * self.ratio.value
+        room = self.limit.bytes - usage.reserved_bytes
+        self._teaches = None
+        if cached < _LEAST_CACHED_BYTES:
+            self._teaches = self.ratio
+        elif growth_bytes is not None and key in self._served:
+            self._teaches = self._repeat
+        elif needed <= _SMALL * cached:
+            self._teaches = self._refill
+        expected = growth * (self._teaches or self.ratio).value
+        if expected > room and self._teaches is not self.ratio:
+            self._give_back()
+            self._teaches = self.ratio
+        self._served.add(key)
+
+    def observe(self, growth_bytes: int) -> None:
+        """Learn how many reserved bytes the step's growth has taken."""
+        super().observe(growth_bytes)
+        self._largest_bytes = max(self._largest_bytes, growth_bytes)
+        taken = self._usage.reserved_peak_bytes - self._start.reserved_bytes
+        if self._teaches is not None and self._usage.n_retries == self._start.n_retries:
+            self._teaches.observe(growth_bytes, taken)
+        self._teaches = None
+
+    def ran_out(self) -> None:
+        """Take note that an allocation has failed, before anything is given back."""
+        usage = self._read()
+        self.limit.ran_out(usage.reserved_peak_bytes)
+        self._noted_ooms = usage.n_ooms
+
+    def needed_bytes(self, level_bytes: int) -> int:
+        """Return the reserved bytes where the step began without free blocks.
+
+        Else they are not all its doing, and what was requested is all that is certain.
+        """
+        if self._teaches is self.ratio:
+            return self._usage.reserved_peak_bytes
+        return level_bytes
+
+    def _give_back(self) -> None:
+        self._allocator.give_back()
+        self._read()
+        self._start_anew()
+        self._overhead_bytes = self._start.reserved_bytes - self._start.allocated_bytes
+        self._served.clear()
+        self.n_given_back += 1
+
+    def _start_anew(self) -> None:
+        """Let the peaks begin at what was read last."""
+        self._start = self._usage
+        self._allocator.reset_peak()
+        self._allocator.forget_usage()
+
+    def _read(self) -> Usage:
+        self._usage = self._allocator.usage()
+        return self._usage
+
+
+def make_footprint(meter: Meter, budget_bytes: int) -> Footprint:
+    """Return the footprint that a meter can tell."""
+    if isinstance(meter, AllocatorMeter):
+        return ReservedFootprint(meter, budget_bytes)
+    return Footprint(meter, budget_bytes)

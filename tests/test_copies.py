@@ -1,0 +1,111 @@
+"""Copies of weights that autocast keeps count once, whatever becomes of the layer."""
+
+import contextlib
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose.copies import are_kept
+from mimose.tracker import StorageTracker
+
+_WIDTH = 64
+_BF16 = torch.bfloat16
+
+
+class _Wide(nn.Module):
+    """Weights as large as what is computed with them."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+def _inside(model, caches):
+    """Enter autocast in the model's own forward, as accelerate does."""
+    context = torch.autocast("cpu", _BF16, cache_enabled=caches)
+    model.forward = context(model.forward)
+
+
+def _step(model, x, *, is_inside, caches=True):
+    """Train a step; the context ends before the backward."""
+    around = torch.autocast("cpu", _BF16, cache_enabled=caches)
+    with contextlib.nullcontext() if is_inside else around:
+        loss = model(x)
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def _trained(toys, meter, *, is_inside=False, caches=True, state=None, n_steps=30):
+    """Train with room for everything; return the records and what was learned."""
+    model = toys.chain(6, _WIDTH, _Wide)
+    if is_inside:
+        _inside(model, caches)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        if state is not None:
+            session.load_state_dict(state)
+        for i in range(n_steps):
+            x = toys.inputs(64 + 8 * (i * 5 % 13), _WIDTH)
+            _step(model, x, is_inside=is_inside, caches=caches)
+        return list(session.records), session.state_dict()
+
+
+def _errors(records):
+    """Return by how much predictions are off, as shares of the growth observed."""
+    return [
+        (r.predicted_peak_bytes - r.observed_peak_bytes) / r.observed_growth_bytes
+        for r in records
+        if r.predicted_peak_bytes is not None and "keep" in r.actions
+    ]
+
+
+@pytest.mark.parametrize("caches", [True, False])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_predictions_hold_under_autocast(toys, meter, is_inside, caches):
+    """Whether the context ends in the model or behind it, or there are no copies."""
+    records, _ = _trained(toys, meter, is_inside=is_inside, caches=caches)
+    assert {"collect", "step_down", "plan"} == {record.phase for record in records}
+    errors = _errors(records)
+    assert 20 <= len(errors)
+    assert -0.01 <= min(errors)
+    assert max(errors) <= 0.01
+
+
+def test_what_was_learned_of_copies_is_saved(toys, meter):
+    """Another session predicts as well from its first step on."""
+    _, state = _trained(toys, meter)
+    said = json.loads(json.dumps(state))
+    copied = set(said["estimator"]["copied"].values())
+    layer = _Wide(_WIDTH)
+    assert {2.0 * sum(p.numel() for p in layer.parameters())} == copied
+    records, _ = _trained(toys, meter, state=said, n_steps=8)
+    errors = _errors(records)
+    assert 8 == len(errors)
+    assert max(map(abs, errors)) <= 0.01
+
+
+def test_the_tracker_knows_copies_of_weights():
+    """Casts of trained single-precision weights count, as long as they are alive."""
+    layer, x = nn.Linear(8, 8), torch.ones(4, 8)
+    frozen = nn.Linear(8, 8).requires_grad_(False)
+    with StorageTracker() as tracker:
+        with torch.autocast("cpu", _BF16):
+            y = layer(x) + frozen(x)
+            assert are_kept()
+            assert 2 * (64 + 8) == tracker.copied_bytes()
+        assert 0 == tracker.copied_bytes()  # x needs no gradient: no weight is saved
+    assert not are_kept()
+    assert y.dtype == _BF16
+
+
+def test_without_the_cache_nothing_is_kept():
+    """Autocast can be told to keep no copies."""
+    with torch.autocast("cpu", _BF16, cache_enabled=False):
+        assert not are_kept()
