@@ -1,10 +1,15 @@
 """Running one event under an action: kept, or recomputed in backward.
 
 Note: [Why the tensors travel positionally]
-`torch.utils.checkpoint` saves the random state of the devices of its *positional*
-tensors only, and notices an in-place edit only of them. So every tensor among the
-keyword arguments and inside containers is passed positionally, and put back in its
-place inside the region.
+`torch.utils.checkpoint` restores autocast for the devices of its *positional* tensors
+only, and notices an in-place edit only of them. So every tensor among the keyword
+arguments and inside containers is passed positionally, and put back in its place inside
+the region.
+
+Note: [Random state]
+`checkpoint` copies an accelerator's random state once for each positional tensor in the
+forward, and once more for each in backward. So it is told to leave random state alone,
+and the region saves it: once for each device that a tensor given, or a weight, is on.
 
 Note: [Whose containers]
 The first call gets the caller's own lists and dicts: what a layer adds to them is the
@@ -24,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mimose.input_watch import Marks, is_edited, marks
 from mimose.named_errors import can_name
+from mimose.random_state import RandomState, accelerators
 from mimose.surroundings import Look, Surroundings
 
 Forward: TypeAlias = Callable[..., Any]
@@ -44,12 +50,13 @@ def recompute(
     before: contextlib.AbstractContextManager[None] | None = None,
     on_recompute: OnRecompute | None = None,
     surroundings: Surroundings | None = None,
+    devices: tuple[torch.device, ...] = (),
     early_stop: bool = True,
 ) -> Any:
     """Call `forward` now without keeping its activations, and again in backward.
 
     Exact: gradients, random state and buffers are those of a plain call. `checkpoint`
-    restores torch's random state and autocast; `before` sees to the rest.
+    restores autocast, the region torch's random state, and `before` the rest.
 
     Args:
         forward: What to call.
@@ -57,8 +64,10 @@ def recompute(
         kwargs: Its keyword arguments.
         before: Entered around each recomputation: puts back what `forward` changes.
         on_recompute: Called in backward with a function that recomputes, which it has
-            to call and whose result it has to return, and with the tensors given.
+            to call and whose result it has to return, and with the tensors given. A
+            second call of that function begins with the same random state.
         surroundings: Makes sure of the weights and modes of what is recomputed.
+        devices: Accelerators that `forward` may draw on, besides those of its tensors.
         early_stop: Whether the recomputation may end at the last tensor that is
             needed.
 
@@ -72,17 +81,23 @@ def recompute(
     """
     tensors, others, rebuild = _positional(args, kwargs)
     own = (args, kwargs) if rebuild is not None else None
-    region = _Region(forward, own, rebuild, on_recompute, surroundings)
+    region = _Region(forward, own, rebuild, on_recompute, surroundings, devices)
     naming = None if surroundings is None else surroundings.naming
     if (before is None and naming is None) or not can_name():
         return checkpoint(
-            region, *tensors, use_reentrant=False, early_stop=early_stop, **others
+            region,
+            *tensors,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            early_stop=early_stop,
+            **others,
         )
     contexts = (naming or contextlib.nullcontext(), before or contextlib.nullcontext())
     return checkpoint(
         region,
         *tensors,
         use_reentrant=False,
+        preserve_rng_state=False,
         early_stop=early_stop,
         context_fn=lambda: contexts,
         **others,
@@ -96,12 +111,14 @@ class _Region:
     """
 
     __slots__ = (
+        "_devices",
         "_forward",
         "_is_first",
         "_look",
         "_marks",
         "_on_recompute",
         "_own",
+        "_random",
         "_rebuild",
         "_surroundings",
     )
@@ -113,12 +130,15 @@ class _Region:
         rebuild: Rebuild | None,
         on_recompute: OnRecompute | None,
         surroundings: Surroundings | None,
+        devices: tuple[torch.device, ...],
     ) -> None:
         self._forward = forward
         self._own = own
         self._rebuild = rebuild
         self._on_recompute = on_recompute
         self._surroundings = surroundings
+        self._devices = devices
+        self._random: RandomState | None = None
         self._look: Look | None = None
         self._marks: Marks | None = None
         self._is_first = True
@@ -127,22 +147,18 @@ class _Region:
         if self._is_first:
             self._is_first = False
             return self._first(given, others)
-        args: Sequence[Any] = given
-        kwargs: Mapping[str, Any] = others
-        if self._rebuild is not None:
-            args, kwargs = self._rebuild(given)
         around = self._surroundings
         if around is None or self._look is None:
-            return self._again(given, args, kwargs)
+            return self._again(given, others)
         before = self._look
         context = around.restored(before)
         if self._marks is not None and is_edited(self._marks):
             around.refuse_edited()
         if context is None and not around.changes_itself:
-            return self._again(given, args, kwargs)
+            return self._again(given, others)
         try:
             with context or contextlib.nullcontext():
-                return self._again(given, args, kwargs)
+                return self._again(given, others)
         finally:
             # What the recomputation itself has changed, another may find changed.
             self._look = around.look(before.slots)._replace(modes=before.modes)
@@ -154,22 +170,41 @@ class _Region:
             self._own = None
             self._marks = marks(args, kwargs)
         around = self._surroundings
-        if around is None:
-            return self._forward(*args, **kwargs)
-        counted = around.buffer_versions()
+        counted = [] if around is None else around.buffer_versions()
+        self._random = self._random_state(given)
         output = self._forward(*args, **kwargs)
-        if counted != around.buffer_versions():
-            around.refuse_late_change(counted)
-        self._look = around.look()
+        if around is not None:
+            if counted != around.buffer_versions():
+                around.refuse_late_change(counted)
+            self._look = around.look()
         return output
 
-    def _again(
-        self, given: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        if self._on_recompute is None:
+    def _random_state(self, given: Sequence[Any]) -> RandomState:
+        devices = accelerators(given)
+        if devices != self._devices:
+            devices = tuple(dict.fromkeys((*self._devices, *devices)))
+        return RandomState(devices)
+
+    def _again(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:
+        """Recompute from the random state of the first call; put back what is now."""
+        before = self._random
+        assert before is not None
+
+        def forward() -> Any:
+            before.restore()
+            args, kwargs = given, others
+            if self._rebuild is not None:
+                args, kwargs = self._rebuild(given)
             return self._forward(*args, **kwargs)
-        tensors = [item for item in given if isinstance(item, torch.Tensor)]
-        return self._on_recompute(lambda: self._forward(*args, **kwargs), tensors)
+
+        now = before.as_now()
+        try:
+            if self._on_recompute is None:
+                return forward()
+            tensors = [item for item in given if isinstance(item, torch.Tensor)]
+            return self._on_recompute(forward, tensors)
+        finally:
+            now.restore()
 
 
 def _positional(

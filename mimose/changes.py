@@ -16,7 +16,7 @@ import contextlib
 import pickle
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -41,8 +41,11 @@ class Slot(Protocol):
         """Return its state, safe from later changes."""
         ...
 
-    def is_at(self, state: Any) -> bool:
-        """Whether nothing has changed since that state was read."""
+    def differs(self, state: Any) -> bool | torch.Tensor:
+        """Whether something has changed since that state was read.
+
+        What only an accelerator can tell is a flag there: to read it is to wait.
+        """
         ...
 
     def lend(self, state: Any) -> Any:
@@ -94,15 +97,15 @@ class BufferSlot:
             return self.read()
         return state
 
-    def is_at(self, state: Any) -> bool:
+    def differs(self, state: Any) -> bool | torch.Tensor:
         """Compare identity, version and value."""
         old, identity, counted = state
         tensor = self._table.get(self._name)
         if tensor is None or old is None:
-            return tensor is old
+            return tensor is not old
         if id(tensor) != identity or version(tensor) != counted:
-            return False
-        return same_bits(tensor, old)
+            return True
+        return different_bits(tensor, old)
 
     def lend(self, state: Any) -> Any:
         """Put a copy of the old tensor there."""
@@ -127,10 +130,10 @@ class BufferSlot:
 class EditedSlot(BufferSlot):
     """A tensor among the attributes, edited in place."""
 
-    def is_at(self, state: Any) -> bool:
+    def differs(self, state: Any) -> bool | torch.Tensor:
         """Compare its value; another tensor there is `AttributeSlot`'s affair."""
-        is_other = id(self._table.get(self._name)) != state[1]
-        return is_other or super().is_at(state)
+        is_same = id(self._table.get(self._name)) == state[1]
+        return is_same and super().differs(state)
 
 
 class AttributeSlot:
@@ -154,10 +157,10 @@ class AttributeSlot:
         value = self._table.get(self._name, _MISSING)
         return value if value is _MISSING or _may_be_held(value) else _UNKNOWN
 
-    def is_at(self, state: Any) -> bool:
+    def differs(self, state: Any) -> bool:
         """Compare identities."""
         value = self._table.get(self._name, _MISSING)
-        return value is state or (state is _UNKNOWN and not _may_be_held(value))
+        return value is not state and (state is not _UNKNOWN or _may_be_held(value))
 
     def lend(self, state: Any) -> Any:
         """Put the old value there."""
@@ -191,9 +194,9 @@ class RandomSlot:
         """Return the state."""
         return self._get()
 
-    def is_at(self, state: Any) -> bool:
+    def differs(self, state: Any) -> bool:
         """Compare the bytes of both states."""
-        return pickle.dumps(self._get()) == pickle.dumps(state)
+        return pickle.dumps(self._get()) != pickle.dumps(state)
 
     def lend(self, state: Any) -> Any:
         """Put the old state there."""
@@ -208,6 +211,16 @@ class RandomSlot:
     def restore(self, state: Any) -> None:
         """Put an old state there."""
         self._put(state)
+
+
+class Compared(NamedTuple):
+    """Which slots' states have changed."""
+
+    changed: list[Slot]
+    unclear: list[Slot]
+    """Those of which only an accelerator knows."""
+    flags: list[torch.Tensor]
+    """True for each of the unclear that has changed."""
 
 
 class Before(contextlib.AbstractContextManager[None]):
@@ -231,9 +244,22 @@ class Before(contextlib.AbstractContextManager[None]):
             slot.give_back(current)
         self._current = []
 
-    def changed(self) -> list[Slot]:
-        """Return the slots whose state has changed since."""
-        return [slot for slot, state in self._states if not slot.is_at(state)]
+    def compare(self, without: Iterable[Slot] = ()) -> Compared:
+        """Compare the slots' states with what they are now.
+
+        Args:
+            without: Slots that need not be compared.
+        """
+        left_out = {slot.key for slot in without}
+        compared = Compared([], [], [])
+        for slot, state in self._states:
+            found = slot.key not in left_out and slot.differs(state)
+            if isinstance(found, torch.Tensor):
+                compared.unclear.append(slot)
+                compared.flags.append(found)
+            elif found:
+                compared.changed.append(slot)
+        return compared
 
     def narrow(self, slots: Iterable[Slot]) -> None:
         """Forget all slots but these."""
@@ -354,6 +380,15 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if not is_plain(one):
         return True
     return torch.equal(bits(one), bits(other))
+
+
+def different_bits(one: torch.Tensor, other: torch.Tensor) -> bool | torch.Tensor:
+    """Whether two tensors differ by a bit; on an accelerator a flag that is there."""
+    if one.device != other.device or one.shape != other.shape:
+        return True
+    if one.is_cpu or one.dtype != other.dtype or not is_plain(one):
+        return not same_bits(one, other)
+    return (bits(one) != bits(other)).any()
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

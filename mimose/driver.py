@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ from mimose.meters import Meter
 from mimose.optimizer_watch import OptimizerWatch
 from mimose.planners import EveryK, Full, NoPlan, Planner
 from mimose.policy import Decision, Memory, Policy
+from mimose.random_state import accelerators_of
 from mimose.records import Peaks, Records, StepRecord
 from mimose.recovery import Snapshot, is_out_of_memory, release_memory
 from mimose.shapes import SizeTable, argument_tensors
@@ -157,6 +159,7 @@ class Driver:
         self._has_warned = False
         self._has_missed = False
         events.on_keep = self.keep_always
+        events.on_inexact = self._note_inexact
         layers = [unit.module for unit in events.units]
         self._facts = FactsReader(model, device, layers)
         self._least = LeastPeaks()
@@ -174,6 +177,8 @@ class Driver:
         self._n_steps = 0
         self.kept_units: dict[str, str] = {}
         """Units that cannot be recomputed, and why."""
+        self.inexact_units: dict[str, str] = {}
+        """Units that give other bits when they are recomputed, and why."""
 
     # ------------------------------------------------------------------ forward
 
@@ -239,6 +244,7 @@ class Driver:
         began = time.perf_counter()
         start = self._begin_level()
         self._close_dead()
+        self._events.answers.read()  # of a step without a backward
         is_shared = bool(self._open) and self._settle()
         facts, table = self._facts.read(args, kwargs)
         self._events.set_mode(self._facts.mode)
@@ -334,10 +340,21 @@ class Driver:
 
     def _learn_changes(self) -> None:
         """Take note, where all was saved, of what the forward has changed."""
-        if self._is_wide:
-            changed = union(self._changing, self._snapshot.changed())
-            if len(changed) > len(self._changing):
-                self._changing, self._knows_changes = changed, False
+        if not self._is_wide:
+            return
+        running = running_statistics(self._model.modules())
+        found = self._snapshot.compare(without=running)
+        self._note_changing(found.changed)
+        if found.flags:
+            self._events.answers.ask(
+                found.flags,
+                lambda changed: self._note_changing(compress(found.unclear, changed)),
+            )
+
+    def _note_changing(self, slots: Iterable[Slot]) -> None:
+        changed = union(self._changing, slots)
+        if len(changed) > len(self._changing):
+            self._changing, self._knows_changes = changed, False
 
     def _memory(self, start: int, carried: int) -> Memory:
         return Memory(
@@ -493,6 +510,17 @@ class Driver:
         self.kept_units[unit.name] = why
         _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
 
+    def _note_inexact(self, unit: Unit, why: str) -> None:
+        """Take note of a unit that is recomputed, but not to the bit."""
+        if not self.inexact_units:
+            _log.warning(
+                "mimose: %s is recomputed, but not exactly: %s; others may follow (see "
+                "the session's report)",
+                unit.name,
+                why,
+            )
+        self.inexact_units.setdefault(unit.name, why)
+
     def snapshot(self) -> Snapshot:
         """Return a snapshot, not yet taken, of what a forward changes."""
         modules = list(self._model.modules())
@@ -505,7 +533,7 @@ class Driver:
             *[slot for slot in tensors if slot.numel <= _SMALL],
             *random_slots(modules),
         ]
-        return Snapshot(self._device, known, others, small)
+        return Snapshot(accelerators_of(self._model), known, others, small)
 
     def note_out_of_memory(self) -> None:
         """Take note that memory ran out in a backward, as long as all is held."""
@@ -549,6 +577,7 @@ class Driver:
             step.peak_bytes = max(step.peak_bytes, step.trace.peak_bytes)
         self._note_peaks(self._footprint.fold(), step)
         step.record.seconds = time.perf_counter() - step.began
+        self._events.answers.read()
         if step.is_closed:
             if not step.is_shared:
                 step.record.reason = "two backwards"

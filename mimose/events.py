@@ -11,15 +11,17 @@ from torch import nn
 from mimose.actions import OnRecompute, recompute
 from mimose.changes import Before
 from mimose.collector import Measured, Trace, input_storages
+from mimose.comparison import Comparison
 from mimose.compiled import COMPILED_CALL, called_attribute
 from mimose.counting import RecomputationFlops
 from mimose.estimator import MOST_CONTEXTS, Estimator
 from mimose.exceptions import MimoseError
 from mimose.facts import Mode
 from mimose.families import digest, family_key
-from mimose.first_call import FirstCall, fingerprint
+from mimose.first_call import FirstCall
 from mimose.gauges import KEEP, RECOMPUTE, Gauge, by_operators, by_saved
 from mimose.input_watch import Marks, is_edited, marks
+from mimose.late_answers import LateAnswers
 from mimose.named_errors import is_inside_checkpoint
 from mimose.series import Uncounted
 from mimose.shapes import argument_tensors, call_shape
@@ -70,6 +72,7 @@ class UnitPatch(Patch):
                     kwargs,
                     before=Before(unit.slots) if unit.slots else None,
                     surroundings=unit.surroundings,
+                    devices=unit.devices,
                     early_stop=not unit.is_compiled,
                 )
         return runner.run(unit, call, args, kwargs)
@@ -131,6 +134,10 @@ class EventRunner:
             unit.on_failure = self._note_failure
         self.on_keep: Callable[[Unit, str], None] = ignore
         """Called with a unit that has to be kept, and why."""
+        self.on_inexact: Callable[[Unit, str], None] = ignore
+        """Called with a unit whose recomputation is not exact here, and why."""
+        self.answers = LateAnswers()
+        """What only an accelerator knows, to be read when the step has ended."""
         self.inputs: list[tuple[Unit, Marks]] = []
         """Of the running step's recomputed calls, as they were read."""
         self._device = device
@@ -175,7 +182,7 @@ class EventRunner:
     def forget_changes(self) -> None:
         """Find out anew what the units change."""
         for unit in self.units:
-            unit.is_known = unit.is_compared = False
+            unit.forget()
 
     def _note(self, unit: Unit) -> None:
         self.last_recomputed = unit
@@ -232,7 +239,7 @@ class EventRunner:
         around.begin_anew()
         versions = around.look().versions
         output = unit.forward(*args, **kwargs)
-        unit.learn(first, (versions, around.look().versions))
+        unit.learn(first, (versions, around.look().versions), self.answers)
         return output
 
     def _other(self, step: RunningStep) -> str:
@@ -284,10 +291,10 @@ class EventRunner:
         noted = marks(args, kwargs)
         around = unit.surroundings
         first, before, versions = None, None, [0]
-        seen: list[Any] = []
-        compares = not unit.is_compared
-        if compares:
-            on_recompute = self._compared(unit, seen, on_recompute)
+        comparison = None
+        if not unit.is_compared:
+            comparison = Comparison(unit, self)
+            on_recompute = comparison.compared(on_recompute)
         if not unit.is_known:
             first = FirstCall(unit.module)
             before = first.before
@@ -302,34 +309,18 @@ class EventRunner:
             before=before,
             on_recompute=on_recompute,
             surroundings=around,
-            early_stop=early_stop and not compares and not unit.is_compiled,
+            devices=unit.devices,
+            early_stop=early_stop and comparison is None and not unit.is_compiled,
         )
         if is_edited(noted):
             raise NotRecomputableError([unit], "it edits its own input in place")
         self.inputs.append((unit, noted))
         if first is not None:
-            unit.learn(first, (versions, around.look().versions))
-        unit.is_compared = True
-        if compares and not around.changes_itself:
-            seen.append(fingerprint(output))
+            unit.learn(first, (versions, around.look().versions), self.answers)
+        unit.is_compared = not unit.is_doubted
+        if comparison is not None and not around.changes_itself:
+            comparison.take(output)
         return output
-
-    def _compared(
-        self, unit: Unit, seen: Sequence[Any], on_recompute: OnRecompute | None
-    ) -> OnRecompute:
-        """Compare a first call's recomputation with it: see Note: [Run again]."""
-
-        def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
-            output = forward() if on_recompute is None else on_recompute(forward, given)
-            if seen and seen[0] is not None and seen[0] != fingerprint(output):
-                self.on_keep(
-                    unit,
-                    "run again with the same input, it returned something else; the "
-                    "gradients of this step are those of the second run",
-                )
-            return output
-
-        return run
 
     def _measure(
         self,

@@ -172,6 +172,8 @@ class Summary:
     """On an accelerator: how often free blocks were given back before a step."""
     kept_units: Mapping[str, str] = field(default_factory=dict)
     """Units that cannot be recomputed, and why."""
+    inexact_units: Mapping[str, str] = field(default_factory=dict)
+    """Units that are recomputed but not to the bit on this device, and why."""
 
 
 class Records(deque[StepRecord]):

@@ -1,14 +1,26 @@
-"""Putting a step back to where it began, to run it again."""
+"""Putting a step back to where it began, to run it again.
+
+Note: [Out of memory]
+Libraries that allocate by themselves say in words of their own that they could not.
+Two say it indirectly, and are counted: torch tries cuDNN's engines one after the other,
+takes no notice of those that ran out of memory, and then says that it was unable to
+find one; and `cublasCreate` says CUBLAS_STATUS_NOT_INITIALIZED where the device has no
+room for its workspace. Both have other causes, too. Being wrong costs one forward that
+fails again, with its own error; not counting them ends a run that had a safer plan. For
+any other call NOT_INITIALIZED is not about memory.
+"""
 
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
-from mimose.changes import Before, BufferSlot, Slot, union
+from mimose.changes import Before, BufferSlot, Compared, Slot, union
+from mimose.random_state import RandomState
 
 
 def first_line(error: BaseException) -> str:
@@ -16,45 +28,38 @@ def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
+_OUT_OF_MEMORY = re.compile(
+    r"""
+    out\ of\ memory                         # allocators, drivers, NCCL, in any case
+    | can't\ allocate\ memory               # the CPU's allocator
+    | ALLOC(ATION)?_FAILED                  # status of cuBLAS, cuDNN, cuSOLVER, …
+    | miopenStatusAllocFailed
+    | rocblas_status_memory_error
+    | resource\ allocation\ failed          # cuSPARSE's text for its ALLOC_FAILED
+    | ERROR_OUT_OF_(DEVICE|HOST)_MEMORY     # SYCL, and Level Zero below it
+    | unable\ to\ find\ (an\ engine|a\ valid\ cuDNN\ algorithm)
+    | NOT_INITIALIZED.*(cu|hip|roc)blas_?Create
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+"""What errors say when an allocation has failed: see Note: [Out of memory]."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell an allocation that failed from any other error, on any device."""
+    """Tell an allocation that failed from any other error, on any device.
+
+    See Note: [Out of memory].
+    """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and (
-        "DefaultCPUAllocator: can't allocate memory" in text
-        or "out of memory" in text.lower()
-    )
-
-
-class RandomState:
-    """The random state as it is now, to be put back.
-
-    Args:
-        device: The model's device.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cpu = torch.get_rng_state()
-        self._other: torch.Tensor | None = None
-        if device.type != "cpu":
-            module = torch.get_device_module(device)
-            self._other = module.get_rng_state(device)
-
-    def restore(self) -> None:
-        """Put it back."""
-        torch.set_rng_state(self._cpu)
-        if self._other is not None:
-            module = torch.get_device_module(self._device)
-            module.set_rng_state(self._other, self._device)
+    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 class Snapshot:
     """Random state and all else that a forward changes, as when a step began.
 
     Args:
-        device: The model's device, whose random state is taken along.
+        devices: The model's accelerators, whose random state is taken along.
         slots: What forwards are known to change.
         others: What they might change besides; saved where `take` is told to.
         constants: Buffers that have not changed yet; copied again where their version
@@ -63,12 +68,12 @@ class Snapshot:
 
     def __init__(
         self,
-        device: torch.device,
+        devices: Iterable[torch.device],
         slots: Iterable[Slot],
         others: Iterable[Slot] = (),
         constants: Iterable[BufferSlot] = (),
     ) -> None:
-        self._device = device
+        self._devices = tuple(devices)
         self._slots = union(slots)
         changing = {slot.key for slot in self._slots}
         self._constants = [
@@ -84,7 +89,7 @@ class Snapshot:
         Args:
             is_wide: Whether to save what might change, too.
         """
-        self._random = RandomState(self._device)
+        self._random = RandomState(self._devices)
         slots = union(self._slots, self._others) if is_wide else self._slots
         self._states = Before(slots)
         self._constants = [
@@ -92,9 +97,13 @@ class Snapshot:
         ]
         self._states.add(self._constants)
 
-    def changed(self) -> list[Slot]:
-        """Return what has changed since, of all that was saved."""
-        return self._states.changed()
+    def compare(self, without: Iterable[Slot] = ()) -> Compared:
+        """Return what has changed since, of all that was saved.
+
+        Args:
+            without: What need not be compared.
+        """
+        return self._states.compare(without)
 
     def covers(self, slots: Iterable[Slot]) -> bool:
         """Whether all these were saved."""

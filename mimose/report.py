@@ -27,6 +27,7 @@ def summarise(
     kept_units: Mapping[str, str],
     fragmentation: float | None = None,
     given_back: int | None = None,
+    inexact_units: Mapping[str, str],
 ) -> Summary:
     """Sum up the records of a session.
 
@@ -40,6 +41,7 @@ def summarise(
         kept_units: Units that cannot be recomputed, and why.
         fragmentation: On an accelerator, reserved growth for each byte of growth.
         given_back: On an accelerator, how often free blocks were given back.
+        inexact_units: Units that are recomputed, but not to the bit, and why.
     """
     errors = [
         abs(record.prediction_error)
@@ -68,6 +70,7 @@ def summarise(
         kept_units=kept_units,
         fragmentation=fragmentation,
         given_back=given_back,
+        inexact_units=inexact_units,
     )
 
 
@@ -87,10 +90,14 @@ def report(summary: Summary, records: Sequence[StepRecord]) -> str:
         records: Its records.
     """
     parts = [_overview(summary), _shapes(records), _reasons(records)]
-    if summary.kept_units:
-        kept = [f"  {name}: {why}" for name, why in summary.kept_units.items()]
-        parts.append("\n".join(["Layers that are always kept", *kept]))
+    parts.append(_reasoned("Layers that are always kept", summary.kept_units))
+    parts.append(_reasoned("Layers not exact when recomputed", summary.inexact_units))
     return "\n\n".join(part for part in parts if part)
+
+
+def _reasoned(title: str, units: Mapping[str, str]) -> str:
+    lines = [f"  {name}: {why}" for name, why in units.items()]
+    return "\n".join([title, *lines]) if lines else ""
 
 
 def _overview(summary: Summary) -> str:

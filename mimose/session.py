@@ -36,6 +36,7 @@ from mimose.placement import only_device
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
 from mimose.policy import Memory, Policy
 from mimose.predictors import Margin, make_predictor
+from mimose.random_state import refuse_unsaveable
 from mimose.records import Records, Summary
 from mimose.recovery import Gradients, is_out_of_memory
 from mimose.shapes import SizeTable
@@ -189,6 +190,7 @@ class Session:
         refuse_compiled(model, [module for _, module in found])
         device = only_device(model)
         checks = DeviceChecks(model, device)
+        refuse_unsaveable(device)
         self._model = model
         self._device = device
         self._predictor = getattr(predictor, "__qualname__", str(predictor))
@@ -398,6 +400,7 @@ class Session:
             margin=self._policy.margin.fraction,
             kept_units=dict(self._driver.kept_units),
             **self._footprint.told(),
+            inexact_units=dict(self._driver.inexact_units),
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:

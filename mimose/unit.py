@@ -10,6 +10,8 @@ from torch import nn
 from mimose.changes import BufferSlot, Slot, all_slots, union
 from mimose.compiled import is_compiled
 from mimose.first_call import FirstCall
+from mimose.late_answers import LateAnswers
+from mimose.random_state import accelerators_of
 from mimose.surroundings import Buffers, Surroundings
 
 
@@ -26,11 +28,15 @@ class Unit:
         """Whether a call has told in the present mode."""
         self.is_compared = False
         """Whether a recomputation was compared with its call in the present mode."""
+        self.is_doubted = False
+        """Whether it differed, and the next one is to tell why."""
         self.actions: tuple[str, ...] = ()
         """Under the running step's plan, by call."""
         self.calls = 0
         self.forward: Callable[..., Any] = module.forward
         self.is_compiled = is_compiled(module)
+        self.devices = accelerators_of(module)
+        """Where its weights are; on a CPU none."""
         self.is_kept = False
         """Whether it turned out that it cannot be recomputed."""
         self.surroundings = Surroundings(
@@ -51,17 +57,42 @@ class Unit:
             return self.slots
         return union(self.slots, all_slots(tuple(self.module.modules())))
 
-    def learn(self, first: FirstCall, versions: tuple[list[int], list[int]]) -> None:
+    def learn(
+        self,
+        first: FirstCall,
+        versions: tuple[list[int], list[int]],
+        answers: LateAnswers,
+    ) -> None:
         """Take note of what a first call has changed.
 
         Args:
             first: The call, run once.
             versions: Of the weights, before and after.
+            answers: Tells what only an accelerator knows.
         """
         self.surroundings.changes_itself = versions[0] != versions[1]
-        self.slots = union(self.slots, first.changed())
-        self.surroundings.leave_out([slot.key for slot in self.slots])
+        found = first.compare()
+        known = union(self.slots, found.changed)
+        self._save(union(known, found.unclear))
         self.is_known = True
+        if not found.flags:
+            return
+
+        def tell(changed: Sequence[bool]) -> None:
+            unclear = zip(found.unclear, changed, strict=True)
+            same = {slot.key for slot, is_changed in unclear if not is_changed}
+            same -= {slot.key for slot in known}
+            self._save(tuple(slot for slot in self.slots if slot.key not in same))
+
+        answers.ask(found.flags, tell)
+
+    def _save(self, slots: tuple[Slot, ...]) -> None:
+        self.slots = slots
+        self.surroundings.leave_out([slot.key for slot in slots])
+
+    def forget(self) -> None:
+        """Find out anew what its calls change, and whether they can be repeated."""
+        self.is_known = self.is_compared = self.is_doubted = False
 
     def _changed_late(self, where: Buffers) -> None:
         self.is_known = self.is_compared = False

@@ -74,15 +74,23 @@ def toys() -> Any:
 
 
 @pytest.fixture(scope="session")
-def sim() -> Any:
-    """Load the simulated accelerator; skip where it cannot be built."""
+def sim() -> Iterator[Any]:
+    """Load the simulated accelerator; skip where it cannot be built.
+
+    Autograd starts a thread for each device it sees in the process's first backward,
+    and none later: so backwards run in the caller's.
+    """
     from mimose.bench.sim import use
     from mimose.bench.sim.build import why_not
 
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    return use()
+    import torch
+
+    module = use()
+    with torch.autograd.set_multithreading_enabled(False):
+        yield module
 
 
 @pytest.fixture

@@ -450,11 +450,11 @@ def test_slots_put_back_what_they_read():
     layer.register_buffer("mean", torch.zeros(2))
     layer.scale, layer.table = 1.0, torch.zeros(2)
     before = Before(all_slots([layer]))
-    assert [] == before.changed()
+    assert [] == before.compare().changed
     mean = layer.mean
     layer.mean.add_(1.0)
     layer.scale, layer.table = 2.0, torch.ones(2)
-    kinds = [type(slot) for slot in before.changed()]
+    kinds = [type(slot) for slot in before.compare().changed]
     assert {BufferSlot, AttributeSlot} == set(kinds)
     assert 3 == len(kinds)
     with before:

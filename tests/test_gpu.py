@@ -76,6 +76,21 @@ def test_recomputation_is_exact():
     assert all(map(torch.equal, bare, _weights_after("8GiB")))
 
 
+def test_random_state_is_saved_without_a_copy():
+    """A place that was saved leads back, past another seed, to the same numbers."""
+    from mimose.random_state import DeviceRandom
+
+    random = DeviceRandom(torch.device(_device().type, 0))
+    if _device().type == "cuda":
+        assert not random.is_copied
+    torch.rand(3, device=_device())
+    state = random.save()
+    drawn = torch.rand(5, device=_device())
+    torch.manual_seed(99)
+    random.put(state)
+    assert torch.equal(drawn, torch.rand(5, device=_device()))
+
+
 def test_budget_is_kept():
     """Sixty steps of mixed lengths stay within half of what the longest would need."""
     import mimose

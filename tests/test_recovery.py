@@ -14,15 +14,61 @@ import mimose
 from mimose.changes import buffer_slots
 from mimose.recovery import Gradients, Snapshot, is_out_of_memory
 
+_OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of",
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "Unable to find a valid cuDNN algorithm to run convolution",
+    "FIND was unable to find an engine to execute this computation",
+    "GET was unable to find an engine to execute this computation",
+    "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(h)`",
+    "CUSPARSE_STATUS_ALLOC_FAILED",
+    "CUDA error: resource allocation failed when calling `cusparseCreate(handle)`",
+    "cuFFT error: CUFFT_ALLOC_FAILED",
+    "HIP out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of",
+    "HIP error: out of memory",
+    "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+    "miopenStatusAllocFailed",
+    "XPU out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of",
+    "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+    "level_zero backend failed with error: 38 (UR_RESULT_ERROR_OUT_OF_HOST_MEMORY)",
+    "MPS backend out of memory (MPS allocated: 8.00 GB, max allowed: 9.07 GB).",
+    "NCCL error in: ProcessGroupNCCL.cpp:1275, unhandled cuda error, NCCL version "
+    "2.21.5\nLast error:\nCuda failure 2 'out of memory'",
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate "
+    "memory: you tried to allocate 8 bytes. Error code 12 (Cannot allocate memory)",
+)
+_OTHERS = (
+    "mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)",
+    "CUDA error: device-side assert triggered",
+    "CUDA error: an illegal memory access was encountered",
+    "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm(handle)`",
+    "CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasGemmEx(handle)`",
+    "cuDNN error: CUDNN_STATUS_BAD_PARAM",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a "
+    "non-contiguous input.",
+    "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that "
+    "dataloader's workers are out of shared memory.",
+    "out of resource: shared memory, Required: 264192, Hardware limit: 232448.",
+    "Invalid buffer size: 37.25 GiB",
+    "NCCL error in: ProcessGroupNCCL.cpp:1275, unhandled system error",
+    "the index is out of range, and no memory was allocated",
+)
+
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (MemoryError(), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"), True),
-        (RuntimeError("MPS backend out of memory"), True),
-        (RuntimeError("sizes do not match"), False),
+        *[(RuntimeError(text), True) for text in _OUT_OF_MEMORY],
+        *[(RuntimeError(text), False) for text in _OTHERS],
         (ValueError("out of memory"), False),
         (KeyboardInterrupt(), False),
     ],
@@ -35,7 +81,7 @@ def test_out_of_memory_is_told_from_other_errors(error, expected):
 def test_a_snapshot_puts_random_state_and_buffers_back():
     """After `restore` the same numbers are drawn, and statistics are as they were."""
     norm = nn.BatchNorm1d(3)
-    snapshot = Snapshot(torch.device("cpu"), buffer_slots([norm]))
+    snapshot = Snapshot((), buffer_slots([norm]))
     snapshot.take()
     before = {name: buffer.clone() for name, buffer in norm.named_buffers()}
     mean = norm.running_mean
