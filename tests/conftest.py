@@ -1,7 +1,8 @@
-"""What all tests share: thread settings, the versions in the header, the GPU marker."""
+"""What all tests share: threads, versions in the header, the markers gpu and sim."""
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -35,7 +36,13 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked gpu, and say why, where torch sees no accelerator."""
+    """Skip tests marked gpu where there is no accelerator; put those marked sim last.
+
+    The simulated accelerator, once loaded, is torch's accelerator for the rest of the
+    process: nothing else may run after it. To tests marked gpu it is none: they are
+    judged here, before it is there.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("sim") is not None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or _accelerator_is_there():
         return
@@ -49,6 +56,32 @@ def _accelerator_is_there() -> bool:
     import torch
 
     return torch.accelerator.is_available()
+
+
+@pytest.fixture(scope="session")
+def sim() -> Any:
+    """The simulated accelerator as torch's accelerator: ``torch.sim``."""
+    pytest.importorskip("torch")
+    from mimose.bench.sim import use, why_not
+
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    return use()
+
+
+@pytest.fixture(autouse=True)
+def _sim_as_new(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Begin each test marked sim with a simulated accelerator as new."""
+    if request.node.get_closest_marker("sim") is None:
+        yield
+        return
+    device = request.getfixturevalue("sim")
+    gc.collect()
+    device.reset()
+    yield
+    gc.collect()
+    device.reset()
 
 
 @pytest.fixture(scope="session")
