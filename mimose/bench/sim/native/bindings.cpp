@@ -29,7 +29,7 @@ void configure(const Settings& wanted) {
 }
 
 void start() {
-  register_structured_kernels();
+  register_kernels();
   register_hooks();
   wrap_host_allocator();
   configure(settings_of_environment());

@@ -231,6 +231,26 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     replace_result((*stack)[i], call);
 }
 
+c10::OperatorHandle find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
+
+// torch asks a device of one's own for these two where it has no kernel to choose.
+void convolution(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  run(find("aten::convolution"), stack);
+}
+
+// The general form takes the sizes of the bias besides, after the weight.
+void convolution_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  auto first = stack->end() - int64_t(op.schema().arguments().size());
+  const int64_t channels = first->toTensor().size(1);
+  const bool wants_bias = stack->back().toBoolList().get(2);
+  c10::IValue sizes;
+  if (wants_bias) sizes = c10::List<int64_t>({channels});
+  stack->insert(first + 3, std::move(sizes));
+  run(find("aten::convolution_backward"), stack);
+}
+
 int index_of(const std::optional<c10::Device>& device) {
   return device && device->index() >= 0 ? device->index() : current_device;
 }
@@ -269,6 +289,12 @@ Tensor& set_storage(Tensor& self, at::Storage storage, int64_t offset,
   return at::native::set_storage_cpu_(self, std::move(storage), offset, sizes, strides);
 }
 
+// Whether a tensor can take another's place: `parameter.data = moved`, which is how
+// Module.to() keeps tied weights tied. torch knows it of the devices it has itself.
+bool can_take_place(const Tensor& self, const Tensor& from) {
+  return self.layout() == c10::kStrided && from.layout() == c10::kStrided;
+}
+
 c10::Scalar item(const Tensor& tensor) {
   waits++;
   Call call;
@@ -280,6 +306,10 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("convolution_overrideable",
+         torch::CppFunction::makeFromBoxedFunction<&convolution>());
+  m.impl("convolution_backward_overrideable",
+         torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
   m.impl("as_strided", at::native::as_strided_tensorimpl);
@@ -288,26 +318,30 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", at::native::set_);
   m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("_copy_from", copy_from);
+  m.impl("_has_compatible_shallow_copy_type", can_take_place);
   m.impl("_local_scalar_dense", item);
 }
 
-bool has_default_by_out(const c10::OperatorHandle& op) {
+// Whether torch would compose an operator of others that the CPU has a kernel for.
+bool is_composed(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) &&
-         op.hasKernelForDispatchKey(DispatchKey::CPU) &&
-         !op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+  auto has = [&](DispatchKey key) { return op.hasKernelForDispatchKey(key); };
+  bool composed = has(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+                  has(DispatchKey::CompositeExplicitAutograd) ||
+                  has(DispatchKey::CompositeImplicitAutograd);
+  return composed && has(DispatchKey::CPU) && !has(DispatchKey::PrivateUse1);
 }
 
 }  // namespace
 
-void register_structured_kernels() {
+void register_kernels() {
   static torch::Library library(torch::Library::IMPL, "aten",
                                 c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.getNamespace() != "aten") continue;
     auto op = dispatcher.findOp(name);
-    if (op && has_default_by_out(*op))
+    if (op && is_composed(*op))
       library.impl(c10::toString(name).c_str(),
                    torch::CppFunction::makeFromBoxedFunction<&run>());
   }

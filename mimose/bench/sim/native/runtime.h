@@ -38,10 +38,11 @@ class DeviceScope {
   int before_;
 };
 
-// torch's default for an operator that is written once for all its forms ("structured")
-// calls the form that writes to a given result, which it has to size first: a mean of
-// squares is given the room of all squares. The CPU's own kernels do not.
-void register_structured_kernels();
+// Registers the CPU's kernels where torch would compose an operator of others: as it
+// would layer_norm, for which CUDA has a kernel of its own, with other temporaries. Of an
+// operator that is written once for all its forms it would call the form that writes to
+// a given result, and would size that first: a mean of squares as all the squares.
+void register_kernels();
 
 // Makes torch ask this device where it asks an accelerator.
 void register_hooks();
