@@ -322,6 +322,15 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", item);
 }
 
+// A copy conjugates and negates itself; resolving its source first would be a copy.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
 // Whether torch would compose an operator of others that the CPU has a kernel for.
 bool is_composed(const c10::OperatorHandle& op) {
   using c10::DispatchKey;

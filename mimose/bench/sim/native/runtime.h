@@ -41,7 +41,7 @@ class DeviceScope {
 // Registers the CPU's kernels where torch would compose an operator of others: as it
 // would layer_norm, for which CUDA has a kernel of its own, with other temporaries. Of an
 // operator that is written once for all its forms it would call the form that writes to
-// a given result, and would size that first: a mean of squares as all the squares.
+// a given result, which has a size already: mse_loss warns of that.
 void register_kernels();
 
 // Makes torch ask this device where it asks an accelerator.
