@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -276,6 +278,44 @@ def test_only_as_many_oversize_blocks_are_released_as_needed(sim, take):
     assert (30 + 32) * MIB == sim.memory_reserved()
     assert (0, 1) == (_count("num_alloc_retries"), _count("num_device_free"))
     del held
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_any_order_of_allocations_is_kept_apart(sim, take, expandable):
+    """500 random sizes, freed in any order, some refused: contents stay, none is lost.
+
+    Each block holds a number of its own from end to end; where two shared a byte, one
+    of them would show it.
+    """
+    draw = random.Random(0)
+    sim.set_expandable_segments(expandable)
+    sim.set_garbage_collection_threshold(0.8)
+    sim.set_limit(60 * MIB)
+    blocks, refused = [], 0
+    for i in range(500):
+        try:
+            blocks.append((i % 251, take(2 ** draw.uniform(0, 24)).fill_(i % 251)))
+        except torch.OutOfMemoryError:
+            refused += 1
+        while blocks and draw.random() < (0.45 if len(blocks) < 40 else 0.55):
+            number, block = blocks.pop(draw.randrange(len(blocks)))
+            assert number == int(block.min()) == int(block.max())
+            del block
+    held = sum(-(-block.numel() // 512) * 512 for _, block in blocks)
+
+    assert 0 < refused == _count("num_ooms") < 100
+    assert held <= sim.memory_allocated() <= held + len(blocks) * MIB
+    assert sum(block.numel() for _, block in blocks) == (
+        _count("requested_bytes.all.current")
+    )
+    blocks.clear()
+    sim.empty_cache()
+    left = {
+        name: number
+        for name, number in sim.memory_stats().items()
+        if name.endswith(".current") and number
+    }
+    assert {} == left
 
 
 def test_history_tells_what_was_done(sim, take):

@@ -82,7 +82,9 @@ struct Pool {
     block->n_searches_before = n_searches;
     free.insert(block);
   }
-  int64_t age(const Block* block) const { return n_searches - block->n_searches_before; }
+  int64_t age(const Block* block) const {
+    return n_searches - block->n_searches_before;
+  }
 };
 
 class CachingAllocator {
@@ -114,6 +116,7 @@ class CachingAllocator {
   std::vector<HistoryEntry> history();
 
  private:
+  // Handing out and taking back: allocator.cpp.
   struct Request {
     size_t requested;  // as asked for
     size_t size;       // of the block
@@ -128,17 +131,21 @@ class CachingAllocator {
   bool should_split(const Block& block, size_t size) const;
   void count_split(const Block& front, const Block* rest, bool was_split);
 
+  size_t merge(Block* into, Block* other);
+  void count_freed(const Block& block, size_t size, int64_t blocks, int64_t n_bytes);
+
+  // Segments, and garbage: segments.cpp.
   Block* ask_device(const Request& request);
   Block* new_segment(const Request& request);
   void release_segment(Block* block);
   void release_cached();
   void release_pool(Pool& pool);
   bool release_oversize(const Request& request);
-
   bool collects_garbage() const;
   void collect_garbage();
   bool release_older(double age, size_t& total_age, int64_t& n_left, size_t& n_bytes);
 
+  // Expandable segments: expandable.cpp.
   Block* expand(const Request& request);
   Block* find_expandable(const Request& request);
   Block* new_expandable(Pool& pool);
@@ -147,8 +154,7 @@ class CachingAllocator {
   void cut(Block* block, char* begin, char* end);
   void release_expandable(Block* block);
 
-  size_t merge(Block* into, Block* other);
-  void count_freed(const Block& block, size_t size, int64_t blocks, int64_t n_bytes);
+  // Numbers: stats.cpp.
   [[noreturn]] void out_of_memory(const Request& request);
   void note(const char* kind, const void* address, size_t n_bytes);
   template <class F>

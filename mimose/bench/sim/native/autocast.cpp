@@ -98,7 +98,8 @@ void norm_in_float32(const c10::OperatorHandle& op, Stack* stack) {
   bool has_dim = op.schema().overload_name() == "ScalarOpt_dim";
   const char* overload = has_dim ? "ScalarOpt_dim_dtype" : "ScalarOpt_dtype";
   stack->emplace_back(dtype);
-  c10::Dispatcher::singleton().findSchemaOrThrow("aten::norm", overload).callBoxed(stack);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  dispatcher.findSchemaOrThrow("aten::norm", overload).callBoxed(stack);
 }
 
 Tensor refuse_binary_cross_entropy(const Tensor&, const Tensor&,

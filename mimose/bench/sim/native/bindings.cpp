@@ -64,6 +64,10 @@ std::optional<int64_t> get_limit(int64_t device) {
   return limit ? std::optional<int64_t>(*limit) : std::nullopt;
 }
 
+void record_history(int64_t device, bool enabled) {
+  memory_of(device).record_history(enabled);
+}
+
 History history(int64_t device) {
   History all;
   for (const auto& entry : memory_of(device).history()) {
@@ -103,17 +107,15 @@ TORCH_LIBRARY(sim, m) {
   m.def("rng_copies() -> int", []() -> int64_t { return rng_copies; });
   m.def("default_generator(int device) -> Generator?",
         [](int64_t device) { return default_generator(int(device)); });
-  m.def("set_total(int device, int n_bytes) -> ()", [](int64_t device, int64_t n_bytes) {
-    memory_of(device).set_total(n_bytes);
-  });
+  m.def("set_total(int device, int n_bytes) -> ()",
+        [](int64_t device, int64_t n_bytes) { memory_of(device).set_total(n_bytes); });
   m.def("set_limit(int device, int? n_bytes) -> ()", set_limit);
   m.def("get_limit(int device) -> int?", get_limit);
   m.def("set_expandable_segments(bool enabled) -> ()", set_expandable_segments);
   m.def("set_garbage_collection_threshold(float share) -> ()",
         set_garbage_collection_threshold);
   m.def("set_max_split_bytes(int? n_bytes) -> ()", set_max_split_bytes);
-  m.def("record_history(int device, bool enabled) -> ()",
-        [](int64_t device, bool enabled) { memory_of(device).record_history(enabled); });
+  m.def("record_history(int device, bool enabled) -> ()", record_history);
   m.def("history(int device) -> (str[], int[], int[])", history);
 }
 

@@ -11,6 +11,7 @@ void count_waits(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
 
 // Count the wait of a copy between host and device: there is none only where the host's
 // side is pinned and the copy may be behind.
-void count_wait_of_copy(const at::Tensor& from, const at::Tensor& to, bool non_blocking);
+void count_wait_of_copy(const at::Tensor& from, const at::Tensor& to,
+                        bool non_blocking);
 
 }  // namespace sim

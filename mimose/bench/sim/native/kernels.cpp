@@ -87,7 +87,8 @@ class Call {
   // Give the device's tensors the place and the memory that the kernel gave their
   // aliases.
   void settle() {
-    for (auto& [of, alias] : on_cpu_) take_resized(on_sim_[alias.unsafeGetStorageImpl()], alias);
+    for (auto& [of, alias] : on_cpu_)
+      take_resized(on_sim_[alias.unsafeGetStorageImpl()], alias);
     for (auto& [of, alias] : aliases_) {
       auto& original = originals_[alias.unsafeGetTensorImpl()];
       if (!same_place(original, alias)) copy_place(original, alias);

@@ -19,7 +19,8 @@ CachingAllocator& memory_of(int device) {
 namespace {
 
 void free_on_device(void* address) {
-  if (address) memory_of(AddressSpace::instance().device_of(address)).deallocate(address);
+  if (!address) return;
+  memory_of(AddressSpace::instance().device_of(address)).deallocate(address);
 }
 
 class DeviceMemory final : public c10::DeviceAllocator {

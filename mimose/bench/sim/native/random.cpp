@@ -1,6 +1,7 @@
 #include "random.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstring>
 #include <vector>
@@ -59,8 +60,8 @@ void Generator::set_state(const c10::TensorImpl& state) {
   bool fits = state.device_type() == c10::kCPU && state.is_contiguous() &&
               state.dtype() == caffe2::TypeMeta::Make<uint8_t>() &&
               state.numel() == 2 * int64_t(sizeof(uint64_t));
-  TORCH_CHECK(fits, "A random state of the simulated accelerator is 16 contiguous bytes "
-              "on the CPU, as get_rng_state() returns them.");
+  TORCH_CHECK(fits, "A random state of the simulated accelerator is 16 contiguous "
+              "bytes on the CPU, as get_rng_state() returns them.");
   auto* from = static_cast<const char*>(state.data());
   std::memcpy(&seed_, from, sizeof(seed_));
   std::memcpy(&offset_, from + sizeof(seed_), sizeof(offset_));

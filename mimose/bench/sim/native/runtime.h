@@ -29,7 +29,9 @@ inline c10::Device device_at(int index) {
 // Makes a device current for as long as it lives.
 class DeviceScope {
  public:
-  explicit DeviceScope(int device) : before_(current_device) { current_device = device; }
+  explicit DeviceScope(int device) : before_(current_device) {
+    current_device = device;
+  }
   ~DeviceScope() { current_device = before_; }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
@@ -39,9 +41,9 @@ class DeviceScope {
 };
 
 // Registers the CPU's kernels where torch would compose an operator of others: as it
-// would layer_norm, for which CUDA has a kernel of its own, with other temporaries. Of an
-// operator that is written once for all its forms it would call the form that writes to
-// a given result, which has a size already: mse_loss warns of that.
+// would layer_norm, for which CUDA has a kernel of its own, with other temporaries. Of
+// an operator that is written once for all its forms it would call the form that writes
+// to a given result, which has a size already: mse_loss warns of that.
 void register_kernels();
 
 // Makes torch ask this device where it asks an accelerator.
