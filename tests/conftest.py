@@ -1,7 +1,8 @@
-"""What all tests share: thread settings, the versions in the header, the GPU marker."""
+"""What all tests share: threads, versions in the header, the markers gpu and sim."""
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -35,10 +36,11 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests marked sim last; skip those marked gpu where there is no accelerator.
+    """Skip tests marked gpu where there is no accelerator; put those marked sim last.
 
-    The simulated accelerator, once loaded, is the process's accelerator for good. So it
-    is loaded behind all other tests, and looked for after that.
+    The simulated accelerator, once loaded, is torch's accelerator for the rest of the
+    process: nothing else may run after it. To tests marked gpu it is none: they are
+    judged here, before it is there.
     """
     items.sort(key=lambda item: item.get_closest_marker("sim") is not None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
@@ -57,6 +59,42 @@ def _accelerator_is_there() -> bool:
 
 
 @pytest.fixture(scope="session")
+def sim() -> Iterator[Any]:
+    """The simulated accelerator as torch's accelerator: ``torch.sim``.
+
+    Autograd starts a thread for each device it sees in the process's first backward,
+    and none later: so backwards run in the caller's.
+    """
+    torch = pytest.importorskip("torch")
+    from mimose.bench.sim import use, why_not
+
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    device = use()
+    with torch.autograd.set_multithreading_enabled(False):
+        yield device
+
+
+@pytest.fixture(autouse=True)
+def _sim_as_new(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Begin each test marked sim with a simulated accelerator as new."""
+    if request.node.get_closest_marker("sim") is None:
+        yield
+        return
+    device = request.getfixturevalue("sim")
+    _reset(device)
+    yield
+    _reset(device)
+
+
+def _reset(device: Any) -> None:
+    if device.reset():  # something is held: by a cycle, perhaps
+        gc.collect()
+        device.reset()
+
+
+@pytest.fixture(scope="session")
 def toys() -> Any:
     """Toy models and helpers: the module ``tests/fixtures/toys.py``.
 
@@ -71,26 +109,6 @@ def toys() -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="session")
-def sim() -> Iterator[Any]:
-    """Load the simulated accelerator; skip where it cannot be built.
-
-    Autograd starts a thread for each device it sees in the process's first backward,
-    and none later: so backwards run in the caller's.
-    """
-    from mimose.bench.sim import use
-    from mimose.bench.sim.build import why_not
-
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    import torch
-
-    module = use()
-    with torch.autograd.set_multithreading_enabled(False):
-        yield module
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKED = ("planners", "predictors")
+LEFT_OUT = ("mimose.bench.sim",)  # compiles C++; for tests in a checkout
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "setup.cfg").exists(), reason="runs in a checkout"
@@ -39,9 +40,20 @@ def _packages_in_checkout() -> set[str]:
 
 
 def test_packages_are_complete(options: configparser.ConfigParser) -> None:
-    """A folder with code that is not listed would be left out of the wheel."""
-    assert sorted(_packages_in_checkout()) == sorted(
-        _lines(options["options"]["packages"])
+    """Each folder with code is listed, or left out of the wheel on purpose."""
+    listed = _lines(options["options"]["packages"])
+
+    assert sorted(_packages_in_checkout()) == sorted([*listed, *LEFT_OUT])
+
+
+def test_simulated_accelerator_is_not_in_the_wheel(
+    options: configparser.ConfigParser,
+) -> None:
+    """Neither its modules nor its sources are installed; the sdist has both."""
+    assert set(LEFT_OUT).isdisjoint(_lines(options["options"]["packages"]))
+    assert not options["options"].getboolean("include_package_data")
+    assert "graft mimose/bench/sim" in _lines(
+        (ROOT / "MANIFEST.in").read_text(encoding="utf-8")
     )
 
 

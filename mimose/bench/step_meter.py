@@ -32,6 +32,10 @@ class _OverResets(Meter):
 class StepMeter(_OverResets, ProcessMeter):
     """The process's resident set, by step."""
 
+    def resting_bytes(self) -> int:
+        """Return what the process holds between steps, freed memory given back."""
+        return self.settled_bytes(0)
+
 
 class _Level(Meter):
     """What tensors have requested of an accelerator; a budget for it is one on that.
@@ -94,10 +98,9 @@ class ReservedStepMeter(AllocatorMeter):
         self._look()
         return self._highest_bytes
 
-    def settled_bytes(self, slack_bytes: float) -> int:
-        """Return the reserved bytes; without slack those without free blocks."""
-        if not slack_bytes:
-            self.give_back()
+    def resting_bytes(self) -> int:
+        """Return the bytes reserved between steps, free blocks given back."""
+        self.give_back()
         return self._look().reserved_bytes
 
     def _look(self) -> Usage:

@@ -62,7 +62,7 @@ class Loop:
         output = checkpoint(other, given, use_reentrant=False)
         output.sum().backward()
         torch.optim.AdamW(other.parameters()).step()
-        return self.meter.settled_bytes(0)
+        return self.meter.resting_bytes()
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Run a forward; return the loss alone, so that the outputs can go."""

@@ -334,7 +334,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     base_bytes = loop.warm_up(setup.batch(setup.shortest(), generator))
     if task["part"] == "probe":
         yield from _probe(setup, loop, shapes, generator)
-        held = loop.meter.settled_bytes(0) - base_bytes - loop.state_bytes
+        held = loop.meter.resting_bytes() - base_bytes - loop.state_bytes
         yield {"drift_bytes": max(0, held)}
         return
     budget_bytes = base_bytes + loop.state_bytes + task["headroom_bytes"]
@@ -400,7 +400,7 @@ def _growth(
     readings = []
     for _ in range(2):
         loop.optimizer.zero_grad(set_to_none=True)
-        loop.meter.settled_bytes(0)
+        loop.meter.resting_bytes()
         level = loop.meter.live_bytes()
         measured = loop.step(setup.batch(sizes, generator))
         growth = measured.growth_bytes

@@ -1,8 +1,15 @@
 """A simulated accelerator: CPU kernels, memory by the rules of CUDA's allocator.
 
-It is a part of the checkout, for tests and measurements, and not of the wheel.
+`use` makes a device called ``sim`` of torch's, and ``torch.sim`` what ``torch.cuda`` is
+for CUDA: see `mimose.bench.sim.device`. Device memory is host memory, kernels are the
+CPU's and run at once, so that results are the CPU's; what is simulated is what they
+hold: every byte that CUDA's caching allocator would hold, reserve, or refuse.
+
+It is a part of the checkout, for tests and measurements, and not of the wheel. The
+sources in ``native`` are compiled on first use.
 """
 
-from mimose.bench.sim.device import use
+from mimose.bench.sim.build import SimUnavailableError, why_not
+from mimose.bench.sim.load import use
 
-__all__ = ["use"]
+__all__ = ["SimUnavailableError", "use", "why_not"]

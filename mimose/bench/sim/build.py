@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-_HERE = Path(__file__).resolve().parent
-_SOURCES = ("device.cpp",)
-_CACHE = _HERE.parents[2] / ".cache" / "sim"
+_SOURCES = Path(__file__).resolve().parent / "native"
+_CACHE = Path(__file__).resolve().parents[3] / ".cache" / "sim"
 
 
 class SimUnavailableError(RuntimeError):
@@ -33,8 +32,8 @@ def why_not() -> str:
 def library_path() -> Path:
     """Return where the library for this torch and these sources is, or will be."""
     digest = hashlib.sha256()
-    for name in _SOURCES:
-        digest.update((_HERE / name).read_bytes())
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
     version = f"{torch.__version__}-{platform.machine()}-{digest.hexdigest()[:12]}"
     return _CACHE / version / "libsim.so"
 
@@ -64,8 +63,7 @@ def _compile(path: Path) -> None:
     made = path.with_suffix(".tmp")
     command = [
         *(_compiler(), "-std=c++20", "-O1", "-fPIC", "-shared", "-w"),
-        *(str(_HERE / name) for name in _SOURCES),
-        *("-o", str(made)),
+        *(str(_SOURCES / "library.cpp"), "-o", str(made)),
         *(f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include"),
         *(f"-L{root}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{root}/lib"),
     ]

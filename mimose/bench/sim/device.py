@@ -1,82 +1,204 @@
-"""Making the simulated accelerator a device of torch's, called ``sim``."""
+"""The module ``torch.sim``: to the simulated accelerator as ``torch.cuda`` to CUDA."""
 
 from __future__ import annotations
 
-import types
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
-from mimose.bench.sim.build import build
+from mimose.bench.sim.indices import Device, index_of, n_devices
+from mimose.bench.sim.memory import (
+    MemoryEvent,
+    empty_cache,
+    get_per_process_memory_fraction,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_history,
+    memory_reserved,
+    memory_stats,
+    record_memory_history,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+    set_expandable_segments,
+    set_garbage_collection_threshold,
+    set_limit,
+    set_max_split_size,
+    set_per_process_memory_fraction,
+    set_total_memory,
+)
+from mimose.bench.sim.random import (
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from mimose.bench.sim.streams import (
+    Event,
+    Stream,
+    current_stream,
+    default_stream,
+    rng_copies,
+    stream,
+    synchronize,
+    waits,
+)
 
-N_DEVICES = 2
+__all__ = [
+    "DeviceProperties",
+    "Event",
+    "MemoryEvent",
+    "Stream",
+    "current_device",
+    "current_stream",
+    "default_generators",
+    "default_stream",
+    "device",
+    "device_count",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_name",
+    "get_device_properties",
+    "get_per_process_memory_fraction",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_history",
+    "memory_reserved",
+    "memory_stats",
+    "record_memory_history",
+    "reset",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "rng_copies",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_expandable_segments",
+    "set_garbage_collection_threshold",
+    "set_limit",
+    "set_max_split_size",
+    "set_per_process_memory_fraction",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_total_memory",
+    "stream",
+    "synchronize",
+    "waits",
+]
 
-_module: types.ModuleType | None = None
+default_generators: tuple[torch.Generator, ...] = ()
+"""The devices' own generators; filled by `mimose.bench.sim.use`."""
 
 
-def use() -> Any:
-    """Load the simulated accelerator into this process; return its module.
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What there is to know of a device."""
 
-    From then on it is the process's accelerator, as ``torch.accelerator`` sees it.
-    Harmless twice.
+    name: str
+    total_memory: int
+    """In bytes."""
 
-    Raises:
-        SimUnavailableError: It cannot be built here.
+
+@contextlib.contextmanager
+def device(which: Device) -> Iterator[None]:
+    """Make a device the current one for a while."""
+    before = current_device()
+    set_device(which)
+    try:
+        yield
+    finally:
+        set_device(before)
+
+
+def current_device() -> int:
+    """Return the index of this thread's current device."""
+    return torch.accelerator.current_device_index()
+
+
+def set_device(which: Device) -> None:
+    """Make a device this thread's current one."""
+    torch.accelerator.set_device_index(index_of(which))
+
+
+def device_count() -> int:
+    """Return how many devices there are."""
+    return n_devices()
+
+
+def get_device_name(device: Device = None) -> str:
+    """Return a device's name."""
+    return f"simulated accelerator {index_of(device)}"
+
+
+def get_device_properties(device: Device = None) -> DeviceProperties:
+    """Return a device's name and memory."""
+    _, total = mem_get_info(device)
+    return DeviceProperties(get_device_name(device), total)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Return what ``torch.autocast("sim", ...)`` may cast to."""
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported() -> bool:
+    """Return True: the CPU computes with it."""
+    return True
+
+
+def is_available() -> bool:
+    """Return True: the device is there once this is ``torch.sim``."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Return True: nothing is put off to first use."""
+    return True
+
+
+def init() -> None:
+    """Do nothing: all is done when the device is loaded."""
+
+
+# What torch looks for besides: torch.utils.checkpoint saves random states only where
+# `_initialized` is true.
+_initialized = True
+_lazy_init = init
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def reset() -> dict[int, int]:
+    """Begin anew, as between two tests.
+
+    Cached memory is given back; total memory, limits, settings, counters, peaks, the
+    seeds and the current device are as after `mimose.bench.sim.use`. While any memory
+    is held, the allocator's settings stay as they are.
+
+    Returns:
+        The bytes still held, of each device that holds any.
     """
-    global _module
-    if _module is None:
-        torch.ops.load_library(str(build()))
-        torch.utils.rename_privateuse1_backend("sim")
-        torch.ops.sim.start()
-        _module = _make_module()
-        torch._register_device_module("sim", _module)
-    return _module
-
-
-def _index(device: Any = None) -> int:
-    if isinstance(device, int):
-        return device
-    index = None if device is None else torch.device(device).index
-    return int(torch.ops.sim.get_device()) if index is None else index
-
-
-class _Device:
-    """Makes another of the devices current for a while."""
-
-    def __init__(self, device: Any) -> None:
-        self._index = _index(device)
-
-    def __enter__(self) -> None:
-        self._before = torch.ops.sim.get_device()
-        torch.ops.sim.set_device(self._index)
-
-    def __exit__(self, *_: object) -> None:
-        torch.ops.sim.set_device(self._before)
-
-
-def _make_module() -> types.ModuleType:
-    ops = torch.ops.sim
-    module = types.ModuleType("torch.sim")
-    module.__dict__.update(
-        device=_Device,
-        _initialized=True,
-        _is_in_bad_fork=lambda: False,
-        is_available=lambda: True,
-        is_initialized=lambda: True,
-        _lazy_init=lambda: None,
-        device_count=lambda: N_DEVICES,
-        current_device=lambda: ops.get_device(),
-        set_device=lambda device: ops.set_device(_index(device)),
-        synchronize=lambda device=None: None,
-        get_rng_state=lambda device=None: ops.get_rng_state(_index(device)),
-        set_rng_state=lambda state, device=None: ops.set_rng_state(
-            _index(device), state
-        ),
-        manual_seed=lambda seed: ops.manual_seed(_index(), seed),
-        manual_seed_all=lambda seed: [
-            ops.manual_seed(index, seed) for index in range(N_DEVICES)
-        ],
-        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
-        set_limit=lambda n_bytes, device=None: ops.set_limit(_index(device), n_bytes),
-    )
-    return module
+    torch.ops.sim.reset()
+    held = {index: memory_allocated(index) for index in range(device_count())}
+    return {index: n_bytes for index, n_bytes in held.items() if n_bytes}

@@ -1,0 +1,124 @@
+// What Python calls: torch.ops.sim.
+#include "memory.h"
+#include "random.h"
+
+#include <c10/core/AllocatorConfig.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+namespace sim {
+
+namespace {
+
+using History = std::tuple<std::vector<std::string>, std::vector<int64_t>,
+                           std::vector<int64_t>>;
+
+Settings settings;  // the same for all devices
+
+// As PYTORCH_ALLOC_CONF says.
+Settings settings_of_environment() {
+  using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
+  return {Config::use_expandable_segments(), Config::garbage_collection_threshold(),
+          Config::max_split_size()};
+}
+
+void configure(const Settings& wanted) {
+  for (int device = 0; device < kDevices; device++) memory_of(device).configure(wanted);
+  settings = wanted;
+}
+
+void start() {
+  register_kernels();
+  register_hooks();
+  wrap_host_allocator();
+  configure(settings_of_environment());
+}
+
+void set_expandable_segments(bool enabled) {
+  Settings wanted = settings;
+  wanted.expandable_segments = enabled;
+  configure(wanted);
+}
+
+void set_garbage_collection_threshold(double share) {
+  Settings wanted = settings;
+  wanted.garbage_collection_threshold = share;
+  configure(wanted);
+}
+
+void set_max_split_bytes(std::optional<int64_t> n_bytes) {
+  Settings wanted = settings;
+  wanted.max_split_bytes = n_bytes ? size_t(*n_bytes) : Settings{}.max_split_bytes;
+  configure(wanted);
+}
+
+void set_limit(int64_t device, std::optional<int64_t> n_bytes) {
+  std::optional<size_t> limit;
+  if (n_bytes) limit = size_t(*n_bytes);
+  memory_of(device).set_limit(limit);
+}
+
+std::optional<int64_t> get_limit(int64_t device) {
+  auto limit = memory_of(device).limit();
+  return limit ? std::optional<int64_t>(*limit) : std::nullopt;
+}
+
+void record_history(int64_t device, bool enabled) {
+  memory_of(device).record_history(enabled);
+}
+
+History history(int64_t device) {
+  History all;
+  for (const auto& entry : memory_of(device).history()) {
+    std::get<0>(all).push_back(entry.kind);
+    std::get<1>(all).push_back(int64_t(entry.address));
+    std::get<2>(all).push_back(int64_t(entry.n_bytes));
+  }
+  return all;
+}
+
+// As after start, but for memory that is held, and settings where any is.
+void reset() {
+  bool held = false;
+  for (int device = 0; device < kDevices; device++) {
+    auto& memory = memory_of(device);
+    memory.empty_cache();
+    memory.set_total(kDefaultTotalBytes);
+    memory.set_limit(std::nullopt);
+    memory.record_history(false);
+    memory.reset_peak_stats();
+    memory.reset_accumulated_stats();
+    default_generator(device).unsafeGetGeneratorImpl()->set_current_seed(
+        c10::default_rng_seed_val);
+    held = held || memory.reserved() > 0;
+  }
+  if (!held) configure(settings_of_environment());
+  current_device = 0;
+  waits = 0;
+  rng_copies = 0;
+}
+
+TORCH_LIBRARY(sim, m) {
+  m.def("start() -> ()", start);
+  m.def("device_count() -> int", []() -> int64_t { return kDevices; });
+  m.def("reset() -> ()", reset);
+  m.def("waits() -> int", []() -> int64_t { return waits; });
+  m.def("rng_copies() -> int", []() -> int64_t { return rng_copies; });
+  m.def("default_generator(int device) -> Generator?",
+        [](int64_t device) { return default_generator(int(device)); });
+  m.def("set_total(int device, int n_bytes) -> ()",
+        [](int64_t device, int64_t n_bytes) { memory_of(device).set_total(n_bytes); });
+  m.def("set_limit(int device, int? n_bytes) -> ()", set_limit);
+  m.def("get_limit(int device) -> int?", get_limit);
+  m.def("set_expandable_segments(bool enabled) -> ()", set_expandable_segments);
+  m.def("set_garbage_collection_threshold(float share) -> ()",
+        set_garbage_collection_threshold);
+  m.def("set_max_split_bytes(int? n_bytes) -> ()", set_max_split_bytes);
+  m.def("record_history(int device, bool enabled) -> ()", record_history);
+  m.def("history(int device) -> (str[], int[], int[])", history);
+}
+
+}  // namespace
+
+}  // namespace sim

@@ -1,0 +1,13 @@
+// All of it in one piece: torch's headers, which take most of the time, are read once.
+#include "address_space.cpp"
+#include "allocator.cpp"
+#include "autocast.cpp"
+#include "bindings.cpp"
+#include "expandable.cpp"
+#include "host_waits.cpp"
+#include "kernels.cpp"
+#include "memory.cpp"
+#include "random.cpp"
+#include "runtime.cpp"
+#include "segments.cpp"
+#include "stats.cpp"

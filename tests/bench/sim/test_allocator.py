@@ -1,0 +1,379 @@
+"""What is held, reserved and refused, by the rules of CUDA's caching allocator."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.sim
+
+MIB = 2**20
+
+
+def _count(name):
+    return torch.accelerator.memory_stats(0)[name]
+
+
+@pytest.mark.parametrize(
+    ("requested", "held"), [(1, 512), (512, 512), (513, 1024), (3 * MIB + 1, 3146240)]
+)
+def test_sizes_are_multiples_of_512(take, numbers, requested, held):
+    """What is asked for is rounded up to 512 bytes; both numbers are kept."""
+    block = take(requested)
+
+    assert {
+        "requested_bytes": requested,
+        "allocated_bytes": held,
+        "active_bytes": held,
+    } == numbers("requested_bytes", "allocated_bytes", "active_bytes")
+    del block
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "reserved"),
+    [
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB - 511, 10 * MIB),
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB),
+        (21 * MIB, 22 * MIB),
+    ],
+)
+def test_segment_sizes(sim, take, n_bytes, reserved):
+    """2 MiB for up to 1 MiB, 20 MiB for up to 10 MiB, then multiples of 2 MiB."""
+    block = take(n_bytes)
+
+    assert reserved == sim.memory_reserved()
+    del block
+
+
+def test_pools_are_apart(take, numbers):
+    """A small block does not come from a large segment, though there is room."""
+    blocks = [take(2 * MIB), take(512)]
+
+    assert {"segment": 2, "reserved_bytes": 22 * MIB} == numbers(
+        "segment", "reserved_bytes"
+    )
+    del blocks
+
+
+def test_rest_of_a_large_block_is_split_off_above_a_mebibyte(take, numbers):
+    """1.5 MiB of a free 2 MiB takes all of it; 0.5 MiB more would be split off."""
+    blocks = [take(9 * MIB), take(9 * MIB), take(1.5 * MIB)]
+
+    assert {
+        "requested_bytes": int(19.5 * MIB),
+        "allocated_bytes": 20 * MIB,
+        "inactive_split_bytes": 0,
+        "reserved_bytes": 20 * MIB,
+    } == numbers(
+        "requested_bytes", "allocated_bytes", "inactive_split_bytes", "reserved_bytes"
+    )
+    del blocks
+
+
+def test_rest_of_a_small_block_is_split_off_from_512_bytes_on(take, numbers):
+    """What is left of a segment of 2 MiB is an inactive block that cannot be freed."""
+    block = take(1)
+
+    assert {"inactive_split": 1, "inactive_split_bytes": 2 * MIB - 512} == numbers(
+        "inactive_split", "inactive_split_bytes"
+    )
+    del block
+
+
+def test_best_fit_is_the_smallest_that_is_large_enough(take, numbers):
+    """Of free segments of 16 and 12 MiB, 11 MiB come from the latter, unsplit."""
+    blocks = [take(16 * MIB), take(12 * MIB)]
+    place = blocks[1].data_ptr()
+    blocks.clear()
+    block = take(11 * MIB)
+
+    assert place == block.data_ptr()
+    assert {"allocated_bytes": 12 * MIB} == numbers("allocated_bytes")
+
+
+def test_of_equal_blocks_the_lowest_address_is_taken(take):
+    """Two free blocks of a size are told apart by where they are."""
+    blocks = [take(12 * MIB), take(12 * MIB)]
+    places = [block.data_ptr() for block in blocks]
+    blocks.clear()
+    block = take(12 * MIB)
+
+    assert min(places) == block.data_ptr()
+
+
+def test_free_neighbours_merge(sim, take, numbers):
+    """Freed one by one, in any order, the blocks of a segment become one again."""
+    first, middle, last = take(512), take(512), take(512)
+    seen = [numbers("inactive_split", "inactive_split_bytes")]
+    del first
+    seen.append(numbers("inactive_split", "inactive_split_bytes"))
+    del last  # merges with the rest of the segment
+    seen.append(numbers("inactive_split", "inactive_split_bytes"))
+    del middle
+    seen.append(numbers("inactive_split", "inactive_split_bytes"))
+
+    assert [
+        (1, 2 * MIB - 3 * 512),
+        (2, 2 * MIB - 2 * 512),
+        (2, 2 * MIB - 512),
+        (0, 0),
+    ] == [tuple(each.values()) for each in seen]
+    assert 2 * MIB == sim.memory_reserved()
+
+
+def test_empty_cache_releases_segments_that_are_wholly_free(sim, take):
+    """A segment of which 512 bytes are held stays; the other goes."""
+    held, freed = take(512), take(20 * MIB)
+    del freed
+    sim.empty_cache()
+
+    assert 2 * MIB == sim.memory_reserved()
+    assert (2, 1) == (_count("num_device_alloc"), _count("num_device_free"))
+    del held
+
+
+def test_peaks_stay_until_they_are_reset(sim, take):
+    """Both peaks keep the highest; a reset begins anew at what is held."""
+    held, freed = take(512), take(20 * MIB)
+    del freed
+    sim.empty_cache()
+    peaks = sim.max_memory_allocated(), sim.max_memory_reserved()
+    sim.reset_peak_memory_stats()
+
+    assert (20 * MIB + 512, 22 * MIB) == peaks
+    assert (512, 2 * MIB) == (sim.max_memory_allocated(), sim.max_memory_reserved())
+    del held
+
+
+def test_over_the_limit_cached_segments_are_released_first(sim, take, numbers):
+    """A segment of 30 MiB beside a cached one of 20 would be over 40: one retry."""
+    sim.set_limit(40 * MIB)
+    block = take(20 * MIB)
+    del block
+    take(30 * MIB)
+
+    assert {"reserved_bytes": 30 * MIB} == numbers("reserved_bytes")
+    assert (1, 0) == (_count("num_alloc_retries"), _count("num_ooms"))
+
+
+def test_what_cannot_be_released_is_out_of_memory(sim, take):
+    """11 of 20 MiB are free, but in one segment with 9 that are held."""
+    sim.set_limit(20 * MIB)
+    held, freed = take(9 * MIB), take(9 * MIB)
+    del freed
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        take(12 * MIB)
+
+    assert (1, 1) == (_count("num_alloc_retries"), _count("num_ooms"))
+    assert (
+        "SIM out of memory. Tried to allocate 12.00 MiB. GPU 0 has a total capacity of "
+        "80.00 GiB of which 79.98 GiB is free. 20.00 MiB allowed; Of the allocated "
+        "memory 9.00 MiB is allocated by PyTorch, and 11.00 MiB is reserved by PyTorch "
+        "but unallocated."
+    ) == str(caught.value).splitlines()[0]
+    del held
+
+
+def test_room_again_after_out_of_memory(sim, take):
+    """A failure takes nothing: what fits is allocated afterwards."""
+    sim.set_limit(20 * MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        take(21 * MIB)
+    block = take(20 * MIB)
+
+    assert 20 * MIB == sim.memory_allocated()
+    del block
+
+
+def test_total_memory_is_a_limit_of_its_own(sim, take):
+    """Without any limit set, the device itself has no more than it has."""
+    sim.set_total_memory(30 * MIB)
+    block = take(20 * MIB)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        take(12 * MIB)
+
+    assert "allowed" not in str(caught.value)
+    assert (10 * MIB, 30 * MIB) == sim.mem_get_info()
+    assert (10 * MIB, 30 * MIB) == torch._C._accelerator_getMemoryInfo(0)
+    del block
+
+
+def test_fraction_of_total_memory(sim, take):
+    """A share of what the device has is a limit, of that device alone."""
+    sim.set_total_memory(100 * MIB, "sim:1")
+    sim.set_per_process_memory_fraction(0.25, "sim:1")
+    take(26 * MIB, "sim:0")
+    with pytest.raises(torch.OutOfMemoryError, match=r"25\.00 MiB allowed"):
+        take(26 * MIB, "sim:1")
+
+    assert (1.0, 0.25) == tuple(map(sim.get_per_process_memory_fraction, (0, 1)))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_fraction_out_of_range(sim, share):
+    """A share below nothing or above all is refused, as on CUDA."""
+    with pytest.raises(ValueError, match="give 0 to 1"):
+        sim.set_per_process_memory_fraction(share)
+
+
+def test_garbage_is_collected_by_age(sim, take, numbers):
+    """Over the threshold, cached segments of at least average age are released.
+
+    When 26 MiB are asked for, 66 are reserved, 16 over half the limit. Two searches
+    lie behind the free 22 MiB and three behind the free 20: these go, and do.
+    """
+    sim.set_limit(100 * MIB)
+    sim.set_garbage_collection_threshold(0.5)
+    for size in (20, 22):
+        take(size * MIB)
+    held = [take(24 * MIB), take(26 * MIB)]
+
+    assert {"reserved_bytes": (22 + 24 + 26) * MIB, "segment": 3} == numbers(
+        "reserved_bytes", "segment"
+    )
+    assert (0, 1) == (_count("num_alloc_retries"), _count("num_device_free"))
+    del held
+
+
+def test_garbage_is_not_collected_without_a_limit(sim, take):
+    """The threshold is a share of the limit: without one there is none."""
+    sim.set_total_memory(100 * MIB)
+    sim.set_garbage_collection_threshold(0.5)
+    for size in (20, 22, 24, 26):
+        take(size * MIB)
+
+    assert (20 + 22 + 24 + 26) * MIB == sim.memory_reserved()
+
+
+def test_oversize_blocks_are_not_split(sim, take, numbers):
+    """From the largest size that is split on, a block is handed out whole or not."""
+    sim.set_max_split_size(20 * MIB)
+    take(40 * MIB)
+    whole = take(21 * MIB)  # less than 20 MiB of it unused
+    seen = numbers("allocated_bytes", "reserved_bytes")
+    del whole
+    small = take(19 * MIB)  # must not touch it
+
+    assert {"allocated_bytes": 40 * MIB, "reserved_bytes": 40 * MIB} == seen
+    assert {"allocated_bytes": 20 * MIB, "reserved_bytes": 60 * MIB} == numbers(
+        "allocated_bytes", "reserved_bytes"
+    )
+    del small
+
+
+def test_only_as_many_oversize_blocks_are_released_as_needed(sim, take):
+    """Before all of the cache, an oversize block that is large enough is released."""
+    sim.set_max_split_size(20 * MIB)
+    sim.set_limit(100 * MIB)
+    blocks = [take(30 * MIB), take(60 * MIB)]
+    blocks.clear()
+    held = take(32 * MIB)  # 60 MiB are too many for it
+
+    assert (30 + 32) * MIB == sim.memory_reserved()
+    assert (0, 1) == (_count("num_alloc_retries"), _count("num_device_free"))
+    del held
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_any_order_of_allocations_is_kept_apart(sim, take, expandable):
+    """500 random sizes, freed in any order, some refused: contents stay, none is lost.
+
+    Each block holds a number of its own from end to end; where two shared a byte, one
+    of them would show it.
+    """
+    draw = random.Random(0)
+    sim.set_expandable_segments(expandable)
+    sim.set_garbage_collection_threshold(0.8)
+    sim.set_limit(60 * MIB)
+    blocks, refused = [], 0
+    for i in range(500):
+        try:
+            blocks.append((i % 251, take(2 ** draw.uniform(0, 24)).fill_(i % 251)))
+        except torch.OutOfMemoryError:
+            refused += 1
+        while blocks and draw.random() < (0.45 if len(blocks) < 40 else 0.55):
+            number, block = blocks.pop(draw.randrange(len(blocks)))
+            assert number == int(block.min()) == int(block.max())
+            del block
+    held = sum(-(-block.numel() // 512) * 512 for _, block in blocks)
+
+    assert 0 < refused == _count("num_ooms") < 100
+    assert held <= sim.memory_allocated() <= held + len(blocks) * MIB
+    assert sum(block.numel() for _, block in blocks) == (
+        _count("requested_bytes.all.current")
+    )
+    blocks.clear()
+    sim.empty_cache()
+    left = {
+        name: number
+        for name, number in sim.memory_stats().items()
+        if name.endswith(".current") and number
+    }
+    assert {} == left
+
+
+def test_history_tells_what_was_done(sim, take):
+    """Allocations as asked for, segments as reserved, in order."""
+    sim.record_memory_history()
+    block = take(600)
+    place = block.data_ptr()
+    del block
+    sim.empty_cache()
+
+    assert [
+        ("segment_alloc", place, 2 * MIB),
+        ("alloc", place, 600),
+        ("free", place, 600),
+        ("segment_free", place, 2 * MIB),
+    ] == sim.memory_history()
+    sim.record_memory_history(False)
+    assert [] == sim.memory_history()
+
+
+def test_devices_have_memory_of_their_own(sim, take):
+    """What one device holds is nothing to the other."""
+    block = take(3 * MIB, "sim:1")
+
+    assert (0, 3 * MIB) == (sim.memory_allocated(0), sim.memory_allocated("sim:1"))
+    assert (0, 20 * MIB) == (sim.memory_reserved(0), sim.memory_reserved(1))
+    del block
+
+
+def test_operators_allocate_on_their_device(sim, take, numbers):
+    """A result and its temporaries are the device's memory, to the byte."""
+    block = torch.zeros(MIB, dtype=torch.float32, device="sim")
+    sim.reset_peak_memory_stats()
+    block = block.exp()
+
+    assert 8 * MIB == sim.max_memory_allocated()
+    assert {"requested_bytes": 4 * MIB} == numbers("requested_bytes")
+
+
+def test_a_gradient_is_freed_with_its_tensor(sim):
+    """After a backward in the device's own thread, nothing is left behind."""
+    weight = torch.ones(MIB, device="sim", requires_grad=True)
+    for factor in (2, 3):
+        (weight * factor).sum().backward()
+    gradient = weight.grad.cpu()
+    del weight
+
+    assert {} == sim.reset()
+    assert torch.equal(torch.full((MIB,), 5.0), gradient)
+
+
+def test_reset_reports_what_is_held(sim, take):
+    """Limits, total and counters are as at first; what lives is named."""
+    sim.set_limit(40 * MIB, 1)
+    sim.set_total_memory(50 * MIB, 1)
+    block = take(600, "sim:1")
+
+    assert {1: 1024} == sim.reset()
+    assert 1.0 == sim.get_per_process_memory_fraction(1)
+    assert 80 * 2**30 == sim.get_device_properties(1).total_memory
+    del block

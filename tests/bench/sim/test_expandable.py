@@ -1,0 +1,163 @@
+"""Expandable segments: one range a pool that grows by granules."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mimose.bench.machine import worker_environment
+
+pytestmark = pytest.mark.sim
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def _expandable(_sim_as_new, sim):
+    sim.set_expandable_segments(True)
+
+
+@pytest.mark.parametrize(("n_bytes", "granule"), [(1, 2 * MIB), (3 * MIB, 20 * MIB)])
+def test_granules_of_the_two_pools(take, numbers, n_bytes, granule):
+    """2 MiB are mapped for a small block, 20 MiB for a large one; no segment counts."""
+    block = take(n_bytes)
+
+    assert {"reserved_bytes": granule, "segment": 0, "inactive_split": 0} == numbers(
+        "reserved_bytes", "segment", "inactive_split"
+    )
+    del block
+
+
+def test_a_free_end_grows(sim, take):
+    """18 MiB begin in the 17 that are free at the end, and one granule is added."""
+    blocks = [take(3 * MIB), take(18 * MIB)]
+
+    assert blocks[0].data_ptr() + 3 * MIB == blocks[1].data_ptr()
+    assert 40 * MIB == sim.memory_reserved()
+
+
+def test_growing_sizes_use_the_same_memory(sim, take):
+    """30, 31, 32 MiB one after the other: 62 MiB in usual segments, 40 in this."""
+    reserved = []
+    for expandable in (False, True):
+        sim.empty_cache()
+        sim.set_expandable_segments(expandable)
+        for size in (30, 31, 32):
+            take(size * MIB)
+        reserved.append(sim.memory_reserved())
+
+    assert [62 * MIB, 40 * MIB] == reserved
+
+
+def test_large_blocks_are_split_to_512_bytes(take, numbers):
+    """No rest of a mebibyte is given away, as it is in usual segments."""
+    blocks = [take(9 * MIB), take(9 * MIB), take(1.5 * MIB)]
+
+    assert {"allocated_bytes": int(19.5 * MIB)} == numbers("allocated_bytes")
+    del blocks
+
+
+def test_free_granules_are_unmapped(sim, take):
+    """Of 30 free MiB before 30 that are held, the granule that both share stays."""
+    freed, held = take(30 * MIB), take(30 * MIB)
+    place = freed.data_ptr()
+    sim.record_memory_history()
+    del freed
+    sim.empty_cache()
+    reserved = sim.memory_reserved()
+    del held
+    sim.empty_cache()
+
+    assert 40 * MIB == reserved
+    assert 0 == sim.memory_reserved()
+    unmapped = [each for each in sim.memory_history() if each.kind == "segment_unmap"]
+    assert [
+        ("segment_unmap", place, 20 * MIB),
+        ("segment_unmap", place + 20 * MIB, 40 * MIB),
+    ] == unmapped
+
+
+def test_a_gap_is_filled_before_the_end_grows(sim, take):
+    """25 MiB fit where 20 were unmapped and 10 are free."""
+    freed, held = take(30 * MIB), take(30 * MIB)
+    place = freed.data_ptr()
+    del freed
+    sim.empty_cache()
+    block = take(25 * MIB)
+
+    assert place == block.data_ptr()
+    assert 60 * MIB == sim.memory_reserved()
+    del held
+
+
+def test_a_gap_that_is_too_small_is_left(sim, take):
+    """31 MiB do not fit into the 30: the end grows, and the gap stays unmapped."""
+    freed, held = take(30 * MIB), take(30 * MIB)
+    place = held.data_ptr()
+    del freed
+    sim.empty_cache()
+    block = take(31 * MIB)
+
+    assert place + 30 * MIB == block.data_ptr()
+    assert (40 + 40) * MIB == sim.memory_reserved()
+    del held
+
+
+def test_out_of_memory_unmaps_and_tries_again(sim, take):
+    """Beside 60 cached MiB the small pool gets 2 only when they are unmapped."""
+    sim.set_total_memory(60 * MIB)
+    take(50 * MIB)
+    block = take(1)
+
+    assert 2 * MIB == sim.memory_reserved()
+    assert 1 == sim.memory_stats()["num_alloc_retries"]
+    del block
+
+
+def test_out_of_memory_leaves_things_whole(sim, take):
+    """After a failure what is held is intact, and all of it can be given back."""
+    sim.set_total_memory(40 * MIB)
+    held = torch.full((30 * MIB,), 7, dtype=torch.uint8, device="sim")
+    with pytest.raises(torch.OutOfMemoryError):
+        take(20 * MIB)
+    assert torch.equal(torch.full((30 * MIB,), 7, dtype=torch.uint8), held.cpu())
+    del held
+    sim.empty_cache()
+
+    assert 0 == sim.memory_reserved()
+
+
+def test_not_switched_while_memory_is_held(sim, take):
+    """Blocks of the two kinds never mix."""
+    block = take(1)
+    with pytest.raises(RuntimeError, match="while nothing is held"):
+        sim.set_expandable_segments(False)
+    del block
+
+
+def test_the_environment_switches_them_on():
+    """PYTORCH_ALLOC_CONF is read at use(), as CUDA's allocator reads it."""
+    code = (
+        "import torch; from mimose.bench.sim import use; sim = use()\n"
+        "block = torch.empty(21 * 2**20, dtype=torch.uint8, device='sim')\n"
+        "assert sim.memory_reserved() == 40 * 2**20, sim.memory_reserved()\n"
+        "del block; sim.reset()\n"
+        "block = torch.empty(21 * 2**20, dtype=torch.uint8, device='sim')\n"
+        "assert sim.memory_reserved() == 40 * 2**20, sim.memory_reserved()\n"
+    )
+    environment = {
+        **worker_environment(2),
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (0, "") == (done.returncode, done.stderr)

@@ -1,0 +1,108 @@
+"""The counter of what makes a host wait for its device, on CUDA."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.sim
+
+_OPERATORS = {
+    "item": (1, lambda x, mask: x[0].item()),
+    "bool": (1, lambda x, mask: bool(mask[0])),
+    "nonzero": (1, lambda x, mask: mask.nonzero()),
+    "where": (1, lambda x, mask: torch.where(mask)),
+    "masked_select": (1, lambda x, mask: x.masked_select(mask)),
+    "unique": (1, lambda x, mask: x.unique()),
+    "unique_consecutive": (1, lambda x, mask: x.unique_consecutive()),
+    "equal": (1, lambda x, mask: torch.equal(x, x)),
+    "allclose": (1, lambda x, mask: torch.allclose(x, x)),
+    "bincount": (1, lambda x, mask: x.bincount()),
+    "index with a mask": (1, lambda x, mask: x[mask]),
+    "index with two masks": (2, lambda x, mask: torch.outer(x, x)[mask, mask]),
+    "index with places": (0, lambda x, mask: x[x]),
+    "put at a mask": (1, lambda x, mask: x.index_put_((mask,), x[3:].clone())),
+    "fill at a mask": (0, lambda x, mask: x.__setitem__(mask, 0)),
+    "masked_fill": (0, lambda x, mask: x.masked_fill(mask, 0)),
+    "repeats of a tensor": (1, lambda x, mask: x.repeat_interleave(x)),
+    "repeats with the size": (
+        0,
+        lambda x, mask: x.repeat_interleave(x, output_size=15),
+    ),
+    "repeats of a number": (0, lambda x, mask: x.repeat_interleave(2)),
+    "arithmetic": (0, lambda x, mask: (x * 2 + 1).float().softmax(0).sum()),
+}
+
+_COPIES = {
+    "to host": (1, lambda x, pinned: x.cpu()),
+    "to a list": (1, lambda x, pinned: x.tolist()),
+    "to pinned, behind": (0, lambda x, pinned: pinned.copy_(x, non_blocking=True)),
+    "to pinned": (1, lambda x, pinned: pinned.copy_(x)),
+    "to pageable, behind": (
+        1,
+        lambda x, pinned: torch.empty(6).copy_(x, non_blocking=True),
+    ),
+    "to device": (1, lambda x, pinned: torch.ones(6).to("sim")),
+    "from pageable, behind": (
+        1,
+        lambda x, pinned: torch.ones(6).to("sim", non_blocking=True),
+    ),
+    "from pinned": (1, lambda x, pinned: pinned.to("sim")),
+    "from pinned, behind": (0, lambda x, pinned: pinned.to("sim", non_blocking=True)),
+    "from a number": (1, lambda x, pinned: torch.tensor(1.0, device="sim")),
+    "between devices": (0, lambda x, pinned: x.to("sim:1")),
+    "on the device": (0, lambda x, pinned: x.clone()),
+    "nothing": (0, lambda x, pinned: x[:0].cpu()),
+}
+
+
+@pytest.mark.parametrize("name", _OPERATORS)
+def test_operators(sim, name):
+    """One wait for each time the host reads, or sizes a result by data; else none."""
+    expected, work = _OPERATORS[name]
+    x = torch.arange(6, device="sim")
+    mask = x > 2
+    before = sim.waits()
+    work(x, mask)
+
+    assert expected == sim.waits() - before
+
+
+@pytest.mark.parametrize("name", _COPIES)
+def test_copies(sim, name):
+    """Only a copy to or from pinned memory that may be behind lets the host go on."""
+    expected, work = _COPIES[name]
+    x = torch.ones(6, device="sim")
+    pinned = torch.ones(6, pin_memory=True)
+    before = sim.waits()
+    work(x, pinned)
+
+    assert expected == sim.waits() - before
+
+
+def test_synchronising(sim):
+    """Of a device, a stream, an event: each is a wait; a query is none."""
+    event = sim.Event()
+    event.record()
+    before = sim.waits()
+    event.query()
+    sim.current_stream().query()
+    queried = sim.waits()
+    sim.synchronize()
+    torch.accelerator.synchronize()
+    sim.current_stream().synchronize()
+    event.synchronize()
+
+    assert before == queried
+    assert 4 == sim.waits() - queried
+
+
+def test_allocating_and_reading_memory_are_none(sim, take):
+    """The allocator's numbers are the host's own."""
+    block = take(2**20)
+    sim.memory_stats()
+    sim.max_memory_allocated()
+    sim.get_rng_state()
+    del block
+
+    assert 0 == sim.waits()
