@@ -23,13 +23,16 @@ limit, and not where the same plan at the same sizes has run since the last time
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable
 from typing import Any
 
-from mimose.allocator import Usage
+from mimose.allocator import Usage, has_expandable_segments
 from mimose.meters import AllocatorMeter, Meter
 from mimose.predictors import FragmentationRatio, LearnedLimit
 from mimose.records import Peaks
+
+_log = logging.getLogger(__name__)
 
 _NEAR_BYTES = 2**20
 """So close to the limit a peak is read as exactly as it can be."""
@@ -37,6 +40,8 @@ _SMALL = 0.5
 """A step that needs no more than this share of the free blocks is a small one."""
 _LEAST_CACHED_BYTES = 2**20
 """Less than this is not worth giving back."""
+_OFTEN = 10
+"""Free blocks given back so many times are worth a word."""
 
 
 class Footprint:
@@ -197,6 +202,7 @@ class ReservedFootprint(Footprint):
         if expected > room and self._teaches is not self.ratio:
             self._give_back()
             self._teaches = self.ratio
+            self._tell_of_expandable_segments()
         self._served.add(key)
 
     def observe(self, growth_bytes: int) -> None:
@@ -234,6 +240,20 @@ class ReservedFootprint(Footprint):
         self._overhead_bytes = self._start.reserved_bytes - self._start.allocated_bytes
         self._served.clear()
         self.n_given_back += 1
+
+    def _tell_of_expandable_segments(self) -> None:
+        """Say once what they would give, where free blocks are given back often."""
+        if self.n_given_back != _OFTEN or has_expandable_segments():
+            return
+        _log.warning(
+            "mimose: free blocks of the allocator were given back before %d steps, to "
+            "keep reserved memory within the budget, and %.0f%% of a step's growth are "
+            "counted for fragmentation. Neither is needed where segments grow: set "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True before the program starts "
+            "(PYTORCH_CUDA_ALLOC_CONF before torch 2.9)",
+            self.n_given_back,
+            100.0 * (self.ratio.value - 1.0),
+        )
 
     def _start_anew(self) -> None:
         """Let the peaks begin at what was read last."""
