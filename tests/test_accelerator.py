@@ -113,7 +113,7 @@ def test_a_hard_limit_needs_an_allocator(toys):
     mimose.attach(model, "1TiB").detach()
 
 
-@pytest.mark.parametrize("extra_mib", [48, 64])
+@pytest.mark.parametrize("extra_mib", [56, 72])
 def test_out_of_memory_teaches(sim, extra_mib):
     """The limit falls in mid-run: one failure, plans that fit then, equal losses."""
     loop, session = _warmed(2**40)
