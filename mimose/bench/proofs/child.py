@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mimose.bench.machine import prepare_device, worker_environment
+from mimose.bench.machine import worker_environment
+from mimose.bench.proofs import device
 from mimose.bench.worker import take_standard_output
 
 _PACKAGE = "mimose.bench.proofs"
@@ -41,7 +42,7 @@ def run_child(proof: str, task: Mapping[str, Any], threads: int) -> Iterator[Any
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=worker_environment(threads),
+            env={**worker_environment(threads), **device.environment(task)},
             text=True,
             encoding="utf-8",
         )
@@ -67,7 +68,7 @@ def main() -> None:
     task = json.loads(sys.stdin.read())
     proof = importlib.import_module(f"{_PACKAGE}.{sys.argv[1]}")
     with take_standard_output() as answers:
-        prepare_device(task.get("device", "cpu"))
+        device.prepare(task)
         for thing in proof.work(task):
             answers.write(json.dumps(thing) + "\n")
             answers.flush()
