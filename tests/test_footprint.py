@@ -1,4 +1,4 @@
-"""What is held of the device against the budget, with an allocator that does as told."""
+"""What is held of the device against the budget, by a scripted allocator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 class _Scripted(AllocatorMeter):
-    """An allocator whose numbers a test sets; free blocks go when they are given back."""
+    """An allocator whose numbers a test sets; free blocks can be given back."""
 
     def __init__(self, requested=10, reserved=10):
         self.now = Usage(*[requested * MIB] * 4, *[reserved * MIB] * 2, 0, 0)
