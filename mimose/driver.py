@@ -291,6 +291,8 @@ class Driver:
         return start
 
     def _make_room(self, step: Step) -> None:
+        if self._is_fixed:
+            return  # a baseline does as it would by itself
         decision = step.decision
         growth = decision.growth_bytes
         if growth is not None:

@@ -24,6 +24,8 @@ _MOST_SHAPES = 48
 """Distinct shapes kept; more are kept only where none before was as far off."""
 _MANY_SHAPES = 8
 """So many shapes tell noise from an excess that is fitted wrong."""
+_FEW_SHAPES = 5
+"""So many exact readings are worth another search for what explains them."""
 _MANY_SHAPES_OF_NET = 24
 """The same for net changes: of equal layers one error is made many times."""
 _BEARABLE = 5.0
@@ -285,11 +287,12 @@ class Series:
         once (a library takes its workspace) is part of the first reading alone, which
         is forgotten where it is the only one that does not fit.
         """
-        if len(self._samples) < _MANY_SHAPES:
+        if len(self._samples) < _FEW_SHAPES:
             return None
-        halved = self._new_fit(self.noise, is_excess, with_halves)
-        if halved.is_exact and halved.trusted(self._tolerance()):
-            return halved
+        for features in _HALVINGS:
+            halved = self._new_fit(self.noise, is_excess, features)
+            if halved.is_exact and halved.trusted(self._tolerance()):
+                return halved
         first, *others = self._samples
         rest = {sizes: self._samples[sizes] for sizes in others}
         later = self._new_fit(self.noise, is_excess, samples=rest)
@@ -489,15 +492,22 @@ def _as_they_are(sizes: Sizes) -> Sizes:
     return sizes
 
 
-def with_halves(sizes: Sizes) -> Sizes:
-    """Return sizes, and behind them those of images halved once and twice.
+def _halved(times: int) -> Callable[[Sizes], Sizes]:
+    """Return what puts, behind sizes, those of images halved so often, and once more.
 
     Args:
-        sizes: All sizes; the larger ones may be heights and widths.
+        times: How often; each time rounded up.
     """
-    once = tuple([-(-size // 2) if size >= _HALVED else 0 for size in sizes])
-    twice = tuple([-(-size // 2) for size in once])
-    return sizes + once + twice
+
+    def features(sizes: Sizes) -> Sizes:
+        here = [-(-size // 2**times) if size >= _HALVED else 0 for size in sizes]
+        return (*sizes, *here, *[-(-size // 2) for size in here])
+
+    return features
+
+
+_HALVINGS = tuple(map(_halved, (1, 3, 4)))
+"""Strides of 2, 4, 8, 16 and 32, two at a time: with all there are too many terms."""
 
 
 def _roles(shapes: list[Sizes]) -> list[int]:
