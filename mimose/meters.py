@@ -153,7 +153,7 @@ class AllocatorMeter(Meter):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        index = device.index
+        index: int | None = getattr(device, "index", None)
         if index is None and torch.accelerator.is_available():
             index = torch.accelerator.current_device_index()
         self._index = index or 0
