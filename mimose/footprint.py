@@ -96,12 +96,15 @@ class Footprint:
         del start_bytes
         return self.limit.bytes
 
-    def make_room(self, growth_bytes: float | None, key: Hashable) -> None:
+    def make_room(
+        self, growth_bytes: float | None, key: Hashable, *, has_begun: bool = False
+    ) -> None:
         """Make ready for a step whose growth, margin included, is known or not.
 
         Args:
             growth_bytes: Of the level; None where it is not predicted.
             key: Equal for steps that ask for the same blocks.
+            has_begun: Whether the step turned out another one after it had begun.
         """
 
     def observe(self, growth_bytes: int) -> None:
@@ -142,6 +145,7 @@ class ReservedFootprint(Footprint):
         self._repeat = FragmentationRatio(prior=0.0, floor=0.0)
         """Of plans that have run at these sizes before."""
         self._served: set[Hashable] = set()
+        self._key: Hashable = None
         self._largest_bytes = 0.0
         self.n_given_back = -1  # what is given back now is none of the steps' doing
         """How often free blocks were given back before a step."""
@@ -183,7 +187,9 @@ class ReservedFootprint(Footprint):
         headroom = max(0.0, self.limit.bytes - floor)
         return start_bytes + headroom / self.ratio.value
 
-    def make_room(self, growth_bytes: float | None, key: Hashable) -> None:
+    def make_room(
+        self, growth_bytes: float | None, key: Hashable, *, has_begun: bool = False
+    ) -> None:
         """Give the free blocks back where the step might pass the limit with them."""
         growth = self._largest_bytes if growth_bytes is None else growth_bytes
         usage = self._start
@@ -200,10 +206,13 @@ class ReservedFootprint(Footprint):
             self._teaches = self._refill
         expected = growth * (self._teaches or self.ratio).value
         if expected > room and self._teaches is not self.ratio:
-            self._give_back()
-            self._teaches = self.ratio
+            if has_begun:
+                self._give_back_within()
+            else:
+                self._give_back()
+                self._teaches = self.ratio
             self._tell_of_expandable_segments()
-        self._served.add(key)
+        self._key = key
 
     def observe(self, growth_bytes: int) -> None:
         """Learn how many reserved bytes the step's growth has taken."""
@@ -213,6 +222,7 @@ class ReservedFootprint(Footprint):
         if self._teaches is not None and self._usage.n_retries == self._start.n_retries:
             self._teaches.observe(growth_bytes, taken)
         self._teaches = None
+        self._served.add(self._key)
 
     def ran_out(self) -> None:
         """Take note that an allocation has failed, before anything is given back."""
@@ -254,6 +264,13 @@ class ReservedFootprint(Footprint):
             self.n_given_back,
             100.0 * (self.ratio.value - 1.0),
         )
+
+    def _give_back_within(self) -> None:
+        """Give back within a step, whose peaks go on; it teaches nothing of ratios."""
+        self._allocator.give_back()
+        self._served.clear()
+        self.n_given_back += 1
+        self._teaches = None
 
     def _start_anew(self) -> None:
         """Let the peaks begin at what was read last."""
