@@ -12,7 +12,7 @@ _TELLING = 0.25
 """... and that is at least this share of the largest growth."""
 _OFF = 0.03
 """A plan that recomputes is far off if it grew by so much more or less."""
-_EXACTLY = 0.1
+_EXACTLY = 0.3
 """Share of both tolerances where readings are exact: there is a cause to be found."""
 _MORE_STEPS = 8
 """Steps of new shapes that are then measured."""
