@@ -13,8 +13,11 @@ from mimose.bench.proofs.common import Settings, publish
 
 PROOFS = (
     "collection",
+    "falls",
+    "fragmentation",
     "hard",
     "held",
+    "hostcost",
     "optimum",
     "plancost",
     "prediction",
