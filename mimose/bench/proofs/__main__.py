@@ -13,6 +13,7 @@ from mimose.bench.proofs.common import Settings, publish
 
 PROOFS = (
     "collection",
+    "exact",
     "falls",
     "fragmentation",
     "hard",

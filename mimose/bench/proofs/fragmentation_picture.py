@@ -1,7 +1,7 @@
-r"""The proof of fragmentation as a picture, drawn from its rows alone.
+"""The proof of fragmentation as a picture, drawn from its rows alone.
 
-python -m mimose.bench.proofs.fragmentation_picture \
-        docs/results/sim/fragmentation.csv docs/images/fragmentation.png
+python -m mimose.bench.proofs.fragmentation_picture ROWS.csv PICTURE.png
+python -m mimose.bench.proofs.fragmentation_picture --help
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _draw_bytes(axes: Axes, lines: Sequence[_Line]) -> None:
         weight="bold",
     )
     axes.set_ylabel("highest in the step (MiB)")
-    axes.set_ylim(bottom=0, top=1.12 * limit)
-    axes.legend(loc="lower right", fontsize=9, markerscale=3)
+    axes.set_ylim(bottom=0, top=1.25 * limit)
+    axes.legend(loc="upper right", fontsize=9, markerscale=3, ncols=2, frameon=False)
     _tidy(axes)
 
 

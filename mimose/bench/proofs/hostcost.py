@@ -69,7 +69,7 @@ class Case:
         return ZOO[self.zoo].build(**self.changes).to(device)
 
 
-_TEXTS = [{"batch": 2, "length": length} for length in (16, 24, 32)]
+_TEXTS = [{"batch": 2, "length": length} for length in (16, 20, 24, 28, 32)]
 _PAIRS = [
     {"batch": 2, "source": source, "target": target}
     for source, target in ((16, 8), (24, 12), (32, 24), (20, 16))
