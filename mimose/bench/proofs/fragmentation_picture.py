@@ -1,7 +1,6 @@
 """The proof of fragmentation as a picture, drawn from its rows alone.
 
-python -m mimose.bench.proofs.fragmentation_picture ROWS.csv PICTURE.png
-python -m mimose.bench.proofs.fragmentation_picture --help
+``python -m mimose.bench.proofs.fragmentation_picture ROWS.csv PICTURE.png``
 """
 
 from __future__ import annotations
