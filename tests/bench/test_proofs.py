@@ -19,6 +19,7 @@ def _row(settings: Settings, **changes: object) -> soak.SoakRow:
     fields = {
         "model": "bert",
         "is_limited": False,
+        "is_expandable": False,
         "step": 7,
         "sizes": "{}",
         "is_seen": True,
@@ -36,6 +37,10 @@ def _row(settings: Settings, **changes: object) -> soak.SoakRow:
         "recomputed_flops": 5,
         "retries": 0,
         "reason": "",
+        "requested_peak_bytes": None,
+        "alloc_retries": None,
+        "fragmentation": None,
+        "given_back": None,
         **changes,
     }
     return soak.SoakRow(**fields, **settings.provenance())

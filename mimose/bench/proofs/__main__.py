@@ -13,8 +13,12 @@ from mimose.bench.proofs.common import Settings, publish
 
 PROOFS = (
     "collection",
+    "exact",
+    "falls",
+    "fragmentation",
     "hard",
     "held",
+    "hostcost",
     "optimum",
     "plancost",
     "prediction",

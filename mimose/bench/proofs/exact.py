@@ -1,0 +1,295 @@
+"""Is training on an accelerator the same to the last bit, whatever the plans?
+
+The zoo's six models train with dropout and AdamW on batches of changing sizes: once
+without the library, and once from the same weights and random state within a budget
+that lies between what keeping everything and recomputing everything reserve. Losses,
+gradients of the last step, weights, the optimizer's state, buffers and the random
+state of device and CPU are compared as they are.
+
+    python -m mimose.bench.proofs exact
+    python -m mimose.bench.proofs exact --models resnet
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.bench.proofs.child import run_child
+from mimose.bench.proofs.common import (
+    Answer,
+    Bar,
+    Row,
+    Settings,
+    mebibytes,
+    progress,
+)
+from mimose.bench.proofs.loop import Loop
+from mimose.bench.proofs.models import Setup, chosen
+from mimose.session import attach
+from mimose.zoo import ZOO, Batch
+
+QUESTION = "Is training on an accelerator the same to the last bit?"
+
+_SETUPS = (
+    Setup(model="bert", sizes={"batch": (8, 8), "length": (64, 256)}),
+    Setup(model="gpt2", sizes={"batch": (4, 4), "length": (64, 256)}),
+    Setup(
+        model="t5", sizes={"batch": (4, 4), "source": (64, 256), "target": (32, 128)}
+    ),
+    Setup(
+        model="vit",
+        sizes={"batch": (6, 6), "height": (128, 256), "width": (128, 256)},
+        multiple=16,
+    ),
+    Setup(model="albert", sizes={"batch": (8, 8), "length": (64, 256)}),
+    Setup(
+        model="resnet",
+        sizes={"batch": (6, 6), "height": (96, 256), "width": (96, 256)},
+    ),
+)
+_AMPLE_BYTES = 2**40
+_SHARE, _OVER_LEAST = 0.35, 1.2
+"""Where the budget lies between the least and the most that the longest reserves, and
+how far above the least it is at any rate: other shapes may reserve more."""
+_KINDS = ("gradient", "weight", "optimizer state", "buffer", "random state")
+"""What is compared after the last step; the loss is in each."""
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExactRow(Row):
+    """One step under mimose, beside that of the bare model."""
+
+    model: str
+    step: int
+    sizes: str
+    """As JSON."""
+    phase: str
+    budget_bytes: int
+    reserved_peak_bytes: int | None
+    """To the end of backward."""
+    actions: int
+    recomputed: int
+    retries: int
+    reason: str
+    loss: float
+    is_equal: bool
+    """Whether the loss is the bare model's."""
+    compared: str
+    """As JSON: of each kind how many were compared; empty but for the last step."""
+    different: str
+    """As JSON: of each kind the names of those that differ."""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some calls were kept and others recomputed."""
+        return 0 < self.recomputed < self.actions
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add this proof's own options."""
+    parser.add_argument("--device", default="sim", help="such as cuda")
+    parser.add_argument("--steps", type=int, default=20, help="a model")
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Train every model twice, and compare."""
+    rows: list[ExactRow] = []
+    table, bars = [], []
+    for setup in chosen(_SETUPS, settings.models):
+        task = {
+            "model": setup.model,
+            "seed": settings.seed,
+            "device": settings.device,
+            "steps": options.steps,
+        }
+        own = [
+            ExactRow(**said, **settings.provenance())
+            for said in run_child("exact", task, settings.threads)
+        ]
+        rows.extend(own)
+        table.append(_summarise(setup.model, own))
+        bars.extend(_judge(setup.model, own, options.steps))
+        progress(f"exact {setup.model}: done")
+    return Answer(rows=rows, table=table, bars=bars)
+
+
+def _n_different(rows: Sequence[ExactRow]) -> int:
+    names = [name for row in rows for name in json.loads(row.different or "[]")]
+    return len(names) + sum(not row.is_equal for row in rows)
+
+
+def _summarise(model: str, rows: Sequence[ExactRow]) -> dict[str, object]:
+    return {
+        "model": model,
+        "steps": len(rows),
+        "budget MiB": mebibytes(rows[-1].budget_bytes),
+        "phases": dict(Counter(row.phase for row in rows)),
+        "mixed plans": sum(row.is_mixed for row in rows),
+        "recomputed": sum(row.recomputed for row in rows),
+        "compared": json.loads(rows[-1].compared or "{}"),
+        "different": _n_different(rows),
+        "retries": sum(row.retries for row in rows),
+    }
+
+
+def _judge(model: str, rows: Sequence[ExactRow], steps: int) -> list[Bar]:
+    compared = json.loads(rows[-1].compared or "{}") if rows else {}
+    mixed = sum(row.is_mixed for row in rows)
+    return [
+        Bar(f"{model}: steps done", len(rows), at_least=steps),
+        Bar(f"{model}: plans that keep some and recompute some", mixed, at_least=1),
+        Bar(f"{model}: kinds compared", len(compared), at_least=len(_KINDS)),
+        Bar(f"{model}: things that differ", _n_different(rows), at_most=0),
+    ]
+
+
+# ------------------------------------------------------------------ in the child
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Train a model bare, then a copy of it under the library."""
+    (setup,) = chosen(_SETUPS, [task["model"]])
+    generator = torch.Generator().manual_seed(task["seed"] + 1)
+    torch.manual_seed(task["seed"])
+    model = ZOO[setup.model].build().to(task["device"])
+    shapes = [setup.draw(generator) for _ in range(task["steps"])]
+    batches = [setup.batch(sizes, generator) for sizes in shapes]
+    budget_bytes = _budget(
+        copy.deepcopy(model), setup.batch(setup.longest(), generator)
+    )
+    bare = Run(copy.deepcopy(model), task["seed"])
+    losses = [bare.step(batch) for batch in batches]
+    expected = bare.state()
+    own = Run(model, task["seed"])
+    with attach(model, budget_bytes) as session:
+        for step, (sizes, batch) in enumerate(zip(shapes, batches, strict=True)):
+            loss = own.step(batch)
+            record = session.records[-1]
+            is_last = step == len(batches) - 1
+            compared = _compare(expected, own.state()) if is_last else {}
+            yield {
+                "model": setup.model,
+                "step": record.step,
+                "sizes": json.dumps(sizes),
+                "phase": record.phase,
+                "budget_bytes": budget_bytes,
+                "reserved_peak_bytes": record.reserved_peak_bytes,
+                "actions": len(record.actions),
+                "recomputed": record.n_recomputed,
+                "retries": record.retries,
+                "reason": record.reason,
+                "loss": loss.item(),
+                "is_equal": torch.equal(losses[step], loss),
+                **_said(compared),
+            }
+
+
+def _said(compared: Mapping[str, Sequence[tuple[str, bool]]]) -> dict[str, str]:
+    if not compared:
+        return {"compared": "", "different": ""}
+    pairs = [pair for names in compared.values() for pair in names]
+    return {
+        "compared": json.dumps({kind: len(names) for kind, names in compared.items()}),
+        "different": json.dumps([name for name, is_same in pairs if not is_same]),
+    }
+
+
+def _budget(model: nn.Module, batch: Batch) -> int:
+    """Choose a budget between the longest batch's least and most.
+
+    What is measured is a step of everything recomputed and one of everything kept,
+    each begun without free blocks; the optimizer's state is there.
+    """
+    loop = Loop(model)
+    loop.step(batch)
+    peaks = []
+    for planner in ("full", "none"):
+        loop.meter.resting_bytes()
+        with attach(model, _AMPLE_BYTES, planner=planner, meter=loop.meter):
+            peaks.append(loop.step(batch).peak_bytes)
+    least, most = peaks
+    return int(max(least + _SHARE * (most - least), _OVER_LEAST * least))
+
+
+class Run:
+    """A model in training, and all that its steps leave behind.
+
+    Args:
+        model: The model.
+        seed: Of the random state that it begins with.
+    """
+
+    def __init__(self, model: nn.Module, seed: int) -> None:
+        self._loop = Loop(model)
+        self._grads: State = {}
+        torch.manual_seed(seed + 3)  # the device's as well
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        """Train on one batch; return its loss."""
+        loss = self._loop.loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._grads = {
+            name: parameter.grad.cpu()
+            for name, parameter in self._loop.model.named_parameters()
+            if parameter.grad is not None
+        }
+        self._loop.optimizer.step()
+        self._loop.optimizer.zero_grad(set_to_none=True)
+        return loss.detach().cpu()
+
+    def state(self) -> dict[str, State]:
+        """Return copies, by kind and name."""
+        model, device = self._loop.model, self._loop.device
+        there = torch.get_device_module(device).get_rng_state(device)
+        return {
+            "gradient": self._grads,
+            "weight": _copied(dict(model.named_parameters())),
+            "optimizer state": _copied(self._optimizer_state()),
+            "buffer": _copied(dict(model.named_buffers())),
+            "random state": {"device": there, "cpu": torch.get_rng_state()},
+        }
+
+    def _optimizer_state(self) -> Mapping[str, Any]:
+        state = self._loop.optimizer.state_dict()["state"]
+        return {
+            f"{index}.{name}": value
+            for index, values in state.items()
+            for name, value in values.items()
+        }
+
+
+def _copied(tensors: Mapping[str, Any]) -> State:
+    return {
+        name: tensor.detach().cpu().clone()
+        for name, tensor in tensors.items()
+        if isinstance(tensor, torch.Tensor)
+    }
+
+
+def _compare(
+    expected: Mapping[str, State], actual: Mapping[str, State]
+) -> dict[str, list[tuple[str, bool]]]:
+    """Return of each kind the names, and whether both are equal."""
+    return {
+        kind: [
+            (f"{kind} {name}", _is_same(expected[kind], actual[kind], name))
+            for name in sorted(expected[kind].keys() | actual[kind].keys())
+        ]
+        for kind in expected
+    }
+
+
+def _is_same(expected: State, actual: State, name: str) -> bool:
+    if name not in expected or name not in actual:
+        return False
+    return torch.equal(expected[name], actual[name])

@@ -1,0 +1,126 @@
+"""The proof of fragmentation as a picture, drawn from its rows alone.
+
+``python -m mimose.bench.proofs.fragmentation_picture ROWS.csv PICTURE.png``
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MIB = 2**20
+# Okabe and Ito's palette: told apart with any colour vision, and in grey.
+_RESERVED, _REQUESTED, _LIMIT, _SOFT = "#0072B2", "#E69F00", "#D55E00", "#555555"
+_Line = Mapping[str, str]
+
+
+def draw(csv_path: Path, picture_path: Path) -> None:
+    """Draw reserved and requested bytes, and below them the ratio, against the steps.
+
+    Args:
+        csv_path: What the proof wrote.
+        picture_path: Where to write; its suffix chooses the format.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
+        ValueError: There are no rows.
+    """
+    from matplotlib.figure import Figure
+
+    with csv_path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    if not lines:
+        msg = f"{csv_path} has no rows to draw: run the proof first"
+        raise ValueError(msg)
+    figure = Figure(figsize=(9, 5.6), dpi=150, layout="constrained")
+    grid = figure.add_gridspec(2, 1, height_ratios=(2.2, 1))
+    upper = figure.add_subplot(grid[0])
+    _draw_bytes(upper, lines)
+    _draw_ratio(figure.add_subplot(grid[1], sharex=upper), lines)
+    figure.suptitle(_headline(lines), x=0.01, ha="left", fontsize=13, weight="bold")
+    figure.supxlabel(_footnote(lines[0]), x=0.01, ha="left", fontsize=8, color=_SOFT)
+    picture_path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture_path)
+
+
+def _column(lines: Sequence[_Line], name: str) -> list[float]:
+    return [float(line[name]) for line in lines]
+
+
+def _draw_bytes(axes: Axes, lines: Sequence[_Line]) -> None:
+    steps = _column(lines, "step")
+    for name, words, colour in (
+        ("reserved_peak_bytes", "reserved: what the budget is about", _RESERVED),
+        ("requested_peak_bytes", "requested: what plans are made for", _REQUESTED),
+    ):
+        peaks = [n_bytes / _MIB for n_bytes in _column(lines, name)]
+        axes.scatter(steps, peaks, s=5, color=colour, linewidths=0, label=words)
+    limit = float(lines[0]["budget_bytes"]) / _MIB
+    axes.axhline(limit, color=_LIMIT, linewidth=1.5, linestyle="--")
+    axes.text(
+        steps[0],
+        limit,
+        f"budget {limit:.0f} MiB",
+        color=_LIMIT,
+        va="bottom",
+        weight="bold",
+    )
+    axes.set_ylabel("highest in the step (MiB)")
+    axes.set_ylim(bottom=0, top=1.25 * limit)
+    axes.legend(loc="upper right", fontsize=9, markerscale=3, ncols=2, frameon=False)
+    _tidy(axes)
+
+
+def _draw_ratio(axes: Axes, lines: Sequence[_Line]) -> None:
+    axes.plot(
+        _column(lines, "step"),
+        _column(lines, "fragmentation"),
+        color=_RESERVED,
+        linewidth=1.5,
+    )
+    axes.set(xlabel="step", ylabel="learned ratio:\nreserved ÷ requested")
+    axes.set_ylim(bottom=1.0)
+    _tidy(axes)
+
+
+def _headline(lines: Sequence[_Line]) -> str:
+    peaks = _column(lines, "reserved_peak_bytes")
+    over = sum(peak > float(lines[0]["budget_bytes"]) for peak in peaks)
+    kept = "all" if not over else f"{len(lines) - over} of"
+    segments = " (expandable segments)" if lines[0]["is_expandable"] == "True" else ""
+    return f"Lengths that jump: {kept} {len(lines)} steps within the budget{segments}"
+
+
+def _footnote(line: _Line) -> str:
+    return (
+        f"{line['device']}, torch {line['torch']}, seed {line['seed']}, "
+        f"{line['date'][:10]}"
+    )
+
+
+def _tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw what two paths name; return 0."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mimose.bench.proofs.fragmentation_picture",
+        description="Draw the rows of the proof fragmentation.",
+    )
+    parser.add_argument("rows", type=Path, help="the proof's CSV file")
+    parser.add_argument("picture", type=Path, help="where to write")
+    options = parser.parse_args(arguments)
+    draw(options.rows, options.picture)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,368 @@
+"""What does a step make the host wait for, copy and compute, beyond the bare model's?
+
+On an accelerator the host runs ahead of the device, and a reading of a number makes it
+wait. The simulated accelerator counts what would be such a wait on CUDA, and copies of
+its random state. Each model trains under plans that recompute every second layer call,
+and a twin of it without the library on the same batches. The meter's methods are timed
+on the thread that calls them, the timing itself included.
+
+    python -m mimose.bench.proofs hostcost
+    python -m mimose.bench.proofs hostcost --models deep --steps 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mimose.bench.proofs.child import run_child
+from mimose.bench.proofs.common import (
+    Answer,
+    Bar,
+    Row,
+    Settings,
+    progress,
+    quantile,
+    worst,
+)
+from mimose.bench.proofs.loop import Loop
+from mimose.meters import AllocatorMeter
+from mimose.planners import Plan, PlanningProblem
+from mimose.planners.timeline import judge
+from mimose.session import attach
+from mimose.zoo import ZOO, Batch
+
+QUESTION = "What does a step make the host wait for, copy and compute?"
+
+_AMPLE_BYTES = 2**40
+_TRIES = 6
+"""Steps for each planned one that is wanted, at the most."""
+_METER_BAR_MICROSECONDS = 40.0
+_MEASURED_BAR = 1
+_MICRO = 1e6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A model with its dropout on, and the sizes it is trained on."""
+
+    name: str
+    zoo: str
+    """Its name in the zoo."""
+    sizes: Sequence[Mapping[str, int]]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, seed: int, device: str) -> nn.Module:
+        """Build the model, in training mode, with weights settled by the seed."""
+        torch.manual_seed(seed)
+        return ZOO[self.zoo].build(**self.changes).to(device)
+
+
+_TEXTS = [{"batch": 2, "length": length} for length in (16, 20, 24, 28, 32)]
+_PAIRS = [
+    {"batch": 2, "source": source, "target": target}
+    for source, target in ((16, 8), (24, 12), (32, 24), (20, 16))
+]
+_IMAGES = [{"batch": 2, "height": size, "width": size} for size in (32, 48, 64)]
+_CASES = (
+    Case(
+        name="deep",
+        zoo="bert",
+        sizes=_TEXTS,
+        changes={
+            "num_hidden_layers": 24,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_attention_heads": 2,
+        },
+    ),
+    Case(name="bert", zoo="bert", sizes=_TEXTS),
+    Case(name="gpt2", zoo="gpt2", sizes=_TEXTS),
+    Case(name="t5", zoo="t5", sizes=_PAIRS),
+    Case(name="vit", zoo="vit", sizes=_IMAGES),
+    Case(name="albert", zoo="albert", sizes=_TEXTS),
+    Case(name="resnet", zoo="resnet", sizes=_IMAGES),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostRow(Row):
+    """One step under the library, and one of the bare model on the same batch."""
+
+    model: str
+    step: int
+    phase: str
+    cache_hit: bool
+    """A plan from the cache: the step is planned, and not measured any more."""
+    actions: int
+    recomputed: int
+    draws: bool
+    """Whether the model draws random numbers in its forward."""
+    waits: int
+    bare_waits: int
+    state_copies: int
+    """Of the device's random state."""
+    bare_state_copies: int
+    meter_calls: int
+    meter_seconds: float
+    """CPU time of the calling threads in the meter's methods."""
+    reason: str
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it ran under a plan that was made and measured before."""
+        return self.phase == "plan" and self.cache_hit
+
+    @property
+    def more_waits(self) -> int:
+        """Waits beyond those of the bare model."""
+        return self.waits - self.bare_waits
+
+    @property
+    def copies_beyond(self) -> int:
+        """Copies of random state beyond one a recomputed call that draws."""
+        allowed = self.recomputed if self.draws else 0
+        return max(0, self.state_copies - self.bare_state_copies - allowed)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add this proof's own options."""
+    parser.add_argument("--device", default="sim", choices=["sim"], help="that counts")
+    parser.add_argument("--steps", type=int, default=200, help="planned ones, a model")
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Count and time every model."""
+    rows: list[HostRow] = []
+    table, bars = [], []
+    for case in _chosen(settings.models):
+        task = {
+            "model": case.name,
+            "seed": settings.seed,
+            "device": settings.device,
+            "steps": options.steps,
+        }
+        own = [
+            HostRow(**said, **settings.provenance())
+            for said in run_child("hostcost", task, settings.threads)
+        ]
+        rows.extend(own)
+        table.append(_summarise(case.name, own))
+        bars.extend(_judge(case.name, own, options.steps))
+        progress(f"hostcost {case.name}: {len(own)} steps")
+    return Answer(rows=rows, table=table, bars=bars)
+
+
+def _chosen(names: Sequence[str]) -> list[Case]:
+    unknown = set(names) - {case.name for case in _CASES}
+    if unknown:
+        known = ", ".join(case.name for case in _CASES)
+        msg = f"models must be among {known}, got {sorted(unknown)}"
+        raise ValueError(msg)
+    return [case for case in _CASES if not names or case.name in names]
+
+
+# ------------------------------------------------------------------ judging
+
+
+def _planned(rows: Sequence[HostRow]) -> list[HostRow]:
+    return [row for row in rows if row.is_planned]
+
+
+def _measured(rows: Sequence[HostRow]) -> list[HostRow]:
+    return [row for row in rows if not row.is_planned]
+
+
+def _meter_microseconds(rows: Sequence[HostRow]) -> float | None:
+    planned = _planned(rows)
+    if not planned:
+        return None
+    return _MICRO * statistics.median(row.meter_seconds for row in planned)
+
+
+def _summarise(model: str, rows: Sequence[HostRow]) -> dict[str, object]:
+    planned, measured = _planned(rows), _measured(rows)
+    times = [_MICRO * row.meter_seconds for row in planned]
+    return {
+        "model": model,
+        "planned": len(planned),
+        "recomputed": f"{planned[-1].recomputed}/{planned[-1].actions}"
+        if planned
+        else "",
+        "draws": any(row.draws for row in rows),
+        "bare waits": dict(Counter(row.bare_waits for row in planned)),
+        "more, planned": worst(row.more_waits for row in planned),
+        "measured": len(measured),
+        "more, measured": worst(row.more_waits for row in measured),
+        "state copies": worst(row.state_copies for row in planned),
+        "meter calls": worst(row.meter_calls for row in planned),
+        "meter µs": _meter_microseconds(rows),
+        "meter µs p90": quantile(times, 0.9),
+    }
+
+
+def _judge(model: str, rows: Sequence[HostRow], steps: int) -> list[Bar]:
+    planned, measured = _planned(rows), _measured(rows)
+    halved = sum(0 < row.recomputed < row.actions for row in planned)
+    return [
+        Bar(f"{model}: planned steps, some recomputed", halved, at_least=steps),
+        Bar(
+            f"{model}: more waits in a planned step",
+            worst(row.more_waits for row in planned),
+            at_most=0,
+        ),
+        Bar(
+            f"{model}: more waits in a measured step",
+            worst(row.more_waits for row in measured),
+            at_most=_MEASURED_BAR,
+        ),
+        Bar(
+            f"{model}: copies of random state beyond one a call that draws",
+            worst(row.copies_beyond for row in planned),
+            at_most=0,
+        ),
+        Bar(
+            f"{model}: the meter's CPU time in µs",
+            _meter_microseconds(rows),
+            at_most=_METER_BAR_MICROSECONDS,
+        ),
+    ]
+
+
+# ------------------------------------------------------------------ in the child
+
+
+class EverySecond:
+    """A planner that recomputes every second call that can be; it learns as others."""
+
+    @property
+    def name(self) -> str:
+        """The name ``"every-second"``."""
+        return "every-second"
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Make the plan; its budget is not read."""
+        choice = np.arange(len(problem.events)) % 2 * problem.allowed[:, 1]
+        return judge(problem, choice.astype(np.intp), planner=self.name)
+
+
+class TimedMeter(AllocatorMeter):
+    """Adds up the CPU time of its methods, of the outermost call alone.
+
+    Attributes:
+        seconds: CPU time since `start`, of the threads that called.
+        n_calls: How many calls that were.
+    """
+
+    seconds = 0.0
+    n_calls = 0
+    _is_inside = False
+
+    def start(self) -> None:
+        """Begin anew."""
+        self.seconds, self.n_calls = 0.0, 0
+
+
+def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def timed(self: TimedMeter, *args: Any) -> Any:
+        if self._is_inside:
+            return method(self, *args)
+        self._is_inside = True
+        began = time.thread_time()
+        try:
+            return method(self, *args)
+        finally:
+            self.seconds += time.thread_time() - began
+            self.n_calls += 1
+            self._is_inside = False
+
+    return timed
+
+
+for _name in (
+    "live_bytes",
+    "peak_bytes",
+    "read",
+    "reset_peak",
+    "usage",
+    "forget_usage",
+    "give_back",
+    "settled_bytes",
+    "rough_peak_bytes",
+):
+    setattr(TimedMeter, _name, _timed(getattr(AllocatorMeter, _name)))
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Train one model and its twin until enough planned steps are there."""
+    (case,) = _chosen([task["model"]])
+    generator = torch.Generator().manual_seed(task["seed"] + 1)
+    model = case.build(task["seed"], task["device"])
+    bare, planned = Loop(copy.deepcopy(model)), Loop(model)
+    batches = [
+        {k: _moved(v, task["device"]) for k, v in batch.items()}
+        for batch in (ZOO[case.zoo].batch(sizes, generator) for sizes in case.sizes)
+    ]
+    draws = _draws(bare, batches[0])
+    meter = TimedMeter(bare.device)
+    n_planned = 0
+    with attach(model, _AMPLE_BYTES, planner=EverySecond(), meter=meter) as session:
+        for step in range(_TRIES * task["steps"] + 30):
+            batch = batches[step % len(batches)]
+            bare_counts = _counts(bare, batch)
+            meter.start()
+            counts = _counts(planned, batch)
+            record = session.records[-1]
+            yield {
+                "model": case.name,
+                "step": record.step,
+                "phase": record.phase,
+                "cache_hit": record.cache_hit,
+                "actions": len(record.actions),
+                "recomputed": record.n_recomputed,
+                "draws": draws,
+                "waits": counts[0],
+                "bare_waits": bare_counts[0],
+                "state_copies": counts[1],
+                "bare_state_copies": bare_counts[1],
+                "meter_calls": meter.n_calls,
+                "meter_seconds": meter.seconds,
+                "reason": record.reason,
+            }
+            n_planned += record.phase == "plan" and record.cache_hit
+            if n_planned >= task["steps"]:
+                return
+
+
+def _moved(value: Any, device: str) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def _draws(loop: Loop, batch: Batch) -> bool:
+    """Whether a forward moves the device's random state."""
+    module = torch.get_device_module(loop.device)
+    before = module.get_rng_state(loop.device)
+    loop.loss(batch)
+    return not torch.equal(before, module.get_rng_state(loop.device))
+
+
+def _counts(loop: Loop, batch: Batch) -> tuple[int, int]:
+    """Train on one batch; return waits, and copies of the device's random state."""
+    module = torch.get_device_module(loop.device)
+    waits, copies = module.waits(), module.rng_copies()
+    loop.forward_and_backward(batch)
+    loop.optimizer.step()
+    loop.optimizer.zero_grad(set_to_none=True)
+    return module.waits() - waits, module.rng_copies() - copies
