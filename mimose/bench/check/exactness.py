@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from typing import TypeAlias
 
 import torch
 
@@ -20,6 +21,9 @@ from mimose.session import Session, attach
 
 _STEPS = 5
 
+Train: TypeAlias = Callable[[], "list[torch.Tensor]"]
+"""Trains, and returns the weights."""
+
 
 def in_single(device: torch.device) -> Iterator[Line]:
     """Compare every model there is, with both kinds of attention."""
@@ -35,26 +39,24 @@ def under_autocast(device: torch.device) -> Iterator[Line]:
 CHECKS = (in_single, under_autocast)
 
 
-def same_weights(
-    what: str,
-    bare: Sequence[torch.Tensor],
-    again: Sequence[torch.Tensor],
-    other: Sequence[torch.Tensor],
-) -> Line:
+def same_weights(what: str, train: Train, train_bare: Train) -> Line:
     """Tell whether a run's weights are the bare model's.
 
     Args:
         what: What was run.
-        bare: The weights of a bare run.
-        again: Those of another bare run: where they differ, no more can be told.
-        other: Those of the run.
+        train: The run; returns its weights.
+        train_bare: The same without a session. It is run again where weights differ:
+            if its own do, no more can be told.
     """
+    bare, other = train_bare(), train()
+    if all(map(torch.equal, bare, other)):
+        return judged(what, "equal", "equal", holds=True)
     off = f"off by at most {_distance(bare, other):.2g}"
-    if not all(map(torch.equal, bare, again)):
-        by = _distance(bare, again)
-        return impossible(what, f"two bare runs differ, by at most {by:.2g}", off)
-    is_equal = all(map(torch.equal, bare, other))
-    return judged(what, "equal", "equal" if is_equal else off, is_equal)
+    again = train_bare()
+    if all(map(torch.equal, bare, again)):
+        return judged(what, "equal", off, holds=False)
+    by = _distance(bare, again)
+    return impossible(what, f"two bare runs differ, by at most {by:.2g}", off)
 
 
 def be_deterministic() -> None:
@@ -66,11 +68,12 @@ def _compared(
     device: torch.device, subject: Subject, dtype: torch.dtype | None
 ) -> Line:
     be_deterministic()
-    bare, again = (_weights(device, subject, dtype, is_bare=True) for _ in range(2))
-    other = _weights(device, subject, dtype, is_bare=False)
     kind = "fp32" if dtype is None else "bf16 autocast"
-    what = f"weights after {_STEPS} recomputing steps: {subject.name}, {kind}"
-    return same_weights(what, bare, again, other)
+    return same_weights(
+        f"weights after {_STEPS} recomputing steps: {subject.name}, {kind}",
+        lambda: _weights(device, subject, dtype, is_bare=False),
+        lambda: _weights(device, subject, dtype, is_bare=True),
+    )
 
 
 def _weights(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,12 +40,9 @@ def of_a_session(device: torch.device) -> Iterator[Line]:
         for each in (bare, model) * _WARM_UP_STEPS:
             _step(each, batch)
         rounds = [(_time(bare, batch), _time(model, batch)) for _ in range(_ROUNDS)]
-    for what in ("host", "processor"):
-        before, after = _medians(rounds, lambda s, what=what: float(getattr(s, what)))
-        yield told(
-            f"{what} time of a step that keeps everything, over the bare model's",
-            f"{after / before:.3f} ({1e3 * before:.2f} and {1e3 * after:.2f} ms)",
-        )
+    yield _told("host", [(before.host, after.host) for before, after in rounds])
+    both = [(before.processor, after.processor) for before, after in rounds]
+    yield _told("processor", both)
 
 
 CHECKS = (of_a_session,)
@@ -66,8 +63,9 @@ def _time(model: nn.Module, batch: Batch) -> _Seconds:
     return _Seconds(*(each / _STEPS for each in seconds))
 
 
-def _medians(
-    rounds: list[tuple[_Seconds, _Seconds]], part: Callable[[_Seconds], float]
-) -> tuple[float, float]:
-    bare, attached = zip(*rounds, strict=True)
-    return statistics.median(map(part, bare)), statistics.median(map(part, attached))
+def _told(what: str, rounds: Sequence[tuple[float, float]]) -> Line:
+    before, after = map(statistics.median, zip(*rounds, strict=True))
+    return told(
+        f"{what} time of a step that keeps everything, over the bare model's",
+        f"{after / before:.3f} ({1e3 * before:.2f} and {1e3 * after:.2f} ms)",
+    )

@@ -15,8 +15,7 @@ from mimose.session import attach
 
 def saved_and_put_back(device: torch.device) -> Iterator[Line]:
     """Draw, go elsewhere, come back, and draw again."""
-    index = torch.accelerator.current_device_index()
-    random = DeviceRandom(torch.device(device.type, index))
+    random = DeviceRandom(device)
     torch.rand(3, device=device)
     state = random.save()
     drawn = torch.rand(5, device=device)

@@ -17,7 +17,7 @@ _ROUNDS = 5
 
 def costs(device: torch.device) -> Iterator[Line]:
     """Time readings and a reset."""
-    index = torch.accelerator.current_device_index()
+    index = device.index
     meter = AllocatorMeter(device)
     nested = _micros(lambda: allocator.read_usage(index))
     flat = _micros(lambda: torch.accelerator.memory_stats(index))

@@ -19,7 +19,7 @@ def allocated_over_requested(device: torch.device) -> Iterator[Line]:
     training = Training(device)
     peaks, levels = [], []
     for _ in training.train(jumping(training.scale, _STEPS)):
-        usage = read_usage(torch.accelerator.current_device_index())
+        usage = read_usage(device.index)
         peaks.append(usage.allocated_peak_bytes - usage.requested_peak_bytes)
         levels.append(usage.allocated_bytes - usage.requested_bytes)
     what = f"allocated minus requested, {_STEPS} jumping lengths"

@@ -61,7 +61,7 @@ def hardware(device: torch.device) -> Iterator[Line]:
     yield told(
         "driver", f"supports CUDA {driver}; torch is built for {torch.version.cuda}"
     )
-    yield told("cuDNN", torch.backends.cudnn.version())
+    yield told("cuDNN", torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
 
 
 def settings(device: torch.device) -> Iterator[Line]:

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from mimose.records import StepRecord
 from mimose.session import attach
 from mimose.zoo import Batch
 
-_LENGTHS = 12
+_LENGTHS = 8
 _PASSES = 5
 """All lengths, again and again: plans come from the cache in the last one."""
 _EXPLICIT = (
@@ -34,11 +35,11 @@ def of_a_step(device: torch.device) -> Iterator[Line]:
         yield impossible("waits", f"nothing counts them on {device.type}")
         return
     model, batches = _prepare(device)
-    bare = [_waits(device, lambda b=b: _step(model, b)) for b in batches * 2]
+    bare = [_waits(device, partial(_step, model, b)) for b in batches * 2]
     yield told("waits of a bare step", f"{max(bare[_LENGTHS:])} at most")
     with attach(model, AMPLE_BYTES) as session:
         steps = [
-            (_waits(device, lambda b=b: _step(model, b)), session.records[-1])
+            (_waits(device, partial(_step, model, b)), session.records[-1])
             for b in batches * _PASSES
         ]
     yield from _told(steps, max(bare[_LENGTHS:]))
@@ -71,9 +72,8 @@ def _told(steps: Sequence[tuple[int, StepRecord]], bare: int) -> Iterator[Line]:
 
     measured = beyond(lambda record: record.phase == "collect")
     planned = beyond(lambda r: r.phase == "plan" and r.cache_hit)[-_LENGTHS:]
-    first, *later = measured or [None]
-    yield told("waits of the first measured step, beyond bare", first)
-    worst = max(later, default=None)
+    yield told("waits of the first measured step, beyond bare", measured[0])
+    worst = max(measured[1:])
     yield at_most("waits of a later measured step, beyond bare", 1, worst, "{:g}")
     seen = ", ".join(f"{n} in {k} steps" for n, k in Counter(planned).items())
     yield equal("waits of a planned step, beyond bare", f"0 in {_LENGTHS} steps", seen)

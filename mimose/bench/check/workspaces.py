@@ -8,6 +8,7 @@ backward runs in a thread of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -33,8 +34,8 @@ CHECKS = (in_single, in_half)
 def _uses(device: torch.device, dtype: torch.dtype, name: str) -> Iterator[Line]:
     meter = AllocatorMeter(device)
     for what, use in _USES.items():
-        first = _stays(meter, lambda use=use: use(device, dtype))
-        again = _stays(meter, lambda use=use: use(device, dtype))
+        first = _stays(meter, partial(use, device, dtype))
+        again = _stays(meter, partial(use, device, dtype))
         yield judged(
             f"what stays of the first {what}, {name}",
             "nothing of the second",

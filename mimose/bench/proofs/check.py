@@ -48,7 +48,7 @@ class CheckRow(Row):
     def __str__(self) -> str:
         """Write it for who waits."""
         expected = f" (expected {self.expected})" if self.expected else ""
-        return f"{self.verdict}: {self.what}: {self.seen}{expected}"
+        return f"{self.what}: {self.seen}{expected}: {self.verdict}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -141,6 +141,6 @@ def _bars(rows: Sequence[CheckRow]) -> list[Bar]:
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Run one group."""
-    device = torch.device(task["device"])
+    device = torch.empty(0, device=task["device"]).device  # its index is told
     for line in run_group(GROUPS[task["group"]], device):
         yield asdict(line)
