@@ -23,7 +23,6 @@ import torch
 
 from mimose.bench.check.groups import GROUPS, Group, run_group
 from mimose.bench.check.line import MISSED, Line, impossible, judged
-from mimose.bench.machine import prepare_device
 from mimose.bench.proofs.child import ChildFailedError, run_child
 from mimose.bench.proofs.common import Answer, Bar, Row, Settings, progress
 
@@ -60,7 +59,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Run every group, and append each line to the file as it comes."""
-    prepare_device(settings.device)
     ends = time.monotonic() + options.limit_seconds
     write = _start_file(settings.out / "check.csv")
     rows = []

@@ -64,7 +64,7 @@ def run_child(
             yield from map(json.loads, process.stdout)
             if process.wait() != 0:
                 if clock.has_rung:
-                    msg = f"{proof} {dict(task)} took more than {limit_seconds:.0f} s"
+                    msg = f"{proof} {dict(task)} took more than {limit_seconds:g} s"
                     raise ChildFailedError(msg)
                 errors.seek(0)
                 text = errors.read().decode(errors="replace").strip()
