@@ -15,6 +15,7 @@ for, and repeats to the byte.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -59,6 +60,17 @@ def read_usage(index: int) -> Usage:
         stats["num_alloc_retries"],
         stats["num_ooms"],
     )
+
+
+def has_expandable_segments() -> bool:
+    """Whether the allocator's segments grow, as far as its settings say."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    said = [os.environ.get(name, "") for name in names]
+    settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if settings is not None:  # what was set at run time, too
+        said.append(str(settings()))
+    text = ",".join(said).replace(" ", "").lower()
+    return "expandable_segments:true" in text
 
 
 def _nested_publicly(index: int) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ def parse_budget(budget: float | str, device_bytes: int | None) -> int:
 
     Args:
         budget: ``"6GiB"`` (2**30 bytes each), ``"6GB"`` (10**9), an integer number
-            of bytes, or a float in (0, 1], a fraction of the device's memory. Text
+            of bytes, or a float in (0, 1], a fraction of `device_bytes`. Text
             without a unit is bytes, and no less than 2**20 of them.
         device_bytes: What the device has, for fractions; None if unknown.
 

@@ -14,6 +14,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -37,6 +38,7 @@ from mimose.compiled import is_compiled, n_graphs
 from mimose.device_checks import DeviceChecks
 from mimose.estimator import Estimator, StepFacts
 from mimose.events import EventRunner
+from mimose.exceptions import InfeasibleBudgetError
 from mimose.facts import FactsReader
 from mimose.footprint import Footprint
 from mimose.gauges import KEEP, RECOMPUTE
@@ -63,6 +65,7 @@ _SLACK = 0.005
 _SMALL = 4096
 """Buffers of so many elements are saved each step, in case they begin to change."""
 _NO_END = "the backward did not run to its end, or not through the outputs"
+_REFUSED = "the budget is too small for the variant that was expected"
 _SHARED_STEPS = 20
 """Forwards after which several forwards before one backward are forgotten."""
 
@@ -251,7 +254,8 @@ class Driver:
         is_again, self._safest_once = self._safest_once, False
         carried = self._carried.live_bytes()
         memory = self._memory(start, carried)
-        decision = self._decide(facts, table, memory, is_shared, is_again)
+        decide = partial(self._decide, table, memory, is_shared, is_again)
+        decision = self._expect(facts, decide) if facts.base else decide(facts)
         growth = decision.growth_bytes
         record = StepRecord(
             step=self._n_steps,
@@ -267,6 +271,8 @@ class Driver:
         )
         self._n_steps += 1
         step = Step(record, facts, decision, self._planner)
+        if facts.base and not self._is_fixed:
+            step.on_first_call = partial(self._settle_variant, step, table, decide)
         step.began = began
         step.n_graphs = self._graphs_at_clean_up
         if is_again:
@@ -281,6 +287,55 @@ class Driver:
         self._start(step)
         return step
 
+    @staticmethod
+    def _expect(facts: StepFacts, decide: Callable[[StepFacts], Decision]) -> Decision:
+        """Decide for the variant that is expected; if that is refused, another may run.
+
+        See `mimose.variants`.
+        """
+        try:
+            return decide(facts)
+        except InfeasibleBudgetError:
+            return Decision("fallback", None, reason=_REFUSED)
+
+    def _settle_variant(
+        self,
+        step: Step,
+        table: SizeTable,
+        decide: Callable[[StepFacts], Decision],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Put a step right, if it is of another variant than was expected.
+
+        Its first layer is about to run. A step that is run again stays the safest.
+        """
+        step.on_first_call = None
+        expected = step.facts.context
+        step.facts = self._facts.settle(step.facts, table, args, kwargs)
+        is_expected = step.facts.context == expected
+        is_settled = is_expected and step.decision.reason != _REFUSED
+        if not is_settled and not step.record.retries:
+            began = time.perf_counter()
+            self._change(step, decide(step.facts))
+            step.record.plan_seconds += time.perf_counter() - began
+        step.spare = None
+
+    def _change(self, step: Step, decision: Decision) -> None:
+        """Make another decision that of a step none of whose layers has run."""
+        step.decision, record = decision, step.record
+        growth, chosen = decision.growth_bytes, decision.chosen
+        record.phase, record.reason = decision.phase, decision.reason
+        record.cache_hit = decision.cache_hit
+        record.predicted_peak_bytes = (
+            None if growth is None else record.start_bytes + growth
+        )
+        self._make_room(step, has_begun=True)
+        step.trace = step.spare if self._is_measured(step) else None
+        if step.trace is None and self._knows_changes:
+            self._is_wide = False  # nothing is asked in a step under a plan
+        self._events.plan(None if chosen is None else chosen.by_unit)
+
     def _begin_level(self) -> int:
         """Return the level that a step starts from; the peaks before it are noted."""
         if self._is_compiled:
@@ -290,7 +345,9 @@ class Driver:
         self._note_peaks(peaks)
         return start
 
-    def _make_room(self, step: Step) -> None:
+    def _make_room(self, step: Step, *, has_begun: bool = False) -> None:
+        if self._is_fixed:
+            return  # a baseline does as it would by itself
         decision = step.decision
         growth = decision.growth_bytes
         if growth is not None:
@@ -298,7 +355,8 @@ class Driver:
         chosen = decision.chosen
         actions = None if chosen is None else chosen.plan.actions
         facts = step.facts
-        self._footprint.make_room(growth, (facts.context, facts.sizes, actions))
+        key = facts.context, facts.sizes, actions
+        self._footprint.make_room(growth, key, has_begun=has_begun)
 
     def _clean_up_after_compiler(self) -> None:
         self._events.refuse_replaced()
@@ -308,16 +366,24 @@ class Driver:
 
     def _start(self, step: Step) -> None:
         """Make the step ready to run: measured, or under its plan; start its peak."""
-        step.uncounted = None if self._is_fixed else step.decision.uncounted
-        step.knows_flops = step.uncounted is not None and not step.uncounted
-        is_measured = step.decision.is_measured or step.decision.chosen is None
-        is_measured = is_measured and not self._is_fixed
+        is_measured = self._is_measured(step)
         step.trace = Trace(self._meter) if is_measured else None
         if step.trace is not None:
             self._start_from(step, self._meter.settled_bytes(0))
-            step.trace.mark("start")
+        step.spare = step.trace
+        if step.on_first_call is not None:  # it may yet turn out one to measure
+            step.spare = step.trace or Trace(self._meter)
+        if step.spare is not None:
+            step.spare.mark("start")
         else:
             self._meter.reset_peak()
+
+    def _is_measured(self, step: Step) -> bool:
+        """Settle what is counted and read in a step, and return whether any is read."""
+        step.uncounted = None if self._is_fixed else step.decision.uncounted
+        step.knows_flops = step.uncounted is not None and not step.uncounted
+        is_measured = step.decision.is_measured or step.decision.chosen is None
+        return is_measured and not self._is_fixed
 
     @staticmethod
     def _start_from(step: Step, start_bytes: int) -> None:
@@ -368,11 +434,11 @@ class Driver:
 
     def _decide(
         self,
-        facts: StepFacts,
         table: SizeTable,
         memory: Memory,
         is_shared: bool,
         is_again: bool,
+        facts: StepFacts,
     ) -> Decision:
         if self._is_fixed and not is_again:
             return Decision("plan", None)

@@ -79,6 +79,9 @@ class StepFacts(NamedTuple):
     """Whether parameters hold gradients already (accumulation)."""
     structure: str = ""
     """What the root is called with, but for the sizes; contexts may share it."""
+    base: Context = ""
+    """What the root's arguments tell of the context, where that is not all of it: see
+    `mimose.variants`."""
 
 
 class Head(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -55,6 +55,8 @@ class UnitPatch(Patch):
         step = runner.step
         if step is None:
             return self.original(*args, **kwargs)
+        if step.on_first_call is not None:
+            step.on_first_call(args, kwargs)
         unit = self.unit
         call = unit.calls
         unit.calls = call + 1
@@ -89,6 +91,9 @@ def _call(patch: UnitPatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return patch(*args, **kwargs)
 
 
+FirstCallSeen: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], None]
+
+
 class RunningStep(Protocol):
     """What the events need to know of the step they run in."""
 
@@ -96,6 +101,9 @@ class RunningStep(Protocol):
     """Where a measured step writes; None in any other."""
     uncounted: Uncounted | None
     """Recomputations whose FLOPs are to be counted; None: all of them."""
+    on_first_call: FirstCallSeen | None
+    """Wants to know what the first unit is called with, before it runs; may change
+    what the step does, by `EventRunner.plan`."""
 
     @property
     def knows_flops(self) -> bool:
@@ -195,13 +203,17 @@ class EventRunner:
         """Set the running step and, by unit, the actions of its calls."""
         self._n_unplanned = 0
         self.inputs = []
+        self.plan(plan)
+        self.step = step
+
+    def plan(self, plan: Sequence[tuple[str, ...]] | None) -> None:
+        """Set, by unit, the actions of the calls to come, none of which was made."""
         if plan is None:
             for unit in self.units:
                 unit.actions, unit.calls = (), 0
         else:
             for unit, actions in zip(self.units, plan, strict=True):
                 unit.actions, unit.calls = actions, 0
-        self.step = step
 
     def end(self) -> None:
         """Pass through from now on."""

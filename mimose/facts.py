@@ -21,6 +21,7 @@ from mimose.shapes import (
     partial_masks,
 )
 from mimose.units import refuse_other_checkpointing
+from mimose.variants import Variants
 
 _MOST_REMEMBERED = 10_000
 _Key = TypeVar("_Key")
@@ -57,6 +58,7 @@ class FactsReader:
         self._tables: dict[str, SizeTable] = {}
         self._texts = Texts()
         self._seen: dict[Hashable, tuple[StepFacts, SizeTable]] = {}
+        self._variants = Variants()
         self._modules = tuple(model.modules())
         self._parameters = tuple(model.parameters())
         self._flags: tuple[bool, ...] = ()
@@ -70,6 +72,8 @@ class FactsReader:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[StepFacts, SizeTable]:
         """Return a call's facts, and the table that names its sizes.
+
+        Facts with a `base` are those of the variant that came last: see `settle`.
 
         Raises:
             MimoseError: The inputs are on another device than the model.
@@ -89,8 +93,30 @@ class FactsReader:
             if len(self._seen) >= _MOST_REMEMBERED:
                 self._seen.clear()
             self._seen[key] = found
-        self.last = found
-        return found
+        facts, table = found
+        if facts.base:
+            facts = facts._replace(context=self._variants.expected(facts.base))
+        self.last = facts, table
+        return self.last
+
+    def settle(
+        self,
+        facts: StepFacts,
+        table: SizeTable,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> StepFacts:
+        """Return the facts of the variant that runs, as its first layer is called.
+
+        Args:
+            facts: What was read, with a `base`.
+            table: What was read with it.
+            args: What the layer is called with.
+            kwargs: What it is called with by name.
+        """
+        facts = facts._replace(context=self._variants.seen(facts.base, args, kwargs))
+        self.last = facts, table
+        return facts
 
     def _note_mode(self, flags: tuple[bool, ...]) -> None:
         """Take note that layers were frozen, unfrozen or put into another mode."""
@@ -121,7 +147,9 @@ class FactsReader:
         _use(self._tables, key, table)
         table.add(shape.sizes)
         context: Context = digest((shape.structure, masks, autocast, self.mode.key))
-        return StepFacts(context, shape.sizes, has_gradients, key), table
+        is_open = bool(masks) and self._device.type != "cpu"
+        base = context if is_open else ""
+        return StepFacts(context, shape.sizes, has_gradients, key, base), table
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse inputs none of which is with the model; lengths may be elsewhere."""
@@ -138,7 +166,11 @@ class FactsReader:
     def state_dict(self) -> dict[str, Any]:
         """Return how inputs are told apart and their sizes named, ready for JSON."""
         tables = {key: table.state_dict() for key, table in self._tables.items()}
-        return {"tables": tables, "texts": self._texts.state_dict()}
+        return {
+            "tables": tables,
+            "texts": self._texts.state_dict(),
+            "variants": self._variants.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the names of sizes; what was read before is read anew.
@@ -150,6 +182,7 @@ class FactsReader:
             key: SizeTable.from_state(said) for key, said in state["tables"].items()
         }
         self._texts = Texts.from_state(state["texts"])
+        self._variants.load_state_dict(state.get("variants", {}))
         self._seen.clear()
 
 

@@ -23,13 +23,16 @@ limit, and not where the same plan at the same sizes has run since the last time
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable
 from typing import Any
 
-from mimose.allocator import Usage
+from mimose.allocator import Usage, has_expandable_segments
 from mimose.meters import AllocatorMeter, Meter
 from mimose.predictors import FragmentationRatio, LearnedLimit
 from mimose.records import Peaks
+
+_log = logging.getLogger(__name__)
 
 _NEAR_BYTES = 2**20
 """So close to the limit a peak is read as exactly as it can be."""
@@ -37,6 +40,8 @@ _SMALL = 0.5
 """A step that needs no more than this share of the free blocks is a small one."""
 _LEAST_CACHED_BYTES = 2**20
 """Less than this is not worth giving back."""
+_OFTEN = 10
+"""Free blocks given back so many times are worth a word."""
 
 
 class Footprint:
@@ -91,12 +96,15 @@ class Footprint:
         del start_bytes
         return self.limit.bytes
 
-    def make_room(self, growth_bytes: float | None, key: Hashable) -> None:
+    def make_room(
+        self, growth_bytes: float | None, key: Hashable, *, has_begun: bool = False
+    ) -> None:
         """Make ready for a step whose growth, margin included, is known or not.
 
         Args:
             growth_bytes: Of the level; None where it is not predicted.
             key: Equal for steps that ask for the same blocks.
+            has_begun: Whether the step turned out another one after it had begun.
         """
 
     def observe(self, growth_bytes: int) -> None:
@@ -137,6 +145,7 @@ class ReservedFootprint(Footprint):
         self._repeat = FragmentationRatio(prior=0.0, floor=0.0)
         """Of plans that have run at these sizes before."""
         self._served: set[Hashable] = set()
+        self._key: Hashable = None
         self._largest_bytes = 0.0
         self.n_given_back = -1  # what is given back now is none of the steps' doing
         """How often free blocks were given back before a step."""
@@ -178,7 +187,9 @@ class ReservedFootprint(Footprint):
         headroom = max(0.0, self.limit.bytes - floor)
         return start_bytes + headroom / self.ratio.value
 
-    def make_room(self, growth_bytes: float | None, key: Hashable) -> None:
+    def make_room(
+        self, growth_bytes: float | None, key: Hashable, *, has_begun: bool = False
+    ) -> None:
         """Give the free blocks back where the step might pass the limit with them."""
         growth = self._largest_bytes if growth_bytes is None else growth_bytes
         usage = self._start
@@ -195,9 +206,13 @@ class ReservedFootprint(Footprint):
             self._teaches = self._refill
         expected = growth * (self._teaches or self.ratio).value
         if expected > room and self._teaches is not self.ratio:
-            self._give_back()
-            self._teaches = self.ratio
-        self._served.add(key)
+            if has_begun:
+                self._give_back_within()
+            else:
+                self._give_back()
+                self._teaches = self.ratio
+            self._tell_of_expandable_segments()
+        self._key = key
 
     def observe(self, growth_bytes: int) -> None:
         """Learn how many reserved bytes the step's growth has taken."""
@@ -207,6 +222,7 @@ class ReservedFootprint(Footprint):
         if self._teaches is not None and self._usage.n_retries == self._start.n_retries:
             self._teaches.observe(growth_bytes, taken)
         self._teaches = None
+        self._served.add(self._key)
 
     def ran_out(self) -> None:
         """Take note that an allocation has failed, before anything is given back."""
@@ -234,6 +250,27 @@ class ReservedFootprint(Footprint):
         self._overhead_bytes = self._start.reserved_bytes - self._start.allocated_bytes
         self._served.clear()
         self.n_given_back += 1
+
+    def _tell_of_expandable_segments(self) -> None:
+        """Say once what they would give, where free blocks are given back often."""
+        if self.n_given_back != _OFTEN or has_expandable_segments():
+            return
+        _log.warning(
+            "mimose: free blocks of the allocator were given back before %d steps, to "
+            "keep reserved memory within the budget, and %.0f%% of a step's growth are "
+            "counted for fragmentation. Neither is needed where segments grow: set "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True before the program starts "
+            "(PYTORCH_CUDA_ALLOC_CONF before torch 2.9)",
+            self.n_given_back,
+            100.0 * (self.ratio.value - 1.0),
+        )
+
+    def _give_back_within(self) -> None:
+        """Give back within a step, whose peaks go on; it teaches nothing of ratios."""
+        self._allocator.give_back()
+        self._served.clear()
+        self.n_given_back += 1
+        self._teaches = None
 
     def _start_anew(self) -> None:
         """Let the peaks begin at what was read last."""

@@ -153,10 +153,10 @@ class AllocatorMeter(Meter):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        index = device.index
-        self._index = (
-            torch.accelerator.current_device_index() if index is None else index
-        )
+        index: int | None = getattr(device, "index", None)
+        if index is None and torch.accelerator.is_available():
+            index = torch.accelerator.current_device_index()
+        self._index = index or 0
         self._reserved_peak_bytes = 0
         self._allocated_peak_bytes = 0
 
@@ -389,7 +389,9 @@ class PredictionMeter(Meter):
         return Reading(live, live, 0)
 
     def total_bytes(self) -> int | None:
-        """Return the machine's memory where the system tells it."""
+        """Return the machine's memory where the system tells it; of mps its share."""
+        if self.device.type == "mps":
+            return int(torch.mps.recommended_max_memory())
         try:
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         except (AttributeError, ValueError, OSError):

@@ -56,11 +56,7 @@ def _metrics(latest_first: Sequence[StepRecord]) -> dict[str, float]:
         "cache_hit_rate": n_hits / len(latest_first),
         "phase": float(PHASES.index(latest_first[0].phase)),
     }
-    peaks = [
-        record.observed_peak_bytes
-        for record in latest_first
-        if record.observed_peak_bytes is not None
-    ]
+    peaks = [r.highest_bytes for r in latest_first if r.highest_bytes is not None]
     if peaks:
         metrics["peak_bytes"] = float(max(peaks))
         metrics["budget_use"] = max(peaks) / latest_first[0].budget_bytes

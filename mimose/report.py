@@ -126,6 +126,11 @@ def _overview(summary: Summary) -> str:
             f"  prediction   off by {summary.error_p50:.2%} of the growth (median), "
             f"{summary.error_p99:.2%} (99th percentile)"
         )
+    if summary.fragmentation is not None:
+        lines.append(
+            f"  fragmented   {summary.fragmentation:.2f} bytes reserved for each byte "
+            f"of growth; free blocks given back before {summary.given_back} steps"
+        )
     if summary.retries:
         lines.append(f"  run again    {summary.retries} forwards")
     return "\n".join(lines)

@@ -24,6 +24,8 @@ _MOST_SHAPES = 48
 """Distinct shapes kept; more are kept only where none before was as far off."""
 _MANY_SHAPES = 8
 """So many shapes tell noise from an excess that is fitted wrong."""
+_FEW_SHAPES = 5
+"""So many exact readings are worth another search for what explains them."""
 _MANY_SHAPES_OF_NET = 24
 """The same for net changes: of equal layers one error is made many times."""
 _BEARABLE = 5.0
@@ -36,6 +38,8 @@ _ENOUGH = 16
 """Counts that no polynomial explains exactly; more would not change that."""
 _WHOLE = 0.05
 """A count by a polynomial is this near to a whole number."""
+_HALVED = 48
+"""A smaller size is hardly an image's height or width."""
 _REPEATS = 2
 """Measurements of one shape after which it needs no fit."""
 
@@ -267,14 +271,53 @@ class Series:
         """
         fits = []
         for noise in self._grains():
-            regressor = self._make(noise)
-            fit = _Fit(regressor, self._samples, noise, is_raised=is_excess)
-            for sizes in self._range or ():
-                fit.widen(sizes)
+            fit = self._new_fit(noise, is_excess)
+            if self.noise == 0.0 and not fit.is_exact:
+                fit = self._exact_fit(is_excess) or fit
             fits.append(fit)
             if fit.trusted(self._tolerance()):
                 return fit
         return min(fits, key=lambda fit: fit.loo_error)
+
+    def _exact_fit(self, is_excess: bool) -> _Fit | None:
+        """Look for an exact fit where one on all sizes as they are is none.
+
+        A stride of two makes ``ceil(size / 2)`` of a size, which is no polynomial of
+        it: odd heights of an image take a little more than even ones. And what happens
+        once (a library takes its workspace) is part of the first reading alone, which
+        is forgotten where it is the only one that does not fit.
+        """
+        if len(self._samples) < _FEW_SHAPES:
+            return None
+        for features in _HALVINGS:
+            halved = self._new_fit(self.noise, is_excess, features)
+            if halved.is_exact and halved.trusted(self._tolerance()):
+                return halved
+        first, *others = self._samples
+        rest = {sizes: self._samples[sizes] for sizes in others}
+        later = self._new_fit(self.noise, is_excess, samples=rest)
+        if not later.is_exact or not later.trusted(self._tolerance()):
+            return None
+        del self._samples[first]
+        return later
+
+    def _new_fit(
+        self,
+        noise: float,
+        is_excess: bool,
+        features: Callable[[Sizes], Sizes] | None = None,
+        samples: dict[Sizes, list[float]] | None = None,
+    ) -> _Fit:
+        fit = _Fit(
+            self._make(noise),
+            self._samples if samples is None else samples,
+            noise,
+            is_raised=is_excess,
+            features=features or _as_they_are,
+        )
+        for sizes in self._range or ():
+            fit.widen(sizes)
+        return fit
 
     def _grains(self) -> Iterator[float]:
         """Yield the noises to fit with: the meter's, and up to what is tolerated."""
@@ -338,6 +381,7 @@ class _Fit:
         noise: What the regressor takes for noise.
         is_raised: Whether it is raised over 19 in 20 of the single readings: of equal
             layers that reach about the same level, the highest makes the peak.
+        features: Turns sizes into what is fitted on.
     """
 
     def __init__(
@@ -347,8 +391,12 @@ class _Fit:
         noise: float,
         *,
         is_raised: bool,
+        features: Callable[[Sizes], Sizes],
     ) -> None:
         shapes = list(samples)
+        self._features = features
+        rich = [features(shape) for shape in shapes]
+        self._fitted_columns = [c for c, r in enumerate(_roles(rich)) if r == c]
         matrix = np.array(shapes, dtype=float).reshape(len(shapes), -1)
         self._roles = _roles(shapes)
         self._columns = [c for c, role in enumerate(self._roles) if role == c]
@@ -372,7 +420,8 @@ class _Fit:
             self._lift = max(0.0, float(np.quantile(rest, 0.95, method="higher")))
 
     def _reduce(self, sizes: Sizes) -> list[float]:
-        return [float(sizes[c]) for c in self._columns] or [1.0]
+        features = self._features(sizes)
+        return [float(features[c]) for c in self._fitted_columns] or [1.0]
 
     def predict(self, sizes: Sizes) -> float:
         return float(self._regressor.predict_one(self._reduce(sizes))) + self._lift
@@ -437,6 +486,28 @@ class _Fit:
         """Take note of a shape that the fit predicted well."""
         self._low = tuple(map(min, self._low, sizes))
         self._high = tuple(map(max, self._high, sizes))
+
+
+def _as_they_are(sizes: Sizes) -> Sizes:
+    return sizes
+
+
+def _halved(times: int) -> Callable[[Sizes], Sizes]:
+    """Return what puts, behind sizes, those of images halved so often, and once more.
+
+    Args:
+        times: How often; each time rounded up.
+    """
+
+    def features(sizes: Sizes) -> Sizes:
+        here = [-(-size // 2**times) if size >= _HALVED else 0 for size in sizes]
+        return (*sizes, *here, *[-(-size // 2) for size in here])
+
+    return features
+
+
+_HALVINGS = tuple(map(_halved, (1, 3, 4)))
+"""Strides of 2, 4, 8, 16 and 32, two at a time: with all there are too many terms."""
 
 
 def _roles(shapes: list[Sizes]) -> list[int]:

@@ -194,10 +194,10 @@ def _token(path: str, leaf: object, texts: Texts | None) -> object:
 
 
 def partial_masks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the paths of the masks that hide something, where it can be told.
+    """Return the paths of the masks that hide something, or may do so.
 
-    Attention runs differently under a mask of all ones. On an accelerator telling
-    would need a synchronisation, and every mask counts as one that hides something.
+    Attention runs differently under a mask of all ones. On an accelerator the host
+    would have to wait to be told, and every mask is one that may: `mimose.variants`.
     """
     hiding = []
     for path, tensor in _mask_tensors(args, kwargs):

@@ -7,6 +7,7 @@ from typing import Any
 
 from mimose.collector import Carried, Trace
 from mimose.estimator import StepFacts
+from mimose.events import FirstCallSeen
 from mimose.gauges import KEEP, RECOMPUTE
 from mimose.planners import EveryK, NoPlan, Planner
 from mimose.policy import Decision
@@ -24,8 +25,11 @@ class Step:
         self.facts = facts
         self.decision = decision
         self.trace: Trace | None = None
+        self.spare: Trace | None = None
+        """A trace that has its start, for a step that may yet be one to measure."""
         self.uncounted: Uncounted | None = None
         self.knows_flops = False
+        self.on_first_call: FirstCallSeen | None = None
         self.graph: weakref.ref[Any] | None = None
         self.carried: Carried | None = None
         self.carried_bytes = 0

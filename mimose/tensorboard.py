@@ -49,5 +49,7 @@ def _scalars(record: StepRecord) -> Iterator[tuple[str, float]]:
         yield "predicted_peak_bytes", record.predicted_peak_bytes
     if record.observed_peak_bytes is not None:
         yield "peak_bytes", float(record.observed_peak_bytes)
+    if record.reserved_peak_bytes is not None:
+        yield "reserved_peak_bytes", float(record.reserved_peak_bytes)
     if record.budget_use is not None:
         yield "budget_use", record.budget_use

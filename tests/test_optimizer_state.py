@@ -275,6 +275,11 @@ class TestPlans:
         assert 0 == session.summary().steps_over
 
 
+def _requested(which):
+    """Return the bytes requested of sim:0, now or at their peak."""
+    return torch.accelerator.memory_stats(0)[f"requested_bytes.all.{which}"]
+
+
 @pytest.mark.sim
 class TestOnAnAccelerator:
     """State and working memory, by an allocator like CUDA's."""
@@ -289,12 +294,12 @@ class TestOnAnAccelerator:
         told = watch.state_to_come_bytes
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
-        start = torch.accelerator.memory_allocated(device)
+        start = _requested("current")
         excess = 0
         for _ in range(n_steps):
-            level = torch.accelerator.memory_allocated(device)
+            level = _requested("current")
             optimizer.step()
-            excess = torch.accelerator.max_memory_allocated(device) - level
+            excess = _requested("peak") - level
         watch.remove()
         return SimpleNamespace(
             n_tensors=len(list(model.parameters())),
@@ -303,16 +308,16 @@ class TestOnAnAccelerator:
             told=told,
             state_bytes=watch.state_bytes,
             excess_bytes=watch.excess_bytes,
-            made=torch.accelerator.memory_allocated(device) - start,
+            made=_requested("current") - start,
             excess=excess,
         )
 
     @pytest.mark.parametrize("kind", _ON_SIM)
     def test_state_and_excess_are_the_allocators(self, toys, sim, kind):
-        """Within the allocator's rounding: of each small tensor half a KiB at most."""
+        """To the byte, as requested of the allocator."""
         make, n_copies = _ON_SIM[kind]
         seen = self._stepped(toys, make)
-        assert 0 <= seen.made - seen.state_bytes <= 3 * 512 * seen.n_tensors
+        assert seen.made == seen.state_bytes
         assert 0 <= seen.state_bytes - seen.told <= 4 * seen.n_tensors
         assert n_copies * seen.n_bytes == seen.told or not n_copies
         assert 0 < seen.told

@@ -63,9 +63,7 @@ def headline(records: Sequence[StepRecord]) -> Headline:
         records: At least one.
     """
     steps = Steps(records)
-    peaks = [
-        r.observed_peak_bytes for r in records if r.observed_peak_bytes is not None
-    ]
+    peaks = [r.highest_bytes for r in records if r.highest_bytes is not None]
     uses = [r.budget_use for r in records if r.budget_use is not None]
     p50, p99 = _errors(records)
     return Headline(

@@ -63,6 +63,12 @@ def _peaks_caption(steps: Steps, n_budgets: int) -> str:
         "and optimizer included. The dashed line is the budget; no dot should lie "
         "above it. Hollow: what was predicted before the step ran."
     ]
+    reserved = [r.reserved_peak_bytes for r in steps.records if r.reserved_peak_bytes]
+    if reserved:
+        parts.append(
+            "Dots are bytes that tensors requested; the budget is about what the "
+            f"allocator reserved for them, {format_bytes(max(reserved))} at the most."
+        )
     if all(record.observed_peak_bytes is None for record in steps.records):
         parts.append("Peaks could not be read in this run: only predictions are shown.")
     if n_budgets > _MOST_BUDGETS:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import torch
 
+from mimose.allocator import has_expandable_segments
 from mimose.bench.check.line import Line, at_most, equal, told
 from mimose.bench.check.training import Training, jumping, measure_room
 from mimose.session import attach
@@ -45,16 +45,14 @@ def _train(training: Training) -> float:
     return reserved / max(usage.allocated_peak_bytes for usage in usages)
 
 
-def _is_expandable() -> bool:
-    return "expandable_segments:True" in os.environ.get("PYTORCH_ALLOC_CONF", "")
-
-
 def _segments() -> str:
-    return "expandable segments" if _is_expandable() else "segments of fixed size"
+    return (
+        "expandable segments" if has_expandable_segments() else "segments of fixed size"
+    )
 
 
 def _ratio(how: str, ratio: float, limit: float | None = None) -> Line:
     what = f"{_segments()}, {how}: reserved over allocated peak"
-    if limit is not None and _is_expandable():
+    if limit is not None and has_expandable_segments():
         return at_most(what, limit, ratio, "{:.3f}")
     return told(what, f"{ratio:.3f}")

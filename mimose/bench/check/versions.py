@@ -22,6 +22,7 @@ _SETTINGS = (
 )
 _PRIVATE = {
     "_C._accelerator_getDeviceStats": "the public statistics, flattened",
+    "_C._accelerator_getAllocatorSettings": "the environment's settings alone",
     "_C._storage_Use_Count": "none: no step can be measured",
     "_C._current_graph_task_id": "none: optimizer steps inside backward are not seen",
     "_C._autograd._push_saved_tensors_default_hooks": "none: compiled layers",

@@ -25,16 +25,19 @@ PROOFS = (
     "trainer",
 )
 
+_RESULTS = Path("docs/results")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Ask one question; return 1 if a bar was missed."""
     options = _parser().parse_args(arguments)
+    device = getattr(options, "device", "cpu")
     settings = Settings(
         seed=options.seed,
         threads=options.threads,
-        device=getattr(options, "device", "cpu"),
+        device=device,
         models=tuple(options.models or ()),
-        out=options.out,
+        out=options.out or _RESULTS / device.partition(":")[0],
     )
     answer = _proof(options.proof).ask(settings, options)
     publish(options.proof, answer, settings.out)
@@ -58,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         own.add_argument("--seed", type=int, default=defaults.seed)
         own.add_argument("--threads", type=int, default=defaults.threads)
         own.add_argument("--models", nargs="+", help="some of the zoo's only")
-        own.add_argument("--out", type=Path, default=defaults.out)
+        own.add_argument("--out", type=Path, help=f"{_RESULTS}/DEVICE by default")
         module.add_options(own)
     return parser
 

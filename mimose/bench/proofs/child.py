@@ -15,7 +15,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mimose.bench.machine import prepare_device, worker_environment
+from mimose.bench.machine import worker_environment
+from mimose.bench.proofs import device
 from mimose.bench.worker import take_standard_output
 
 _PACKAGE = "mimose.bench.proofs"
@@ -52,7 +53,11 @@ def run_child(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**worker_environment(threads), **(environment or {})},
+            env={
+                **worker_environment(threads),
+                **device.environment(task),
+                **(environment or {}),
+            },
             text=True,
             encoding="utf-8",
         )
@@ -112,7 +117,7 @@ def main() -> None:
     task = json.loads(sys.stdin.read())
     proof = importlib.import_module(f"{_PACKAGE}.{sys.argv[1]}")
     with take_standard_output() as answers:
-        prepare_device(task.get("device", "cpu"))
+        device.prepare(task)
         for thing in proof.work(task):
             answers.write(json.dumps(thing) + "\n")
             answers.flush()

@@ -7,6 +7,10 @@ is still to come; and 3% below, where the library has to say so, and what holds 
 memory, after two steps at the most.
 
     python -m mimose.bench.proofs tight
+    python -m mimose.bench.proofs tight --device sim
+
+On an accelerator all bytes are reserved ones, and the least is that of steps which
+begin without free blocks, as a step of the library does that might pass its budget.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from mimose.bench.proofs.common import (
     mebibytes,
     progress,
 )
+from mimose.bench.proofs.device import is_cpu
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, chosen
 from mimose.exceptions import InfeasibleBudgetError
@@ -90,6 +95,7 @@ class TightRow(Row):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
+    parser.add_argument("--device", default="cpu", help="such as cuda or sim")
     parser.add_argument("--steps", type=int, default=30, help="that must be kept")
 
 
@@ -98,7 +104,12 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     rows: list[TightRow] = []
     table, bars = [], []
     for setup in chosen(_SETUPS, settings.models):
-        task = {"model": setup.model, "seed": settings.seed, "steps": options.steps}
+        task = {
+            "model": setup.model,
+            "seed": settings.seed,
+            "device": settings.device,
+            "steps": options.steps,
+        }
         probe = _run(settings, {**task, "run": "probe"})
         task["least_bytes"] = max(row.rise_bytes for row in probe)
         above = _run(settings, {**task, "run": "above", "share": _SHARE})
@@ -169,13 +180,15 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Run one part: ``"probe"``, ``"above"`` or ``"below"``."""
     (setup,) = chosen(_SETUPS, [task["model"]])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    loop = Loop(setup.build(task["seed"]))
+    loop = Loop(setup.build(task["seed"], task["device"]))
     base_bytes = loop.warm_up(setup.batch(setup.longest(), generator))
     is_probe = task["run"] == "probe"
     budget = _AMPLE_BYTES if is_probe else _budget(base_bytes, task)
     planner = "full" if is_probe else "auto"
     with attach(loop.model, budget, planner=planner, meter=loop.meter) as session:
         for step in range(_PROBE_STEPS if is_probe else task["steps"]):
+            if is_probe and not is_cpu(task["device"]):
+                loop.meter.resting_bytes()
             said = _step(loop, session, setup.batch(setup.longest(), generator))
             yield {
                 "model": setup.model,

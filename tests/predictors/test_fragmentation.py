@@ -1,0 +1,71 @@
+"""An upper envelope of reserved over requested growth."""
+
+from __future__ import annotations
+
+import pytest
+
+from mimose.predictors import FragmentationRatio
+
+MIB = 2**20
+
+
+def _seen(*pairs, **options):
+    ratio = FragmentationRatio(**options)
+    for requested, reserved in pairs:
+        ratio.observe(requested * MIB, reserved * MIB)
+    return ratio
+
+
+def test_a_prior_holds_until_something_was_seen():
+    """Before any observation the prior is all there is."""
+    assert 1.5 == FragmentationRatio().value
+    assert 1.2 == FragmentationRatio(prior=1.2).value
+
+
+def test_it_covers_the_highest_seen():
+    """No step of the window took a larger share than the ratio says."""
+    ratios = [1.1, 1.3, 1.15, 1.2, 1.25] * 8
+    ratio = _seen(*((100, 100 * each) for each in ratios))
+    assert 1.3 <= ratio.value < 1.35
+
+
+def test_the_prior_fades():
+    """Forty steps without any fragmentation leave next to nothing on top."""
+    assert 1.0 <= _seen(*[(100, 100)] * 40).value < 1.001
+
+
+def test_small_steps_count_by_what_they_leave_for_large_ones():
+    """Twice a small step's growth is little of what a large one takes."""
+    large = [(100, 110)] * 60
+    assert _seen(*large, (10, 20)).value == pytest.approx(
+        _seen(*large, (10, 11)).value, rel=0.02
+    )
+    assert _seen(*large, (60, 120)).value > 1.4
+
+
+def test_it_forgets_what_left_the_window():
+    """One bad step counts for as long as the window."""
+    assert _seen((100, 190), *[(100, 105)] * 16, window=16).value < 1.1
+
+
+def test_steps_that_do_not_grow_tell_nothing():
+    """Nothing requested gives no share; what was given back is no growth."""
+    assert 1.5 == _seen((0, 10)).value
+    assert _seen(*[(100, -5)] * 60).value == pytest.approx(1.0, rel=1e-3)
+
+
+def test_state_goes_through_json():
+    """Another one that loads the state gives the same ratio."""
+    one = _seen((100, 120), (90, 130))
+    other = FragmentationRatio()
+    other.load_state_dict(one.state_dict())
+    assert one.value == other.value
+
+
+@pytest.mark.parametrize(
+    "options", [{"prior": 0.5}, {"floor": -1.0}, {"window": 0}], ids=str
+)
+def test_parameters_out_of_range_are_refused(options):
+    """A prior below the floor, a negative floor, an empty window."""
+    with pytest.raises(ValueError, match="are needed"):
+        FragmentationRatio(**options)

@@ -1,0 +1,200 @@
+"""What is held of the device against the budget, by a scripted allocator."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mimose.allocator import Usage  # noqa: E402 (behind importorskip)
+from mimose.footprint import Footprint, ReservedFootprint, make_footprint  # noqa: E402
+from mimose.meters import AllocatorMeter  # noqa: E402
+
+MIB = 2**20
+
+
+class _Scripted(AllocatorMeter):
+    """An allocator whose numbers a test sets; free blocks can be given back."""
+
+    def __init__(self, requested=10, reserved=10):
+        self.now = Usage(*[requested * MIB] * 4, *[reserved * MIB] * 2, 0, 0)
+        self._reserved_peak_bytes = self._allocated_peak_bytes = 0
+        self.n_given_back = 0
+
+    def set(self, **mebibytes):
+        for name, value in mebibytes.items():
+            is_bytes = name.endswith("_bytes")
+            self.now = self.now._replace(**{name: value * MIB if is_bytes else value})
+
+    def grow(self, requested, reserved):
+        """Let a step grow by this, and end; what it reserved stays."""
+        low = self.now.requested_bytes // MIB
+        high = self.now.reserved_bytes // MIB + reserved
+        self.set(
+            requested_peak_bytes=low + requested,
+            reserved_bytes=high,
+            reserved_peak_bytes=high,
+        )
+
+    def reset_peak(self):
+        now = self.now
+        self.now = now._replace(
+            requested_peak_bytes=now.requested_bytes,
+            reserved_peak_bytes=now.reserved_bytes,
+            allocated_peak_bytes=now.allocated_bytes,
+        )
+
+    def give_back(self):
+        self.n_given_back += 1
+        self.now = self.now._replace(reserved_bytes=self.now.allocated_bytes)
+
+    def _look(self):
+        usage = self.now
+        self._reserved_peak_bytes = max(
+            self._reserved_peak_bytes, usage.reserved_peak_bytes
+        )
+        return usage
+
+
+def _step(footprint, meter, requested, reserved, key="key"):
+    """Run one predicted step."""
+    start, _ = footprint.begin(0.0)
+    footprint.make_room(float(requested * MIB), key)
+    meter.grow(requested, reserved)
+    peaks = footprint.fold()
+    footprint.observe(peaks.level_bytes - start)
+    return peaks
+
+
+def test_an_allocator_has_a_reserved_footprint():
+    """And a meter of one's own, with one number, a plain one."""
+
+    class Plain(_Scripted):
+        pass
+
+    meter = _Scripted()
+    assert type(make_footprint(Plain(), 100 * MIB)) is ReservedFootprint
+    meter_of_levels = type("_", (), {})()
+    for name in ("live_bytes", "peak_bytes", "rough_peak_bytes"):
+        setattr(meter_of_levels, name, lambda: 5 * MIB)
+    meter_of_levels.reset_peak = lambda: None
+    assert type(make_footprint(meter_of_levels, 100 * MIB)) is Footprint
+    assert 10 * MIB == meter.live_bytes()
+
+
+def test_the_level_leaves_room_for_fragmentation():
+    """What a step may grow by is what the limit leaves, divided by the ratio."""
+    footprint = ReservedFootprint(_Scripted(), 100 * MIB)
+    start, _ = footprint.begin(0.0)
+    expected = 10 * MIB + 90 * MIB / footprint.ratio.value
+    assert expected == footprint.level_budget(start)
+
+
+def test_the_ratio_is_learned_from_steps_without_free_blocks():
+    """Forty steps that reserve a fifth more than they grow by."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    for index in range(40):
+        _step(footprint, meter, 50, 60, key=index)
+        meter.give_back()
+    assert 1.2 == pytest.approx(footprint.ratio.value, abs=0.01)
+
+
+def test_free_blocks_are_given_back_where_a_step_could_pass_the_limit():
+    """Sixty reserved and fifty to come do not go into a hundred."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    _step(footprint, meter, 40, 50, key="one")
+    given_back = meter.n_given_back
+    peaks = _step(footprint, meter, 45, 50, key="other")
+    assert given_back + 1 == meter.n_given_back
+    assert 60 * MIB == peaks.reserved_bytes
+    assert 1 == footprint.n_given_back
+
+
+def test_they_stay_where_the_same_step_has_run_before():
+    """Its blocks are there, whatever the sum says."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    _step(footprint, meter, 60, 70, key="same")
+    given_back = meter.n_given_back
+    for _ in range(5):
+        _step(footprint, meter, 60, 0, key="same")
+    assert given_back == meter.n_given_back
+
+
+def test_they_stay_where_there_is_room_for_both():
+    """Thirty reserved and thirty more stay far below a hundred."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    for key in range(2):
+        _step(footprint, meter, 10, 10, key=key)
+    assert 1 == meter.n_given_back  # as the footprint was made
+
+
+def test_running_out_lowers_the_limit():
+    """Below what was reserved when the allocation failed."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    start, _ = footprint.begin(0.0)
+    before = footprint.level_budget(start)
+    meter.grow(40, 50)
+    meter.set(n_ooms=1)
+    footprint.ran_out()
+    assert footprint.limit.bytes < 60 * MIB
+    meter.give_back()
+    start, _ = footprint.begin(0.0)
+    assert footprint.level_budget(start) < before
+    low = footprint.limit.bytes
+    meter.grow(20, 20)
+    footprint.begin(0.0)  # the same failure is not counted twice
+    assert low == footprint.limit.bytes
+
+
+def test_running_out_unseen_is_found_at_the_next_step():
+    """In a backward of a plain loop nobody tells; the allocator's counter does."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    footprint.begin(0.0)
+    meter.grow(40, 50)
+    meter.set(n_ooms=1)
+    footprint.begin(0.0)
+    assert footprint.limit.bytes < 60 * MIB
+
+
+def test_peaks_are_those_over_all_resets():
+    """A measured step starts a new peak at each boundary."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    footprint.begin(0.0)
+    meter.grow(40, 50)
+    meter.read()
+    meter.reset_peak()
+    meter.set(reserved_bytes=20, reserved_peak_bytes=20)
+    assert 60 * MIB == footprint.fold().reserved_bytes
+    assert 60 * MIB == footprint.highest_bytes(0)
+
+
+def test_expandable_segments_are_told_of_once(caplog, monkeypatch):
+    """Where free blocks go again and again, and segments do not grow."""
+    monkeypatch.setattr("mimose.footprint.has_expandable_segments", lambda: False)
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    with caplog.at_level(logging.WARNING):
+        for key in range(30):
+            _step(footprint, meter, 50, 60, key=key)
+    told = [r for r in caplog.records if "expandable_segments:True" in r.message]
+    assert 1 == len(told)
+
+
+def test_growing_segments_need_no_word(caplog, monkeypatch):
+    """The settings say that they are there."""
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments: True")
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    with caplog.at_level(logging.WARNING):
+        for key in range(30):
+            _step(footprint, meter, 50, 60, key=key)
+    assert [] == caplog.records
