@@ -12,6 +12,7 @@ from typing import Any
 from mimose.bench.proofs.common import Settings, publish
 
 PROOFS = (
+    "check",
     "collection",
     "exact",
     "falls",

@@ -120,6 +120,8 @@ class Answer:
     """The promises."""
     notes: Sequence[str] = ()
     """What a reader should know besides."""
+    is_text: bool = False
+    """Whether the table's cells are words, and begin at the left."""
 
 
 def quantile(values: Iterable[float], share: float) -> float | None:
@@ -162,7 +164,8 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
     path = folder / f"{name}.csv"
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(path, answer.rows)
-    lines = [*format_table(answer.table), *answer.notes, *map(str, answer.bars)]
+    table = format_table(answer.table, is_text=answer.is_text)
+    lines = [*table, *answer.notes, *map(str, answer.bars)]
     document = {
         "proof": name,
         "holds": all(bar.holds for bar in answer.bars),
@@ -184,17 +187,23 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(asdict(row) for row in rows)
 
 
-def format_table(table: Sequence[Mapping[str, object]]) -> list[str]:
-    """Lay a table out in lines, columns as wide as they need to be."""
+def format_table(
+    table: Sequence[Mapping[str, object]], *, is_text: bool = False
+) -> list[str]:
+    """Lay a table out in lines, columns as wide as they need to be.
+
+    Args:
+        table: Its lines, cells by the head of their column.
+        is_text: Whether cells begin at the left of their column; else they end at its
+            right.
+    """
     if not table:
         return []
     head = list(table[0])
     cells = [head, *([_cell(line.get(title)) for title in head] for line in table)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    ]
+    put = str.ljust if is_text else str.rjust
+    return ["  ".join(map(put, row, widths)).rstrip() for row in cells]
 
 
 def _cell(value: object) -> str:

@@ -1,0 +1,80 @@
+"""Whether jumping lengths stay within half of what plain training grows by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from mimose.bench.check.line import Line, at_most, equal, judged, told
+from mimose.bench.check.training import (
+    Room,
+    Subject,
+    Training,
+    jumping,
+    measure_room,
+    subjects,
+)
+from mimose.bench.proofs.common import MIB
+from mimose.session import Session, attach
+
+_STEPS = 60
+_SHARE = 0.5
+
+
+def kept(device: torch.device) -> Iterator[Line]:
+    """Train every model there is."""
+    for subject in subjects():
+        yield from _kept(device, subject, hard_limit=False)
+
+
+def kept_behind_a_wall(device: torch.device) -> Iterator[Line]:
+    """Let the allocator fail rather than pass the budget: it must not have to."""
+    yield from _kept(device, subjects()[0], hard_limit=True)
+
+
+CHECKS = (kept, kept_behind_a_wall)
+
+
+def _kept(
+    device: torch.device, subject: Subject, *, hard_limit: bool
+) -> Iterator[Line]:
+    training = Training(device, subject)
+    room = measure_room(training)
+    before = training.reserved.usage()
+    with attach(
+        training.model,
+        room.budget(_SHARE),
+        meter=training.meter,
+        hard_limit=hard_limit,
+    ) as session:
+        steps = training.train(jumping(training.scale, _STEPS))
+        peaks = [measured.peak_bytes for measured in steps]
+        after = training.reserved.usage()
+        name = f"{subject.name}{', hard limit' if hard_limit else ''}"
+        over = sum(peak > session.budget_bytes for peak in peaks)
+        yield equal(
+            f"{name}: steps over the budget", f"0 of {_STEPS}", f"{over} of {_STEPS}"
+        )
+        failed = after.n_ooms - before.n_ooms
+        yield equal(f"{name}: out-of-memory errors", 0, failed)
+        retries = after.n_retries - before.n_retries
+        yield told(f"{name}: allocation retries", retries)
+        yield from _session_told(name, session, room)
+
+
+def _session_told(name: str, session: Session, room: Room) -> Iterator[Line]:
+    summary = session.summary()
+    n_planned = summary.phases.get("plan", 0)
+    least = _STEPS // 2
+    yield judged(f"{name}: planned steps", f"≥ {least}", n_planned, n_planned >= least)
+    yield told(
+        f"{name}: growth of plain training, and allowed",
+        f"{room.growth_bytes / MIB:.0f} MiB, {_SHARE:.0%}",
+    )
+    used = room.used(summary.peak_bytes, session.budget_bytes)
+    yield at_most(f"{name}: of the allowed growth used", 1.0, used, "{:.1%}")
+    yield told(
+        f"{name}: reserved for each requested byte", f"{summary.fragmentation:.3f}"
+    )
+    yield told(f"{name}: free blocks given back", f"{summary.given_back} times")

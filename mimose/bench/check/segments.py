@@ -1,0 +1,58 @@
+"""How much more is reserved than allocated; the environment says by which segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from mimose.allocator import has_expandable_segments
+from mimose.bench.check.line import Line, at_most, equal, told
+from mimose.bench.check.training import Training, jumping, measure_room
+from mimose.session import attach
+
+_STEPS = 40
+_SHARE = 0.5
+_EXPANDABLE_BAR = 1.25
+
+
+def reserved_over_allocated(device: torch.device) -> Iterator[Line]:
+    """Compare peaks of reserved and allocated bytes, plain and under a budget."""
+    training = Training(device)
+    yield _ratio("plain training", _train(training), _EXPANDABLE_BAR)
+    budget_bytes = measure_room(training).budget(_SHARE)
+    with attach(training.model, budget_bytes, meter=training.meter) as session:
+        yield _ratio("under mimose", _train(training))
+        summary = session.summary()
+    over = f"{summary.steps_over} of {_STEPS}"
+    yield equal(f"{_segments()}: steps over the budget", f"0 of {_STEPS}", over)
+    given_back = f"{summary.given_back} times"
+    yield told(f"{_segments()}: free blocks given back", given_back)
+
+
+CHECKS = (reserved_over_allocated,)
+
+
+def _train(training: Training) -> float:
+    """Return the highest reserved over the highest allocated bytes."""
+    training.reserved.give_back()
+    training.reserved.forget_usage()
+    usages = [
+        training.reserved.usage()
+        for _ in training.train(jumping(training.scale, _STEPS))
+    ]
+    reserved = max(usage.reserved_peak_bytes for usage in usages)
+    return reserved / max(usage.allocated_peak_bytes for usage in usages)
+
+
+def _segments() -> str:
+    return (
+        "expandable segments" if has_expandable_segments() else "segments of fixed size"
+    )
+
+
+def _ratio(how: str, ratio: float, limit: float | None = None) -> Line:
+    what = f"{_segments()}, {how}: reserved over allocated peak"
+    if limit is not None and has_expandable_segments():
+        return at_most(what, limit, ratio, "{:.3f}")
+    return told(what, f"{ratio:.3f}")
