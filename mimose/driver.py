@@ -679,9 +679,10 @@ class Driver:
         is_own = self._meter.reads_peak and not self._has_compiled(step)
         if is_own and is_safest:
             needed = self._footprint.needed_bytes(trace.peak_bytes)
-            growth = needed - step.record.start_bytes - trace.file_growth_bytes
+            growth = trace.peak_bytes - step.record.start_bytes
+            growth = max(0, growth - trace.file_growth_bytes)
             state = self._optimizers.state_bytes
-            self._least.add(step.facts, needed, max(0, growth), state)
+            self._least.add(step.facts, trace.peak_bytes, growth, state, needed)
 
     def _has_compiled(self, step: Step) -> bool:
         """Whether a compiler's memory was part of what a step held."""

@@ -150,6 +150,12 @@ class ReservedFootprint(Footprint):
         self.n_given_back = -1  # what is given back now is none of the steps' doing
         """How often free blocks were given back before a step."""
         self._teaches: FragmentationRatio | None = None
+        """What the running step tells of, if of any."""
+        self._growth_bytes = 0
+        """Of the last step, until its ratio is learned."""
+        self._backward_peak_bytes = 0
+        self._after_bytes = 0
+        """Reserved by an optimizer's step beyond what the backward has reserved."""
         self._give_back()
         self._noted_ooms = self._usage.n_ooms
         self.peak_bytes = self._usage.reserved_bytes
@@ -171,8 +177,8 @@ class ReservedFootprint(Footprint):
         peaks = self.fold()
         usage = self._usage
         if usage.n_ooms > self._noted_ooms:  # in a backward, or outside of the model
-            self.limit.ran_out(usage.reserved_peak_bytes)
-            self._noted_ooms = usage.n_ooms
+            self._note_out_of_memory(usage)
+        self._learn_ratio(usage)
         self._start_anew()
         return usage.requested_bytes, peaks
 
@@ -215,19 +221,36 @@ class ReservedFootprint(Footprint):
         self._key = key
 
     def observe(self, growth_bytes: int) -> None:
-        """Learn how many reserved bytes the step's growth has taken."""
+        """Take note of the growth; the optimizer's step is still to come."""
         super().observe(growth_bytes)
         self._largest_bytes = max(self._largest_bytes, growth_bytes)
-        taken = self._usage.reserved_peak_bytes - self._start.reserved_bytes
-        if self._teaches is not None and self._usage.n_retries == self._start.n_retries:
-            self._teaches.observe(growth_bytes, taken)
-        self._teaches = None
+        self._growth_bytes = growth_bytes
+        self._backward_peak_bytes = self._usage.reserved_peak_bytes
         self._served.add(self._key)
+
+    def _learn_ratio(self, usage: Usage) -> None:
+        """Learn what the last step reserved, the optimizer's part included."""
+        teaches, self._teaches = self._teaches, None
+        growth, self._growth_bytes = self._growth_bytes, 0
+        if teaches is None or not growth or usage.n_retries != self._start.n_retries:
+            return
+        teaches.observe(growth, usage.reserved_peak_bytes - self._start.reserved_bytes)
+        if teaches is self.ratio:
+            self._after_bytes = usage.reserved_peak_bytes - self._backward_peak_bytes
 
     def ran_out(self) -> None:
         """Take note that an allocation has failed, before anything is given back."""
-        usage = self._read()
-        self.limit.ran_out(usage.reserved_peak_bytes)
+        self._note_out_of_memory(self._read())
+
+    def _note_out_of_memory(self, usage: Usage) -> None:
+        """Lower the limit below what this step itself has reserved.
+
+        Where it has not got beyond what was reserved before it, that says nothing of
+        what can be had now; what is left of it after the allocator's own retry does.
+        """
+        has_grown = usage.reserved_peak_bytes > self._start.reserved_bytes
+        held = usage.reserved_peak_bytes if has_grown else usage.reserved_bytes
+        self.limit.ran_out(held)
         self._noted_ooms = usage.n_ooms
 
     def told(self) -> dict[str, Any]:
@@ -237,10 +260,11 @@ class ReservedFootprint(Footprint):
     def needed_bytes(self, level_bytes: int) -> int:
         """Return the reserved bytes where the step began without free blocks.
 
-        Else they are not all its doing, and what was requested is all that is certain.
+        The optimizer's step adds what it took the last time. Else they are not all the
+        step's doing, and what was requested is all that is certain.
         """
         if self._teaches is self.ratio:
-            return self._usage.reserved_peak_bytes
+            return self._usage.reserved_peak_bytes + self._after_bytes
         return level_bytes
 
     def _give_back(self) -> None:

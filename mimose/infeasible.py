@@ -20,8 +20,15 @@ class _Least:
     """Reached with everything recomputed."""
     growth_bytes: float
     """The same over the step's start, mapped files left out."""
+    needed_bytes: float
+    """Taken from the device at these very sizes: on an accelerator reserved."""
     state_bytes: float
     """Of the optimizer, at that time."""
+
+    @property
+    def beyond_bytes(self) -> float:
+        """What was taken from the device beyond the peak."""
+        return self.needed_bytes - self.peak_bytes
 
 
 class LeastPeaks:
@@ -42,10 +49,15 @@ class LeastPeaks:
         peak_bytes: float,
         growth_bytes: float,
         state_bytes: float,
+        needed_bytes: float,
     ) -> None:
-        """Take in one step in which everything was recomputed."""
+        """Take in one step in which everything was recomputed.
+
+        Reserved bytes come in segments, and a larger batch may do with fewer: they bind
+        at the same sizes alone.
+        """
         key = facts.context, facts.sizes
-        self._least[key] = _Least(peak_bytes, growth_bytes, state_bytes)
+        self._least[key] = _Least(peak_bytes, growth_bytes, needed_bytes, state_bytes)
         if len(self._least) > _MOST_STEPS:
             del self._least[min(self._least, key=self._growth)]
 
@@ -66,6 +78,7 @@ class LeastPeaks:
                     least.peak_bytes + state_bytes - least.state_bytes,
                     start_bytes + least.growth_bytes,
                 )
+                + (least.beyond_bytes if sizes == facts.sizes else 0.0)
                 for (context, sizes), least in self._least.items()
                 if context == facts.context and _covers(facts.sizes, sizes)
             ),

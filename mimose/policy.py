@@ -374,6 +374,8 @@ class Policy:
         everything = lay_out(
             problem, np.zeros(len(problem.events), dtype=np.intp)
         ).peak_bytes
+        if least > problem.budget_bytes:
+            return problem  # there is no way to go part of
         top = min(problem.budget_bytes, everything)
         budget = least + share * max(0.0, top - least)
         return replace(problem, budget_bytes=max(budget, least * (1 + 1e-12)))

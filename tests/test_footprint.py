@@ -198,3 +198,28 @@ def test_growing_segments_need_no_word(caplog, monkeypatch):
         for key in range(30):
             _step(footprint, meter, 50, 60, key=key)
     assert [] == caplog.records
+
+
+def test_blocks_of_before_say_nothing_of_what_can_be_had():
+    """The limit fell below what was reserved: what the failed step got counts."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 200 * MIB)
+    _step(footprint, meter, 90, 100, key="one")
+    footprint.begin(0.0)
+    meter.set(reserved_bytes=70, n_ooms=1)  # after the allocator's own retry
+    footprint.ran_out()
+    assert 0.98 * 70 * MIB == pytest.approx(footprint.limit.bytes)
+
+
+def test_the_optimizers_step_is_part_of_what_a_step_reserves():
+    """It is learned as the next step begins, and counts where all was recomputed."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 200 * MIB)
+    for index in range(40):
+        _step(footprint, meter, 50, 50, key=index)
+        reserved = meter.now.reserved_bytes // MIB + 10
+        meter.set(reserved_bytes=reserved, reserved_peak_bytes=reserved)
+        meter.read()
+        footprint.begin(0.0)
+        meter.give_back()
+    assert 1.2 == pytest.approx(footprint.ratio.value, abs=0.01)
