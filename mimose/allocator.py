@@ -47,8 +47,10 @@ def read_usage(index: int) -> Usage:
         index: The device's.
     """
     stats = _read_nested(index)
-    requested = stats.get("requested_bytes", stats["allocated_bytes"])["all"]
     allocated = stats["allocated_bytes"]["all"]
+    requested = stats.get("requested_bytes", {}).get("all", {})
+    if not requested.get("peak"):  # cudaMallocAsync does not count them
+        requested = allocated
     reserved = stats["reserved_bytes"]["all"]
     return Usage(
         requested["current"],

@@ -178,6 +178,8 @@ class Driver:
         self._is_running = False
         self._safest_once = False
         self._n_steps = 0
+        self._is_first = True
+        """Whether the running step is the session's first."""
         self.kept_units: dict[str, str] = {}
         """Units that cannot be recomputed, and why."""
         self.inexact_units: dict[str, str] = {}
@@ -245,6 +247,7 @@ class Driver:
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
         began = time.perf_counter()
+        self._is_first = self._n_steps == 0
         start = self._begin_level()
         self._close_dead()
         self._events.answers.read()  # of a step without a backward
@@ -455,7 +458,7 @@ class Driver:
         self._refuse_infeasible(facts, memory.start_bytes)
         if reason:
             return Decision("fallback", None, reason=reason)
-        is_first = self._n_steps == 0
+        is_first = self._is_first
         return self._policy.decide(facts, table, memory, is_first=is_first)
 
     def _refuse_infeasible(self, facts: StepFacts, start_bytes: float) -> None:
@@ -789,6 +792,7 @@ class Driver:
             step.record.reason = "detached before the backward"
             self._close(step, had_backward=False)
         self._open.clear()
+        self._footprint.is_closed = True
         self._meter.release()
 
     @property

@@ -17,14 +17,13 @@ free blocks begins with none of them: they are given back to the device first. W
 a step then takes is its growth times a ratio of 1.1 to 1.5 that depends on the model
 and is learned (`FragmentationRatio`). Giving back costs the host a wait and the step
 its calls to the device's allocator, so it is done only where the step could pass the
-limit, and not where the same plan at the same sizes has run since the last time. With
-``expandable_segments`` free blocks grow together, and it is hardly ever needed.
+limit, and not where the same plan at the same sizes has run since the last time.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from mimose.allocator import Usage, has_expandable_segments
@@ -40,6 +39,11 @@ _SMALL = 0.5
 """A step that needs no more than this share of the free blocks is a small one."""
 _LEAST_CACHED_BYTES = 2**20
 """Less than this is not worth giving back."""
+_TELLING = 0.5
+"""A failure outside of a forward with less of the limit reserved was of a request
+beyond all measure, and tells nothing of it."""
+_MOST_SERVED = 10_000
+"""Steps whose blocks are known to be there; then all are forgotten."""
 _OFTEN = 10
 """Free blocks given back so many times are worth a word."""
 
@@ -61,6 +65,8 @@ class Footprint:
         self.limit = LearnedLimit(float(budget_bytes))
         meter.reset_peak()
         self.peak_bytes = meter.live_bytes()
+        self.is_closed = False
+        """Whether the session has ended; what is held then is none of its doing."""
 
     def fold(self) -> Peaks:
         """Read the peaks since the last reset into the session's."""
@@ -111,13 +117,28 @@ class Footprint:
         """Take note of a step's growth of the level, as its backward has ended."""
         self.limit.step()
 
+    def optimizer_stepped(self) -> None:
+        """Take note of an optimizer's step, one of the first."""
+
     def ran_out(self) -> None:
         """Take note that an allocation has failed, before anything is given back."""
-        self.limit.ran_out(self._meter.peak_bytes())
+        if self._meter.reads_peak:
+            self.limit.ran_out(self._meter.peak_bytes())
 
     def told(self) -> dict[str, Any]:
         """Return the fields of a `Summary` that only some footprints know."""
         return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what steps have taught, ready for JSON."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another footprint was taught.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
 
     def needed_bytes(self, level_bytes: int) -> int:
         """Return what the last step needs of the device at the least.
@@ -151,8 +172,6 @@ class ReservedFootprint(Footprint):
         """How often free blocks were given back before a step."""
         self._teaches: FragmentationRatio | None = None
         """What the running step tells of, if of any."""
-        self._growth_bytes = 0
-        """Of the last step, until its ratio is learned."""
         self._backward_peak_bytes = 0
         self._after_bytes = 0
         """Reserved by an optimizer's step beyond what the backward has reserved."""
@@ -177,15 +196,20 @@ class ReservedFootprint(Footprint):
         peaks = self.fold()
         usage = self._usage
         if usage.n_ooms > self._noted_ooms:  # in a backward, or outside of the model
-            self._note_out_of_memory(usage)
-        self._learn_ratio(usage)
+            if usage.reserved_peak_bytes > _TELLING * self.limit.bytes:
+                self._note_out_of_memory(usage)
+            self._noted_ooms = usage.n_ooms
+        if usage.reserved_bytes < usage.reserved_peak_bytes:
+            self._served.clear()  # somebody has given free blocks back
         self._start_anew()
         return usage.requested_bytes, peaks
 
     def highest_bytes(self, optimizer_peak_bytes: int) -> int:
         """Return the most reserved bytes; readings around optimizer steps are in it."""
         del optimizer_peak_bytes
-        return max(self.peak_bytes, self._read().reserved_peak_bytes)
+        if not self.is_closed:
+            self.fold()
+        return self.peak_bytes
 
     def level_budget(self, start_bytes: float) -> float:
         """Return the requested bytes that keep the reserved ones within the limit."""
@@ -221,22 +245,29 @@ class ReservedFootprint(Footprint):
         self._key = key
 
     def observe(self, growth_bytes: int) -> None:
-        """Take note of the growth; the optimizer's step is still to come."""
+        """Learn how many reserved bytes the step's growth has taken.
+
+        An out-of-memory before the end of its backward was caught by somebody who went
+        on: cuDNN, for one, tries an engine with a smaller workspace then.
+        """
         super().observe(growth_bytes)
+        usage = self._usage
+        self._noted_ooms = usage.n_ooms
+        self._backward_peak_bytes = usage.reserved_peak_bytes
         self._largest_bytes = max(self._largest_bytes, growth_bytes)
-        self._growth_bytes = growth_bytes
-        self._backward_peak_bytes = self._usage.reserved_peak_bytes
+        taken = usage.reserved_peak_bytes - self._start.reserved_bytes
+        teaches, self._teaches = self._teaches, None
+        if teaches is not None and usage.n_retries == self._start.n_retries:
+            teaches.observe(growth_bytes, taken + self._after_bytes)
+        if len(self._served) >= _MOST_SERVED:
+            self._served.clear()
         self._served.add(self._key)
 
-    def _learn_ratio(self, usage: Usage) -> None:
-        """Learn what the last step reserved, the optimizer's part included."""
-        teaches, self._teaches = self._teaches, None
-        growth, self._growth_bytes = self._growth_bytes, 0
-        if teaches is None or not growth or usage.n_retries != self._start.n_retries:
-            return
-        teaches.observe(growth, usage.reserved_peak_bytes - self._start.reserved_bytes)
-        if teaches is self.ratio:
-            self._after_bytes = usage.reserved_peak_bytes - self._backward_peak_bytes
+    def optimizer_stepped(self) -> None:
+        """Learn what an optimizer's step reserves beyond the backward before it."""
+        after = self._read().reserved_peak_bytes - self._backward_peak_bytes
+        if self._backward_peak_bytes:
+            self._after_bytes = max(self._after_bytes, after)
 
     def ran_out(self) -> None:
         """Take note that an allocation has failed, before anything is given back."""
@@ -256,6 +287,15 @@ class ReservedFootprint(Footprint):
     def told(self) -> dict[str, Any]:
         """Return the ratio, and how often free blocks were given back."""
         return {"fragmentation": self.ratio.value, "given_back": self.n_given_back}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the ratio's observations."""
+        return {"ratio": self.ratio.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over another allocator's ratio, if there is one."""
+        if "ratio" in state:
+            self.ratio.load_state_dict(state["ratio"])
 
     def needed_bytes(self, level_bytes: int) -> int:
         """Return the reserved bytes where the step began without free blocks.
@@ -282,7 +322,7 @@ class ReservedFootprint(Footprint):
         _log.warning(
             "mimose: free blocks of the allocator were given back before %d steps, to "
             "keep reserved memory within the budget, and %.0f%% of a step's growth are "
-            "counted for fragmentation. Neither is needed where segments grow: set "
+            "counted for fragmentation. Segments that can grow may make both less: set "
             "PYTORCH_ALLOC_CONF=expandable_segments:True before the program starts "
             "(PYTORCH_CUDA_ALLOC_CONF before torch 2.9)",
             self.n_given_back,

@@ -137,6 +137,10 @@ class _Borrowed(Meter):
         self._meter.reset_peak()
 
 
+_walls: dict[torch.device, list[float]] = {}
+"""By device: the limit as it was, and those of living sessions; the lowest holds."""
+
+
 class AllocatorMeter(Meter):
     """An accelerator's caching allocator, through `torch.accelerator`.
 
@@ -218,9 +222,20 @@ class AllocatorMeter(Meter):
             )
             raise BudgetError(msg)
         get = getattr(module, "get_per_process_memory_fraction", None)
-        before = 1.0 if get is None else float(get(self.device))
-        put(min(1.0, n_bytes / self._memory_info()[1]), self.device)
-        return lambda: put(before, self.device)
+        walls = _walls.setdefault(self.device, [])
+        if not walls:
+            walls.append(1.0 if get is None else float(get(self.device)))
+        wall = min(1.0, n_bytes / self._memory_info()[1])
+        walls.append(wall)
+        put(min(walls), self.device)
+
+        def undo() -> None:
+            walls.remove(wall)
+            put(min(walls), self.device)
+            if len(walls) == 1:
+                walls.clear()
+
+        return undo
 
     def _memory_info(self) -> tuple[int, int]:
         """Return what is free on the device, and all it has."""

@@ -34,6 +34,7 @@ class OptimizerWatch:
         model: The model.
         meter: Where the readings come from.
         n_forwards: Tells how often the model's forward has run.
+        on_stepped: Called after the steps watched, but for the first.
 
     Not watched are steps inside a backward (a hook on each parameter), whose peak is
     the backward's, and those whose closure runs the model.
@@ -56,7 +57,9 @@ class OptimizerWatch:
         model: nn.Module,
         meter: Meter,
         n_forwards: Callable[[], int] = lambda: 0,
+        on_stepped: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_stepped = on_stepped
         self._parameters = {id(p) for p in model.parameters()}
         self._device = only_device(model)
         self._waiting: weakref.WeakSet[torch.optim.Optimizer] | None = None
@@ -126,6 +129,8 @@ class OptimizerWatch:
         if not self._is_watched(optimizer):
             return
         self._stepped.update(map(id, parameters_of(optimizer)))
+        if self._waiting:
+            self._waiting.discard(optimizer)
         if _in_backward():
             return
         self._n_watched[optimizer] = self._n_watched.get(optimizer, 0) + 1
@@ -140,6 +145,7 @@ class OptimizerWatch:
             self.excess_bytes = max(
                 self.excess_bytes, float(peak - live - (now - state)), 0.0
             )
+            self._on_stepped()
         self.has_stepped = True
 
     def _state_of(self, optimizer: torch.optim.Optimizer) -> int:

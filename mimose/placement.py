@@ -37,7 +37,7 @@ def _bytes_by_device(model: nn.Module) -> dict[torch.device, int]:
     held: dict[torch.device, int] = {}
     small = 0
     for tensor in itertools.chain(model.parameters(), model.buffers()):
-        n_bytes = 0 if is_lazy(tensor) else tensor.nbytes
+        n_bytes = 0 if is_lazy(tensor) else tensor.numel() * tensor.element_size()
         if tensor.device.type == "cpu" and n_bytes <= _SMALL_BYTES:
             small += n_bytes
         else:

@@ -210,10 +210,13 @@ class Session:
         self.records = Records(_MOST_RECORDS, record_to)
         self._events = EventRunner(self._units, self._estimator, device, model)
         records = self.records
-        self._optimizers = OptimizerWatch(
-            model, self._meter, lambda: records[-1].step if records else -1
-        )
         self._footprint = make_footprint(self._meter, self.budget_bytes)
+        self._optimizers = OptimizerWatch(
+            model,
+            self._meter,
+            lambda: records[-1].step if records else -1,
+            on_stepped=self._footprint.optimizer_stepped,
+        )
         self._driver = Driver(
             model=model,
             device=device,
@@ -345,6 +348,7 @@ class Session:
             "estimator": self._estimator.state_dict(),
             "policy": self._policy.state_dict(),
             "driver": self._driver.state_dict(),
+            "footprint": self._footprint.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -372,6 +376,7 @@ class Session:
         self._estimator.load_state_dict(state["estimator"])
         self._policy.load_state_dict(state["policy"])
         self._driver.load_state_dict(state["driver"])
+        self._footprint.load_state_dict(state.get("footprint", {}))
 
     def _description(self) -> dict[str, Any]:
         return describe(

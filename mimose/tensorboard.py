@@ -47,9 +47,7 @@ def _scalars(record: StepRecord) -> Iterator[tuple[str, float]]:
     yield "plan_seconds", record.plan_seconds
     if record.predicted_peak_bytes is not None:
         yield "predicted_peak_bytes", record.predicted_peak_bytes
-    if record.observed_peak_bytes is not None:
-        yield "peak_bytes", float(record.observed_peak_bytes)
-    if record.reserved_peak_bytes is not None:
-        yield "reserved_peak_bytes", float(record.reserved_peak_bytes)
+    if record.highest_bytes is not None:
+        yield "peak_bytes", float(record.highest_bytes)
     if record.budget_use is not None:
         yield "budget_use", record.budget_use

@@ -212,14 +212,75 @@ def test_blocks_of_before_say_nothing_of_what_can_be_had():
 
 
 def test_the_optimizers_step_is_part_of_what_a_step_reserves():
-    """It is learned as the next step begins, and counts where all was recomputed."""
+    """What it took beyond the backward is counted with each step's growth."""
     meter = _Scripted()
     footprint = ReservedFootprint(meter, 200 * MIB)
+    _step(footprint, meter, 50, 50, key="first")
+    reserved = meter.now.reserved_bytes // MIB + 10
+    meter.set(reserved_bytes=reserved, reserved_peak_bytes=reserved)
+    footprint.optimizer_stepped()
     for index in range(40):
-        _step(footprint, meter, 50, 50, key=index)
-        reserved = meter.now.reserved_bytes // MIB + 10
-        meter.set(reserved_bytes=reserved, reserved_peak_bytes=reserved)
-        meter.read()
-        footprint.begin(0.0)
         meter.give_back()
+        _step(footprint, meter, 50, 50, key=index)
     assert 1.2 == pytest.approx(footprint.ratio.value, abs=0.01)
+
+
+def test_what_runs_between_steps_teaches_nothing():
+    """An evaluation may reserve what it likes."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 200 * MIB)
+    for index in range(20):
+        _step(footprint, meter, 50, 50, key=index)
+        meter.give_back()
+    before = footprint.ratio.value
+    meter.set(reserved_peak_bytes=900)
+    footprint.begin(0.0)
+    assert before == footprint.ratio.value
+
+
+def test_a_failure_that_somebody_caught_is_none():
+    """The step went on to the end of its backward."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    for index in range(8):
+        start, _ = footprint.begin(0.0)
+        footprint.make_room(float(40 * MIB), index)
+        meter.grow(40, 50)
+        meter.set(n_ooms=index + 1)
+        footprint.observe(footprint.fold().level_bytes - start)
+        meter.give_back()
+    footprint.begin(0.0)
+    assert not footprint.limit.is_lowered
+
+
+def test_blocks_that_others_gave_back_are_not_relied_on():
+    """After the user's own `empty_cache` a plan's blocks are gone."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    _step(footprint, meter, 60, 70, key="long")
+    _step(footprint, meter, 60, 0, key="long")
+    meter.give_back()
+    _step(footprint, meter, 20, 30, key="short")
+    given_back = meter.n_given_back
+    _step(footprint, meter, 60, 70, key="long")
+    assert given_back + 1 == meter.n_given_back
+
+
+def test_a_closed_footprint_tells_of_its_session_alone():
+    """What the process reserves later is none of the session's doing."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    _step(footprint, meter, 40, 50)
+    footprint.is_closed = True
+    meter.set(reserved_peak_bytes=900)
+    assert 60 * MIB == footprint.highest_bytes(0)
+
+
+def test_its_state_goes_with_the_sessions():
+    """A resumed run knows the ratio."""
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    _step(footprint, meter, 40, 50)
+    other = ReservedFootprint(_Scripted(), 100 * MIB)
+    other.load_state_dict(footprint.state_dict())
+    assert footprint.ratio.value == other.ratio.value

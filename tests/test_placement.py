@@ -108,3 +108,10 @@ class TestOnAnAccelerator:
             model.to("cpu")
             model(toys.inputs()).backward()
         assert not toys.leftovers(model)
+
+
+def test_a_sparse_buffer_is_counted():
+    """Sparse tensors have no `nbytes`; a graph's adjacency matrix is one."""
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("adjacency", torch.eye(4).to_sparse())
+    assert torch.device("cpu") == only_device(model)
