@@ -23,8 +23,9 @@ import torch
 from mimose.changes import bits, is_plain
 from mimose.tracker import tensors_in
 
-_GROUPS = 1024
-"""Sums of a tensor's words; an exchange of words within one of them is not seen."""
+_GROUPS = 16
+"""Sums of a tensor's words, held until the backward: an exchange within one of them is
+not seen."""
 
 
 class Fingerprint(NamedTuple):
@@ -62,7 +63,7 @@ def differences(one: Fingerprint, other: Fingerprint) -> list[torch.Tensor]:
 
 
 def _sums(words: torch.Tensor) -> torch.Tensor:
-    """Sum up words in some thousand groups: a sum of all is blind to their order."""
+    """Sum up words in a few groups: a sum of all is blind to their order."""
     if words.dim() > 1:
         return words.sum(dim=tuple(range(1, words.dim())), dtype=torch.int64)
     n_whole = words.numel() // _GROUPS * _GROUPS
