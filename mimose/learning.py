@@ -12,8 +12,6 @@ _TELLING = 0.25
 """... and that is at least this share of the largest growth."""
 _OFF = 0.03
 """A plan that recomputes is far off if it grew by so much more or less."""
-_EXACTLY = 0.3
-"""Share of both tolerances where readings are exact: there is a cause to be found."""
 _MORE_STEPS = 8
 """Steps of new shapes that are then measured."""
 
@@ -24,12 +22,11 @@ class Learning:
     How soon it begins again doubles each time, so that it ends where it does not help.
 
     Args:
-        noise_bytes: By so much an error means nothing; 0 where readings are exact.
+        noise_bytes: By so much an error means nothing.
     """
 
     def __init__(self, noise_bytes: float) -> None:
         self._noise_bytes = noise_bytes
-        self._strictness = 1.0 if noise_bytes else _EXACTLY
         self._until = _MOST_STEPS
         self._n_near = 0
         self._n_observed = 0
@@ -74,5 +71,4 @@ class Learning:
         return True
 
     def _is_within(self, share: float, predicted: float, observed: float) -> bool:
-        allowed = self._strictness * share * observed + self._noise_bytes
-        return abs(observed - predicted) <= allowed
+        return abs(observed - predicted) <= share * observed + self._noise_bytes

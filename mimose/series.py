@@ -293,6 +293,8 @@ class Series:
             halved = self._new_fit(self.noise, is_excess, features)
             if halved.is_exact and halved.trusted(self._tolerance()):
                 return halved
+        if len(self._samples) < _MANY_SHAPES:
+            return None
         first, *others = self._samples
         rest = {sizes: self._samples[sizes] for sizes in others}
         later = self._new_fit(self.noise, is_excess, samples=rest)

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mimose.allocator import Usage  # noqa: E402 (behind importorskip)
+from mimose.allocator import Usage, has_expandable_segments  # noqa: E402 (behind importorskip)
 from mimose.footprint import Footprint, ReservedFootprint, make_footprint  # noqa: E402
 from mimose.meters import AllocatorMeter  # noqa: E402
 
@@ -191,13 +191,21 @@ def test_expandable_segments_are_told_of_once(caplog, monkeypatch):
 
 def test_growing_segments_need_no_word(caplog, monkeypatch):
     """The settings say that they are there."""
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments: True")
+    monkeypatch.setattr("mimose.footprint.has_expandable_segments", lambda: True)
     meter = _Scripted()
     footprint = ReservedFootprint(meter, 100 * MIB)
     with caplog.at_level(logging.WARNING):
         for key in range(30):
             _step(footprint, meter, 50, 60, key=key)
     assert [] == caplog.records
+
+
+@pytest.mark.parametrize("text", ["", "expandable_segments: True", "max_split_size:9"])
+def test_settings_say_whether_segments_grow(monkeypatch, text):
+    """From the environment; torch's own answer would read it once and for all."""
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", text)
+    assert ("expandable" in text) == has_expandable_segments()
 
 
 def test_blocks_of_before_say_nothing_of_what_can_be_had():
