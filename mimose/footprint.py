@@ -10,12 +10,12 @@ process ran out of memory: 1,181 MiB allocated, 1,376 reserved.
 
 Note: [Reserved bytes]
 Segments are taken when no free block is large enough, and stay. Lengths that jump leave
-blocks that are each a little too small for the next length: in a small BERT reserved
-bytes rose to 3.4 times the largest step within 50 steps. Planned for that ratio, two
-thirds of a budget would lie idle. So a step that might not find its memory among the
+blocks that are each a little too small for the next length, and reserved bytes rise to
+several times the largest step. Planned for that ratio, most of a budget would lie idle.
+So a step that might not find its memory among the
 free blocks begins with none of them: they are given back to the device first. What such
-a step then takes is its growth times a ratio of 1.1 to 1.5 that depends on the model
-and is learned (`FragmentationRatio`). Giving back costs the host a wait and the step
+a step then takes is its growth times a ratio that depends on the model and is learned
+(`FragmentationRatio`). Giving back costs the host a wait and the step
 its calls to the device's allocator, so it is done only where the step could pass the
 limit, and not where the same plan at the same sizes has run since the last time.
 """
