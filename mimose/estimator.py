@@ -21,6 +21,13 @@ takes them off where all readers are kept. So gaps and heads are learned from st
 which some reader of each was recomputed, and the layers' net changes from steps in
 which the first reader was. Learned from all steps, T5's peaks were predicted up to 5%
 too low.
+
+Note: [Last layer]
+A last layer that saves its own output, as a ReLU does, keeps it through the head; one
+that does not, or is recomputed, lets it go there. Behind its backward all is alike. So
+a head has its numbers by the last layer's action, but a layer's net change in the
+backward is that of a recomputed one, in whose head the output went; what a head holds
+beyond that is there in the last layer's own backward alone.
 """
 
 from __future__ import annotations
@@ -457,11 +464,11 @@ class Estimator:
         pattern = self._patterns[facts.context]
         own = pattern.own_sizes(facts.sizes)
         layout = pattern.grouped()
-        table = self._class_table(facts, layout, pattern, own)[layout.of_event]
-        gaps = self._gap_table(facts, layout)
-        gaps = np.vstack(
-            (gaps[layout.of_gap], self._head(facts, pattern, released_bytes))
-        )
+        lasting, excess, beyond = self._heads(facts, pattern, released_bytes)
+        table = self._class_table(facts, layout, pattern, own, beyond)
+        table = table[layout.of_event]
+        gaps = self._gap_table(facts, layout)[layout.of_gap]
+        gaps = np.vstack((gaps, (lasting - released_bytes, excess)))
         allowed = np.ones((len(own), 2), dtype=np.bool_)
         for index, (_, unit, _, _) in enumerate(pattern.events):
             allowed[index, 1] = unit not in self.unrecomputable
@@ -559,16 +566,18 @@ class Estimator:
         layout: Layout,
         pattern: Pattern,
         own: list[Sizes],
+        beyond: float,
     ) -> NDArray[np.float64]:
         """Return (n_classes, 8) numbers.
 
         Held bytes, forward and backward excess (each kept and recomputed), net, cost.
         Until kept layers have been seen, their backward is taken to need what a
         recomputed one's does: rather more, where an output is saved (by a ReLU), which
-        is there twice after a recomputation.
+        is there twice after a recomputation. A kept last layer's begins with what its
+        head holds `beyond` the lasting: Note: [Last layer].
         """
         rows = []
-        for index, neighbours in layout.classes:
+        for number, (index, neighbours) in enumerate(layout.classes):
             family, sizes = pattern.events[index][3], own[index]
             held, output, forward, light, excess, net = (
                 series.predict(sizes) if len(series) else 0.0
@@ -581,7 +590,9 @@ class Estimator:
             if not excess:
                 excess = kept.predict(sizes)
             elif not kept.doubt(sizes):
-                excess = min(excess, kept.predict(sizes))
+                is_last = number == layout.of_event[-1]
+                over = kept.predict(sizes) + (beyond if is_last else 0.0)
+                excess = max(0.0, min(excess, over))
             flops = self._exact(family, "flops")
             flops = flops if len(flops) else self._exact(family, "all flops")
             cost = flops.predict(sizes) if len(flops) else 0.0
@@ -597,19 +608,42 @@ class Estimator:
         return np.array(rows).reshape(-1, 2)
 
     def head(self, facts: StepFacts, action: str) -> Head:
-        """Return what the head needs behind a last layer that is kept or recomputed.
-
-        A layer that saves its own output keeps it beyond the head; else it goes there.
-        Until such a step was measured the other's numbers stand in.
-        """
-        series = self._head_series(facts, action)
-        if any(one.doubt(facts.sizes) for _, one in series):
-            other = self._head_series(facts, KEEP if action == RECOMPUTE else RECOMPUTE)
-            series = other if len(other[0][1]) else series
+        """Return what the head needs behind a last layer that is kept or recomputed."""
+        own = self._head_series(facts, action)
+        other = self._head_series(facts, KEEP if action == RECOMPUTE else RECOMPUTE)
         net, first, loss_net, loss_excess = (
-            one.predict(facts.sizes) for _, one in series
+            self._head_part(facts, mine, theirs)
+            for (_, mine), (_, theirs) in zip(own, other, strict=True)
         )
         return Head(net + loss_net, first, net + loss_excess)
+
+    def _head_part(self, facts: StepFacts, mine: Series, theirs: Series) -> float:
+        """Predict one part, behind a last layer of one action or by the other's.
+
+        Plans seldom recompute the last layer, and steps that only collect never keep
+        it, so that one of the two is told by few steps. They are alike but for a
+        constant, and but for a layer that saves its own output: kept, that stays beyond
+        the head, where else it goes. Whether it does is what explains the few best.
+        """
+        if len(mine) and (mine.is_settled(facts.sizes) or theirs.doubt(facts.sizes)):
+            return mine.predict(facts.sizes)
+        pattern = self._patterns[facts.context]
+        rules = pattern.rules()[-1]
+        outputs = self._exact(pattern.events[-1][3], "held recompute")
+
+        def explained(sizes: Sizes, n_outputs: int) -> float:
+            own = tuple(rule(sizes) for rule in rules)
+            return theirs.predict(sizes) + n_outputs * outputs.predict(own)
+
+        readings = mine.readings()
+        found = []
+        for n_outputs in (0, 1, -1):
+            rest = [value - explained(sizes, n_outputs) for sizes, value in readings]
+            constant = float(np.median(rest)) if rest else 0.0
+            spread = round(max(rest) - min(rest)) if rest else 0
+            found.append((spread, abs(constant), n_outputs, constant))
+        _, _, n_outputs, constant = min(found)
+        return explained(facts.sizes, n_outputs) + constant
 
     def _head_series(
         self, facts: StepFacts, action: str
@@ -628,19 +662,23 @@ class Estimator:
         last = pattern.events[-1][1] if pattern.events else None
         return (KEEP,) if last in self.unrecomputable else (KEEP, RECOMPUTE)
 
-    def _head(
+    def _heads(
         self, facts: StepFacts, pattern: Pattern, released_bytes: float
-    ) -> tuple[float, float]:
-        """Join the head's two parts into one segment's net and excess.
+    ) -> tuple[float, float, float]:
+        """Return what all heads come to, however the last layer was run.
 
-        Which of the two heads it will be is not known before the plan is: the higher.
+        Returns:
+            The net behind which the layers' backward begins: Note: [Last layer]; the
+            excess, of the head that takes more; what is held beyond that net during the
+            backward of a last layer that is kept.
         """
         heads = [self.head(facts, a) for a in self._actions_of_last(pattern)]
         excess = max(
             max(h.before_release_bytes, h.after_release_bytes - released_bytes)
             for h in heads
         )
-        return max(h.net_bytes for h in heads) - released_bytes, excess
+        lasting = heads[-1].net_bytes
+        return lasting, excess, heads[0].net_bytes - lasting
 
     # ------------------------------------------------------------------ series
 

@@ -449,10 +449,9 @@ class Policy:
         head = self._estimator.head(facts, actions[-1] if actions else KEEP)
         start = levels[2 * n_events]
         before = [0.0, start + head.before_release_bytes, *peaks[: 2 * n_events]]
-        # The problem has the higher of two heads, and the release is part of it. The
-        # optimizer's step is not part of what is observed in a step.
-        less = problem.gap_bytes[-1] + memory.released_bytes - head.net_bytes
-        behind = peaks[2 * n_events + 1 : -1] + memory.released_bytes - less
+        # In the problem the release is part of the head. The optimizer's step is not
+        # part of what is observed in a step.
+        behind = peaks[2 * n_events + 1 : -1] + memory.released_bytes
         if copies_end == "head":
             start += counted_twice  # what went is part of the head's net
         after = [start + head.after_release_bytes, *behind]

@@ -217,6 +217,18 @@ class Series:
             return f"{len(self._samples)} shapes measured, not enough to trust a fit"
         return fit.outside(sizes, STRETCH if fit.is_exact else NOISY_STRETCH)
 
+    def is_settled(self, sizes: Sizes) -> bool:
+        """Whether a prediction is trusted, and exact where readings are."""
+        if self.doubt(sizes):
+            return False
+        fit = self._fitted()
+        is_exact = fit is not None and fit.is_exact
+        return self.noise > 0 or sizes in self._samples or is_exact
+
+    def readings(self) -> list[tuple[Sizes, float]]:
+        """Return what was measured: each shape's sizes and median."""
+        return [(sizes, float(np.median(own))) for sizes, own in self._samples.items()]
+
     def _trusts(self, fit: _Fit) -> bool:
         """Whether a fit may speak of shapes not measured.
 

@@ -20,6 +20,7 @@ recomputed: the budget leaves 15% over the latter there, if that is more.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -400,13 +401,14 @@ def _plain(
     generator: torch.Generator,
 ) -> Iterator[Mapping[str, Any]]:
     """Train without the library under the limit: the allocator's, or the system's."""
-    if isinstance(loop.meter, AllocatorMeter):
-        loop.meter.wall(budget_bytes)
-    for sizes in shapes:
-        if not isinstance(loop.meter, AllocatorMeter):
-            limit_memory(budget_bytes, loop.meter.live_bytes())
-        loop.step(setup.batch(sizes, generator))
-        yield {}
+    with contextlib.ExitStack() as undo:
+        if isinstance(loop.meter, AllocatorMeter):
+            undo.callback(loop.meter.wall(budget_bytes))
+        for sizes in shapes:
+            if not isinstance(loop.meter, AllocatorMeter):
+                limit_memory(budget_bytes, loop.meter.live_bytes())
+            loop.step(setup.batch(sizes, generator))
+            yield {}
 
 
 def _shapes(setup: Setup, steps: int, generator: torch.Generator) -> list[Sizes]:
