@@ -12,11 +12,15 @@ whatever becomes of the layer, and all go with the context. Samples of kept laye
 put on that footing (`evened`), and where a plan is judged what was counted twice is
 taken off (`Policy`). Copies of biases, which no graph saves, are taken for held until
 the backward; they are small.
+
+Where the context ends behind the root, the loss's peak comes after recomputed layers'
+copies have gone (`gone_bytes`): how many that are differs from plan to plan, so its
+excess is counted over the level without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,25 +39,38 @@ def are_kept() -> bool:
     return any(map(torch.is_autocast_enabled, kinds))
 
 
-def evened(sample: StepSample, copied_bytes: Sequence[float]) -> StepSample:
+def gone_bytes(copied: Sequence[tuple[int, float]], kept: Collection[int]) -> float:
+    """Return the copies that go where the context ends: no graph saves them.
+
+    Args:
+        copied: By event, the unit and its copies.
+        kept: The units of which some call is kept.
+    """
+    return sum({unit: n for unit, n in copied if n and unit not in kept}.values())
+
+
+def evened(sample: StepSample, kept_bytes: Sequence[float], gone: float) -> StepSample:
     """Put a step's samples on the footing of one that recomputes everything.
 
     Args:
         sample: What was measured.
-        copied_bytes: By event, the copies of those that were kept under a plan.
+        kept_bytes: By event, the copies of those that were kept under a plan.
+        gone: The bytes of the other layers' copies.
     """
-    total = sum(copied_bytes)
-    if not total or not sample.copies_end:
+    total = sum(kept_bytes)
+    if not sample.copies_end or not (total or gone):
         return sample
     segments = [*sample.gaps, sample.head]
-    for index, n_bytes in enumerate(copied_bytes):
+    for index, n_bytes in enumerate(kept_bytes):
         segments[index + 1] = _raised(segments[index + 1], n_bytes, n_bytes)
     *gaps, head = segments
     loss = sample.loss
     if sample.copies_end == "head":
         head = _raised(head, -total, 0.0)
     elif loss is not None:
-        loss = _raised(loss, -total, 0.0)
+        loss = _raised(loss, -total, gone if loss.excess_bytes else 0.0)
+        if total and gone and not loss.excess_bytes:  # the peak came before
+            loss = replace(loss, excess_bytes=None)
     return replace(sample, gaps=tuple(gaps), head=head, loss=loss)
 
 

@@ -44,7 +44,7 @@ from mimose.collector import (
     SegmentSample,
     StepSample,
 )
-from mimose.copies import evened
+from mimose.copies import evened, gone_bytes
 from mimose.gauges import KEEP, RECOMPUTE
 from mimose.patterns import (
     Layout,
@@ -269,13 +269,17 @@ class Estimator:
         for event in events:
             if event.copied_bytes:
                 self._copied[event.family] = event.copied_bytes
-        copied = [
+        kept = [
             self._copied_bytes(event.unit, event.family)
             if event.action == KEEP and not event.call
             else 0.0
             for event in events
         ]
-        return evened(sample, copied)
+        gone = gone_bytes(
+            [(e.unit, self._copied_bytes(e.unit, e.family)) for e in events],
+            {event.unit for event in events if event.action == KEEP},
+        )
+        return evened(sample, kept, gone)
 
     def _copied_bytes(self, unit: int, family: int) -> float:
         """Return a call's copies of weights; a unit that is always kept is alike."""
@@ -291,6 +295,14 @@ class Estimator:
             return [0.0] * len(pattern.events), ""
         copied = [self._copied_bytes(unit, f) for _, unit, _, f in pattern.events]
         return copied, pattern.copies_end
+
+    def _gone_bytes(self, facts: StepFacts) -> float:
+        """Return the copies that go before the loss's peak: see `mimose.copies`."""
+        copied, end = self.copies(facts)
+        if end != "loss":
+            return 0.0
+        units = [unit for _, unit, _, _ in self._patterns[facts.context].events]
+        return gone_bytes(list(zip(units, copied, strict=True)), ())
 
     def side_tensors(self, facts: StepFacts) -> list[SideTensor]:
         """Return what a plan that keeps all the readers does not hold."""
@@ -615,7 +627,9 @@ class Estimator:
             self._head_part(facts, mine, theirs)
             for (_, mine), (_, theirs) in zip(own, other, strict=True)
         )
-        return Head(net + loss_net, first, net + loss_excess)
+        return Head(
+            net + loss_net, first, net + loss_excess - self._gone_bytes(facts)
+        )
 
     def _head_part(self, facts: StepFacts, mine: Series, theirs: Series) -> float:
         """Predict one part, behind a last layer of one action or by the other's.

@@ -439,7 +439,7 @@ class Policy:
                 )
                 levels[span] -= side.n_bytes
                 peaks[span] -= side.n_bytes
-        copied, copies_end = self._estimator.copies(facts)
+        copied, _ = self._estimator.copies(facts)
         counted_twice = 0.0  # until the context ends: Note: [Copies]
         for index, (action, n_bytes) in enumerate(zip(actions, copied, strict=True)):
             if action == KEEP and n_bytes:
@@ -452,9 +452,7 @@ class Policy:
         # In the problem the release is part of the head. The optimizer's step is not
         # part of what is observed in a step.
         behind = peaks[2 * n_events + 1 : -1] + memory.released_bytes
-        if copies_end == "head":
-            start += counted_twice  # what went is part of the head's net
-        after = [start + head.after_release_bytes, *behind]
+        after = [start + counted_twice + head.after_release_bytes, *behind]
         return Growth(float(max(before)), float(max(after)))
 
     def _decision(

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+_WORKER = "PYTEST_XDIST_WORKER"
+
 # Before anything imports torch. Spinning OpenMP threads beside another busy process
 # slow a step down many times over; nothing in the tests may reach for the network.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1" if _WORKER in os.environ else "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
