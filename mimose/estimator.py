@@ -604,7 +604,8 @@ class Estimator:
             elif not kept.doubt(sizes):
                 is_last = number == layout.of_event[-1]
                 over = kept.predict(sizes) + (beyond if is_last else 0.0)
-                excess = max(0.0, min(excess, over))
+                is_better = kept.error < self._excess(*key, RECOMPUTE).error
+                excess = max(0.0, over if is_better else min(excess, over))
             flops = self._exact(family, "flops")
             flops = flops if len(flops) else self._exact(family, "all flops")
             cost = flops.predict(sizes) if len(flops) else 0.0
@@ -621,26 +622,38 @@ class Estimator:
 
     def head(self, facts: StepFacts, action: str) -> Head:
         """Return what the head needs behind a last layer that is kept or recomputed."""
-        own = self._head_series(facts, action)
-        other = self._head_series(facts, KEEP if action == RECOMPUTE else RECOMPUTE)
+        other = KEEP if action == RECOMPUTE else RECOMPUTE
+        pairs = zip(
+            self._head_series(facts, action),
+            self._head_series(facts, other),
+            strict=True,
+        )
         net, first, loss_net, loss_excess = (
-            self._head_part(facts, mine, theirs)
-            for (_, mine), (_, theirs) in zip(own, other, strict=True)
+            mine.predict(facts.sizes)
+            if len(mine) and (mine.is_settled(facts.sizes) or theirs.doubt(facts.sizes))
+            else self._head_by_other(facts, mine, theirs, action)
+            for (_, mine), (_, theirs) in pairs
         )
-        return Head(
-            net + loss_net, first, net + loss_excess - self._gone_bytes(facts)
-        )
+        return Head(net + loss_net, first, net + loss_excess - self._gone_bytes(facts))
 
-    def _head_part(self, facts: StepFacts, mine: Series, theirs: Series) -> float:
-        """Predict one part, behind a last layer of one action or by the other's.
+    def _head_by_other(
+        self, facts: StepFacts, mine: Series, theirs: Series, action: str
+    ) -> float:
+        """Predict what few steps tell of an action by what many tell of the other.
 
         Plans seldom recompute the last layer, and steps that only collect never keep
-        it, so that one of the two is told by few steps. They are alike but for a
-        constant, and but for a layer that saves its own output: kept, that stays beyond
-        the head, where else it goes. Whether it does is what explains the few best.
+        it. What happens behind it is the same but for a constant, and but for a layer
+        that saves its own output: kept, that stays beyond the head, where else it goes.
+        Whether it does is what explains the few best. An excess is no less than each
+        of them says, in proportion to the size that grew most or shrank least.
         """
-        if len(mine) and (mine.is_settled(facts.sizes) or theirs.doubt(facts.sizes)):
-            return mine.predict(facts.sizes)
+        readings = mine.readings()
+        if mine.is_excess:
+            more = [
+                (value - theirs.predict(sizes)) * _share(facts.sizes, sizes)
+                for sizes, value in readings
+            ]
+            return theirs.predict(facts.sizes) + max([0.0, *more])
         pattern = self._patterns[facts.context]
         rules = pattern.rules()[-1]
         outputs = self._exact(pattern.events[-1][3], "held recompute")
@@ -649,9 +662,8 @@ class Estimator:
             own = tuple(rule(sizes) for rule in rules)
             return theirs.predict(sizes) + n_outputs * outputs.predict(own)
 
-        readings = mine.readings()
         found = []
-        for n_outputs in (0, 1, -1):
+        for n_outputs in (0, 1 if action == KEEP else -1):
             rest = [value - explained(sizes, n_outputs) for sizes, value in readings]
             constant = float(np.median(rest)) if rest else 0.0
             spread = round(max(rest) - min(rest)) if rest else 0
@@ -756,6 +768,12 @@ def _releases_sides(pattern: Pattern, events: Sequence[Measured]) -> bool:
 def _holds_sides_to_the_end(pattern: Pattern, events: Sequence[Measured]) -> bool:
     """Whether side tensors were held up to their first readers' backward."""
     return all(events[readers[0]].action != KEEP for readers in pattern.sides)
+
+
+def _share(sizes: Sizes, of: Sizes) -> float:
+    """Return the largest ratio of a size to another shape's, of those that differ."""
+    ratios = [a / max(1, b) for a, b in zip(sizes, of, strict=True) if a != b]
+    return max(ratios, default=1.0)
 
 
 def _numbers(sizes: Sizes) -> Sizes:

@@ -13,11 +13,11 @@ Segments are taken when no free block is large enough, and stay. Lengths that ju
 blocks that are each a little too small for the next length, and reserved bytes rise to
 several times the largest step. Planned for that ratio, most of a budget would lie idle.
 So a step that might not find its memory among the
-free blocks begins with none of them: they are given back to the device first. What such
-a step then takes is its growth times a ratio that depends on the model and is learned
-(`FragmentationRatio`). Giving back costs the host a wait and the step
-its calls to the device's allocator, so it is done only where the step could pass the
-limit, and not where the same plan at the same sizes has run since the last time.
+free blocks begins with none of them: they are given back to the device first. What is
+then reserved beyond what lives is the step's growth times a ratio that depends on the
+model and is learned (`FragmentationRatio`). Giving back costs the host a wait and the
+step its calls to the device's allocator, so it is done only where the step could pass
+the limit, and not where the same plan at the same sizes has run since the last time.
 """
 
 from __future__ import annotations
@@ -175,6 +175,7 @@ class ReservedFootprint(Footprint):
         self._backward_peak_bytes = 0
         self._after_bytes = 0
         """Reserved by an optimizer's step beyond what the backward has reserved."""
+        self._least_overhead_bytes = budget_bytes
         self._give_back()
         self._noted_ooms = self._usage.n_ooms
         self.peak_bytes = self._usage.reserved_bytes
@@ -213,7 +214,7 @@ class ReservedFootprint(Footprint):
 
     def level_budget(self, start_bytes: float) -> float:
         """Return the requested bytes that keep the reserved ones within the limit."""
-        floor = self._start.allocated_bytes + self._overhead_bytes
+        floor = self._start.allocated_bytes + self._least_overhead_bytes
         headroom = max(0.0, self.limit.bytes - floor)
         return start_bytes + headroom / self.ratio.value
 
@@ -223,19 +224,18 @@ class ReservedFootprint(Footprint):
         """Give the free blocks back where the step might pass the limit with them."""
         growth = self._largest_bytes if growth_bytes is None else growth_bytes
         usage = self._start
-        cached = usage.reserved_bytes - usage.allocated_bytes
-        cached -= self._overhead_bytes
-        needed = growth * self.ratio.value
-        room = self.limit.bytes - usage.reserved_bytes
-        self._teaches = None
+        cached = usage.reserved_bytes - usage.allocated_bytes - self._overhead_bytes
+        teaches = None
         if cached < _LEAST_CACHED_BYTES:
-            self._teaches = self.ratio
+            teaches = self.ratio
         elif growth_bytes is not None and key in self._served:
-            self._teaches = self._repeat
-        elif needed <= _SMALL * cached:
-            self._teaches = self._refill
-        expected = growth * (self._teaches or self.ratio).value
-        if expected > room and self._teaches is not self.ratio:
+            teaches = self._repeat
+        elif growth * self.ratio.value <= _SMALL * cached:
+            teaches = self._refill
+        self._teaches = teaches
+        ratio = teaches or self.ratio
+        expected = self._base_bytes(teaches) + growth * ratio.value
+        if expected > self.limit.bytes and teaches is not self.ratio:
             if has_begun:
                 self._give_back_within()
             else:
@@ -255,13 +255,24 @@ class ReservedFootprint(Footprint):
         self._noted_ooms = usage.n_ooms
         self._backward_peak_bytes = usage.reserved_peak_bytes
         self._largest_bytes = max(self._largest_bytes, growth_bytes)
-        taken = usage.reserved_peak_bytes - self._start.reserved_bytes
         teaches, self._teaches = self._teaches, None
+        taken = usage.reserved_peak_bytes - self._base_bytes(teaches)
         if teaches is not None and usage.n_retries == self._start.n_retries:
             teaches.observe(growth_bytes, taken + self._after_bytes)
         if len(self._served) >= _MOST_SERVED:
             self._served.clear()
         self._served.add(self._key)
+
+    def _base_bytes(self, teaches: FragmentationRatio | None) -> int:
+        """Return what a step's reserved bytes are counted from.
+
+        Free parts of segments that live tensors are in cannot be given back, and a step
+        uses them. Where it begins with no other free blocks they count as its own, but
+        for what there always is of them.
+        """
+        if teaches is not self.ratio:
+            return self._start.reserved_bytes
+        return self._start.allocated_bytes + self._least_overhead_bytes
 
     def optimizer_stepped(self) -> None:
         """Learn what an optimizer's step reserves beyond the backward before it."""
@@ -311,7 +322,9 @@ class ReservedFootprint(Footprint):
         self._allocator.give_back()
         self._read()
         self._start_anew()
-        self._overhead_bytes = self._start.reserved_bytes - self._start.allocated_bytes
+        overhead = self._start.reserved_bytes - self._start.allocated_bytes
+        self._overhead_bytes = overhead
+        self._least_overhead_bytes = min(self._least_overhead_bytes, overhead)
         self._served.clear()
         self.n_given_back += 1
 

@@ -10,8 +10,9 @@ _NEAR = 0.01
 """... to this share of what they grew by, ..."""
 _TELLING = 0.25
 """... and that is at least this share of the largest growth."""
-_OFF = 0.03
-"""A plan that recomputes is far off if it grew by so much more or less."""
+_OFF, _EXACT_OFF = 0.03, 0.005
+"""A plan that recomputes is far off if it grew by so much more or less; where readings
+are exact, there is a cause to find."""
 _MORE_STEPS = 8
 """Steps of new shapes that are then measured."""
 
@@ -63,7 +64,8 @@ class Learning:
             observed: The same.
             n_measured: Steps measured so far.
         """
-        if self._n_observed < self._next or self._is_within(_OFF, predicted, observed):
+        off = _OFF if self._noise_bytes else _EXACT_OFF
+        if self._n_observed < self._next or self._is_within(off, predicted, observed):
             return False
         self._next = 2 * self._n_observed + _MORE_STEPS
         self._n_near = 0

@@ -187,9 +187,12 @@ class AllocatorMeter(Meter):
         Reserved and allocated peaks are those since `forget_usage`, as far as a reading
         came before each reset; the requested peak is that since the last reset.
         """
-        return self._look()._replace(
-            reserved_peak_bytes=self._reserved_peak_bytes,
-            allocated_peak_bytes=self._allocated_peak_bytes,
+        usage = self._look()
+        peaks = self._reserved_peak_bytes, self._allocated_peak_bytes
+        if peaks == (usage.reserved_peak_bytes, usage.allocated_peak_bytes):
+            return usage  # there was no reset in between; `_replace` costs 3 µs
+        return usage._replace(
+            reserved_peak_bytes=peaks[0], allocated_peak_bytes=peaks[1]
         )
 
     def forget_usage(self) -> None:

@@ -90,7 +90,7 @@ class Series:
         self._make = make
         self.noise = noise
         self._nonnegative = nonnegative
-        self._is_excess = is_excess
+        self.is_excess = is_excess
         self._samples: dict[Sizes, list[float]] = {}
         self._fit: _Fit | None = None
         self._failure = ""
@@ -166,7 +166,7 @@ class Series:
         fit = self._fitted()
         is_known = sizes in self._samples
         if fit is not None and (self._trusts(fit) or not is_known):
-            is_excess = self._is_excess
+            is_excess = self.is_excess
             ask = fit.predict_from_above if is_excess else fit.predict
             value = self._value(ask, sizes)
             if is_excess:
@@ -225,6 +225,12 @@ class Series:
         is_exact = fit is not None and fit.is_exact
         return self.noise > 0 or sizes in self._samples or is_exact
 
+    @property
+    def error(self) -> float:
+        """The error at a shape left out of the fit; infinite where there is none."""
+        fit = self._fitted()
+        return math.inf if fit is None else fit.loo_error
+
     def readings(self) -> list[tuple[Sizes, float]]:
         """Return what was measured: each shape's sizes and median."""
         return [(sizes, float(np.median(own))) for sizes, own in self._samples.items()]
@@ -240,7 +246,7 @@ class Series:
         """Return the largest error at a left-out shape of a fit that is trusted."""
         n_shapes = len(self._samples)
         times = 1.0
-        if self._is_excess and n_shapes >= _MANY_SHAPES:
+        if self.is_excess and n_shapes >= _MANY_SHAPES:
             times = _BEARABLE
         elif self.noise > 0 and n_shapes >= _MANY_SHAPES_OF_NET:
             times = _BEARABLE_NET
@@ -270,7 +276,7 @@ class Series:
     def _fitted(self) -> _Fit | None:
         """Return the fit, made if need be; None where the predictor fails."""
         if self._fit is None and not self._failure:
-            self._fit = self._ask(self._make_fit, self._is_excess)
+            self._fit = self._ask(self._make_fit, self.is_excess)
             if self._fit is not None:
                 self._value(self._fit.predict, next(iter(self._samples)))
         return self._fit

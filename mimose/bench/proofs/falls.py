@@ -14,8 +14,9 @@ Losses are compared with those of the same steps without falls.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -218,7 +219,10 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     loop.warm_up(setup.batch(setup.shortest(), generator))
     limits = device.limits(setup, generator) if task["falls"] else []
     batches = torch.Generator().manual_seed(task["seed"] + 2)
-    with attach(model, _AMPLE_BYTES, meter=device.meter) as session:
+    with (
+        contextlib.closing(device),
+        attach(model, _AMPLE_BYTES, meter=device.meter) as session,
+    ):
         loop.session = session
         for step in range(task["steps"]):
             if limits and step == _place(task["steps"], device.n_falls):
@@ -252,6 +256,7 @@ class Device:
             raise TypeError(msg)
         self.meter = loop.meter
         self.n_falls = 0
+        self._put_back: Callable[[], None] | None = None
         self._loop = loop
         self._limit_bytes: int | None = None
         self._needed_bytes = 0
@@ -276,10 +281,17 @@ class Device:
     def fall(self, limit_bytes: int) -> None:
         """Let the device allow less from now on, as if others had taken the rest."""
         self.meter.give_back()
-        self.meter.wall(limit_bytes)
+        self.close()
+        self._put_back = self.meter.wall(limit_bytes)
         self.n_falls += 1
         self._limit_bytes = limit_bytes
         self._needed_before_bytes, self._needed_bytes = self._needed_bytes, 0
+
+    def close(self) -> None:
+        """Let the device allow again what it did."""
+        if self._put_back is not None:
+            self._put_back()
+            self._put_back = None
 
     def step(self, batch: Batch) -> dict[str, Any]:
         """Train on one batch, and return what was read."""
