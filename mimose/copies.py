@@ -13,9 +13,11 @@ put on that footing (`evened`), and where a plan is judged what was counted twic
 taken off (`Policy`). Copies of biases, which no graph saves, are taken for held until
 the backward; they are small.
 
-Where the context ends behind the root, the loss's peak comes after recomputed layers'
-copies have gone (`gone_bytes`): how many that are differs from plan to plan, so its
-excess is counted over the level without them.
+Where the context ends behind the root, recomputed layers' copies go in the midst of
+the loss (`gone_bytes`), and its peak may come before that or after. With R0 the excess
+of a step that keeps nothing and R1 that of one that keeps everything, any other's is
+``max(R0, R1 - gone)``. So R0 and R1 are learned; a step between the two tells R1 where
+its excess is above R0, and nothing else.
 """
 
 from __future__ import annotations
@@ -49,16 +51,19 @@ def gone_bytes(copied: Sequence[tuple[int, float]], kept: Collection[int]) -> fl
     return sum({unit: n for unit, n in copied if n and unit not in kept}.values())
 
 
-def evened(sample: StepSample, kept_bytes: Sequence[float], gone: float) -> StepSample:
+def evened(
+    sample: StepSample, kept_bytes: Sequence[float], gone: float, least_excess: float
+) -> StepSample:
     """Put a step's samples on the footing of one that recomputes everything.
 
     Args:
         sample: What was measured.
         kept_bytes: By event, the copies of those that were kept under a plan.
         gone: The bytes of the other layers' copies.
+        least_excess: The loss's, of a step that keeps nothing.
     """
     total = sum(kept_bytes)
-    if not sample.copies_end or not (total or gone):
+    if not total or not sample.copies_end:
         return sample
     segments = [*sample.gaps, sample.head]
     for index, n_bytes in enumerate(kept_bytes):
@@ -68,8 +73,9 @@ def evened(sample: StepSample, kept_bytes: Sequence[float], gone: float) -> Step
     if sample.copies_end == "head":
         head = _raised(head, -total, 0.0)
     elif loss is not None:
-        loss = _raised(loss, -total, gone if loss.excess_bytes else 0.0)
-        if total and gone and not loss.excess_bytes:  # the peak came before
+        loss = _raised(loss, -total, gone)
+        excess = loss.excess_bytes
+        if gone and excess is not None and excess - gone <= least_excess:
             loss = replace(loss, excess_bytes=None)
     return replace(sample, gaps=tuple(gaps), head=head, loss=loss)
 

@@ -463,7 +463,8 @@ class Driver:
 
     def _refuse_infeasible(self, facts: StepFacts, start_bytes: float) -> None:
         state = float(self._optimizers.state_bytes)
-        least = self._least.bound(facts, start_bytes, state)
+        after = self._footprint.after_bytes
+        least = self._least.bound(facts, start_bytes, state, after)
         if least <= self._budget_bytes + 5 * self._meter.noise_bytes:
             return
         error = infeasible(

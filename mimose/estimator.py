@@ -70,6 +70,8 @@ MOST_CONTEXTS = 64
 """Contexts remembered; then the least recently used is forgotten."""
 _MOST_FAMILIES = 1024
 """Families remembered, if no more are in use."""
+_FEW = 8
+"""Readings of a head that are looked at where the other action's explain them."""
 _ACTIONS = (KEEP, RECOMPUTE)
 _OF_KEPT = ("held bytes", "forward", "gradients")
 """What has to be known of a unit that is always kept."""
@@ -99,6 +101,8 @@ class Head(NamedTuple):
     """How far it rises over its start before the last step's outputs go."""
     after_release_bytes: float
     """The same after that, as if none of them went."""
+    after_copies_bytes: float
+    """The same once the copies of all layers are gone: see `mimose.copies`."""
 
 
 class Estimator:
@@ -141,6 +145,11 @@ class Estimator:
         return known
 
     @property
+    def is_exact(self) -> bool:
+        """Whether two readings of the same thing are equal."""
+        return self._noise_bytes == 0.0
+
+    @property
     def has_room(self) -> bool:
         """Whether more families can be told apart without forgetting any."""
         return len(self._families) < _MOST_FAMILIES
@@ -181,7 +190,7 @@ class Estimator:
         pattern = self._learn_pattern(facts, events, calls)
         pattern.is_ordered = sample.is_ordered
         pattern.copies_end = sample.copies_end
-        sample = self._evened(events, sample)
+        sample = self._evened(facts, events, sample)
         self._learn_sides(facts, pattern, events)
         layout = pattern.grouped()
         has_nets = _holds_sides_to_the_end(pattern, events)
@@ -216,11 +225,17 @@ class Estimator:
         head = self._head_key(facts, "head", last)
         self._learn_segment(head, facts.sizes, sample.head)
         if sample.loss is not None and sample.loss.net_bytes is not None:
-            loss = SegmentSample(
-                sample.loss.net_bytes + released_bytes, sample.loss.excess_bytes
-            )
+            net = sample.loss.net_bytes + released_bytes
             key = self._head_key(facts, "loss", last)
-            self._learn_segment(key, facts.sizes, loss)
+            self._net(*key).add(facts.sizes, net)
+            if self._gone_bytes(facts):  # R0 or R1: see `mimose.copies`
+                is_kept = any(
+                    e.action == KEEP and e.unit not in self.unrecomputable
+                    for e in events
+                )
+                key = self._head_key(facts, "loss", KEEP if is_kept else RECOMPUTE)
+            if sample.loss.excess_bytes is not None:
+                self._excess(*key).add(facts.sizes, sample.loss.excess_bytes)
 
     def note_growth(self, growth_bytes: float) -> None:
         """Tell how large a step is, or could be."""
@@ -264,7 +279,9 @@ class Estimator:
         for group, total in totals.items():
             self._exact(facts.context, "side", group).add(facts.sizes, float(total))
 
-    def _evened(self, events: Sequence[Measured], sample: StepSample) -> StepSample:
+    def _evened(
+        self, facts: StepFacts, events: Sequence[Measured], sample: StepSample
+    ) -> StepSample:
         """Learn what autocast copies; even out what follows for kept layers."""
         for event in events:
             if event.copied_bytes:
@@ -275,11 +292,14 @@ class Estimator:
             else 0.0
             for event in events
         ]
+        if not sum(kept):
+            return sample
         gone = gone_bytes(
             [(e.unit, self._copied_bytes(e.unit, e.family)) for e in events],
             {event.unit for event in events if event.action == KEEP},
         )
-        return evened(sample, kept, gone)
+        least = self._excess(*self._head_key(facts, "loss", RECOMPUTE))
+        return evened(sample, kept, gone, least.predict(facts.sizes))
 
     def _copied_bytes(self, unit: int, family: int) -> float:
         """Return a call's copies of weights; a unit that is always kept is alike."""
@@ -597,15 +617,18 @@ class Estimator:
             )
             held = max(held, output)
             again = max(forward, excess + held - output)
+            more = beyond if number == layout.of_event[-1] else 0.0
             key = self._backward_key(facts, family, neighbours)
             kept = self._excess(*key, KEEP)
+            over = kept.predict(sizes) + more
             if not excess:
-                excess = kept.predict(sizes)
-            elif not kept.doubt(sizes):
-                is_last = number == layout.of_event[-1]
-                over = kept.predict(sizes) + (beyond if is_last else 0.0)
-                is_better = kept.error < self._excess(*key, RECOMPUTE).error
-                excess = max(0.0, over if is_better else min(excess, over))
+                excess = over
+            elif kept.doubt(sizes):
+                excess += max(0.0, more - output)  # that is there in a recomputed one's
+            elif kept.error < self._excess(*key, RECOMPUTE).error:
+                excess = over
+            else:
+                excess = min(excess, over)
             flops = self._exact(family, "flops")
             flops = flops if len(flops) else self._exact(family, "all flops")
             cost = flops.predict(sizes) if len(flops) else 0.0
@@ -622,19 +645,37 @@ class Estimator:
 
     def head(self, facts: StepFacts, action: str) -> Head:
         """Return what the head needs behind a last layer that is kept or recomputed."""
+        net, first, loss_net, loss_excess = self._head_parts(facts, action)
+        after = after_copies = net + loss_excess
+        copies = self._gone_bytes(facts)
+        if copies:
+            least, most = (
+                self._excess(*self._head_key(facts, "loss", action))
+                for action in (RECOMPUTE, KEEP)
+            )
+            is_known = not most.doubt(facts.sizes)
+            excess = (
+                most.predict(facts.sizes)
+                if is_known
+                else self._head_by_other(facts, most, least, KEEP)
+            )
+            after_copies = net + excess - copies
+        return Head(net + loss_net, first, after, after_copies)
+
+    def _head_parts(self, facts: StepFacts, action: str) -> list[float]:
+        """Predict net and excess of the head, then of the loss."""
         other = KEEP if action == RECOMPUTE else RECOMPUTE
         pairs = zip(
             self._head_series(facts, action),
             self._head_series(facts, other),
             strict=True,
         )
-        net, first, loss_net, loss_excess = (
-            mine.predict(facts.sizes)
-            if len(mine) and (mine.is_settled(facts.sizes) or theirs.doubt(facts.sizes))
-            else self._head_by_other(facts, mine, theirs, action)
+        return [
+            self._head_by_other(facts, mine, theirs, action)
+            if _is_told_by_other(facts.sizes, mine, theirs)
+            else mine.predict(facts.sizes)
             for (_, mine), (_, theirs) in pairs
-        )
-        return Head(net + loss_net, first, net + loss_excess - self._gone_bytes(facts))
+        ]
 
     def _head_by_other(
         self, facts: StepFacts, mine: Series, theirs: Series, action: str
@@ -644,10 +685,10 @@ class Estimator:
         Plans seldom recompute the last layer, and steps that only collect never keep
         it. What happens behind it is the same but for a constant, and but for a layer
         that saves its own output: kept, that stays beyond the head, where else it goes.
-        Whether it does is what explains the few best. An excess is no less than each
-        of them says, in proportion to the size that grew most or shrank least.
+        Whether it does is what explains the few best. An excess is no less than any of
+        them says, in proportion to the size that grew most or shrank least.
         """
-        readings = mine.readings()
+        readings = mine.readings()[-_FEW:]
         if mine.is_excess:
             more = [
                 (value - theirs.predict(sizes)) * _share(facts.sizes, sizes)
@@ -676,17 +717,20 @@ class Estimator:
     ) -> tuple[tuple[str, Series], ...]:
         """Return net and excess of the head, then of the loss, with their names."""
         head, loss = (self._head_key(facts, part, action) for part in ("head", "loss"))
+        least = self._head_key(facts, "loss", RECOMPUTE)
         return (
             ("head", self._net(*head)),
             ("head", self._excess(*head)),
             ("loss", self._net(*loss)),
-            ("loss", self._excess(*loss)),
+            ("loss", self._excess(*(least if self._gone_bytes(facts) else loss))),
         )
 
     def _actions_of_last(self, pattern: Pattern) -> tuple[str, ...]:
         """Return what may happen to the last layer; what it was measured under last."""
-        last = pattern.events[-1][1] if pattern.events else None
-        return (KEEP,) if last in self.unrecomputable else (KEEP, RECOMPUTE)
+        if not pattern.events:
+            return (RECOMPUTE,)
+        is_kept = pattern.events[-1][1] in self.unrecomputable
+        return (KEEP,) if is_kept else (KEEP, RECOMPUTE)
 
     def _heads(
         self, facts: StepFacts, pattern: Pattern, released_bytes: float
@@ -700,11 +744,15 @@ class Estimator:
         """
         heads = [self.head(facts, a) for a in self._actions_of_last(pattern)]
         excess = max(
-            max(h.before_release_bytes, h.after_release_bytes - released_bytes)
+            max(
+                h.before_release_bytes,
+                h.after_release_bytes - released_bytes,
+                h.after_copies_bytes - released_bytes,
+            )
             for h in heads
         )
         lasting = heads[-1].net_bytes
-        return lasting, excess, heads[0].net_bytes - lasting
+        return lasting, excess, max(0.0, heads[0].net_bytes - lasting)
 
     # ------------------------------------------------------------------ series
 
@@ -768,6 +816,18 @@ def _releases_sides(pattern: Pattern, events: Sequence[Measured]) -> bool:
 def _holds_sides_to_the_end(pattern: Pattern, events: Sequence[Measured]) -> bool:
     """Whether side tensors were held up to their first readers' backward."""
     return all(events[readers[0]].action != KEEP for readers in pattern.sides)
+
+
+def _is_told_by_other(sizes: Sizes, mine: Series, theirs: Series) -> bool:
+    """Whether another action's readings of a head tell more than the action's own."""
+    if not len(theirs):
+        return False
+    if not len(mine):
+        return True
+    if mine.doubt(sizes):
+        return theirs.is_trusted
+    is_rough = mine.noise == 0.0 and not mine.is_exact and not mine.has(sizes)
+    return is_rough and not mine.is_excess and theirs.is_exact
 
 
 def _share(sizes: Sizes, of: Sizes) -> float:

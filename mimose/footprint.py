@@ -12,12 +12,15 @@ Note: [Reserved bytes]
 Segments are taken when no free block is large enough, and stay. Lengths that jump leave
 blocks that are each a little too small for the next length, and reserved bytes rise to
 several times the largest step. Planned for that ratio, most of a budget would lie idle.
-So a step that might not find its memory among the
-free blocks begins with none of them: they are given back to the device first. What is
-then reserved beyond what lives is the step's growth times a ratio that depends on the
-model and is learned (`FragmentationRatio`). Giving back costs the host a wait and the
-step its calls to the device's allocator, so it is done only where the step could pass
-the limit, and not where the same plan at the same sizes has run since the last time.
+So a step that might not find its memory among the free blocks begins with none of them:
+they are given back to the device first. What such a step then takes is its growth times
+a ratio that depends on the model and is learned (`FragmentationRatio`). Free parts of
+segments in which something lives stay; a step uses some of them, now more and now less,
+and two steps of a ResNet passed their budget where it was fewer than before. So the
+ratio is learned twice, with what is beyond the start and with all that is beyond what
+lives, and both have to keep the limit. Giving back costs the host a wait and the step
+its calls to the device's allocator, so it is done only where the step could pass the
+limit, and not where the same plan at the same sizes has run since the last time.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ _TELLING = 0.5
 beyond all measure, and tells nothing of it."""
 _MOST_SERVED = 10_000
 """Steps whose blocks are known to be there; then all are forgotten."""
+_SEGMENT_BYTES = 2**21
+"""Reserved bytes come in multiples of it."""
 _OFTEN = 10
 """Free blocks given back so many times are worth a word."""
 
@@ -58,7 +63,10 @@ class Footprint:
     Attributes:
         limit: The budget, lowered where memory ran out below it.
         peak_bytes: The highest footprint seen.
+        after_bytes: What an optimizer's step reserves beyond the backward before it.
     """
+
+    after_bytes = 0
 
     def __init__(self, meter: Meter, budget_bytes: int) -> None:
         self._meter = meter
@@ -161,10 +169,14 @@ class ReservedFootprint(Footprint):
         super().__init__(meter, budget_bytes)
         self._allocator = meter
         self.ratio = FragmentationRatio()
+        """Of what a step takes beyond what it begins with."""
+        self._whole = FragmentationRatio()
+        """The same with the free parts of segments in use, that it may use or not."""
         self._refill = FragmentationRatio(prior=0.25, floor=0.0)
         """Of small steps among many free blocks."""
-        self._repeat = FragmentationRatio(prior=0.0, floor=0.0)
-        """Of plans that have run at these sizes before."""
+        self._repeat = FragmentationRatio(prior=0.15, floor=0.0)
+        """Of plans that have run at these sizes before: what came between, such as an
+        optimizer's step, may have split the blocks that they had."""
         self._served: set[Hashable] = set()
         self._key: Hashable = None
         self._largest_bytes = 0.0
@@ -173,9 +185,6 @@ class ReservedFootprint(Footprint):
         self._teaches: FragmentationRatio | None = None
         """What the running step tells of, if of any."""
         self._backward_peak_bytes = 0
-        self._after_bytes = 0
-        """Reserved by an optimizer's step beyond what the backward has reserved."""
-        self._least_overhead_bytes = budget_bytes
         self._give_back()
         self._noted_ooms = self._usage.n_ooms
         self.peak_bytes = self._usage.reserved_bytes
@@ -214,9 +223,16 @@ class ReservedFootprint(Footprint):
 
     def level_budget(self, start_bytes: float) -> float:
         """Return the requested bytes that keep the reserved ones within the limit."""
-        floor = self._start.allocated_bytes + self._least_overhead_bytes
-        headroom = max(0.0, self.limit.bytes - floor)
-        return start_bytes + headroom / self.ratio.value
+        most = self._most_bytes()
+        live = self._start.allocated_bytes
+        return start_bytes + min(
+            max(0.0, most - live - self._overhead_bytes) / self.ratio.value,
+            max(0.0, most - live) / self._whole.value,
+        )
+
+    def _most_bytes(self) -> float:
+        """Return the limit in whole segments, but for one that is not foreseen."""
+        return (self.limit.bytes // _SEGMENT_BYTES - 1) * _SEGMENT_BYTES
 
     def make_room(
         self, growth_bytes: float | None, key: Hashable, *, has_begun: bool = False
@@ -234,8 +250,8 @@ class ReservedFootprint(Footprint):
             teaches = self._refill
         self._teaches = teaches
         ratio = teaches or self.ratio
-        expected = self._base_bytes(teaches) + growth * ratio.value
-        if expected > self.limit.bytes and teaches is not self.ratio:
+        expected = usage.reserved_bytes + growth * ratio.value
+        if expected > self._most_bytes() and teaches is not self.ratio:
             if has_begun:
                 self._give_back_within()
             else:
@@ -256,29 +272,20 @@ class ReservedFootprint(Footprint):
         self._backward_peak_bytes = usage.reserved_peak_bytes
         self._largest_bytes = max(self._largest_bytes, growth_bytes)
         teaches, self._teaches = self._teaches, None
-        taken = usage.reserved_peak_bytes - self._base_bytes(teaches)
+        taken = usage.reserved_peak_bytes + self.after_bytes
         if teaches is not None and usage.n_retries == self._start.n_retries:
-            teaches.observe(growth_bytes, taken + self._after_bytes)
+            teaches.observe(growth_bytes, taken - self._start.reserved_bytes)
+            if teaches is self.ratio:
+                self._whole.observe(growth_bytes, taken - self._start.allocated_bytes)
         if len(self._served) >= _MOST_SERVED:
             self._served.clear()
         self._served.add(self._key)
-
-    def _base_bytes(self, teaches: FragmentationRatio | None) -> int:
-        """Return what a step's reserved bytes are counted from.
-
-        Free parts of segments that live tensors are in cannot be given back, and a step
-        uses them. Where it begins with no other free blocks they count as its own, but
-        for what there always is of them.
-        """
-        if teaches is not self.ratio:
-            return self._start.reserved_bytes
-        return self._start.allocated_bytes + self._least_overhead_bytes
 
     def optimizer_stepped(self) -> None:
         """Learn what an optimizer's step reserves beyond the backward before it."""
         after = self._read().reserved_peak_bytes - self._backward_peak_bytes
         if self._backward_peak_bytes:
-            self._after_bytes = max(self._after_bytes, after)
+            self.after_bytes = max(self.after_bytes, after)
 
     def ran_out(self) -> None:
         """Take note that an allocation has failed, before anything is given back."""
@@ -300,31 +307,29 @@ class ReservedFootprint(Footprint):
         return {"fragmentation": self.ratio.value, "given_back": self.n_given_back}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the ratio's observations."""
-        return {"ratio": self.ratio.state_dict()}
+        """Return the ratios' observations."""
+        return {"ratio": self.ratio.state_dict(), "whole": self._whole.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over another allocator's ratio, if there is one."""
-        if "ratio" in state:
-            self.ratio.load_state_dict(state["ratio"])
+        """Take over another allocator's ratios, if there are any."""
+        for name, ratio in (("ratio", self.ratio), ("whole", self._whole)):
+            if name in state:
+                ratio.load_state_dict(state[name])
 
     def needed_bytes(self, level_bytes: int) -> int:
         """Return the reserved bytes where the step began without free blocks.
 
-        The optimizer's step adds what it took the last time. Else they are not all the
-        step's doing, and what was requested is all that is certain.
+        Else they are not all the step's doing, and what was requested is all that is
+        certain.
         """
-        if self._teaches is self.ratio:
-            return self._usage.reserved_peak_bytes + self._after_bytes
-        return level_bytes
+        is_fresh = self._teaches is self.ratio
+        return self._usage.reserved_peak_bytes if is_fresh else level_bytes
 
     def _give_back(self) -> None:
         self._allocator.give_back()
         self._read()
         self._start_anew()
-        overhead = self._start.reserved_bytes - self._start.allocated_bytes
-        self._overhead_bytes = overhead
-        self._least_overhead_bytes = min(self._least_overhead_bytes, overhead)
+        self._overhead_bytes = self._start.reserved_bytes - self._start.allocated_bytes
         self._served.clear()
         self.n_given_back += 1
 

@@ -25,10 +25,10 @@ class _Least:
     state_bytes: float
     """Of the optimizer, at that time."""
 
-    @property
-    def beyond_bytes(self) -> float:
-        """What was taken from the device beyond the peak."""
-        return self.needed_bytes - self.peak_bytes
+    def beyond_bytes(self, after_bytes: float) -> float:
+        """Return what was taken from the device beyond the peak, 0 if not told."""
+        beyond = self.needed_bytes - self.peak_bytes
+        return beyond + after_bytes if beyond else 0.0
 
 
 class LeastPeaks:
@@ -64,13 +64,20 @@ class LeastPeaks:
     def _growth(self, key: tuple[Context, Sizes]) -> float:
         return self._least[key].growth_bytes
 
-    def bound(self, facts: StepFacts, start_bytes: float, state_bytes: float) -> float:
+    def bound(
+        self,
+        facts: StepFacts,
+        start_bytes: float,
+        state_bytes: float,
+        after_bytes: float = 0.0,
+    ) -> float:
         """Return a peak that no plan can go below, 0 if none is known.
 
         Args:
             facts: The step to come.
             start_bytes: Held now.
             state_bytes: Of the optimizer, now.
+            after_bytes: What its step reserves beyond the backward.
         """
         return max(
             (
@@ -78,7 +85,7 @@ class LeastPeaks:
                     least.peak_bytes + state_bytes - least.state_bytes,
                     start_bytes + least.growth_bytes,
                 )
-                + (least.beyond_bytes if sizes == facts.sizes else 0.0)
+                + (least.beyond_bytes(after_bytes) if sizes == facts.sizes else 0.0)
                 for (context, sizes), least in self._least.items()
                 if context == facts.context and _covers(facts.sizes, sizes)
             ),

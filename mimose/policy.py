@@ -299,6 +299,8 @@ class Policy:
         if chosen is None or chosen.keeps_all:
             return
         n_measured = self._estimator.n_steps
+        if self._estimator.is_exact:  # a calibration is no cause to find
+            predicted = decision.raw_growth_bytes
         if self._learning.begin_again_if_off(predicted, observed, n_measured):
             chosen.is_off = not decision.is_measured  # else the next one knows better
 
@@ -452,7 +454,8 @@ class Policy:
         # In the problem the release is part of the head. The optimizer's step is not
         # part of what is observed in a step.
         behind = peaks[2 * n_events + 1 : -1] + memory.released_bytes
-        after = [start + counted_twice + head.after_release_bytes, *behind]
+        copies_gone = start + counted_twice + head.after_copies_bytes
+        after = [start + head.after_release_bytes, copies_gone, *behind]
         return Growth(float(max(before)), float(max(after)))
 
     def _decision(

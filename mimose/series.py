@@ -217,18 +217,25 @@ class Series:
             return f"{len(self._samples)} shapes measured, not enough to trust a fit"
         return fit.outside(sizes, STRETCH if fit.is_exact else NOISY_STRETCH)
 
-    def is_settled(self, sizes: Sizes) -> bool:
-        """Whether a prediction is trusted, and exact where readings are."""
-        if self.doubt(sizes):
-            return False
-        fit = self._fitted()
-        is_exact = fit is not None and fit.is_exact
-        return self.noise > 0 or sizes in self._samples or is_exact
+    def has(self, sizes: Sizes) -> bool:
+        """Whether this very shape was measured."""
+        return sizes in self._samples
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether there is a fit that may speak of shapes not measured."""
+        fit = self._fitted() if self._samples else None
+        return fit is not None and self._trusts(fit)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether such a fit explains every reading."""
+        return self.is_trusted and self._fit is not None and self._fit.is_exact
 
     @property
     def error(self) -> float:
         """The error at a shape left out of the fit; infinite where there is none."""
-        fit = self._fitted()
+        fit = self._fitted() if self._samples else None
         return math.inf if fit is None else fit.loo_error
 
     def readings(self) -> list[tuple[Sizes, float]]:

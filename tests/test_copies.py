@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.copies import are_kept
+from mimose.collector import SegmentSample, StepSample
+from mimose.copies import are_kept, evened, gone_bytes
 from mimose.tracker import StorageTracker
 
 _WIDTH = 64
@@ -117,3 +118,30 @@ def test_without_the_cache_nothing_is_kept():
     """Autocast can be told to keep no copies."""
     with torch.autocast("cpu", _BF16, cache_enabled=False):
         assert not are_kept()
+
+
+def test_copies_go_where_no_call_of_the_unit_is_kept():
+    """One copy a unit, however often it is called."""
+    copied = [(0, 10.0), (1, 5.0), (0, 10.0), (2, 0.0)]
+    assert 15.0 == gone_bytes(copied, ())
+    assert 10.0 == gone_bytes(copied, {1})
+    assert 0.0 == gone_bytes(copied, {0, 1})
+
+
+@pytest.mark.parametrize(
+    ("kept", "gone", "excess", "expected"),
+    [
+        ([0.0, 0.0], 30.0, 5.0, 5.0),  # R0
+        ([20.0, 10.0], 0.0, 6.0, 6.0),  # R1
+        ([20.0, 0.0], 10.0, 6.0, 16.0),  # above R0, so R1 is so much higher
+        ([20.0, 0.0], 10.0, 5.0, None),
+    ],
+)
+def test_what_a_losss_excess_tells_of_copies(kept, gone, excess, expected):
+    """A step between the two tells that of all kept, or nothing."""
+    nothing = SegmentSample(0.0, 0.0)
+    sample = StepSample(
+        (), (nothing, nothing), nothing, SegmentSample(100.0, excess), True, "loss"
+    )
+    loss = evened(sample, kept, gone, 5.0).loss
+    assert loss == SegmentSample(100.0 - sum(kept), expected)

@@ -46,6 +46,14 @@ def test_it_begins_again_where_one_was_far_off(learning, observed):
     assert not learning.is_on(58)
 
 
+def test_with_exact_readings_half_a_percent_is_far_off():
+    """There is a cause to find, where a noisy meter would shrug."""
+    learning = Learning(0.0)
+    _observe(learning, 4, 500.0, 500.0)
+    assert not learning.begin_again_if_off(500.0, 502.4, 50)
+    assert learning.begin_again_if_off(500.0, 503.0, 50)
+
+
 def test_how_soon_it_begins_again_doubles(learning):
     """So that there is an end of it where it does not help."""
     times = []

@@ -261,7 +261,7 @@ def test_a_plan_that_was_far_off_is_measured_anew(toys, meter):
         assert "recompute" in last.actions
         policy = session._driver._policy
         (plan,) = [p for p in policy.cache._plans.values() if not p.keeps_all]
-        decision = Decision("plan", plan, growth_bytes=1e6, is_measured=False)
+        decision = Decision("plan", plan, 1e6, 1e6, is_measured=False)
         policy.observe(decision, 1e6 + policy.margin.noise_bytes, is_relevant=False)
         toys.train(model, batches[-1:], optimizer=optimizer)
         assert session.records[-1].cache_hit
