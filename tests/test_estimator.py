@@ -113,6 +113,23 @@ def test_kept_units_may_not_be_recomputed(toys, meter):
     assert [[True, True], [True, False], [True, True]] == problem.allowed.tolist()
 
 
+def test_a_model_whose_layers_do_not_train_can_be_explained(toys, meter):
+    """A frozen backbone has no layer to plan, but a head."""
+    model = toys.chain(3)
+    model.head = nn.Linear(16, 4)
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    forward = model.forward
+    model.forward = lambda x: forward(x) + model.head(x).square().mean()
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        for n in (8, 16, 24, 8, 16, 24):
+            model(toys.inputs(n)).backward()
+            model.zero_grad(set_to_none=True)
+        assert not session.records[-1].events
+        assert () == session.planning_problem().events
+        assert "event  action" in session.explain()
+
+
 class _Convolutions(nn.Module):
     """A layer that saves its own output; a stride rounds its length up."""
 

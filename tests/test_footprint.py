@@ -105,6 +105,19 @@ def test_the_ratio_is_learned_from_steps_without_free_blocks():
     assert 1.2 == pytest.approx(footprint.ratio.value, abs=0.01)
 
 
+def test_a_repeated_plan_may_reserve_more():
+    """What came between may have split its blocks, until repeats have shown otherwise.
+
+    Ninety reserved leave eight, and a segment; a growth of sixty may take nine.
+    """
+    meter = _Scripted()
+    footprint = ReservedFootprint(meter, 100 * MIB)
+    _step(footprint, meter, 60, 80, key="plan")
+    given_back = meter.n_given_back
+    _step(footprint, meter, 60, 0, key="plan")
+    assert given_back + 1 == meter.n_given_back
+
+
 def test_free_parts_of_segments_in_use_are_the_steps_own():
     """A step reserves sixty beyond what lives, however many of them are there already.
 

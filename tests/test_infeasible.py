@@ -92,3 +92,12 @@ def test_what_was_reserved_binds_at_the_same_sizes_alone():
     least.add(_facts(2, 10), 500.0, 200.0, 0.0, 560.0)
     assert 560.0 == least.bound(_facts(2, 10), 300.0, 0.0)
     assert 500.0 == least.bound(_facts(2, 11), 300.0, 0.0)
+
+
+def test_what_an_optimizers_step_reserves_is_needed_as_well():
+    """It is known behind the first step alone; where levels are all there is, never."""
+    least = LeastPeaks()
+    least.add(_facts(2, 10), 500.0, 200.0, 0.0, 560.0)
+    least.add(_facts(2, 20), 500.0, 200.0, 0.0, 500.0)
+    assert 580.0 == least.bound(_facts(2, 10), 300.0, 0.0, 20.0)
+    assert 500.0 == least.bound(_facts(2, 20), 300.0, 0.0, 20.0)
