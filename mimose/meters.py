@@ -137,7 +137,7 @@ class _Borrowed(Meter):
         self._meter.reset_peak()
 
 
-_walls: dict[torch.device, list[float]] = {}
+_walls: dict[int, list[float]] = {}
 """By device: the limit as it was, and those of living sessions; the lowest holds."""
 
 
@@ -225,16 +225,16 @@ class AllocatorMeter(Meter):
             )
             raise BudgetError(msg)
         get = getattr(module, "get_per_process_memory_fraction", None)
-        walls = _walls.setdefault(self.device, [])
+        walls = _walls.setdefault(self._index, [])
         if not walls:
-            walls.append(1.0 if get is None else float(get(self.device)))
+            walls.append(1.0 if get is None else float(get(self._index)))
         wall = min(1.0, n_bytes / self._memory_info()[1])
         walls.append(wall)
-        put(min(walls), self.device)
+        put(min(walls), self._index)
 
         def undo() -> None:
             walls.remove(wall)
-            put(min(walls), self.device)
+            put(min(walls), self._index)
             if len(walls) == 1:
                 walls.clear()
 
