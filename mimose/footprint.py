@@ -274,9 +274,12 @@ class ReservedFootprint(Footprint):
         teaches, self._teaches = self._teaches, None
         taken = usage.reserved_peak_bytes + self.after_bytes
         if teaches is not None and usage.n_retries == self._start.n_retries:
-            teaches.observe(growth_bytes, taken - self._start.reserved_bytes)
-            if teaches is self.ratio:
-                self._whole.observe(growth_bytes, taken - self._start.allocated_bytes)
+            is_fresh = teaches is self.ratio
+            kind = self._key if is_fresh else None
+            teaches.observe(growth_bytes, taken - self._start.reserved_bytes, kind)
+            if is_fresh:
+                beyond_live = taken - self._start.allocated_bytes
+                self._whole.observe(growth_bytes, beyond_live, kind)
         if len(self._served) >= _MOST_SERVED:
             self._served.clear()
         self._served.add(self._key)

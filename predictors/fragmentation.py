@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from math import exp, sqrt
 from statistics import median
 from typing import Any
@@ -23,6 +24,7 @@ class FragmentationRatio:
     of the largest in the window is taken as a share of that. The ratio is the highest
     share, and above it the distance from the median to it divided by the root of their
     number: of few observations the next may well be higher. At first a prior counts.
+    Steps of one kind that repeat each other count as one: they say nothing of others.
 
     Args:
         prior: The ratio before any observation; at least as high as `floor`.
@@ -44,7 +46,7 @@ class FragmentationRatio:
             raise ValueError(msg)
         self.prior = prior
         self.floor = floor
-        self._seen: deque[tuple[float, float]] = deque(maxlen=window)
+        self._seen: deque[tuple[float, float, Hashable]] = deque(maxlen=window)
         self._value = prior
 
     def __repr__(self) -> str:
@@ -55,29 +57,38 @@ class FragmentationRatio:
         """Reserved bytes to count for each requested byte of growth."""
         return self._value
 
-    def observe(self, requested_bytes: float, reserved_bytes: float) -> None:
+    def observe(
+        self, requested_bytes: float, reserved_bytes: float, kind: Hashable = None
+    ) -> None:
         """Take in a step.
 
         Args:
             requested_bytes: By how much its requested bytes grew; none tells nothing.
             reserved_bytes: By how much the reserved bytes grew.
+            kind: Equal for steps that ask for the same blocks; None is like no other.
         """
         if requested_bytes <= 0.0:
             return
-        self._seen.append((requested_bytes, max(0.0, reserved_bytes)))
+        self._seen.append((requested_bytes, max(0.0, reserved_bytes), kind))
         self._value = self._envelope()
 
     def _envelope(self) -> float:
-        least = _NEAR * max(requested for requested, _ in self._seen)
-        ratios = [taken / max(requested, least) for requested, taken in self._seen]
+        least = _NEAR * max(requested for requested, _, _ in self._seen)
+        ratios = [taken / max(requested, least) for requested, taken, _ in self._seen]
         highest = max(ratios)
-        spread = (highest - median(ratios)) / sqrt(len(ratios))
-        doubt = (self.prior - self.floor) * exp(-len(ratios) / _FADE)
+        kinds = [kind for _, _, kind in self._seen]
+        n_kinds = kinds.count(None) + len(set(kinds) - {None})
+        spread = (highest - median(ratios)) / sqrt(n_kinds)
+        doubt = (self.prior - self.floor) * exp(-n_kinds / _FADE)
         return max(self.floor + doubt, highest + spread)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was seen, ready for JSON."""
-        return {"seen": [list(pair) for pair in self._seen]}
+        numbers: dict[Hashable, int] = {}
+        for _, _, kind in self._seen:
+            if kind is not None:
+                numbers.setdefault(kind, len(numbers))
+        return {"seen": [[*seen[:2], numbers.get(seen[2])] for seen in self._seen]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what another one has seen; the parameters stay.
@@ -85,6 +96,9 @@ class FragmentationRatio:
         Args:
             state: What ``state_dict`` returned.
         """
-        pairs = ((float(asked), float(taken)) for asked, taken in state["seen"])
-        self._seen = deque(pairs, maxlen=self._seen.maxlen)
+        seen = (
+            (float(asked), float(taken), None if kind is None else f"saved {kind}")
+            for asked, taken, kind in state["seen"]
+        )
+        self._seen = deque(seen, maxlen=self._seen.maxlen)
         self._value = self._envelope() if self._seen else self.prior
