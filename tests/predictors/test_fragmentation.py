@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from mimose.predictors import FragmentationRatio
@@ -34,6 +36,16 @@ def test_the_prior_fades():
     assert 1.0 <= _seen(*[(100, 100)] * 40).value < 1.001
 
 
+def test_steps_of_one_kind_count_once():
+    """However often they repeat each other, nothing is known of other kinds."""
+    alike, different = FragmentationRatio(), FragmentationRatio()
+    for n in range(40):
+        alike.observe(100, 100, kind="plan")
+        different.observe(100, 100, kind=n)
+    assert alike.value == _seen((100, 100)).value > 1.3
+    assert different.value < 1.001
+
+
 def test_small_steps_count_by_what_they_leave_for_large_ones():
     """Twice a small step's growth is little of what a large one takes."""
     large = [(100, 110)] * 60
@@ -57,8 +69,10 @@ def test_steps_that_do_not_grow_tell_nothing():
 def test_state_goes_through_json():
     """Another one that loads the state gives the same ratio."""
     one = _seen((100, 120), (90, 130))
+    for kind in (("text", 4), "other", "other"):
+        one.observe(100, 110, kind)
     other = FragmentationRatio()
-    other.load_state_dict(one.state_dict())
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
     assert one.value == other.value
 
 
