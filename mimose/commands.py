@@ -201,6 +201,13 @@ def _trace(options: argparse.Namespace, workloads: Sequence[str]) -> tuple[Sizes
 def _need_device(name: str) -> None:
     import torch
 
+    from mimose.bench.machine import prepare_device
+
+    try:
+        prepare_device(name)
+    except (RuntimeError, ModuleNotFoundError) as error:
+        msg = f"--device {name}: the simulated accelerator cannot be had: {error}"
+        raise UsageError(msg) from error
     try:
         kind = torch.device(name).type
     except RuntimeError as error:

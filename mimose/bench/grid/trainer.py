@@ -24,7 +24,7 @@ from mimose.bench.grid.strategies import CannotRunError, Setup
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.workload import largest
 from mimose.bench.grid.workloads import workload_named
-from mimose.bench.machine import load_average, private_bytes
+from mimose.bench.machine import load_average, prepare_device, private_bytes
 from mimose.bench.step_meter import step_meter
 from mimose.bench.worker import answer, answering_errors, take_standard_output
 from mimose.recovery import is_out_of_memory
@@ -289,7 +289,9 @@ def main() -> None:
 
 
 def _serve(answers: Any) -> None:
-    trainer = Trainer(Task(**json.loads(sys.stdin.readline())))
+    task = Task(**json.loads(sys.stdin.readline()))
+    prepare_device(task.device)
+    trainer = Trainer(task)
     answer(answers, {"ready": True})
     for line in sys.stdin:
         command, arguments = json.loads(line)
