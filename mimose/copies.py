@@ -60,7 +60,7 @@ def evened(
         sample: What was measured.
         kept_bytes: By event, the copies of those that were kept under a plan.
         gone: The bytes of the other layers' copies.
-        least_excess: The loss's, of a step that keeps nothing.
+        least_excess: What the loss's of a step that keeps nothing may read.
     """
     total = sum(kept_bytes)
     if not total or not sample.copies_end:

@@ -679,7 +679,8 @@ class Driver:
         self._estimator.learn(
             step.facts, trace.events, sample, step.released_bytes, step.calls
         )
-        is_safest = KEEP not in step.record.actions or self._estimator.unrecomputable
+        kept = {event.unit for event in trace.events if event.action == KEEP}
+        is_safest = kept <= self._estimator.unrecomputable
         is_own = self._meter.reads_peak and not self._has_compiled(step)
         if is_own and is_safest:
             needed = self._footprint.needed_bytes(trace.peak_bytes)

@@ -32,6 +32,7 @@ beyond that is there in the last layer's own backward alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -299,7 +300,10 @@ class Estimator:
             {event.unit for event in events if event.action == KEEP},
         )
         least = self._excess(*self._head_key(facts, "loss", RECOMPUTE))
-        return evened(sample, kept, gone, least.predict(facts.sizes))
+        most = math.inf  # where R0 is not known, nothing is told of R1
+        if not least.doubt(facts.sizes):
+            most = least.predict(facts.sizes) + 5 * self._noise_bytes + 1.0
+        return evened(sample, kept, gone, most)
 
     def _copied_bytes(self, unit: int, family: int) -> float:
         """Return a call's copies of weights; a unit that is always kept is alike."""
@@ -659,6 +663,7 @@ class Estimator:
                 if is_known
                 else self._head_by_other(facts, most, least, KEEP)
             )
+            excess = min(max(excess, loss_excess), loss_excess + copies)
             after_copies = net + excess - copies
         return Head(net + loss_net, first, after, after_copies)
 
@@ -825,7 +830,7 @@ def _is_told_by_other(sizes: Sizes, mine: Series, theirs: Series) -> bool:
     if not len(mine):
         return True
     if mine.doubt(sizes):
-        return theirs.is_trusted
+        return theirs.is_trusted or not theirs.doubt(sizes)
     is_rough = mine.noise == 0.0 and not mine.is_exact and not mine.has(sizes)
     return is_rough and not mine.is_excess and theirs.is_exact
 

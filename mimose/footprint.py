@@ -272,9 +272,9 @@ class ReservedFootprint(Footprint):
         self._backward_peak_bytes = usage.reserved_peak_bytes
         self._largest_bytes = max(self._largest_bytes, growth_bytes)
         teaches, self._teaches = self._teaches, None
-        taken = usage.reserved_peak_bytes + self.after_bytes
+        is_fresh = teaches is self.ratio
+        taken = usage.reserved_peak_bytes + (self.after_bytes if is_fresh else 0)
         if teaches is not None and usage.n_retries == self._start.n_retries:
-            is_fresh = teaches is self.ratio
             kind = self._key if is_fresh else None
             teaches.observe(growth_bytes, taken - self._start.reserved_bytes, kind)
             if is_fresh:

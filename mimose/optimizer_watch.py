@@ -145,7 +145,8 @@ class OptimizerWatch:
             self.excess_bytes = max(
                 self.excess_bytes, float(peak - live - (now - state)), 0.0
             )
-            self._on_stepped()
+            if now <= state:  # what it makes to stay is no working memory
+                self._on_stepped()
         self.has_stepped = True
 
     def _state_of(self, optimizer: torch.optim.Optimizer) -> int:

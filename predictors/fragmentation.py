@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Hashable
 from math import exp, sqrt
@@ -11,7 +12,10 @@ from typing import Any
 _NEAR = 0.8
 """A smaller step counts as one of this share of the largest growth."""
 _FADE = 4.0
-"""Observations after which a third is left of the prior."""
+"""Observations, and kinds of them, after which a third is left of the prior."""
+_COARSE = 40 * 2**20
+"""Steps of few kinds leave no more doubt than this: two segments of the kind that
+requests of 1 to 10 MiB are served from."""
 
 
 class FragmentationRatio:
@@ -24,7 +28,8 @@ class FragmentationRatio:
     of the largest in the window is taken as a share of that. The ratio is the highest
     share, and above it the distance from the median to it divided by the root of their
     number: of few observations the next may well be higher. At first a prior counts.
-    Steps of one kind that repeat each other count as one: they say nothing of others.
+    Steps of one kind that repeat each other count as one, the highest: they say little
+    of others.
 
     Args:
         prior: The ratio before any observation; at least as high as `floor`.
@@ -46,7 +51,8 @@ class FragmentationRatio:
             raise ValueError(msg)
         self.prior = prior
         self.floor = floor
-        self._seen: deque[tuple[float, float, Hashable]] = deque(maxlen=window)
+        self._seen: deque[tuple[float, float, int]] = deque(maxlen=window)
+        self._n_unlike = 0
         self._value = prior
 
     def __repr__(self) -> str:
@@ -69,26 +75,36 @@ class FragmentationRatio:
         """
         if requested_bytes <= 0.0:
             return
-        self._seen.append((requested_bytes, max(0.0, reserved_bytes), kind))
+        self._seen.append(
+            (requested_bytes, max(0.0, reserved_bytes), self._number(kind))
+        )
         self._value = self._envelope()
 
+    def _number(self, kind: Hashable) -> int:
+        """Return a number of a kind, the same in every process; a new one for None."""
+        if kind is not None:
+            return zlib.crc32(repr(kind).encode())
+        self._n_unlike += 1
+        return -self._n_unlike
+
     def _envelope(self) -> float:
-        least = _NEAR * max(requested for requested, _, _ in self._seen)
-        ratios = [taken / max(requested, least) for requested, taken, _ in self._seen]
-        highest = max(ratios)
-        kinds = [kind for _, _, kind in self._seen]
-        n_kinds = kinds.count(None) + len(set(kinds) - {None})
-        spread = (highest - median(ratios)) / sqrt(n_kinds)
-        doubt = (self.prior - self.floor) * exp(-n_kinds / _FADE)
+        largest = max(requested for requested, _, _ in self._seen)
+        by_kind: dict[int, float] = {}
+        for requested, taken, kind in self._seen:
+            ratio = taken / max(requested, _NEAR * largest)
+            by_kind[kind] = max(ratio, by_kind.get(kind, 0.0))
+        highest = max(by_kind.values())
+        spread = (highest - median(by_kind.values())) / sqrt(len(by_kind))
+        prior = self.prior - self.floor
+        doubt = max(
+            prior * exp(-len(self._seen) / _FADE),
+            min(prior * exp(-len(by_kind) / _FADE), _COARSE / largest),
+        )
         return max(self.floor + doubt, highest + spread)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was seen, ready for JSON."""
-        numbers: dict[Hashable, int] = {}
-        for _, _, kind in self._seen:
-            if kind is not None:
-                numbers.setdefault(kind, len(numbers))
-        return {"seen": [[*seen[:2], numbers.get(seen[2])] for seen in self._seen]}
+        return {"seen": [list(seen) for seen in self._seen]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what another one has seen; the parameters stay.
@@ -96,9 +112,10 @@ class FragmentationRatio:
         Args:
             state: What ``state_dict`` returned.
         """
-        seen = (
-            (float(asked), float(taken), None if kind is None else f"saved {kind}")
-            for asked, taken, kind in state["seen"]
-        )
+        seen = [
+            (float(asked), float(taken), int(kind[0]) if kind else -n)
+            for n, (asked, taken, *kind) in enumerate(state["seen"], 1)
+        ]
+        self._n_unlike = max([0, *(-kind for _, _, kind in seen)])
         self._seen = deque(seen, maxlen=self._seen.maxlen)
         self._value = self._envelope() if self._seen else self.prior

@@ -40,10 +40,35 @@ def test_steps_of_one_kind_count_once():
     """However often they repeat each other, nothing is known of other kinds."""
     alike, different = FragmentationRatio(), FragmentationRatio()
     for n in range(40):
-        alike.observe(100, 100, kind="plan")
-        different.observe(100, 100, kind=n)
-    assert alike.value == _seen((100, 100)).value > 1.3
+        alike.observe(100 * MIB, 100 * MIB, kind="plan")
+        different.observe(100 * MIB, 100 * MIB, kind=n)
+    assert alike.value == pytest.approx(_seen((100, 100)).value)
+    assert alike.value > 1.3
     assert different.value < 1.001
+
+
+def test_two_segments_are_little_of_large_steps():
+    """At ten gigabytes one plan may repeat for ever, and leaves room for others."""
+    alike = FragmentationRatio()
+    for _ in range(40):
+        alike.observe(10 * 2**30, 10 * 2**30, kind="plan")
+    assert alike.value < 1.005
+
+
+def test_one_odd_kind_is_no_more_than_it_is():
+    """Many repeats of another do not spread it."""
+    ratio = FragmentationRatio()
+    for _ in range(255):
+        ratio.observe(100 * MIB, 100 * MIB, kind="plan")
+    ratio.observe(100 * MIB, 130 * MIB, kind="odd")
+    assert 1.3 < ratio.value < 1.45
+
+
+def test_a_state_without_kinds_can_be_loaded():
+    """Entries of two numbers are unlike each other."""
+    ratio = FragmentationRatio()
+    ratio.load_state_dict({"seen": [[100, 100]] * 40})
+    assert ratio.value < 1.001
 
 
 def test_small_steps_count_by_what_they_leave_for_large_ones():
