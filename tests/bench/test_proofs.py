@@ -150,3 +150,14 @@ def test_held_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (0, True) == (status, document["holds"])
     assert (tmp_path / "held.csv").exists()
+
+
+def test_a_walls_own_retries_count_for_nothing() -> None:
+    """Behind it the allocator may give free blocks back; memory may not run out."""
+    settings = Settings(device="sim")
+    free = _row(settings, alloc_retries=3)
+    behind = _row(settings, is_limited=True, alloc_retries=3)
+    failed = _row(settings, is_limited=True, retries=1)
+    assert not soak._retries_bar("bert", [free]).holds
+    assert soak._retries_bar("bert", [behind]).holds
+    assert not soak._retries_bar("bert", [behind, failed]).holds

@@ -334,6 +334,10 @@ def _judge(model: str, rows: Sequence[SoakRow], steps: int, device: str) -> list
 
 
 def _retries_bar(model: str, rows: Sequence[SoakRow]) -> Bar:
+    """Free blocks given back by a wall are its doing; memory that runs out is not."""
+    if any(row.is_limited for row in rows):
+        again = sum(row.retries for row in rows)
+        return Bar(f"{model}: steps run again behind the wall", again, at_most=0)
     retries = sum(row.alloc_retries or 0 for row in rows)
     return Bar(f"{model}: allocation retries", retries, at_most=0)
 
