@@ -38,8 +38,6 @@ _log = logging.getLogger(__name__)
 
 _NEAR_BYTES = 2**20
 """So close to the limit a peak is read as exactly as it can be."""
-_SMALL = 0.5
-"""A step that needs no more than this share of the free blocks is a small one."""
 _LEAST_CACHED_BYTES = 2**20
 """Less than this is not worth giving back."""
 _TELLING = 0.5
@@ -172,8 +170,6 @@ class ReservedFootprint(Footprint):
         """Of what a step takes beyond what it begins with."""
         self._whole = FragmentationRatio()
         """The same with the free parts of segments in use, that it may use or not."""
-        self._refill = FragmentationRatio(prior=0.25, floor=0.0)
-        """Of small steps among many free blocks."""
         self._repeat = FragmentationRatio(prior=0.15, floor=0.0)
         """Of plans that have run at these sizes before: what came between, such as an
         optimizer's step, may have split the blocks that they had."""
@@ -246,8 +242,6 @@ class ReservedFootprint(Footprint):
             teaches = self.ratio
         elif growth_bytes is not None and key in self._served:
             teaches = self._repeat
-        elif growth * self.ratio.value <= _SMALL * cached:
-            teaches = self._refill
         self._teaches = teaches
         ratio = teaches or self.ratio
         expected = usage.reserved_bytes + growth * ratio.value
