@@ -310,24 +310,23 @@ class Estimator:
         """Return a call's copies of weights; a unit that is always kept is alike."""
         return 0.0 if unit in self.unrecomputable else self._copied.get(family, 0.0)
 
-    def copies(self, facts: StepFacts) -> tuple[list[float], str]:
-        """Return each event's copies of weights, and the segment in which they go.
+    def copies(self, facts: StepFacts) -> list[float]:
+        """Return each event's copies of weights.
 
         Those that outlive the forward are left out: see `mimose.copies`.
         """
         pattern = self._patterns[facts.context]
         if not pattern.copies_end:
-            return [0.0] * len(pattern.events), ""
-        copied = [self._copied_bytes(unit, f) for _, unit, _, f in pattern.events]
-        return copied, pattern.copies_end
+            return [0.0] * len(pattern.events)
+        return [self._copied_bytes(unit, f) for _, unit, _, f in pattern.events]
 
     def _gone_bytes(self, facts: StepFacts) -> float:
         """Return the copies that go before the loss's peak: see `mimose.copies`."""
-        copied, end = self.copies(facts)
-        if end != "loss":
+        pattern = self._patterns[facts.context]
+        if pattern.copies_end != "loss":
             return 0.0
-        units = [unit for _, unit, _, _ in self._patterns[facts.context].events]
-        return gone_bytes(list(zip(units, copied, strict=True)), ())
+        units = [unit for _, unit, _, _ in pattern.events]
+        return gone_bytes(list(zip(units, self.copies(facts), strict=True)), ())
 
     def side_tensors(self, facts: StepFacts) -> list[SideTensor]:
         """Return what a plan that keeps all the readers does not hold."""

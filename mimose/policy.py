@@ -441,7 +441,7 @@ class Policy:
                 )
                 levels[span] -= side.n_bytes
                 peaks[span] -= side.n_bytes
-        copied, _ = self._estimator.copies(facts)
+        copied = self._estimator.copies(facts)
         counted_twice = 0.0  # until the context ends: Note: [Copies]
         for index, (action, n_bytes) in enumerate(zip(actions, copied, strict=True)):
             if action == KEEP and n_bytes:
