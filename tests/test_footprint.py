@@ -75,7 +75,7 @@ def test_an_allocator_has_a_reserved_footprint():
     """And a meter of one's own, with one number, a plain one."""
 
     class Plain(_Scripted):
-        pass
+        """The same under another name: no allocator's meter."""
 
     meter = _Scripted()
     assert type(make_footprint(Plain(), 100 * MIB)) is ReservedFootprint

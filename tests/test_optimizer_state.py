@@ -92,7 +92,7 @@ def test_of_others_nothing_is_known():
     """LBFGS, and optimizers that are not torch's, are not guessed at."""
 
     class Own(optim.Optimizer):
-        pass
+        """Nobody knows what it makes."""
 
     weights = _shapes()
     assert {} == bytes_to_come(optim.LBFGS(weights), _CPU)
@@ -103,7 +103,7 @@ def test_an_optimizer_derived_from_a_known_one_is_known():
     """A subclass of AdamW makes what AdamW makes."""
 
     class Mine(optim.AdamW):
-        pass
+        """AdamW under another name."""
 
     told = bytes_to_come(Mine([torch.nn.Parameter(torch.ones(192))]), _CPU)
     assert [1536.0] == list(told.values())
@@ -129,11 +129,14 @@ def test_optimizers_are_found_among_all_objects():
     """Those of the parameters asked for, and no wrapper of one."""
 
     class Wrapper(optim.Optimizer):
+        """Passes on what another one has."""
+
         def __init__(self, inner):
             self.inner = inner
 
         @property
         def param_groups(self):
+            """Those of the other."""
             return self.inner.param_groups
 
     weights, others = _shapes(), _shapes()
@@ -344,10 +347,13 @@ class TestOnAnAccelerator:
         """An optimizer that keeps its state on the CPU holds nothing on the device."""
 
         class Offloading(optim.Optimizer):
+            """Makes its state on the host."""
+
             def __init__(self, parameters):
                 super().__init__(parameters, {})
 
             def step(self, closure=None):
+                """Copy the gradients there."""
                 for group in self.param_groups:
                     for p in group["params"]:
                         self.state[p]["mean"] = p.grad.to("cpu", copy=True)
