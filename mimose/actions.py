@@ -13,7 +13,8 @@ and the region saves it: once for each device that a tensor given, or a weight, 
 
 Note: [Whose containers]
 The first call gets the caller's own lists and dicts: what a layer adds to them is the
-caller's. The recomputation gets copies of them as they were before, each time new.
+caller's. The recomputation gets copies of them as they were before, each time new; of
+other objects, too: see `mimose.handed`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from mimose.handed import Handed, HandedObjects
 from mimose.input_watch import Marks, is_edited, marks
 from mimose.named_errors import can_name
 from mimose.random_state import RandomState, accelerators
@@ -51,6 +53,7 @@ def recompute(
     on_recompute: OnRecompute | None = None,
     surroundings: Surroundings | None = None,
     devices: tuple[torch.device, ...] = (),
+    handed: HandedObjects | None = None,
     early_stop: bool = True,
 ) -> Any:
     """Call `forward` now without keeping its activations, and again in backward.
@@ -68,6 +71,7 @@ def recompute(
             second call of that function begins with the same random state.
         surroundings: Makes sure of the weights and modes of what is recomputed.
         devices: Accelerators that `forward` may draw on, besides those of its tensors.
+        handed: Knows what `forward` does to objects among its arguments.
         early_stop: Whether the recomputation may end at the last tensor that is
             needed.
 
@@ -79,9 +83,11 @@ def recompute(
         RecomputationError: In backward, where the recomputation is not the same.
         LateChangeError: Now, where a buffer has begun to change.
     """
-    tensors, others, rebuild = _positional(args, kwargs)
+    tensors, others, rebuild, taken = _positional(args, kwargs, handed)
     own = (args, kwargs) if rebuild is not None else None
     region = _Region(forward, own, rebuild, on_recompute, surroundings, devices)
+    if handed is not None and taken:
+        region.on_called = lambda: handed.settle(taken)
     naming = None if surroundings is None else surroundings.naming
     if (before is None and naming is None) or not can_name():
         return checkpoint(
@@ -121,6 +127,7 @@ class _Region:
         "_random",
         "_rebuild",
         "_surroundings",
+        "on_called",
     )
 
     def __init__(
@@ -142,6 +149,8 @@ class _Region:
         self._look: Look | None = None
         self._marks: Marks | None = None
         self._is_first = True
+        self.on_called: Callable[[], None] | None = None
+        """Called once, when the first call has run."""
 
     def __call__(self, *given: Any, **others: Any) -> Any:
         if self._is_first:
@@ -173,6 +182,9 @@ class _Region:
         counted = [] if around is None else around.buffer_versions()
         self._random = self._random_state(given)
         output = self._forward(*args, **kwargs)
+        if self.on_called is not None:
+            self.on_called()
+            self.on_called = None
         if around is not None:
             if counted != around.buffer_versions():
                 around.refuse_late_change(counted)
@@ -208,8 +220,8 @@ class _Region:
 
 
 def _positional(
-    args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Sequence[Any], Mapping[str, Any], Rebuild | None]:
+    args: Sequence[Any], kwargs: Mapping[str, Any], handed: HandedObjects | None
+) -> tuple[Sequence[Any], Mapping[str, Any], Rebuild | None, list[Handed]]:
     """Return what to pass by position, by name, and how to put it back in place.
 
     See Note: [Why the tensors travel positionally].
@@ -219,12 +231,12 @@ def _positional(
         if isinstance(value, torch.Tensor):
             names.append(name)
         elif not isinstance(value, _PLAIN) or name in _CHECKPOINTS_OWN:
-            return _flattened(args, kwargs)
+            return _flattened(args, kwargs, handed)
     for value in args:
         if not isinstance(value, _PASSED):
-            return _flattened(args, kwargs)
+            return _flattened(args, kwargs, handed)
     if not names:
-        return args, kwargs, None
+        return args, kwargs, None, []
     others = {name: kwargs[name] for name in kwargs if name not in names}
     n_args = len(args)
 
@@ -232,23 +244,24 @@ def _positional(
         named = dict(zip(names, given[n_args:], strict=True))
         return given[:n_args], {**others, **named}
 
-    return (*args, *[kwargs[name] for name in names]), {}, rebuild
+    return (*args, *[kwargs[name] for name in names]), {}, rebuild, []
 
 
 def _flattened(
-    args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Sequence[Any], Mapping[str, Any], Rebuild]:
+    args: Sequence[Any], kwargs: Mapping[str, Any], handed: HandedObjects | None
+) -> tuple[Sequence[Any], Mapping[str, Any], Rebuild, list[Handed]]:
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     tensors = [leaves[i] for i in where]
     for i in where:
         leaves[i] = None
+    taken = [] if handed is None else handed.take(leaves)
 
     def rebuild(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        filled = list(leaves)
+        filled = [leaf.again() if isinstance(leaf, Handed) else leaf for leaf in leaves]
         for i, tensor in zip(where, given, strict=True):
             filled[i] = tensor
         call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
         return call_args, call_kwargs
 
-    return tensors, {}, rebuild
+    return tensors, {}, rebuild, taken

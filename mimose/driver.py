@@ -42,6 +42,7 @@ from mimose.exceptions import InfeasibleBudgetError
 from mimose.facts import FactsReader
 from mimose.footprint import Footprint
 from mimose.gauges import KEEP, RECOMPUTE
+from mimose.handed import Handed, objects_among
 from mimose.infeasible import LeastPeaks, infeasible
 from mimose.meters import Meter
 from mimose.optimizer_watch import OptimizerWatch
@@ -212,9 +213,12 @@ class Driver:
         self._checks.before_step()
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
         versions = [version(tensor) for tensor in inputs]
+        objects = objects_among(args, kwargs)
         step = self._begin(args, kwargs)
         output, error = self._attempt(step, forward)
-        while error is not None and self._prepare_retry(step, error, versions, inputs):
+        while error is not None and self._prepare_retry(
+            step, error, versions, inputs, objects
+        ):
             error = None  # its traceback pins the tensors of the failed forward
             release_memory(self._device)
             self._snapshot.restore()
@@ -526,10 +530,11 @@ class Driver:
         error: BaseException,
         versions: Sequence[int],
         inputs: Sequence[torch.Tensor],
+        objects: Sequence[Handed],
     ) -> bool:
         """Turn a failed step into the safest one, if that can help.
 
-        A forward that has edited the root's own inputs cannot be run again.
+        A forward that has changed what the root was given cannot be run again.
         """
         if is_out_of_memory(error):
             self._footprint.ran_out()
@@ -537,6 +542,8 @@ class Driver:
             for unit in error.units:
                 self.keep_always(unit, error.why)
         if versions != [version(tensor) for tensor in inputs]:
+            return False
+        if any([handed.has_changed() for handed in objects]):
             return False
         if isinstance(error, LateChangeError):
             if not self._snapshot.covers(error.slots):

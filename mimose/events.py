@@ -75,6 +75,7 @@ class UnitPatch(Patch):
                     before=Before(unit.slots) if unit.slots else None,
                     surroundings=unit.surroundings,
                     devices=unit.devices,
+                    handed=unit.handed,
                     early_stop=not unit.is_compiled,
                 )
         return runner.run(unit, call, args, kwargs)
@@ -322,10 +323,14 @@ class EventRunner:
             on_recompute=on_recompute,
             surroundings=around,
             devices=unit.devices,
+            handed=unit.handed,
             early_stop=early_stop and comparison is None and not unit.is_compiled,
         )
         if is_edited(noted):
             raise NotRecomputableError([unit], "it edits its own input in place")
+        if unit.handed.has_edited:
+            why = "it edits in place a tensor of an object that it is handed"
+            raise NotRecomputableError([unit], why)
         self.inputs.append((unit, noted))
         if first is not None:
             unit.learn(first, (versions, around.look().versions), self.answers)

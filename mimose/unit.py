@@ -10,6 +10,7 @@ from torch import nn
 from mimose.changes import BufferSlot, Slot, all_slots, union
 from mimose.compiled import is_compiled
 from mimose.first_call import FirstCall
+from mimose.handed import HandedObjects
 from mimose.late_answers import LateAnswers
 from mimose.random_state import accelerators_of
 from mimose.surroundings import Buffers, Surroundings
@@ -30,6 +31,8 @@ class Unit:
         """Whether a recomputation was compared with its call in the present mode."""
         self.is_doubted = False
         """Whether it differed, and the next one is to tell why."""
+        self.handed = HandedObjects()
+        """What it does to objects among its arguments."""
         self.actions: tuple[str, ...] = ()
         """Under the running step's plan, by call."""
         self.calls = 0
