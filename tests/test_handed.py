@@ -165,7 +165,8 @@ def test_a_forward_that_has_filled_a_users_cache_is_not_run_again(meter):
 
 
 def _fail(*_):
-    raise torch.OutOfMemoryError("out of memory")
+    msg = "out of memory"
+    raise torch.OutOfMemoryError(msg)
 
 
 def test_nothing_outlives_the_step(meter):
