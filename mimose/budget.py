@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,72 +25,101 @@ _UNITS = {
 _LEAST_BARE = 2**20
 """A smaller number without a unit is more likely one of MiB or GiB."""
 _MOST = 2**63
-_PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+_PATTERN = re.compile(rf"\s*(\+?)\s*{_NUMBER}\s*([a-zA-Z]*)\s*")
+_PERCENT = re.compile(rf"\s*{_NUMBER}\s*%\s*")
 
 
-def parse_budget(budget: float | str, device_bytes: int | None) -> int:
+def parse_budget(
+    budget: float | str,
+    device_bytes: int | None,
+    held_bytes: Callable[[], int] | None = None,
+) -> int:
     """Turn a budget as people write it into bytes.
 
     Args:
         budget: ``"6GiB"`` (2**30 bytes each), ``"6GB"`` (10**9), an integer number
-            of bytes, or a float in (0, 1], a fraction of `device_bytes`. Text
-            without a unit is bytes, and no less than 2**20 of them.
+            of bytes, or ``"80%"`` or a float in (0, 1], a fraction of `device_bytes`.
+            Text without a unit is bytes, and no less than 2**20 of them.
+            ``"+400MiB"`` is so much more than is held now.
         device_bytes: What the device has, for fractions; None if unknown.
+        held_bytes: Tells what is held now; None where nobody can.
 
     Returns:
         The budget in bytes, at least 1.
 
     Raises:
         BudgetError: The value has another type, no known unit, is not positive, more
-            than anything has, or a fraction of an unknown total.
+            than anything has, a fraction of an unknown total, or relative to what
+            nobody can tell.
     """
     if isinstance(budget, str):
-        return _positive(budget, _parse_text(budget))
+        percent = _PERCENT.fullmatch(budget)
+        if percent is not None:
+            return _parse_fraction(budget, float(percent[1]) / 100, device_bytes)
+        n_bytes, is_relative = _parse_text(budget)
+        if not is_relative:
+            return _positive(budget, n_bytes)
+        return _positive(budget, n_bytes) + _held(budget, held_bytes)
     if isinstance(budget, (int, np.integer)) and not isinstance(budget, bool):
         return _positive(budget, int(budget))
     if not isinstance(budget, (float, np.floating)):
         msg = (
             f"budget must be text such as '6GiB', a number of bytes or a fraction of "
-            f"the device's memory, got {budget!r} ({type(budget).__name__})"
+            f"the device's memory such as 0.8, got {budget!r} ({type(budget).__name__})"
         )
         raise BudgetError(msg)
-    return _parse_fraction(float(budget), device_bytes)
+    return _parse_fraction(budget, float(budget), device_bytes)
 
 
-def _parse_text(text: str) -> float:
+def _parse_text(text: str) -> tuple[float, bool]:
+    """Return the bytes, and whether they are meant beyond what is held."""
     match = _PATTERN.fullmatch(text)
-    if match is None or match[2].upper() not in _UNITS:
+    if match is None or match[3].upper() not in _UNITS:
         msg = (
             f"budget {text!r} is not a size: write a number with one of B, KB, MB, GB, "
-            f"TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), as in '6GiB'"
+            f"TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), as in "
+            f"'6GiB'; '+6GiB' for so much more than is held now, or '80%' of the "
+            f"device's memory"
         )
         raise BudgetError(msg)
-    factor: int = _UNITS[match[2].upper()]
-    n_bytes = float(match[1]) * factor
-    if not match[2] and n_bytes < _LEAST_BARE:
+    factor: int = _UNITS[match[3].upper()]
+    n_bytes = float(match[2]) * factor
+    if not match[3] and n_bytes < _LEAST_BARE:
         msg = (
             f"budget {text!r} has no unit, and so few bytes hold no step: write "
             f"'{text.strip()}GiB' or '{text.strip()}MiB', or '{text.strip()}B' if "
             f"bytes are meant"
         )
         raise BudgetError(msg)
-    return n_bytes
+    return n_bytes, bool(match[1])
 
 
-def _parse_fraction(fraction: float, device_bytes: int | None) -> int:
+def _held(budget: str, held_bytes: Callable[[], int] | None) -> int:
+    if held_bytes is None:
+        msg = (
+            f"budget {budget!r} is relative to what is held now, which cannot be told "
+            f"here; give all of it, as in '6GiB'"
+        )
+        raise BudgetError(msg)
+    return held_bytes()
+
+
+def _parse_fraction(budget: object, fraction: float, device_bytes: int | None) -> int:
     if not 0.0 < fraction <= 1.0:
         msg = (
-            f"budget {fraction!r} is a float and so a fraction of the device's memory, "
-            f"which must lie in (0, 1]; give bytes as an integer or as text ('6GiB')"
+            f"budget {budget!r} is a fraction of the device's memory, which must lie "
+            f"in (0, 1], or above 0% and up to 100%; give bytes as an integer or as "
+            f"text ('6GiB')"
         )
         raise BudgetError(msg)
     if device_bytes is None:
         msg = (
-            f"budget {fraction!r} is a fraction, but this device does not tell how "
+            f"budget {budget!r} is a fraction, but this device does not tell how "
             f"much memory it has; give bytes as an integer or as text ('6GiB')"
         )
         raise BudgetError(msg)
-    return _positive(fraction, fraction * device_bytes)
+    return _positive(budget, fraction * device_bytes)
 
 
 def _positive(budget: object, n_bytes: float) -> int:

@@ -38,7 +38,7 @@ from mimose.compiled import is_compiled, n_graphs
 from mimose.device_checks import DeviceChecks
 from mimose.estimator import Estimator, StepFacts
 from mimose.events import EventRunner
-from mimose.exceptions import InfeasibleBudgetError
+from mimose.exceptions import InfeasibleBudgetError, MimoseError
 from mimose.facts import FactsReader
 from mimose.footprint import Footprint
 from mimose.gauges import KEEP, RECOMPUTE
@@ -67,6 +67,11 @@ _SMALL = 4096
 """Buffers of so many elements are saved each step, in case they begin to change."""
 _NO_END = "the backward did not run to its end, or not through the outputs"
 _REFUSED = "the budget is too small for the variant that was expected"
+_TRANSFORMED = (
+    "the model was called inside a transform of torch.func (grad, vmap, jvp, …), whose "
+    "tensors have no memory of their own to plan: detach the session before, or call a "
+    "copy of the model that none is attached to"
+)
 _SHARED_STEPS = 20
 """Forwards after which several forwards before one backward are forgotten."""
 
@@ -105,6 +110,8 @@ class RootPatch(Patch):
         """Run a step, or pass straight through."""
         if self.is_removed or not self._driver.is_idle:
             return self.original(*args, **kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise MimoseError(_TRANSFORMED)
         return self._run(lambda: self.original(*args, **kwargs), args, kwargs)
 
 
@@ -465,10 +472,23 @@ class Driver:
         is_first = self._is_first
         return self._policy.decide(facts, table, memory, is_first=is_first)
 
+    def refuse_held(self) -> None:
+        """Make sure that the budget is not less than what is held already.
+
+        Raises:
+            InfeasibleBudgetError: It is.
+        """
+        if not self._is_fixed:
+            held = float(self._footprint.least_bytes())
+            self._refuse(held, held, float(self._optimizers.state_bytes))
+
     def _refuse_infeasible(self, facts: StepFacts, start_bytes: float) -> None:
         state = float(self._optimizers.state_bytes)
         after = self._footprint.after_bytes
         least = self._least.bound(facts, start_bytes, state, after)
+        self._refuse(least, start_bytes, state)
+
+    def _refuse(self, least: float, start_bytes: float, state: float) -> None:
         if least <= self._budget_bytes + 5 * self._meter.noise_bytes:
             return
         error = infeasible(

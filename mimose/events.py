@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -27,6 +28,11 @@ from mimose.series import Uncounted
 from mimose.shapes import argument_tensors, call_shape
 from mimose.unit import NotRecomputableError, Unit, ignore
 from mimose.units import Patch
+
+_log = logging.getLogger(__name__)
+
+_OUTSIDE = 3
+"""Calls a layer without the model before a word is said."""
 
 
 class UnitPatch(Patch):
@@ -54,6 +60,8 @@ class UnitPatch(Patch):
         runner = self._runner
         step = runner.step
         if step is None:
+            if runner.counts_outside:
+                runner.called_outside(self.unit)
             return self.original(*args, **kwargs)
         if step.on_first_call is not None:
             step.on_first_call(args, kwargs)
@@ -160,6 +168,9 @@ class EventRunner:
         self._flops = RecomputationFlops(
             estimator, device, lambda unit, why: self.on_keep(unit, why)
         )
+        self.counts_outside = True
+        """Whether layers called without the model are counted: until it is called."""
+        self._n_outside = 0
         self.patches: list[UnitPatch] = []
         """Those of compiled units tell when they are replaced."""
 
@@ -200,8 +211,26 @@ class EventRunner:
         self.last_recomputed = unit
         self.on_keep(unit, why)
 
+    def called_outside(self, unit: Unit) -> None:
+        """Say once that layers train and the model itself is never called."""
+        if not (unit.module.training and torch.is_grad_enabled()):
+            return
+        self._n_outside += 1
+        if self._n_outside < _OUTSIDE * len(self.units):
+            return
+        self.counts_outside = False
+        _log.warning(
+            "mimose: layers such as %s were called %d times in training, and the %s "
+            "that the session is attached to never was: nothing is planned. Attach to "
+            "the module that your loop calls",
+            unit.name,
+            self._n_outside,
+            type(self._root).__name__,
+        )
+
     def begin(self, step: RunningStep, plan: Sequence[tuple[str, ...]] | None) -> None:
         """Set the running step and, by unit, the actions of its calls."""
+        self.counts_outside = False
         self._n_unplanned = 0
         self.inputs = []
         self.plan(plan)

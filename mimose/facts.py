@@ -20,6 +20,7 @@ from mimose.shapes import (
     fast_key,
     partial_masks,
 )
+from mimose.size_names import positional_names
 from mimose.units import refuse_other_checkpointing
 from mimose.variants import Variants
 
@@ -53,6 +54,7 @@ class FactsReader:
         self, model: nn.Module, device: torch.device, units: Sequence[nn.Module] = ()
     ) -> None:
         self._model = model
+        self._positional = positional_names(model)
         self._units = tuple(units)
         self._device = device
         self._tables: dict[str, SizeTable] = {}
@@ -143,7 +145,7 @@ class FactsReader:
         refuse_other_checkpointing(self._model)
         shape = call_shape(args, kwargs, self._texts)
         key = digest(shape.structure)
-        table = self._tables.pop(key, None) or SizeTable(shape.names)
+        table = self._tables.pop(key, None) or SizeTable(shape.names, self._positional)
         _use(self._tables, key, table)
         table.add(shape.sizes)
         context: Context = digest((shape.structure, masks, autocast, self.mode.key))
@@ -179,7 +181,8 @@ class FactsReader:
             state: What ``state_dict`` returned.
         """
         self._tables = {
-            key: SizeTable.from_state(said) for key, said in state["tables"].items()
+            key: SizeTable.from_state(said, self._positional)
+            for key, said in state["tables"].items()
         }
         self._texts = Texts.from_state(state["texts"])
         self._variants.load_state_dict(state.get("variants", {}))

@@ -74,6 +74,10 @@ class Footprint:
         self.is_closed = False
         """Whether the session has ended; what is held then is none of its doing."""
 
+    def least_bytes(self) -> int:
+        """Return what is held now and no plan can do without."""
+        return self._meter.settled_bytes(0)
+
     def fold(self) -> Peaks:
         """Read the peaks since the last reset into the session's."""
         peak = self._meter.rough_peak_bytes()
@@ -184,6 +188,10 @@ class ReservedFootprint(Footprint):
         self._give_back()
         self._noted_ooms = self._usage.n_ooms
         self.peak_bytes = self._usage.reserved_bytes
+
+    def least_bytes(self) -> int:
+        """Return what the blocks in use take."""
+        return self._read().allocated_bytes
 
     def fold(self) -> Peaks:
         """Read all peaks since the step began, in one reading."""

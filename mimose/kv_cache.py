@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 from mimose.compiled import unwrapped
 from mimose.units import Patch
+
+_log = logging.getLogger(__name__)
 
 
 def caching_modules(model: nn.Module) -> list[nn.Module]:
@@ -27,6 +30,23 @@ def caching_modules(model: nn.Module) -> list[nn.Module]:
         found.append(module)
         inside.update(id(inner) for inner in module.modules())
     return found
+
+
+def tell_of_cache(modules: list[nn.Module]) -> None:
+    """Say that no cache is made, and what that does to the last bits.
+
+    Args:
+        modules: What `caching_modules` returned.
+    """
+    names = ", ".join(dict.fromkeys(type(module).__name__ for module in modules))
+    _log.warning(
+        "mimose: %s would make a key-value cache in training, for its configuration "
+        "has use_cache=True; it is told not to, since a recomputed layer cannot fill "
+        "one. Results are those of use_cache=False to the last bit; with a cache "
+        "attention may round otherwise. To compare runs, or to silence this, set "
+        "model.config.use_cache = False",
+        names,
+    )
 
 
 def _makes_cache(module: nn.Module) -> bool:

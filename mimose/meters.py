@@ -96,6 +96,10 @@ class Meter(abc.ABC):
         """Put readings right after somebody has used, and freed, much memory."""
         return
 
+    def held_bytes(self) -> int:
+        """Return what counts against a budget now, free blocks given back."""
+        return self.settled_bytes(0)
+
     def release(self) -> None:
         """Give back what is held for the sake of readings, as a session ends."""
         return
@@ -119,6 +123,7 @@ class _Borrowed(Meter):
             "settled_bytes",
             "rough_peak_bytes",
             "read",
+            "held_bytes",
             "clean_up",
             "release",
             "total_bytes",
@@ -198,6 +203,11 @@ class AllocatorMeter(Meter):
     def forget_usage(self) -> None:
         """Begin the reserved and allocated peaks anew, as at the last reset."""
         self._reserved_peak_bytes = self._allocated_peak_bytes = 0
+
+    def held_bytes(self) -> int:
+        """Return the bytes reserved, once free blocks are given back."""
+        self.give_back()
+        return self._look().reserved_bytes
 
     def give_back(self) -> None:
         """Give free blocks back to the device, for which the host waits."""

@@ -252,13 +252,13 @@ class Policy:
         if self._knows_names or isinstance(self._round_to, int):
             return
         self._knows_names = True
-        unknown = [name for name in self._round_to if name not in table.names]
+        unknown = [name for name in self._round_to if not table.knows(name)]
         if unknown:
             _log.warning(
                 "mimose: round_to: no size is called %s, so that rounds nothing; the "
                 "sizes are %s",
                 ", ".join(map(repr, unknown)),
-                ", ".join(table.names),
+                ", ".join(table.spoken_names()),
             )
 
     def _key(self, facts: StepFacts, table: SizeTable) -> tuple[Context, bool, Sizes]:

@@ -6,9 +6,9 @@ import json
 import logging
 import math
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -18,6 +18,8 @@ from mimose.exceptions import MimoseError
 _log = logging.getLogger(__name__)
 
 Phase: TypeAlias = Literal["collect", "step_down", "plan", "fallback"]
+_MOST_SHARED = 1024
+"""Objects that are looked for before another equal one is kept."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
@@ -150,7 +152,7 @@ class Summary:
     units: int
     """Modules planned for."""
     shapes: int
-    """Distinct shapes of the batch."""
+    """Distinct shapes of the batch, of the recorded steps."""
     cache_hits: int
     cache_misses: int
     margin: float
@@ -176,12 +178,39 @@ class Summary:
     """Units that are recomputed but not to the bit on this device, and why."""
 
 
+@dataclass(slots=True)
+class Totals:
+    """Steps added up, those whose records are not kept any more among them."""
+
+    steps: int = 0
+    phases: Counter[str] = field(default_factory=Counter)
+    steps_over: int = 0
+    recomputed_flops: int = 0
+    collected_flops: int = 0
+    plan_seconds: float = 0.0
+    retries: int = 0
+
+    def add(self, record: StepRecord) -> None:
+        """Take in a step."""
+        self.steps += 1
+        self.phases[record.phase] += 1
+        self.steps_over += record.is_over
+        self.recomputed_flops += record.recomputed_flops
+        if record.phase == "collect":
+            self.collected_flops += record.recomputed_flops
+        self.plan_seconds += record.plan_seconds
+        self.retries += record.retries
+
+
 class Records(deque[StepRecord]):
     """The last steps' records, oldest first; optionally written to a file as well.
 
+    Shapes, actions and events that are equal are one object in all of them.
+
     Args:
         maxlen: The most records kept.
-        path: A file to append each closed record to, as one line of JSON.
+        path: A file to append each closed record to, as one line of JSON; its folder
+            is made if it is not there.
 
     Raises:
         OSError: The file cannot be opened for appending.
@@ -189,14 +218,32 @@ class Records(deque[StepRecord]):
 
     def __init__(self, maxlen: int, path: str | PathLike[str] | None = None) -> None:
         super().__init__(maxlen=maxlen)
+        self._dropped = Totals()
+        self._shared: dict[Any, Any] = {}
+        if path is not None:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Open for as long as the session lives; `close_file` closes it.
         self._file = None if path is None else Path(path).open("a", encoding="utf-8")  # noqa: SIM115
         self._events: tuple[str, ...] = ()
         if self._file is not None and not _ends_a_line(Path(self._file.name)):
             self._file.write("\n")  # a run that was killed left half a line
 
+    def append(self, record: StepRecord) -> None:
+        """Add a record; of too many the oldest is dropped, and stays in the totals."""
+        if len(self) == self.maxlen:
+            self._dropped.add(self[0])
+        super().append(record)
+
+    def totals(self) -> Totals:
+        """Add up all steps there were."""
+        totals = replace(self._dropped, phases=Counter(self._dropped.phases))
+        for record in self:
+            totals.add(record)
+        return totals
+
     def close(self, record: StepRecord) -> None:
         """Write a record that will not change any more."""
+        self._share(record)
         if self._file is None:
             return
         fields = asdict(record)
@@ -205,6 +252,16 @@ class Records(deque[StepRecord]):
         self._events = record.events
         self._file.write(json.dumps(fields) + "\n")
         self._file.flush()
+
+    def _share(self, record: StepRecord) -> None:
+        """Let a record hold what others hold: a shape alone takes 200 bytes."""
+        if len(self._shared) >= _MOST_SHARED:
+            self._shared.clear()
+        shared = self._shared
+        shape = tuple(record.shape.items())
+        record.shape = shared.setdefault(("shape", shape), record.shape)
+        record.actions = shared.setdefault(("actions", record.actions), record.actions)
+        record.events = shared.setdefault(("events", record.events), record.events)
 
     def close_file(self) -> None:
         """Close the file."""

@@ -10,14 +10,14 @@ import numpy as np
 from mimose.budget import format_bytes
 from mimose.plan_cache import PlanCache
 from mimose.planners import PlanningProblem, Timeline
-from mimose.records import PHASES, StepRecord, Summary
+from mimose.records import PHASES, Records, StepRecord, Summary
 
 _MOST_SHAPES = 12
 _MOST_REASONS = 5
 
 
 def summarise(
-    records: Sequence[StepRecord],
+    records: Records,
     *,
     budget_bytes: int,
     peak_bytes: int,
@@ -32,7 +32,7 @@ def summarise(
     """Sum up the records of a session.
 
     Args:
-        records: The records that are kept.
+        records: The records that are kept, and the totals of all.
         budget_bytes: The budget.
         peak_bytes: The highest reading of all.
         units: How many modules are planned for.
@@ -48,10 +48,11 @@ def summarise(
         for record in records
         if record.phase == "plan" and record.prediction_error is not None
     ]
+    totals = records.totals()
     return Summary(
-        steps=len(records),
-        phases=dict(Counter(record.phase for record in records)),
-        steps_over=sum(record.is_over for record in records),
+        steps=totals.steps,
+        phases=dict(totals.phases),
+        steps_over=totals.steps_over,
         budget_bytes=budget_bytes,
         peak_bytes=peak_bytes,
         units=units,
@@ -61,12 +62,10 @@ def summarise(
         margin=margin,
         error_p50=float(np.quantile(errors, 0.5)) if errors else None,
         error_p99=float(np.quantile(errors, 0.99)) if errors else None,
-        recomputed_flops=sum(record.recomputed_flops for record in records),
-        collected_flops=sum(
-            r.recomputed_flops for r in records if r.phase == "collect"
-        ),
-        plan_seconds=sum(record.plan_seconds for record in records),
-        retries=sum(record.retries for record in records),
+        recomputed_flops=totals.recomputed_flops,
+        collected_flops=totals.collected_flops,
+        plan_seconds=totals.plan_seconds,
+        retries=totals.retries,
         kept_units=kept_units,
         fragmentation=fragmentation,
         given_back=given_back,

@@ -29,7 +29,7 @@ from mimose.exceptions import (
 )
 from mimose.footprint import make_footprint
 from mimose.gauges import KEEP, RECOMPUTE
-from mimose.kv_cache import WithoutCache, caching_modules
+from mimose.kv_cache import WithoutCache, caching_modules, tell_of_cache
 from mimose.meters import AllocatorMeter, BasicMeter, Meter, make_meter
 from mimose.optimizer_watch import OptimizerWatch
 from mimose.placement import only_device
@@ -46,8 +46,6 @@ from mimose.units import Patch, UnitsSpec, find_units, refuse_other_checkpointin
 
 _log = logging.getLogger(__name__)
 
-_MOST_RECORDS = 100_000
-
 
 def attach(
     model: nn.Module,
@@ -63,6 +61,7 @@ def attach(
     on_infeasible: str = "raise",
     meter: Meter | BasicMeter | str | None = None,
     record_to: str | PathLike[str] | None = None,
+    max_records: int = 10_000,
     hard_limit: bool = False,
 ) -> Session:
     """Plan every training step of a model within a memory budget.
@@ -78,8 +77,9 @@ def attach(
             not change.
         budget: The most bytes the device (on CPU: the process's resident set) may
             hold at any moment of a step, parameters, gradients and optimizer state
-            included: ``"6GiB"``, ``"6GB"``, an integer number of bytes, or a float in
-            (0, 1], a fraction of the device's memory.
+            included: ``"6GiB"``, ``"6GB"``, an integer number of bytes, a float in
+            (0, 1] or ``"80%"``, a fraction of the device's memory, or ``"+400MiB"``,
+            so much more than is held at attach.
         units: The modules to plan for: None to discover them, a module class, a
             qualified name, several of these, or a predicate over ``(module)`` or
             ``(name, module)``.
@@ -97,7 +97,10 @@ def attach(
         on_infeasible: ``"raise"`` or ``"warn"`` and train on with the least plan.
         meter: Where memory is read: None to choose by the device, a name or an object
             (see `mimose.meters.make_meter`).
-        record_to: A file to append each step's record to, as a line of JSON.
+        record_to: A file to append each step's record to, as a line of JSON. Its
+            folder is made if it is not there.
+        max_records: How many steps' records are kept in memory, the last ones: about
+            half a kB each.
         hard_limit: Whether the accelerator's allocator is to fail rather than pass the
             budget, as long as the session lives
             (``set_per_process_memory_fraction``).
@@ -107,13 +110,14 @@ def attach(
 
     Raises:
         BudgetError: The budget cannot be read, or no wall can be set at it.
+        InfeasibleBudgetError: More than the budget is held already.
         NoUnitsError: No modules to plan for were found.
         AlreadyAttachedError: The model has a session already.
         CheckpointingConflictError: The model's own checkpointing is switched on.
         MimoseError: The model is compiled, a CUDA graph, or on several devices.
         ValueError: Another argument is none of those above.
     """
-    _check_choices(actions, on_infeasible, cache_size, round_to)
+    _check_choices(actions, on_infeasible, cache_size, max_records, round_to)
     if isinstance(predictor, str):
         make_predictor(predictor)
     del refine
@@ -128,6 +132,7 @@ def attach(
         warns=on_infeasible == "warn",
         meter=meter,
         record_to=record_to,
+        max_records=max_records,
         hard_limit=hard_limit,
     )
 
@@ -136,6 +141,7 @@ def _check_choices(
     actions: Sequence[str],
     on_infeasible: str,
     cache_size: int,
+    max_records: int,
     round_to: int | Mapping[str, int],
 ) -> None:
     if tuple(actions) != (KEEP, RECOMPUTE):
@@ -144,9 +150,10 @@ def _check_choices(
     if on_infeasible not in ("raise", "warn"):
         msg = f"on_infeasible must be 'raise' or 'warn', got {on_infeasible!r}"
         raise ValueError(msg)
-    if cache_size < 1:
-        msg = f"cache_size must be at least 1, got {cache_size!r}"
-        raise ValueError(msg)
+    for name, count in (("cache_size", cache_size), ("max_records", max_records)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            msg = f"{name} must be an integer of at least 1, got {count!r}"
+            raise ValueError(msg)
     steps = list(round_to.values()) if isinstance(round_to, Mapping) else [round_to]
     if any(isinstance(step, bool) or not isinstance(step, int) for step in steps):
         msg = (
@@ -182,6 +189,7 @@ class Session:
         warns: bool,
         meter: Meter | BasicMeter | str | None,
         record_to: str | PathLike[str] | None,
+        max_records: int,
         hard_limit: bool,
     ) -> None:
         _refuse_second(model)
@@ -195,7 +203,9 @@ class Session:
         self._device = device
         self._predictor = getattr(predictor, "__qualname__", str(predictor))
         self._meter = make_meter(meter, device)
-        self.budget_bytes = parse_budget(budget, self._meter.total_bytes())
+        self.budget_bytes = parse_budget(
+            budget, self._meter.total_bytes(), self._meter.held_bytes
+        )
         self._units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
         self._estimator = Estimator(predictor, self._meter.noise_bytes)
         margin = Margin(noise_bytes=5 * self._meter.noise_bytes)
@@ -207,7 +217,7 @@ class Session:
             cache_size,
             raises=not warns and not self._meter.reads_peak,
         )
-        self.records = Records(_MOST_RECORDS, record_to)
+        self.records = Records(max_records, record_to)
         self._events = EventRunner(self._units, self._estimator, device, model)
         records = self.records
         self._footprint = make_footprint(self._meter, self.budget_bytes)
@@ -239,6 +249,7 @@ class Session:
 
     def _install(self, *, hard_limit: bool) -> None:
         try:
+            self._driver.refuse_held()
             if hard_limit:
                 self._undo.callback(_wall(self._meter, self.budget_bytes))
             self._optimizers.start()
@@ -247,6 +258,8 @@ class Session:
                 self._undo.enter_context(OneGraph())
             self._finalizer = weakref.finalize(self._model, self._undo.close)
             caching = caching_modules(self._model)
+            if caching:
+                tell_of_cache(caching)
             for unit in self._units:
                 self._patches.append(UnitPatch(unit, self._events))
             self._patches.append(RootPatch(self._model, self._driver))
@@ -397,7 +410,7 @@ class Session:
     def summary(self) -> Summary:
         """Return the session in numbers."""
         return _report.summarise(
-            list(self.records),
+            self.records,
             budget_bytes=self.budget_bytes,
             peak_bytes=self.peak_bytes,
             units=len(self._units),

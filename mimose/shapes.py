@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from mimose.exceptions import MimoseError
+from mimose.size_names import rank, spoken
 
 Structure: TypeAlias = tuple[object, ...]
 
@@ -231,15 +232,19 @@ class SizeTable:
     """Merges the dimensions of one structure that are always equal.
 
     Dimensions stay together as long as they were equal in every call seen; the batch
-    (dimension 0) is never merged with another dimension. A size is named after the
-    first of its dimensions.
+    (dimension 0) is never merged with another dimension. What a size is called then:
+    see `mimose.size_names`.
 
     Args:
         names: `CallShape.names` of the structure.
+        positional: What the positional arguments are called.
     """
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], positional: Sequence[str] = ()) -> None:
         self.names = names
+        self._spoken = tuple(spoken(name, positional) for name in names)
+        self._index = {name: i for i, name in enumerate(names)}
+        self._index.update({name: i for i, name in enumerate(self._spoken)})
         self._group: list[int] | None = None
         self._constant: tuple[int, ...] = ()
         self._varies: list[bool] = []
@@ -266,7 +271,21 @@ class SizeTable:
         """Settle which sizes are named: those that vary."""
         columns = self.columns()
         varying = [c for c in columns if self._varies[c]] or columns
-        self._shown = [(self.names[c], c) for c in varying]
+        self._shown = [(self._name(c), c) for c in varying]
+
+    def _name(self, column: int) -> str:
+        """Return what a group's size is called."""
+        group = self._group or list(range(len(self.names)))
+        names = [n for n, c in zip(self._spoken, group, strict=True) if c == column]
+        return min(names, key=rank)
+
+    def spoken_names(self) -> list[str]:
+        """Return what all sizes are called, those that are always equal once."""
+        return [self._name(column) for column in self.columns()]
+
+    def knows(self, name: str) -> bool:
+        """Whether a size is called so."""
+        return name in self._index
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as lists, ready for JSON."""
@@ -278,13 +297,16 @@ class SizeTable:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> SizeTable:
+    def from_state(
+        cls, state: Mapping[str, Any], positional: Sequence[str] = ()
+    ) -> SizeTable:
         """Make the table that ``state_dict`` told of.
 
         Args:
             state: What it returned.
+            positional: What the positional arguments are called.
         """
-        table = cls(tuple(map(str, state["names"])))
+        table = cls(tuple(map(str, state["names"])), positional)
         if state["group"] is not None:
             table._group = list(map(int, state["group"]))
             table._constant = tuple(map(int, state["constant"]))
@@ -310,9 +332,9 @@ class SizeTable:
             ]
             return [round_to if rounded[c] else 1 for c in group]
         named = {
-            group[i]: round_to[name]
-            for i, name in enumerate(self.names)
-            if name in round_to
+            group[self._index[name]]: step
+            for name, step in round_to.items()
+            if name in self._index
         }
         return [named.get(c, 1) for c in group]
 
@@ -327,11 +349,11 @@ class SizeTable:
         group = self._group or list(range(len(self.names)))
         sizes = list(others)
         for name, size in shape.items():
-            if name not in self.names:
-                known = ", ".join(self.names[c] for c in self.columns())
+            if name not in self._index:
+                known = ", ".join(self.spoken_names())
                 msg = f"shape: no size is called {name!r}; the model's are {known}"
                 raise MimoseError(msg)
-            chosen = group[self.names.index(name)]
+            chosen = group[self._index[name]]
             for index, representative in enumerate(group):
                 if representative == chosen:
                     sizes[index] = int(size)

@@ -33,17 +33,34 @@ def test_an_impossible_budget(toys, meter):
     assert [] == toys.leftovers(model)
 
 
-def test_an_impossible_budget_on_the_physical_meter(toys):
-    """A budget below what the process holds already is refused as well."""
+def test_a_budget_below_what_is_held_already(toys):
+    """It is refused at attach, with what holds it, and nothing is left behind."""
     model = toys.chain(3)
-    with (
-        pytest.raises(mimose.InfeasibleBudgetError) as caught,
-        mimose.attach(model, "20MiB") as session,
-    ):
-        toys.train(model, [toys.inputs()] * 4)
-    assert len(session.records) <= 2
+    with pytest.raises(mimose.InfeasibleBudgetError) as caught:
+        mimose.attach(model, "20MiB")
     assert 20 * 2**20 == caught.value.budget_bytes
     assert caught.value.least_peak_bytes > 100 * 2**20
+    assert [] == toys.leftovers(model)
+
+
+@pytest.mark.parametrize("planner", ["none", "full", "every-2"])
+def test_a_baseline_has_no_budget_to_keep(toys, planner):
+    """Fixed planners do as they would by themselves."""
+    model = toys.chain(3)
+    with mimose.attach(model, "20MiB", planner=planner) as session:
+        toys.train(model, [toys.inputs()] * 2)
+    assert 2 == session.summary().steps_over
+
+
+def test_a_budget_beyond_what_is_held(toys):
+    """`"+40MiB"` is counted from what the process holds at attach."""
+    model = toys.chain(3)
+    with mimose.attach(model, 1.0) as session:
+        held = session._meter.held_bytes()
+    with mimose.attach(model, "+40MiB") as session:
+        assert abs(session.budget_bytes - held - 40 * 2**20) < 4 * 2**20
+        toys.train(model, [toys.inputs()] * 3)
+    assert 0 == session.summary().steps_over
 
 
 def test_an_impossible_budget_with_a_warning(toys, meter, caplog):
@@ -80,6 +97,8 @@ def test_a_budget_that_does_not_parse(toys, budget):
         ("predictor", "oracle"),
         ("on_infeasible", "ignore"),
         ("cache_size", 0),
+        ("max_records", 0),
+        ("max_records", True),
         ("round_to", 0),
         ("round_to", {"0.0": -8}),
         ("round_to", 2.5),
@@ -219,8 +238,8 @@ def test_inputs_on_another_device(toys, is_first):
 def test_a_file_for_records_that_cannot_be_opened(toys, tmp_path):
     """The system's own error comes through, and nothing is left."""
     model = toys.chain(2)
-    with pytest.raises(FileNotFoundError):
-        mimose.attach(model, "1TiB", record_to=tmp_path / "nowhere" / "records.jsonl")
+    with pytest.raises(IsADirectoryError):
+        mimose.attach(model, "1TiB", record_to=tmp_path)
     assert [] == toys.leftovers(model)
 
 
@@ -269,3 +288,59 @@ def test_too_few_plans_to_time_are_an_error(monkeypatch):
     monkeypatch.setattr(plancost, "_shapes", lambda *_: iter([20, 24, 28]))
     with pytest.raises(RuntimeError, match="only 0 made a new plan, not 5"):
         list(plancost.work({"seed": 0, "events": 3, "misses": 5}))
+
+
+def test_a_transform_of_torch_func_is_refused(toys, meter):
+    """Its tensors have no memory to read; without the session it works as before."""
+    model = toys.chain(2)
+    x = toys.inputs()
+
+    def loss(weights):
+        return torch.func.functional_call(model, weights, (x,)).sum()
+
+    weights = {k: v.detach() for k, v in model.named_parameters()}
+    with (
+        mimose.attach(model, "1TiB", meter=meter) as session,
+        pytest.raises(mimose.MimoseError, match=r"torch\.func"),
+    ):
+        torch.func.grad(loss)(weights)
+    assert 0 == len(session.records)
+    assert weights.keys() == torch.func.grad(loss)(weights).keys()
+
+
+def _outside(caplog):
+    return [r for r in caplog.records if "never was" in r.getMessage()]
+
+
+def test_layers_that_train_without_the_model_are_told_of_once(toys, meter, caplog):
+    """Who attaches to a wrapper and calls what is in it gets no plans."""
+    model = nn.Sequential(toys.chain(2))
+    with mimose.attach(model, "1TiB", meter=meter), torch.no_grad():
+        for _ in range(12):
+            model[0](toys.inputs())
+    assert not _outside(caplog)
+    with mimose.attach(model, "1TiB", meter=meter):
+        for _ in range(12):
+            model[0](toys.inputs()).sum().backward()
+    assert 1 == len(_outside(caplog))
+
+
+def test_layers_that_also_run_by_themselves_are_no_matter(toys, meter, caplog):
+    """The model is called, too."""
+    model = nn.Sequential(toys.chain(2))
+    with mimose.attach(model, "1TiB", meter=meter):
+        model(toys.inputs()).sum().backward()
+        for _ in range(12):
+            model[0](toys.inputs()).sum().backward()
+    assert not _outside(caplog)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_model_that_would_make_a_cache_is_told_of(toys, meter, caplog, use_cache):
+    """Its losses may differ in the last bits from those of a run with the cache."""
+    model = toys.zoo_model("gpt2")
+    model.config.use_cache = use_cache
+    with mimose.attach(model, "1TiB", meter=meter):
+        pass
+    told = [r for r in caplog.records if "use_cache" in r.getMessage()]
+    assert int(use_cache) == len(told)

@@ -25,18 +25,26 @@ from mimose.budget import format_bytes, parse_budget
         (123456, 123456),
         (0.5, 500),
         (1.0, 1000),
+        ("50%", 500),
+        (" 12.5 % ", 125),
+        ("100%", 1000),
+        ("+1MiB", 2**20 + 64),
+        (" + 2 kB", 2064),
         (np.int64(4096), 4096),
         (np.float32(0.5), 500),
     ],
 )
 def test_budgets_come_to_bytes(budget, expected):
-    """Text, integers and fractions of the device come to whole bytes."""
-    assert expected == parse_budget(budget, 1000)
+    """Text, integers, fractions of the device and what is beyond now: whole bytes."""
+    assert expected == parse_budget(budget, 1000, lambda: 64)
 
 
 @pytest.mark.parametrize(
     "budget",
-    ["", "lots", "6GX", "-6GiB", "6 GiB 3", "1e9", "0GiB", 0, -1, 0.0, 1.5, -0.5],
+    [
+        *["", "lots", "6GX", "-6GiB", "6 GiB 3", "1e9", "0GiB", "+", "+0GiB", "++1GiB"],
+        *["0%", "101%", "-5%", "+5%", "%", 0, -1, 0.0, 1.5, -0.5],
+    ],
 )
 def test_budgets_that_mean_nothing_are_refused(budget):
     """An error echoes what was given."""
@@ -80,3 +88,22 @@ def test_fraction_of_an_unknown_total_is_refused():
 def test_bytes_for_people(n_bytes, expected):
     """GiB from one GiB up, else MiB."""
     assert expected == format_bytes(n_bytes)
+
+
+def test_what_is_held_is_asked_for_only_where_it_counts():
+    """Reading it may cost a wait; a budget beyond what nobody can tell is refused."""
+
+    def fail():
+        pytest.fail("nobody asked")
+
+    assert 2**30 == parse_budget("1GiB", 1000, fail)
+    with pytest.raises(BudgetError, match="relative to what is held now"):
+        parse_budget("+1GiB", 1000)
+
+
+@pytest.mark.parametrize("budget", ["80%", 0.8])
+def test_a_fraction_needs_a_total(budget):
+    """The error echoes what was given, as it was given."""
+    with pytest.raises(BudgetError) as caught:
+        parse_budget(budget, None)
+    assert repr(budget) in str(caught.value)

@@ -172,4 +172,4 @@ def test_jagged_inputs_are_planned(toys, meter):
     found, session = toys.compare(model, batches, meter=meter)
     assert [] == found
     assert "plan" == session.records[-1].phase
-    assert {"0.1": 15} == dict(session.records[-1].shape)
+    assert {"x.1": 15} == dict(session.records[-1].shape)

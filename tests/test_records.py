@@ -48,6 +48,55 @@ def test_the_oldest_records_go():
     assert [2, 3, 4] == [record.step for record in records]
 
 
+def test_what_is_dropped_stays_in_the_totals():
+    """A long run's sums are those of all its steps."""
+    few, all_ = Records(3), Records(50)
+    for step in range(20):
+        for records in (few, all_):
+            record = _record(
+                step,
+                phase="collect" if step < 6 else "plan",
+                observed_peak_bytes=950 + 10 * step,
+                recomputed_flops=step,
+                plan_seconds=0.25,
+                retries=step % 2,
+            )
+            records.append(record)
+    assert few.totals() == all_.totals() == few.totals()
+    assert (20, 14, 15) == (
+        few.totals().steps,
+        few.totals().steps_over,
+        few.totals().collected_flops,
+    )
+
+
+def test_equal_parts_of_records_are_one_object():
+    """A shape that comes again takes no memory of its own."""
+    records = Records(10)
+    for step in range(4):
+        length = str(12 + step % 2)  # made anew each time
+        record = _record(
+            step, shape={"ids.1": int(length)}, actions=("keep", *("recompute",) * 2)
+        )
+        record.events = tuple(f"layer.{i}#0" for i in range(int(length)))
+        records.append(record)
+        records.close(record)
+    first, second, again, _ = records
+    assert first.shape is again.shape
+    assert first.shape is not second.shape
+    assert first.actions is second.actions
+    assert first.events is again.events
+
+
+def test_a_folder_that_is_not_there_is_made(tmp_path):
+    """A run does not end at its first line because of a missing folder."""
+    path = tmp_path / "runs" / "today" / "records.jsonl"
+    records = Records(3, path)
+    records.close(_record())
+    records.close_file()
+    assert 1 == len(read_records(path))
+
+
 def test_closed_records_are_lines_of_json(tmp_path):
     """Records are appended, and can be read while the file is open."""
     path = tmp_path / "records.jsonl"

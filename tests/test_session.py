@@ -501,7 +501,7 @@ def test_records_tell_of_a_planned_step(toys, meter):
     assert list(range(7)) == [record.step for record in session.records]
     record = session.records[-1]
     assert "plan" == record.phase
-    assert 20 == record.shape["attention_mask.1"]
+    assert 20 == record.shape["input_ids.1"]
     assert 3 == len(record.actions)
     assert budget == record.budget_bytes
     assert 0 < record.start_bytes < record.observed_peak_bytes <= budget
@@ -527,6 +527,15 @@ def test_a_measured_step_is_predicted_from_where_it_starts(toys, meter):
         assert record.observed_growth_bytes == pytest.approx(
             record.predicted_growth_bytes, rel=0.1
         )
+
+
+def test_only_so_many_records_are_kept(toys, meter):
+    """The summary speaks of all steps there were."""
+    model = toys.chain(2)
+    with mimose.attach(model, "1TiB", meter=meter, max_records=4) as session:
+        toys.train(model, [toys.inputs(n) for n in (8, 24) * 6])
+    assert [8, 9, 10, 11] == [record.step for record in session.records]
+    assert 12 == session.summary().steps == sum(session.summary().phases.values())
 
 
 def test_summary_adds_the_records_up(toys, meter):
@@ -562,7 +571,7 @@ def test_report_and_explain_are_text_for_people(toys, meter):
     batches = [toys.inputs(n) for n in (8, 24) * 4]
     _, session = toys.compare(model, batches, budget="1GiB", meter=meter)
     assert "1.00 GiB" in session.report()
-    text = session.explain({"0.0": 24})
+    text = session.explain({"x.0": 24})
     assert [] == [f"blocks.{i}#0" for i in range(4) if f"blocks.{i}#0" not in text]
     with pytest.raises(mimose.MimoseError, match=r"no size is called 'length'"):
         session.explain({"length": 24})

@@ -53,5 +53,5 @@ least_bytes = probe.records[-1].observed_peak_bytes
 with mimose.attach(model, budget=least_bytes + 20 * 2**20, units=Mixer) as session:
     for length in torch.randint(64, 768, (24,)).tolist():
         train(length)
-    print(session.explain({"0.1": 760}))  # dimension 1 of the first argument
+    print(session.explain({"input.1": 760}))  # dimension 1 of the input
 print(session.report())
