@@ -268,12 +268,14 @@ def report(options: argparse.Namespace) -> int:
 def _report(
     records: list[StepRecord], files: Mapping[str, Path], *, title: str, as_json: bool
 ) -> int:
-    from mimose.page import write_page
+    from mimose.page import page
     from mimose.page.headline import headline
+    from mimose.page.steps import Steps
 
+    steps = Steps(records)
     try:
         files["page"].parent.mkdir(parents=True, exist_ok=True)
-        write_page(records, files["page"], title=title)
+        files["page"].write_text(page(steps, title=title), encoding="utf-8")
         if "tensorboard" in files:
             from mimose.tensorboard import write_scalars
 
@@ -281,7 +283,7 @@ def _report(
     except OSError as error:
         msg = f"cannot write {error.filename}: {error.strerror}"
         raise UsageError(msg) from error
-    numbers = headline(records)
+    numbers = headline(steps)
     show = _print_json if as_json else _print_table
     show(numbers, files)
     return FAILED if numbers.steps_over else OK

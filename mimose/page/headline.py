@@ -56,13 +56,13 @@ class Headline:
     error_p99: float | None
 
 
-def headline(records: Sequence[StepRecord]) -> Headline:
+def headline(steps: Steps) -> Headline:
     """Sum up the records of a run.
 
     Args:
-        records: At least one.
+        steps: At least one.
     """
-    steps = Steps(records)
+    records = steps.records
     peaks = [r.highest_bytes for r in records if r.highest_bytes is not None]
     uses = [r.budget_use for r in records if r.budget_use is not None]
     p50, p99 = _errors(records)
@@ -155,9 +155,19 @@ def facts(headline: Headline) -> Iterator[tuple[str, str, str]]:
             f"{headline.retries:,}",
             "after running out of memory",
         )
-    for phase, words in PHASE_WORDS.items():
-        if phase in headline.phases:
-            yield f"steps in phase {phase}", f"{headline.phases[phase]:,}", words
+    yield _phases(headline.phases)
+
+
+def _phases(phases: Mapping[str, int]) -> tuple[str, str, str]:
+    """Tell of all phases at once, the one of most steps first."""
+    found = sorted(phases.items(), key=lambda item: -item[1])
+    (most, n_most), *others = found
+    rest = [f"{n:,} {PHASE_WORDS[phase]}" for phase, n in others]
+    return (
+        "steps by phase",
+        f"{n_most:,} {most}",
+        "; ".join([PHASE_WORDS[most] if rest else "all of them", *rest]),
+    )
 
 
 def _memory(headline: Headline) -> Iterator[tuple[str, str, str]]:
