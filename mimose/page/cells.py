@@ -13,7 +13,8 @@ _LEFT = 250
 _TOP = 10
 _BOTTOM = 64
 _RIGHT = 20
-_MOST_COLUMN_LABELS = 12
+_LETTER = 7.0
+"""About as wide as a letter, in pixels."""
 _LEAST_LABELLED = 12
 """Rows lower than this have a label now and then."""
 _MOST_TITLED = 1500
@@ -47,7 +48,8 @@ def draw_map(map_: Map, title: str) -> str:
     width = min(90.0, (WIDTH - _LEFT - _RIGHT) / n_columns)
     parts = [*_cells(map_, width, each), *_row_labels(map_, each)]
     bottom = _TOP + each * n_rows
-    every = -(-n_columns // _MOST_COLUMN_LABELS)
+    longest = _LETTER * (2 + max(map(len, map_.columns)))
+    every = -(-n_columns // max(1, int(width * n_columns / longest)))
     for i in range(0, n_columns, every):
         middle = _LEFT + width * (i + 0.5)
         parts.append(label(map_.columns[i], middle, bottom + 18, anchor="middle"))

@@ -38,7 +38,8 @@ p { margin: 4px 0 10px; max-width: 900px; }
 .caption { color: #444; }
 .picture { overflow-x: auto; }
 .picture svg { display: block; width: 100%; min-width: 640px; }
-.picture text { font: 13px system-ui, sans-serif; }
+.picture text { font: 13px system-ui, sans-serif; paint-order: stroke;
+  stroke: #fff; stroke-width: 3px; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 8px 0 4px;
   padding: 0; list-style: none; font-size: 14px; }
 .legend button { all: unset; cursor: pointer; }

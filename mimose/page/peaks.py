@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mimose.budget import format_bytes
 from mimose.page.looks import INK, Figure, byte_unit, counted, nothing
-from mimose.page.scales import Extent, around_zero, extent
+from mimose.page.scales import Extent, around_zero, extent, whole
 from mimose.page.steps import Steps
 from mimose.page.svg import Panel, Point, Rule, Series, draw
 from mimose.page.thinning import Group, groups, ringed, series, told
@@ -17,6 +17,8 @@ from mimose.page.thinning import Group, groups, ringed, series, told
 OVER_COLOUR = "#D00000"
 _OVER = "over the budget"
 _WORST = "worst of the plans"
+_SAME = 0.02
+"""Predictions that differ by less, of the largest, are all the same in a picture."""
 _WORST_COLOUR = "#7B3294"
 
 
@@ -49,7 +51,7 @@ def peaks(steps: Steps) -> Figure:
     ]
     rules = [Rule(line, "what the budget leaves")] if line and y.has_line else []
     panel = Panel(
-        extent(xs.tolist()),
+        whole(xs[~np.isnan(ys)].tolist()),
         y,
         f"size of the batch: {steps.size_formula}",
         f"growth of a step ({unit})",
@@ -164,12 +166,14 @@ def predictions(steps: Steps) -> Figure:
         why = "No step has both a predicted and an observed peak, so none is compared."
         return nothing("predictions", title, why)
     predicted = steps.values(lambda record: record.predicted_growth_bytes)
+    if np.ptp(predicted[known]) <= _SAME * np.abs(predicted[known]).max():
+        return nothing("predictions", title, _of_one_growth(predicted, errors, known))
     factor, unit = byte_unit(predicted[known].tolist())
     xs = predicted / factor
     parts = groups(steps, xs, errors)
     y = around_zero(_heights(parts, errors))
     panel = Panel(
-        extent(xs[known].tolist()),
+        whole(xs[known].tolist()),
         y,
         f"predicted growth ({unit})",
         "observed over predicted (%)",
@@ -187,6 +191,24 @@ def predictions(steps: Steps) -> Figure:
     )
     return Figure(
         "predictions", title, f"{told(parts)} {caption}", draw([panel], title)
+    )
+
+
+def _of_one_growth(
+    predicted: NDArray[np.float64],
+    errors: NDArray[np.float64],
+    known: NDArray[np.bool_],
+) -> str:
+    """Say what there is to say where all predictions are the same."""
+    growth = format_bytes(float(np.median(predicted[known])))
+    own = errors[known]
+    if len(own) == 1:
+        return f"One step was predicted to grow by {growth}; it was {own[0]:+.2f}% off."
+    return (
+        f"All of {counted(len(own), 'step')} were predicted to grow by about {growth}. "
+        f"They were {np.median(own):+.2f}% off (median), from {own.min():+.2f}% to "
+        f"{own.max():+.2f}%; above 0 a step needed more. Step by step they are shown "
+        f"below."
     )
 
 

@@ -11,11 +11,13 @@ import numpy as np
 _MARGIN = 0.06
 _LEAST_SPAN = 0.02
 """Of the highest value: readings that differ by less look level."""
+_LEAST_DEVIATION = 0.1
+"""Per cent: lesser deviations look like none."""
 _FROM_ZERO = 0.6
 """An axis begins at 0 where the lowest value is below this share of the highest."""
 _FAR = 2.0
 """A line is far off where the axis would grow more than this many times for it."""
-_OUTLIER = 5.0
+_OUTLIER = 2.0
 """The same of the last hundredth of the values."""
 
 
@@ -37,6 +39,15 @@ class Extent:
         return int(value > self.high) - int(value < self.low)
 
 
+def whole(values: Sequence[float]) -> Extent:
+    """Choose an axis that has all values on it.
+
+    Args:
+        values: At least one.
+    """
+    return _between(min(values), max(values), None)
+
+
 def extent(values: Sequence[float], line: float | None = None) -> Extent:
     """Choose an axis that shows how values differ, whatever they lie far below.
 
@@ -47,10 +58,13 @@ def extent(values: Sequence[float], line: float | None = None) -> Extent:
         values: At least one.
         line: Where a line is wanted, such as a budget.
     """
-    low, high = _bulk(values)
+    return _between(*_bulk(values), line)
+
+
+def _between(low: float, high: float, line: float | None) -> Extent:
     if 0.0 <= low < _FROM_ZERO * high:
         low = 0.0
-    span = max(high - low, _LEAST_SPAN * max(abs(low), abs(high)), 1e-9)
+    span = max(high - low, _LEAST_SPAN * max(abs(low), abs(high))) or 1.0
     has_line = line is not None and low - span <= line <= low + _FAR * span
     if line is not None and has_line:
         low, high = min(low, line), max(high, line)
@@ -76,10 +90,10 @@ def around_zero(values: Sequence[float]) -> Extent:
     """Choose an axis for deviations, that has 0 within.
 
     Args:
-        values: At least one.
+        values: At least one, in per cent.
     """
     low, high = _bulk(values)
-    most = max(abs(low), abs(high), 1e-9)
+    most = max(abs(low), abs(high), _LEAST_DEVIATION)
     return Extent(min(low, -0.2 * most) * 1.1, max(high, 0.2 * most) * 1.1)
 
 

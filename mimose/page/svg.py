@@ -17,8 +17,8 @@ WIDTH = 1100
 """Of every picture; the browser fits it to the window."""
 _LEFT = 92
 _RIGHT = 20
-_TOP = 14
-_GAP = 30
+_TOP = 22
+_GAP = 38
 _BOTTOM = 50
 _GRID = "#EBEBEB"
 _FAINT = "#555555"
@@ -150,7 +150,7 @@ def _key(series: Series) -> str:
 def _panel(panel: Panel, top: float, *, is_last: bool) -> Iterator[str]:
     bottom = top + panel.height
     right = WIDTH - _RIGHT
-    for value, text in ticks(panel.y, max(2, panel.height // 60)):
+    for value, text in ticks(panel.y, max(3, panel.height // 50)):
         y = bottom - panel.height * panel.y.place(value)
         yield f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="{_GRID}"/>'
         yield label(text, _LEFT - 8, y + 4, anchor="end")
@@ -172,7 +172,7 @@ def _panel(panel: Panel, top: float, *, is_last: bool) -> Iterator[str]:
     for rule in panel.rules:
         yield from _rule(panel, rule, top, bottom)
     if panel.note:
-        yield label(panel.note, right - 6, top + 14, anchor="end", colour=_FAINT)
+        yield label(panel.note, right - 6, top - 6, anchor="end", colour=_FAINT)
 
 
 def _x(panel: Panel, value: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TypeAlias
 from mimose.budget import format_bytes
 from mimose.page.looks import counted, format_flops
 from mimose.page.steps import Shape, Steps, n_elements, shape_text
-from mimose.records import StepRecord
+from mimose.records import StepRecord, without_numbers
 
 Cell: TypeAlias = tuple[str, float | str]
 """What is shown, and what rows are sorted by."""
@@ -20,7 +19,6 @@ Cell: TypeAlias = tuple[str, float | str]
 _MOST_ROWS = 100
 _MANY_SHAPES = 40
 """Of more shapes than these, neighbours that differ in bytes alone share a row too."""
-_NUMBER = re.compile(r"\d[\d.,]*")
 _UNKNOWN: Cell = ("–", -1.0)
 
 
@@ -54,10 +52,11 @@ def shapes_table(steps: Steps) -> Table:
     shown = alike[:_MOST_ROWS]
     caption = "One row a shape; plan and prediction are those of its last step."
     if len(alike) < len(of_shape):
+        made = counted(len(alike), "row")
         caption = (
             f"Neighbouring shapes that went the same way share a row: "
-            f"{len(of_shape):,} shapes make {counted(len(alike), 'row')}. Plan and prediction are those "
-            f"of the last step of a row's largest shape."
+            f"{len(of_shape):,} shapes make {made}. Plan and prediction are those of "
+            f"the last step of a row's largest shape."
         )
     if len(shown) < len(alike):
         caption += f" The {len(shown)} of the largest shapes are listed."
@@ -175,7 +174,7 @@ def unusual_table(steps: Steps) -> Table:
 def _kind(steps: Steps, position: int) -> tuple[object, ...]:
     """Return what steps must have in common to share a row: numbers may differ."""
     record = steps.records[position]
-    reason = _NUMBER.sub("#", record.reason)
+    reason = without_numbers(record.reason)
     is_again = record.retries > 0
     return steps.runs[position], record.phase, record.is_over, is_again, reason
 

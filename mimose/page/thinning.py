@@ -19,6 +19,7 @@ from mimose.page.svg import Point, Series
 FEW = 400
 """So many steps are drawn one by one."""
 _MOST_PLACES = 200
+_FEW_RINGS = 40
 _PHASES = list(PHASE_COLOURS)
 
 
@@ -149,9 +150,15 @@ def ringed(
     ]
     if not points:
         return []
+    size = 7.0 if len(points) <= _FEW_RINGS else 4.0
     return [
         Series(
-            name=name, colour=colour, points=points, symbol="ring", size=7, opacity=1.0
+            name=name,
+            colour=colour,
+            points=points,
+            symbol="ring",
+            size=size,
+            opacity=1.0,
         )
     ]
 

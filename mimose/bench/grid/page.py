@@ -15,7 +15,7 @@ from mimose.bench.grid.workload import size_of
 from mimose.page.cells import Map, draw_map
 from mimose.page.document import document
 from mimose.page.looks import ACTION_COLOURS, ACTION_WORDS, Figure, nothing
-from mimose.page.scales import extent
+from mimose.page.scales import extent, whole
 from mimose.page.svg import Panel, Point, Rule, Series, draw
 from mimose.page.tables import Cell, Table
 
@@ -126,7 +126,7 @@ def _prices(name: str, workload: str, cells: Sequence[CellSummary]) -> Figure:
         caption += f" Too slow for this picture: {', '.join(left_out)}; see the table."
     points = [point for line in series for point in line.points]
     panel = Panel(
-        extent([point.x for point in points]),
+        whole([point.x for point in points]),
         extent([y for p in points for y in (p.y, p.low or p.y, p.high or p.y)]),
         "budget (0: everything recomputed, 1: everything kept)",
         f"time ÷ {base}",
@@ -182,7 +182,7 @@ def _peaks(
     line = headroom / _MIB
     y = extent([point.y for point in drawn], line)
     panel = Panel(
-        extent([point.x for point in drawn]),
+        whole([point.x for point in drawn]),
         y,
         "size of the batch (tokens, or pixels)",
         "growth of a step (MiB)",
