@@ -251,7 +251,7 @@ def test_text_of_the_run_is_no_markup(tmp_path):
     assert "<script>alert" not in page
     assert 1 == page.count("</script>")
     strange = _pictures(_page(_extremes()["strange names"], tmp_path))["layers"]
-    assert "…a.a.0&" in [text[:1] + text[-6:] for text in _texts(strange)]
+    assert "…a.0&" in _texts(strange)
 
 
 @pytest.mark.parametrize("name", _extremes())

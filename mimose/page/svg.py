@@ -263,7 +263,8 @@ def _rule(panel: Panel, rule: Rule, top: float, bottom: float) -> Iterator[str]:
     else:
         y = bottom - panel.height * panel.y.place(rule.at)
         path = f"M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"
-        yield label(rule.label, _LEFT + 8, y - 6)
+        if rule.label:
+            yield label(rule.label, _LEFT + 8, y - 6)
     yield f'<path d="{path}" stroke="{INK}" stroke-width="1.3"{_dashed(rule.dash)}/>'
 
 
