@@ -382,7 +382,7 @@ def test_a_budget_far_off_does_not_hide_the_growth(tmp_path):
     assert "what the budget leaves" not in _texts(picture)
     note = "the budget leaves 2.51 GiB, 146 × the highest step ↑"
     assert note in _texts(picture)
-    assert "budget of 3.00 GiB leaves 2.51 GiB" in _caption(page, "peaks")
+    assert "budget of 3.00 GiB leaves 2.51 GiB for it" in _caption(page, "peaks")
     course = _texts(_pictures(page)["course"])
     assert "budget 3.00 GiB, beyond this axis ↑" in course
     assert "0" not in course[: course.index("peak memory (MiB)")]
@@ -394,6 +394,31 @@ def test_a_budget_that_is_near_is_a_line(tmp_path):
     pictures = _pictures(_page(records, tmp_path))
     assert "what the budget leaves" in _texts(pictures["peaks"])
     assert "budget 1000.0 MiB" in _texts(pictures["course"])
+
+
+def test_what_is_left_is_a_band_where_starts_differ(tmp_path):
+    """No step that kept the budget lies above all that was left for any."""
+    records = [
+        _record(i, 400 + i % 50, start_bytes=(100 + i) * MIB, observed_peak_bytes=n)
+        for i, n in enumerate([990 * MIB] * 300)
+    ]
+    page = _page(records, tmp_path)
+    said = "leaves 750.5 MiB for it (604.0 MiB to 897.0 MiB, by step)"
+    assert said in _caption(page, "peaks")
+    (band,) = (
+        re.fullmatch(r"M92 ([\d.]+)H1080V([\d.]+)H92z", path.get("d"))
+        for path in _pictures(page)["peaks"].iter("path")
+        if path.get("opacity") == "0.08"
+    )
+    top, bottom = float(band[1]), float(band[2])
+    assert bottom - top > 100  # pixels
+    heights = [
+        float(re.match(r"M[\d.]+ ([\d.]+)", path.get("d"))[1])
+        for group in _pictures(page)["peaks"].iter("g")
+        if group.get("data-key") == "planned"
+        for path in group.iter("path")
+    ]
+    assert top < min(heights) < bottom
 
 
 def test_equal_steps_share_a_mark(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ OVER_COLOUR = "#D00000"
 _OVER = "over the budget"
 _WORST = "worst of the plans"
 _SAME = 0.02
-"""Predictions that differ by less, of the largest, are all the same in a picture."""
+"""What differs by less, of the largest, is all the same in a picture."""
 _WORST_COLOUR = "#7B3294"
 
 
@@ -41,7 +42,7 @@ def peaks(steps: Steps) -> Figure:
     if len(set(xs[~np.isnan(ys)].tolist())) == 1:
         return Figure("peaks", title, " ".join([_of_one_size(steps, ys), *said[1:]]))
     factor, unit = byte_unit(ys[~np.isnan(ys)].tolist())
-    line = None if room is None else room / factor
+    line = None if room is None else room.high / factor
     y = extent(_heights(parts, ys / factor), line)
     marks = [
         *series(steps, parts, ys / factor, lambda y: format_bytes(y * factor)),
@@ -49,7 +50,12 @@ def peaks(steps: Steps) -> Figure:
         *ringed(steps, _OVER, OVER_COLOUR, steps.over, xs, ys / factor),
         *ringed(steps, "run again", INK, steps.run_again, xs, ys / factor),
     ]
-    rules = [Rule(line, "what the budget leaves")] if line and y.has_line else []
+    rules = []
+    if room is not None and y.has_line:
+        said_there = "what the budget leaves"
+        if room.high - room.low > _SAME * room.high:
+            said_there = "what the budget leaves: in the grey, by step"
+        rules.append(Rule(room.high / factor, said_there, to=room.low / factor))
     panel = Panel(
         whole(xs[~np.isnan(ys)].tolist()),
         y,
@@ -69,19 +75,28 @@ def _heights(parts: Sequence[Group], ys: NDArray[np.float64]) -> list[float]:
     return [float(end) for own in ends for end in (own.min(), own.max())]
 
 
-def _room(steps: Steps) -> float | None:
-    """Return what the last run's budget left for a step, in the middle of its steps.
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What the last run's budget left for a step, in bytes, over all of its steps."""
 
-    None where it is not about the same bytes as growth is.
+    low: float
+    middle: float
+    high: float
+
+
+def _room(steps: Steps) -> _Room | None:
+    """Return what was left, without the hundredth of the steps at either end.
+
+    None where the budget is not about the same bytes as growth is.
     """
-    own = [r for r, run in zip(steps.records, steps.runs, strict=True)
-           if run == steps.n_runs - 1]  # fmt: skip
+    own = steps.records[steps.starts[-1] :]
     if any(record.reserved_peak_bytes is not None for record in own):
         return None
-    return float(np.median([r.budget_bytes - r.start_bytes for r in own]))
+    left = [record.budget_bytes - record.start_bytes for record in own]
+    return _Room(*np.quantile(left, (0.01, 0.5, 0.99)).tolist())
 
 
-def _said(steps: Steps, is_observed: bool, room: float | None) -> list[str]:
+def _said(steps: Steps, is_observed: bool, room: _Room | None) -> list[str]:
     last = steps.records[-1]
     budget = format_bytes(last.budget_bytes)
     said = [
@@ -91,8 +106,9 @@ def _said(steps: Steps, is_observed: bool, room: float | None) -> list[str]:
     if room is not None:
         of = "The last run's budget" if steps.n_runs > 1 else "The budget"
         said.append(
-            f"{of} of {budget} leaves {format_bytes(room)} for it (median); the other "
-            f"{format_bytes(last.budget_bytes - room)} were held before."
+            f"{of} of {budget} leaves {format_bytes(room.middle)} for it "
+            f"({format_bytes(room.low)} to {format_bytes(room.high)}, by step); the "
+            f"other {format_bytes(last.budget_bytes - room.middle)} were held before."
         )
     reserved = [r.reserved_peak_bytes for r in steps.records if r.reserved_peak_bytes]
     if reserved:
@@ -141,15 +157,16 @@ def _predicted(
     ]
 
 
-def _note(y: Extent, room: float | None, factor: float, ys: NDArray[np.float64]) -> str:
+def _note(y: Extent, room: _Room | None, factor: float, ys: NDArray[np.float64]) -> str:
     """Name what lies above the picture."""
     highest = float(np.nanmax(ys))
     notes = []
     if highest / factor > y.high:
         notes.append(f"highest step: {format_bytes(highest)} ↑")
     if room is not None and not y.has_line:
-        times = f", {room / highest:,.0f} × the highest step" if highest > 0 else ""
-        notes.append(f"the budget leaves {format_bytes(room)}{times} ↑")
+        left = room.middle
+        times = f", {left / highest:,.0f} × the highest step" if highest > 0 else ""
+        notes.append(f"the budget leaves {format_bytes(left)}{times} ↑")
     return "   ".join(notes)
 
 

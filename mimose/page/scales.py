@@ -39,13 +39,14 @@ class Extent:
         return int(value > self.high) - int(value < self.low)
 
 
-def whole(values: Sequence[float]) -> Extent:
+def whole(values: Sequence[float], *, from_zero: bool = True) -> Extent:
     """Choose an axis that has all values on it.
 
     Args:
         values: At least one.
+        from_zero: Whether it begins at 0 where that costs little.
     """
-    return _between(min(values), max(values), None)
+    return _between(min(values), max(values), None, from_zero=from_zero)
 
 
 def extent(values: Sequence[float], line: float | None = None) -> Extent:
@@ -61,8 +62,10 @@ def extent(values: Sequence[float], line: float | None = None) -> Extent:
     return _between(*_bulk(values), line)
 
 
-def _between(low: float, high: float, line: float | None) -> Extent:
-    if 0.0 <= low < _FROM_ZERO * high:
+def _between(
+    low: float, high: float, line: float | None, *, from_zero: bool = True
+) -> Extent:
+    if from_zero and 0.0 <= low < _FROM_ZERO * high:
         low = 0.0
     span = max(high - low, _LEAST_SPAN * max(abs(low), abs(high))) or 1.0
     has_line = line is not None and low - span <= line <= low + _FAR * span

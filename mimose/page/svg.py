@@ -61,6 +61,8 @@ class Rule:
     label: str = ""
     is_vertical: bool = False
     dash: str = "7 4"
+    to: float | None = None
+    """Where a band ends that begins at the line; None for no band."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,9 @@ def _rule(panel: Panel, rule: Rule, top: float, bottom: float) -> Iterator[str]:
     else:
         y = bottom - panel.height * panel.y.place(rule.at)
         path = f"M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"
+        if rule.to is not None:
+            end = bottom - panel.height * panel.y.place(rule.to)
+            yield f'<path d="{path}V{end:.1f}H{_LEFT}z" fill="{INK}" opacity="0.08"/>'
         if rule.label:
             yield label(rule.label, _LEFT + 8, y - 6)
     yield f'<path d="{path}" stroke="{INK}" stroke-width="1.3"{_dashed(rule.dash)}/>'

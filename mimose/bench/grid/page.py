@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -125,9 +124,10 @@ def _prices(name: str, workload: str, cells: Sequence[CellSummary]) -> Figure:
     if left_out:
         caption += f" Too slow for this picture: {', '.join(left_out)}; see the table."
     points = [point for line in series for point in line.points]
+    heights = [y for p in points for y in (p.y, p.low, p.high) if y is not None]
     panel = Panel(
-        whole([point.x for point in points]),
-        extent([y for p in points for y in (p.y, p.low or p.y, p.high or p.y)]),
+        whole([point.x for point in points], from_zero=False),
+        whole(heights, from_zero=False),
         "budget (0: everything recomputed, 1: everything kept)",
         f"time ÷ {base}",
         series,
@@ -218,7 +218,7 @@ def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
     kinds = ("keep", "recompute")
     map_ = Map(
         rows=[f"layer call {i}" for i in range(depth)],
-        columns=[json.dumps(row.shape) for row in own],
+        columns=[_sizes(row) for row in own],
         cells=[
             [actions.get(row.plan[i : i + 1], "keep") for row in own]
             for i in range(depth)
@@ -228,6 +228,10 @@ def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
         x_title="batches, the smallest first",
     )
     return Figure(name, title, f"At the budget {share:g}.", draw_map(map_, title))
+
+
+def _sizes(row: GridRow) -> str:
+    return ", ".join(f"{name} {size}" for name, size in row.shape.items())
 
 
 def _cells_table(summaries: Sequence[CellSummary]) -> Table:
