@@ -140,4 +140,4 @@ def format_bytes(n_bytes: float) -> str:
     """
     if abs(n_bytes) >= 2**30:
         return f"{n_bytes / 2**30:.2f} GiB"
-    return f"{n_bytes / 2**20:.1f} MiB"
+    return f"{round(n_bytes / 2**20, 1) + 0.0:.1f} MiB"  # no minus before a 0

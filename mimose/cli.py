@@ -35,8 +35,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The process's exit status: 0; 1 where what was run failed or did not hold; 2
-        where it cannot be done, as for wrong options.
+        where it cannot be done, as for wrong options; 141, as a shell says it, where
+        nobody read on.
     """
+    try:
+        status = _run(arguments)
+    except BrokenPipeError:
+        commands.forget_output()
+        status = commands.UNREAD
+    finally:
+        commands.flush_output()
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     try:
         status: int = options.do(options)

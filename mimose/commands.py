@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -31,6 +32,8 @@ FAILED = 1
 """What was run failed, or did not hold."""
 UNUSABLE = 2
 """What was asked for cannot be done: no such file, a package is missing."""
+UNREAD = 141
+"""The output was closed before all of it was written (128 + SIGPIPE)."""
 
 _RECORDS = "records.jsonl"
 _OUT = Path("runs/bench")
@@ -70,7 +73,7 @@ def bench(options: argparse.Namespace) -> int:
     """
     _need(
         "bench",
-        *("filelock", "matplotlib", "plotly", "rich", "sympy"),
+        *("filelock", "matplotlib", "rich", "sympy"),
         *("tokenizers", "transformers"),
     )
     from mimose.bench.grid.command import bench, prepare, show_again
@@ -221,23 +224,24 @@ def _need_device(name: str) -> None:
 
 
 def _list(workloads: Mapping[str, Workload], strategies: Mapping[str, Strategy]) -> int:
-    from rich.console import Console
-    from rich.table import Table
+    from mimose.columns import named, terminal_width
 
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_row("workloads", style="bold")
-    for workload in workloads.values():
-        lengths = (
-            "lengths generated" if workload.is_synthetic else "lengths of real text"
+    works = [
+        (
+            each.name,
+            f"{each.what}; lengths "
+            + ("generated" if each.is_synthetic else "of real text"),
         )
-        table.add_row(f"  {workload.name}", f"{workload.what}; {lengths}")
-    table.add_row("strategies", style="bold")
+        for each in workloads.values()
+    ]
+    chosen = []
     for strategy in strategies.values():
         why = strategy.why_not("cpu")
-        table.add_row(
-            f"  {strategy.name}", strategy.what + (f" (on a CPU: {why})" if why else "")
+        chosen.append(
+            (strategy.name, strategy.what + (f" (on a CPU: {why})" if why else ""))
         )
-    Console(highlight=False).print(table, markup=False)
+    width = terminal_width()
+    _write(["workloads", *named(works, width), "strategies", *named(chosen, width)])
     return OK
 
 
@@ -251,7 +255,6 @@ def report(options: argparse.Namespace) -> int:
         UsageError: There are no records, the page cannot be written, or a package is
             missing.
     """
-    _need("report", "plotly", "rich")
     if options.tensorboard is not None:
         _need("tensorboard", "tensorboard")
     path = _records_file(options.records)
@@ -268,12 +271,14 @@ def report(options: argparse.Namespace) -> int:
 def _report(
     records: list[StepRecord], files: Mapping[str, Path], *, title: str, as_json: bool
 ) -> int:
-    from mimose.page import write_page
+    from mimose.page import page
     from mimose.page.headline import headline
+    from mimose.page.steps import Steps
 
+    steps = Steps(records)
     try:
         files["page"].parent.mkdir(parents=True, exist_ok=True)
-        write_page(records, files["page"], title=title)
+        files["page"].write_text(page(steps, title=title), encoding="utf-8")
         if "tensorboard" in files:
             from mimose.tensorboard import write_scalars
 
@@ -281,9 +286,8 @@ def _report(
     except OSError as error:
         msg = f"cannot write {error.filename}: {error.strerror}"
         raise UsageError(msg) from error
-    numbers = headline(records)
-    show = _print_json if as_json else _print_table
-    show(numbers, files)
+    numbers = headline(steps)
+    _write((_json if as_json else _lines)(numbers, files))
     return FAILED if numbers.steps_over else OK
 
 
@@ -323,28 +327,47 @@ def _read(path: Path) -> list[StepRecord]:
     return records
 
 
-def _print_json(numbers: Headline, files: Mapping[str, Path]) -> None:
+def _json(numbers: Headline, files: Mapping[str, Path]) -> list[str]:
     document = {
         **asdict(numbers),
         "files": {name: str(path) for name, path in files.items()},
     }
-    sys.stdout.write(json.dumps(document) + "\n")
+    return [json.dumps(document)]
 
 
-def _print_table(numbers: Headline, files: Mapping[str, Path]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _lines(numbers: Headline, files: Mapping[str, Path]) -> list[str]:
+    from mimose.columns import named, terminal_width, wrapped
     from mimose.page.headline import facts, verdict
 
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, justify="right", style="bold")
-    table.add_column(overflow="fold")
-    for name, number, detail in facts(numbers):
-        table.add_row(name, number, detail)
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(verdict(numbers), markup=False)
-    console.print(table)
-    for name, path in files.items():
-        console.print(f"{name}: {path}", markup=False)
+    width = terminal_width()
+    told = [(name, f"{number} ({detail})") for name, number, detail in facts(numbers)]
+    return [
+        *wrapped(verdict(numbers), width),
+        *named(told, width),
+        *(f"{name}: {path}" for name, path in files.items()),
+    ]
+
+
+def _write(lines: Sequence[str]) -> None:
+    """Write to the standard output; who reads no further has had enough of it."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write("\n".join(lines) + "\n")
+    flush_output()
+
+
+def flush_output() -> None:
+    """Write what is in the buffer, if anybody still reads it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        forget_output()
+
+
+def forget_output() -> None:
+    """Write no more to an output that nobody reads, and say nothing of it at the end.
+
+    What is left in the buffer would otherwise fail as the interpreter ends.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -20,6 +21,7 @@ _log = logging.getLogger(__name__)
 Phase: TypeAlias = Literal["collect", "step_down", "plan", "fallback"]
 _MOST_SHARED = 1024
 """Objects that are looked for before another equal one is kept."""
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
@@ -202,6 +204,15 @@ class Totals:
         self.retries += record.retries
 
 
+def without_numbers(reason: str) -> str:
+    """Return what reasons that differ in numbers alone have in common.
+
+    >>> without_numbers("64 is beyond 40, the most measured")
+    '# is beyond #, the most measured'
+    """
+    return _NUMBER.sub("#", reason)
+
+
 class Records(deque[StepRecord]):
     """The last steps' records, oldest first; optionally written to a file as well.
 
@@ -305,22 +316,23 @@ def read_records(path: str | PathLike[str]) -> list[StepRecord]:
         OSError: The file cannot be read.
         MimoseError: No line, or a whole one, is a step's record.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
     records: list[StepRecord] = []
+    plans: dict[tuple[str, ...], tuple[str, ...]] = {}
     n_broken = 0
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            said = json.loads(line)
-        except (ValueError, RecursionError):
-            n_broken += line.endswith("\n")  # the last may be in the making
-            continue
-        record = _record(said, where)
-        if not record.events and records:
-            record.events = records[-1].events
-        records.append(record)
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                said = json.loads(line)
+            except (ValueError, RecursionError):
+                n_broken += line.endswith("\n")  # the last may be in the making
+                continue
+            record = _record(said, f"{path}, line {number}")
+            if not record.events and records:
+                record.events = records[-1].events
+            record.actions = plans.setdefault(record.actions, record.actions)
+            records.append(record)
     if n_broken and not records:
         msg = f"{path}, line 1: not a step's record, as attach(record_to=...) writes it"
         raise MimoseError(msg)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from mimose.budget import format_bytes
+from mimose.columns import named, table, wrapped
 from mimose.plan_cache import PlanCache
 from mimose.planners import PlanningProblem, Timeline
-from mimose.records import PHASES, Records, StepRecord, Summary
+from mimose.records import PHASES, Records, StepRecord, Summary, without_numbers
 
+_Shape: TypeAlias = tuple[tuple[str, int], ...]
 _MOST_SHAPES = 12
 _MOST_REASONS = 5
+_SHORT = ((0, 1, 3, 5), (0, 3, 5))
+"""Columns of the table of shapes where all do not fit: shape, recomputed, observed, and
+the number of steps if it does."""
+_SHORT_PLAN = ((0, 1, 2, 4), (0, 1, 2))
+"""The same of a plan: event, action, holds, and GFLOP."""
 
 
 def summarise(
@@ -74,79 +82,114 @@ def summarise(
 
 
 def _n_shapes(records: Sequence[StepRecord]) -> int:
-    """Count the shapes by the sizes known to vary by now: early records name more."""
+    return len(set(_shapes_of(records)))
+
+
+def _shapes_of(records: Sequence[StepRecord]) -> list[_Shape]:
+    """Return each step's sizes, those known to vary by now: early records name more."""
     if not records:
-        return 0
+        return []
     first, names = records[0].shape, records[-1].shape
-    return len({tuple(r.shape.get(n, first.get(n)) for n in names) for r in records})
+    return [tuple((n, r.shape.get(n, first.get(n, 0))) for n in names) for r in records]
 
 
-def report(summary: Summary, records: Sequence[StepRecord]) -> str:
+def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
     """Write what happened in a session.
 
     Args:
         summary: The session in numbers.
         records: Its records.
+        width: Columns of the terminal.
     """
-    parts = [_overview(summary), _shapes(records), _reasons(records)]
-    parts.append(_reasoned("Layers that are always kept", summary.kept_units))
-    parts.append(_reasoned("Layers not exact when recomputed", summary.inexact_units))
-    return "\n\n".join(part for part in parts if part)
+    kept, inexact = summary.kept_units, summary.inexact_units
+    parts = [
+        _overview(summary, width),
+        _shapes(records, width),
+        _reasons(records, width),
+        _reasoned("Layers that are always kept", kept, width),
+        _reasoned("Layers not exact when recomputed", inexact, width),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def _reasoned(title: str, units: Mapping[str, str]) -> str:
-    lines = [f"  {name}: {why}" for name, why in units.items()]
-    return "\n".join([title, *lines]) if lines else ""
+def _reasoned(title: str, units: Mapping[str, str], width: int) -> list[str]:
+    return _listed(title, [f"{name}: {why}" for name, why in units.items()], width)
 
 
-def _overview(summary: Summary) -> str:
+def _listed(title: str, items: Sequence[str], width: int) -> list[str]:
+    """Write items below a title; nothing if there are none."""
+    lines = [
+        line for item in items for line in wrapped(item, width, first="  ", rest="    ")
+    ]
+    return [*wrapped(title, width), *lines] if lines else []
+
+
+def _overview(summary: Summary, width: int) -> list[str]:
     phases = ", ".join(
         f"{summary.phases[phase]} {phase}"
         for phase in PHASES
         if phase in summary.phases
     )
     share = summary.peak_bytes / summary.budget_bytes
-    lines = [
-        f"mimose: {summary.steps} steps, {summary.units} units, "
-        f"{summary.shapes} shapes",
-        f"  budget       {format_bytes(summary.budget_bytes)}; highest reading "
-        f"{format_bytes(summary.peak_bytes)} ({share:.0%}); "
-        f"{summary.steps_over} steps over",
-        f"  phases       {phases or 'none yet'}",
-        f"  plans        {summary.cache_hits} from the cache, "
-        f"{summary.cache_misses} decided anew, "
-        f"{summary.plan_seconds * 1e3:.1f} ms in all",
-        f"  recomputed   {summary.recomputed_flops / 1e9:.2f} GFLOP, of which "
-        f"{summary.collected_flops / 1e9:.2f} while collecting",
-        f"  margin       {summary.margin:.1%} of the predicted growth",
+    rows = [
+        (
+            "budget",
+            f"{format_bytes(summary.budget_bytes)}; highest reading "
+            f"{format_bytes(summary.peak_bytes)} ({share:.0%}); "
+            f"{summary.steps_over} steps over",
+        ),
+        ("phases", phases or "none yet"),
+        (
+            "plans",
+            f"{summary.cache_hits} from the cache, {summary.cache_misses} decided "
+            f"anew, {summary.plan_seconds * 1e3:.1f} ms in all",
+        ),
+        (
+            "recomputed",
+            f"{summary.recomputed_flops / 1e9:.2f} GFLOP, of which "
+            f"{summary.collected_flops / 1e9:.2f} while collecting",
+        ),
+        ("margin", f"{summary.margin:.1%} of the predicted growth"),
+        *_rarer(summary),
     ]
+    title = (
+        f"mimose: {summary.steps} steps, {summary.units} units, {summary.shapes} shapes"
+    )
+    return [*wrapped(title, width), *named(rows, width)]
+
+
+def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Yield what only some sessions have something to say of."""
     if summary.error_p50 is not None and summary.error_p99 is not None:
-        lines.append(
-            f"  prediction   off by {summary.error_p50:.2%} of the growth (median), "
-            f"{summary.error_p99:.2%} (99th percentile)"
+        yield (
+            "prediction",
+            f"off by {summary.error_p50:.2%} of the growth (median), "
+            f"{summary.error_p99:.2%} (99th percentile)",
         )
     if summary.fragmentation is not None:
-        lines.append(
-            f"  fragmented   {summary.fragmentation:.2f} bytes reserved for each byte "
-            f"of growth; free blocks given back before {summary.given_back} steps"
+        yield (
+            "fragmented",
+            f"{summary.fragmentation:.2f} bytes reserved for each byte of growth; "
+            f"free blocks given back before {summary.given_back} steps",
         )
     if summary.retries:
-        lines.append(f"  run again    {summary.retries} forwards")
-    return "\n".join(lines)
+        yield "run again", f"{summary.retries} forwards"
 
 
-def _shapes(records: Sequence[StepRecord]) -> str:
+def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
     """List the last record of each shape, the largest growth first."""
-    last = {tuple(record.shape.items()): record for record in records}
-    by_growth = sorted(last.values(), key=lambda r: -(r.observed_growth_bytes or 0))
+    shapes = _shapes_of(records)
+    last = dict(zip(shapes, records, strict=True))
+    by_growth = sorted(last, key=lambda s: -(last[s].observed_growth_bytes or 0))
     rows = [("shape", "steps", "phase", "recomputed", "predicted", "observed")]
-    steps = Counter(tuple(record.shape.items()) for record in records)
-    for record in by_growth[:_MOST_SHAPES]:
+    steps = Counter(shapes)
+    for shape in by_growth[:_MOST_SHAPES]:
+        record = last[shape]
         n_recomputed = sum(action != "keep" for action in record.actions)
         rows.append(
             (
-                _shape_text(record.shape),
-                str(steps[tuple(record.shape.items())]),
+                " × ".join(str(size) for _, size in shape) or "–",
+                str(steps[shape]),
                 record.phase,
                 f"{n_recomputed}/{len(record.actions)}",
                 _bytes_or_dash(record.predicted_peak_bytes),
@@ -154,22 +197,37 @@ def _shapes(records: Sequence[StepRecord]) -> str:
             )
         )
     if len(rows) == 1:
-        return ""
+        return []
     hidden = len(last) - _MOST_SHAPES
     more = [f"({hidden} smaller shapes not shown)"] if hidden > 0 else []
-    return "\n".join(["Peaks by shape, the largest first", *_table(rows), *more])
+    named_after = " × ".join(name for name, _ in shapes[-1])
+    of = f" ({named_after})" if named_after else ""
+    title = wrapped(f"Peaks by shape{of}, the largest first", width)
+    return [*title, *table(rows, width, fewer=_SHORT), *more]
 
 
-def _reasons(records: Sequence[StepRecord]) -> str:
-    reasons = Counter(r.reason for r in records if r.reason and r.phase != "collect")
-    if not reasons:
-        return ""
-    lines = [f"  {n} × {reason}" for reason, n in reasons.most_common(_MOST_REASONS)]
-    return "\n".join(["Steps out of the ordinary", *lines])
+def _reasons(records: Sequence[StepRecord], width: int) -> list[str]:
+    told = [r.reason for r in records if r.reason and r.phase != "collect"]
+    reasons = Counter(map(without_numbers, told))
+    last = {without_numbers(reason): reason for reason in told}
+    kinds = Counter(map(without_numbers, set(told)))
+    items = [
+        f"{n} × {last[kind]}" + (" (numbers differ)" if kinds[kind] > 1 else "")
+        for kind, n in reasons.most_common(_MOST_REASONS)
+    ]
+    hidden = len(reasons) - _MOST_REASONS
+    if hidden > 0:
+        items.append(f"({hidden} other reasons not shown)")
+    return _listed("Steps out of the ordinary", items, width)
 
 
 def explain(
-    problem: PlanningProblem, laid_out: Timeline, *, shape: Mapping[str, int], why: str
+    problem: PlanningProblem,
+    laid_out: Timeline,
+    *,
+    shape: Mapping[str, int],
+    why: str,
+    width: int,
 ) -> str:
     """Write a plan, event by event, and which segment binds.
 
@@ -178,6 +236,7 @@ def explain(
         laid_out: The step under the plan.
         shape: Its sizes by name.
         why: How the plan came about.
+        width: Columns of the terminal.
     """
     names = laid_out.segments
     peaks = dict(zip(names, laid_out.peak_bytes_by_segment.tolist(), strict=True))
@@ -196,19 +255,16 @@ def explain(
                 format_bytes(peaks[f"backward of {event}"]),
             )
         )
-    holders = laid_out.holders().items()
-    return "\n".join(
-        [
-            f"Shape {_shape_text(shape)}: {why}",
-            f"  starts at {format_bytes(problem.start_bytes)}, peaks at "
-            f"{format_bytes(laid_out.peak_bytes)}, budget "
-            f"{format_bytes(problem.budget_bytes)}",
-            f"  binding: {', '.join(laid_out.binding_segments)}",
-            "  held there: " + "; ".join(f"{k} {format_bytes(v)}" for k, v in holders),
-            "",
-            *_table(rows),
-        ]
-    )
+    holders = "; ".join(f"{k} {format_bytes(v)}" for k, v in laid_out.holders().items())
+    told = [
+        f"starts at {format_bytes(problem.start_bytes)}, peaks at "
+        f"{format_bytes(laid_out.peak_bytes)}, budget "
+        f"{format_bytes(problem.budget_bytes)}",
+        f"binding: {', '.join(laid_out.binding_segments)}",
+        f"held there: {holders}",
+    ]
+    head = _listed(f"Shape {_shape_text(shape)}: {why}", told, width)
+    return "\n".join([*head, "", *table(rows, width, fewer=_SHORT_PLAN)])
 
 
 def _shape_text(shape: Mapping[str, int]) -> str:
@@ -217,17 +273,3 @@ def _shape_text(shape: Mapping[str, int]) -> str:
 
 def _bytes_or_dash(n_bytes: float | None) -> str:
     return "–" if n_bytes is None else format_bytes(n_bytes)
-
-
-def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Align the columns: text to the left, the rest to the right."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from mimose import report as _report
 from mimose.budget import format_bytes, parse_budget
+from mimose.columns import terminal_width
 from mimose.compiled import COMPILED_CALL, OneGraph, refuse_compiled
 from mimose.device_checks import DeviceChecks
 from mimose.driver import Driver, RootPatch
@@ -403,9 +404,14 @@ class Session:
 
     # ------------------------------------------------------------------ telling
 
-    def report(self) -> str:
-        """Return what happened so far, as text for people."""
-        return _report.report(self.summary(), list(self.records))
+    def report(self, width: int | None = None) -> str:
+        """Return what happened so far, as text for people.
+
+        Args:
+            width: In so many columns; None for the terminal's.
+        """
+        width = width or terminal_width()
+        return _report.report(self.summary(), list(self.records), width)
 
     def summary(self) -> Summary:
         """Return the session in numbers."""
@@ -438,7 +444,11 @@ class Session:
         index = {action: i for i, action in enumerate(problem.actions)}
         choice = np.array([index[action] for action in plan.actions], dtype=np.intp)
         return _report.explain(
-            problem, lay_out(problem, choice), shape=table.named(facts.sizes), why=why
+            problem,
+            lay_out(problem, choice),
+            shape=table.named(facts.sizes),
+            why=why,
+            width=terminal_width(),
         )
 
     def planning_problem(

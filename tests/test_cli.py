@@ -6,6 +6,8 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +17,6 @@ import pytest
 
 from mimose.cli import main
 from mimose.records import Records, StepRecord
-
-needs_report = pytest.mark.skipif(
-    importlib.util.find_spec("plotly") is None
-    or importlib.util.find_spec("rich") is None,
-    reason="needs mimose[report]",
-)
 
 
 def _write_run(path: Path, *peaks: int | None, budget: int = 1000) -> Path:
@@ -126,7 +122,6 @@ def test_demo_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------ report
 
 
-@needs_report
 def test_report_writes_a_page_and_shows_the_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +139,6 @@ def test_report_writes_a_page_and_shows_the_numbers(
     assert f"page: {page}" == shown.splitlines()[-1]
 
 
-@needs_report
 def test_report_of_a_folder_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,7 +155,6 @@ def test_report_of_a_folder_as_json(
     assert out.is_file()
 
 
-@needs_report
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_report_of_a_run_that_did_not_hold(
     form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -174,7 +167,6 @@ def test_report_of_a_run_that_did_not_hold(
     assert capsys.readouterr().err == ""
 
 
-@needs_report
 def test_report_of_a_run_without_peaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,7 +177,6 @@ def test_report_of_a_run_without_peaks(
     assert "No peak could be read" in capsys.readouterr().out.splitlines()[0]
 
 
-@needs_report
 def test_report_for_tensorboard(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,7 +190,6 @@ def test_report_for_tensorboard(
     assert any((tmp_path / "board").glob("events.*"))
 
 
-@needs_report
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
@@ -228,7 +218,6 @@ def test_records_that_cannot_be_read(
     assert [] == list(tmp_path.glob("*.html"))
 
 
-@needs_report
 @pytest.mark.parametrize(
     ("out", "error"),
     [("run.jsonl", "the file of the records itself"), (".", "cannot write .*: Is a")],
@@ -245,36 +234,22 @@ def test_pages_that_cannot_be_written(
     assert before == path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("package", "extra", "options"),
-    [
-        ("plotly", "report", []),
-        ("rich", "report", ["--json"]),
-        ("tensorboard", "tensorboard", ["--tensorboard", "board"]),
-    ],
-)
 def test_missing_packages(
-    package: str,
-    extra: str,
-    options: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The error is the command that helps."""
     path = _write_run(tmp_path / "run.jsonl", 400)
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == package else name
-    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    assert main(["report", str(path), *options]) == 2
-    _expect_line(f"{package} is missing: pip install 'mimose\\[{extra}\\]'", capsys)
+    assert main(["report", str(path), "--tensorboard", "board"]) == 2
+    error = "tensorboard is missing: pip install 'mimose\\[tensorboard\\]'"
+    _expect_line(error, capsys)
 
 
 def _expect_line(error: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Expect this, on one line, and nothing else."""
-    import re
-
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("mimose report: ")
@@ -282,12 +257,15 @@ def _expect_line(error: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(error, shown.err)
 
 
-@needs_report
 def test_a_report_needs_no_torch(tmp_path: Path) -> None:
-    """Records of a large machine can be looked at on a small one, and at once."""
+    """Records of a large machine can be looked at on a small one, and at once.
+
+    Nor does it need a package that an extra installs.
+    """
     path = _write_run(tmp_path / "run.jsonl", 400)
     code = (
-        f"import sys\nfrom mimose.cli import main\nmain(['report', {str(path)!r}])\n"
+        f"import sys\nsys.modules.update(dict.fromkeys(['rich', 'plotly', 'pandas']))\n"
+        f"from mimose.cli import main\nmain(['report', {str(path)!r}])\n"
         f"sys.exit('torch' in sys.modules)"
     )
 
@@ -298,12 +276,82 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     assert 0 == done.returncode
 
 
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_numbers_fit_the_terminal(
+    width: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No line but the page's path is longer, and nothing is lost."""
+    path = _write_run(tmp_path / "run.jsonl", *[400, 900] * 600)
+    monkeypatch.setenv("COLUMNS", str(width))
+
+    main(["report", str(path)])
+
+    *lines, page = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    told = " ".join(" ".join(lines).split())
+    assert "All 1,200 steps stayed within the budget" in told
+    assert re.search(r"highest peak:? +0.0 MiB \(90.0% of the budget\)", told)
+    assert page.startswith("page: ")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize(("peak", "status"), [(400, 0), (1001, 1)])
+def test_a_reader_may_leave(
+    form: list[str], peak: int, status: int, tmp_path: Path
+) -> None:
+    """As ``head`` does: no complaint, and the status is of the run all the same."""
+    path = _write_run(tmp_path / "run.jsonl", 400, peak)
+
+    done = _run_unread("report", str(path), *form)
+
+    assert (status, "") == (done.returncode, done.stderr)
+    assert (tmp_path / "run.html").is_file()
+
+
+def test_help_may_be_left_unread() -> None:
+    """It ends as if it had been read."""
+    done = _run_unread("--help")
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def _run_unread(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command whose output is a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "mimose.cli", *arguments],
+            check=False,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.close(writer)
+
+
+def test_a_command_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was still to be done is not: the status is that of a closed pipe."""
+
+    def cut(options: argparse.Namespace) -> int:
+        raise BrokenPipeError
+
+    forgotten: list[bool] = []
+    monkeypatch.setattr("mimose.commands.demo", cut)
+    monkeypatch.setattr("mimose.commands.forget_output", lambda: forgotten.append(True))
+    assert main(["demo"]) == 141
+    assert [True] == forgotten
+
+
 needs_bench = pytest.mark.skipif(
     any(
         importlib.util.find_spec(name) is None
-        for name in ("matplotlib", "plotly", "rich", "tokenizers", "transformers")
+        for name in ("matplotlib", "rich", "tokenizers", "transformers")
     ),
-    reason="needs mimose[bench] and mimose[report]",
+    reason="needs mimose[bench]",
 )
 
 

@@ -1,7 +1,8 @@
 """One page of a run: figures and tables in a single HTML file, from its records.
 
-The page needs nothing but a browser: what draws the figures is inside, and the page
-itself forbids the browser to load anything.
+The page needs nothing but a browser: its figures are drawn when it is written, and the
+page itself forbids the browser to load anything. However many steps there are, it has
+some hundred marks a figure and some hundred rows a table.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mimose.page.steps import Steps
 from mimose.page.tables import shapes_table, unusual_table
 from mimose.records import StepRecord
 
-__all__ = ["write_page"]
+__all__ = ["page", "write_page"]
 
 
 def write_page(
@@ -40,22 +41,25 @@ def write_page(
 
     Raises:
         MimoseError: There are no records.
-        ModuleNotFoundError: plotly is missing (``pip install 'mimose[report]'``).
         OSError: The file cannot be written.
     """
-    from plotly.offline import get_plotlyjs
-
     if not records:
         msg = "there are no steps to write a page about"
         raise MimoseError(msg)
-    steps = Steps(records)
-    figures = [peaks(steps), predictions(steps), layers(steps), price(steps)]
-    text = document(
+    Path(path).write_text(page(Steps(records), title=title), encoding="utf-8")
+
+
+def page(steps: Steps, *, title: str) -> str:
+    """Return the page about some steps.
+
+    Args:
+        steps: At least one.
+        title: Stands at the top.
+    """
+    return document(
         title,
-        introduction(headline(records)),
-        [*figures, course(steps)],
+        introduction(headline(steps)),
+        [peaks(steps), predictions(steps), layers(steps), price(steps), course(steps)],
         [shapes_table(steps), unusual_table(steps)],
-        get_plotlyjs(),
         "the run's records",
     )
-    Path(path).write_text(text, encoding="utf-8")

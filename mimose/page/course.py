@@ -2,192 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.page.looks import (
-    INK,
-    PHASE_COLOURS,
-    PHASE_SYMBOLS,
-    PHASE_WORDS,
-    Figure,
-    Parts,
-    axis,
-    frame,
-)
+from mimose.budget import format_bytes
+from mimose.page.looks import INK, Figure, byte_unit
+from mimose.page.peaks import OVER_COLOUR
+from mimose.page.scales import Extent, around_zero, extent
 from mimose.page.steps import Steps
+from mimose.page.svg import Panel, Point, Rule, Series, draw
+from mimose.page.thinning import FEW, groups, ringed, series, told
 
 _LEAST_WINDOW = 50
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One of the rows, above each other, that share the axis of steps."""
-
-    title: str
-    caption: str
-    height: float
-    traces: list[Parts]
-    line: tuple[float, str] | None = None
-    """Where a line runs across, and how it is dashed."""
+_MOST_RUNS = 50
+"""So many borders of runs are drawn, no more."""
+_HELD_COLOUR = "#999999"
 
 
 def course(steps: Steps) -> Figure:
-    """Draw the run: use of the budget, prediction error, cache hits, recomputation.
+    """Draw the run: peaks, prediction error, cache hits, recomputation.
 
     Args:
         steps: The steps.
     """
-    rows = [row for row in (_uses(steps), _errors(steps), _rates(steps)) if row.traces]
-    named = "step" if steps.n_runs == 1 else "step, counted through all runs"
-    layout = frame(
-        xaxis=axis(
-            named,
-            anchor=_axis_of(len(rows) - 1),
-            range=_ends(len(steps)),
-            tickformat=",",
-        ),
-        shapes=_borders(steps),
+    title = "From the first step to the last"
+    xs = np.arange(len(steps), dtype=float)
+    margin = max(1.0, 0.01 * len(steps))
+    x = Extent(-margin, len(steps) - 1 + margin)
+    panels, captions = [], []
+    for make in (_memory, _errors, _rates):
+        panel, caption = make(steps, xs, x)
+        if panel is not None:
+            panels.append(panel)
+            captions.append(caption)
+    captions += [steps.marked_text, _of_runs(steps)]
+    caption = " ".join(said for said in captions if said)
+    return Figure("course", title, caption, draw(panels, title))
+
+
+def _of_runs(steps: Steps) -> str:
+    if steps.n_runs == 1:
+        return ""
+    drawn = f", the last {_MOST_RUNS}" if steps.n_runs > _MOST_RUNS else ""
+    return f"Vertical lines part the {steps.n_runs} runs of the file{drawn}."
+
+
+def _x_title(steps: Steps) -> str:
+    return "step" if steps.n_runs == 1 else "step, counted through all runs"
+
+
+def _memory(
+    steps: Steps, xs: NDArray[np.float64], x: Extent
+) -> tuple[Panel | None, str]:
+    """Draw what the budget is about, on an axis that begins near it."""
+    peaks = steps.values(lambda record: record.highest_bytes)
+    if np.isnan(peaks).all():
+        return None, ""
+    starts = steps.values(lambda record: record.start_bytes)
+    is_reserved = any(r.reserved_peak_bytes is not None for r in steps.records)
+    factor, unit = byte_unit(peaks[~np.isnan(peaks)].tolist())
+    parts = groups(steps, xs, peaks)
+    at = np.concatenate([part.positions for part in parts])
+    budgets = {record.budget_bytes for record in steps.records}
+    budget = steps.records[-1].budget_bytes if len(budgets) == 1 else None
+    shown = peaks[at] if is_reserved else np.concatenate([peaks[at], starts[at]])
+    ys = peaks / factor
+    y = extent((shown / factor).tolist(), None if budget is None else budget / factor)
+    held = [] if is_reserved else [_held(steps, starts / factor)]
+    name = "reserved" if is_reserved else "memory"
+    rules = list(_borders(steps))
+    note = ""
+    if budget is not None and y.has_line:
+        rules.append(Rule(budget / factor, f"budget {format_bytes(budget)}"))
+    elif budget is not None:
+        note = f"budget {format_bytes(budget)}, beyond this axis ↑"
+    panel = Panel(
+        x,
+        y,
+        _x_title(steps),
+        f"peak {name} ({unit})",
+        [
+            *held,
+            *series(steps, parts, ys, lambda y: format_bytes(y * factor)),
+            *ringed(steps, "over the budget", OVER_COLOUR, steps.over, xs, ys),
+            *ringed(steps, "run again", INK, steps.run_again, xs, ys),
+        ],
+        rules,
+        height=240,
+        note=note,
     )
-    total = sum(row.height for row in rows)
-    top = 1.0
-    traces = []
-    for number, row in enumerate(rows):
-        bottom = max(0.0, top - row.height / total)
-        where = _axis_of(number)
-        domain = [bottom + (0.07 if number < len(rows) - 1 else 0.0), top]
-        layout[f"yaxis{where[1:]}"] = axis(row.title, domain=domain)
-        traces += [{**trace, "yaxis": where} for trace in row.traces]
-        if row.line is not None:
-            layout["shapes"].append(_line(where, *row.line))
-        top = bottom
-    return Figure(
-        "course",
-        "From the first step to the last",
-        _caption(steps, rows),
-        traces,
-        layout,
-        int(120 + 640 * total),
+    caption = (
+        "Memory: each step's peak, weights and optimizer included"
+        + ("" if is_reserved else ", over what was held when it began (grey)")
+        + ("." if y.low == 0 else "; the axis does not begin at 0.")
+    )
+    return panel, f"{told(parts)} {caption}"
+
+
+def _held(steps: Steps, starts: NDArray[np.float64]) -> Series:
+    at = np.unique(np.linspace(0, len(steps) - 1, FEW).round().astype(int))
+    points = [Point(float(i), float(starts[i])) for i in at.tolist()]
+    return Series(
+        name="held before",
+        colour=_HELD_COLOUR,
+        points=points,
+        size=2.0 if len(points) == 1 else 0.0,
+        line=1.5,
+        opacity=1.0,
     )
 
 
-def _axis_of(number: int) -> str:
-    return "y" if number == 0 else f"y{number + 1}"
-
-
-def _caption(steps: Steps, rows: Sequence[_Row]) -> str:
-    parts = [row.caption for row in rows]
-    if steps.n_runs > 1:
-        parts.append(f"Vertical lines part the {steps.n_runs} runs of the file.")
-    return " ".join([*parts, steps.drawn_text]).strip()
-
-
-def _ends(n_steps: int) -> list[float]:
-    margin = max(1.0, 0.01 * n_steps)
-    return [-margin, n_steps - 1 + margin]
-
-
-def _uses(steps: Steps) -> _Row:
-    shares = {i: steps.records[i].budget_use for i in steps.drawn}
-    traces = _dots(steps, shares)
-    return _Row(
-        "peak (% of budget)",
-        "Peak: each step's, as a share of the budget (dashed: all of it).",
-        0.42,
-        [*traces, *_run_again(steps, shares)],
-        (100, "dash"),
-    )
-
-
-def _errors(steps: Steps) -> _Row:
-    errors = {i: steps.records[i].prediction_error for i in steps.drawn}
-    return _Row(
+def _errors(
+    steps: Steps, xs: NDArray[np.float64], x: Extent
+) -> tuple[Panel | None, str]:
+    errors = 100 * steps.errors
+    known = errors[~np.isnan(errors)]
+    if not len(known):
+        return None, ""
+    parts = groups(steps, xs, errors)
+    y = around_zero(known.tolist())
+    beyond = [f"{e:+,.0f} %" for e in (known.min(), known.max()) if y.beyond(e)]
+    panel = Panel(
+        x,
+        y,
+        _x_title(steps),
         "error (% of growth)",
-        "Error: how far the observed growth was off the predicted; above zero the step "
-        "needed more.",
-        0.29,
-        [{**trace, "showlegend": False} for trace in _dots(steps, errors)],
-        (0, "dot"),
+        series(steps, parts, errors, "{:+.2f} %".format),
+        [Rule(0.0, dash="2 3"), *_borders(steps)],
+        height=150,
+        note=f"beyond this axis: {', '.join(beyond)}" if beyond else "",
     )
+    return panel, "Error: how far the growth was off what was predicted."
 
 
-def _dots(steps: Steps, shares: Mapping[int, float | None]) -> list[Parts]:
-    traces = []
-    for phase, colour in PHASE_COLOURS.items():
-        known = {
-            i: 100 * share
-            for i, share in shares.items()
-            if share is not None and steps.records[i].phase == phase
-        }
-        if known:
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": PHASE_WORDS[phase],
-                    "legendgroup": phase,
-                    "x": list(known),
-                    "y": list(known.values()),
-                    "text": [steps.hover(i) for i in known],
-                    "hoverinfo": "text",
-                    "marker": {
-                        "color": colour,
-                        "symbol": PHASE_SYMBOLS[phase],
-                        "size": 5,
-                        "opacity": 0.75,
-                    },
-                }
-            )
-    return traces
-
-
-def _run_again(steps: Steps, shares: Mapping[int, float | None]) -> list[Parts]:
-    """Ring the steps that were run again."""
-    known = {
-        i: 100 * share
-        for i, share in shares.items()
-        if share is not None and steps.records[i].retries
-    }
-    if not known:
-        return []
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "run again",
-            "x": list(known),
-            "y": list(known.values()),
-            "text": [steps.hover(i) for i in known],
-            "hoverinfo": "text",
-            "marker": {
-                "symbol": "circle-open",
-                "size": 14,
-                "color": INK,
-                "line": {"width": 2},
-            },
-        }
-    ]
-
-
-def _rates(steps: Steps) -> _Row:
+def _rates(
+    steps: Steps, xs: NDArray[np.float64], x: Extent
+) -> tuple[Panel | None, str]:
     window = max(_LEAST_WINDOW, len(steps) // 100)
-    hits = np.array([float(record.cache_hit) for record in steps.records])
-    redone = np.array([float(record.n_recomputed) for record in steps.records])
-    calls = np.array([float(len(record.actions)) for record in steps.records])
+    hits = steps.values(lambda record: float(record.cache_hit))
+    redone = steps.values(lambda record: float(record.n_recomputed))
+    calls = steps.values(lambda record: float(len(record.actions)))
     hit_rate = _recent(hits, window) / _recent(np.ones(len(steps)), window)
     share = _recent(redone, window) / np.maximum(_recent(calls, window), 1.0)
-    return _Row(
+    panel = Panel(
+        x,
+        Extent(-4.0, 104.0),
+        _x_title(steps),
         "rate (%)",
-        f"Rate, over the last {window} steps: how often the plan came from the cache, "
-        f"and the share of layer calls recomputed.",
-        0.29,
         [
-            _rate(steps, "plan from the cache", hit_rate, "#009E73", "solid"),
-            _rate(steps, "layer calls recomputed", share, "#56B4E9", "dash"),
+            _rate(steps, "plan from the cache", hit_rate, "#009E73", ""),
+            _rate(steps, "layer calls recomputed", share, "#56B4E9", "6 3"),
         ],
+        list(_borders(steps)),
+        height=150,
+    )
+    return panel, (
+        f"Rate, over the last {window:,} steps: how often the plan came from the "
+        f"cache, and the share of layer calls recomputed."
     )
 
 
@@ -201,41 +172,21 @@ def _recent(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
 
 def _rate(
     steps: Steps, name: str, rates: NDArray[np.float64], colour: str, dash: str
-) -> Parts:
-    return {
-        "type": "scatter",
-        "mode": "lines" if len(steps) > 1 else "markers",
-        "name": name,
-        "x": steps.drawn,
-        "y": [100 * float(rates[i]) for i in steps.drawn],
-        "line": {"color": colour, "width": 2, "dash": dash},
-        "hovertemplate": f"step %{{x}}: %{{y:.0f}} %<extra>{name}</extra>",
-    }
+) -> Series:
+    at = np.unique(np.linspace(0, len(steps) - 1, FEW).round().astype(int))
+    points = [Point(float(i), 100 * float(rates[i])) for i in at.tolist()]
+    size = 3.0 if len(points) == 1 else 0.0
+    return Series(
+        name=name,
+        colour=colour,
+        points=points,
+        size=size,
+        line=2.0,
+        dash=dash,
+        opacity=1.0,
+    )
 
 
-def _line(where: str, height: float, dash: str) -> Parts:
-    return {
-        "type": "line",
-        "xref": "paper",
-        "yref": where,
-        "x0": 0,
-        "x1": 1,
-        "y0": height,
-        "y1": height,
-        "line": {"color": INK, "width": 1.2, "dash": dash},
-    }
-
-
-def _borders(steps: Steps) -> list[Parts]:
-    return [
-        {
-            "type": "line",
-            "yref": "paper",
-            "x0": start - 0.5,
-            "x1": start - 0.5,
-            "y0": 0,
-            "y1": 1,
-            "line": {"color": "#999999", "width": 1},
-        }
-        for start in steps.starts[1:]
-    ]
+def _borders(steps: Steps) -> list[Rule]:
+    starts = steps.starts[1:][-_MOST_RUNS:]
+    return [Rule(start - 0.5, is_vertical=True, dash="") for start in starts]

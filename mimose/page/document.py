@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
@@ -37,6 +36,16 @@ p { margin: 4px 0 10px; max-width: 900px; }
 .cards dd { margin: 0; font-size: 21px; }
 .cards dd small { display: block; font-size: 13px; color: #555; }
 .caption { color: #444; }
+.picture { overflow-x: auto; }
+.picture svg { display: block; width: 100%; min-width: 640px; }
+.picture text { font: 13px system-ui, sans-serif; paint-order: stroke;
+  stroke: #fff; stroke-width: 3px; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 8px 0 4px;
+  padding: 0; list-style: none; font-size: 14px; }
+.legend button { all: unset; cursor: pointer; }
+.legend button:focus-visible { outline: 2px solid #0072B2; outline-offset: 2px; }
+.legend button[aria-pressed=false] { opacity: 0.4; text-decoration: line-through; }
+.legend svg { vertical-align: -2px; overflow: visible; }
 .scroll { max-height: 460px; overflow: auto; border: 1px solid #ddd; }
 table { border-collapse: collapse; font-size: 13px; width: 100%; }
 th { position: sticky; top: 0; background: #f4f4f4; text-align: left; padding: 0; }
@@ -53,14 +62,10 @@ td.long { white-space: normal; min-width: 340px; }
 th.number { text-align: right; }
 footer { margin-top: 50px; color: #666; font-size: 13px; }"""
 
-# A click on a column's head sorts by it, and back; so does a link that ends in
-# #sort=TABLE.COLUMN.asc or .desc, the first column being 0.
+# A click on a legend's entry hides what it names, and back. One on a column's head
+# sorts by it, and back; so does a link that ends in #sort=TABLE.COLUMN.asc or .desc,
+# the first column being 0.
 _SCRIPT = """\
-const figures = JSON.parse(document.getElementById("figures").textContent);
-for (const [name, figure] of Object.entries(figures)) {
-  Plotly.newPlot(name, figure.data, figure.layout, {responsive: true,
-    displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"]});
-}
 function value(row, column) {
   const cell = row.cells[column];
   return "number" in cell.dataset ? Number(cell.dataset.number) : cell.textContent;
@@ -83,7 +88,18 @@ function sortAsAddressed() {
   const said = location.hash.match(/^#sort=(\\w+)\\.(\\d+)\\.(asc|desc)$/);
   if (said) sortTable(said[1], Number(said[2]), said[3]);
 }
+function hide(button) {
+  const isShown = button.getAttribute("aria-pressed") === "false";
+  button.setAttribute("aria-pressed", isShown);
+  for (const part of button.closest("section").querySelectorAll("g[data-key]")) {
+    if (part.dataset.key === button.dataset.key) {
+      part.style.display = isShown ? "" : "none";
+    }
+  }
+}
 document.addEventListener("click", event => {
+  const button = event.target.closest("button[data-key]");
+  if (button) hide(button);
   const head = event.target.closest("th");
   if (!head) return;
   const order = head.getAttribute("aria-sort") === "descending" ? "asc" : "desc";
@@ -99,7 +115,6 @@ def document(
     introduction: Iterable[str],
     figures: Sequence[Figure],
     tables: Sequence[Table],
-    plotly_js: str,
     drawn_from: str,
 ) -> str:
     """Write the page.
@@ -109,11 +124,8 @@ def document(
         introduction: HTML below the title.
         figures: In the order of the page.
         tables: Stand behind the figures.
-        plotly_js: What draws the figures.
         drawn_from: What the page was made from, for its last line.
     """
-    drawn = [figure for figure in figures if figure.traces]
-    data = {f.name: {"data": f.traces, "layout": f.layout} for f in drawn}
     lines = [
         f'<!doctype html>\n<html lang="en">\n<head>\n{_HEAD}',
         f"<title>{escape(title)}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>",
@@ -121,19 +133,12 @@ def document(
         *introduction,
         *map(_figure, figures),
         *map(_table, tables),
-        f"<footer>Drawn by mimose from {escape(drawn_from)}. The page loads nothing; "
-        "its figures can be zoomed, and their legends clicked.</footer>",
-        f'<script id="figures" type="application/json">{_as_json(data)}</script>',
-        f"<script>{plotly_js}</script>\n<script>\n{_SCRIPT}\n</script>\n</body>\n</html>",
+        f"<footer>Drawn by mimose from {escape(drawn_from)}. The page loads nothing. "
+        "Marks say more under the mouse, a click on a legend hides what it names, and "
+        "one on a column's head sorts.</footer>",
+        f"<script>\n{_SCRIPT}\n</script>\n</body>\n</html>",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _as_json(data: object) -> str:
-    """Write JSON that cannot end the element it stands in."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
 
 
 def introduction(headline: Headline) -> Iterator[str]:
@@ -157,12 +162,10 @@ def introduction(headline: Headline) -> Iterator[str]:
 
 
 def _figure(figure: Figure) -> str:
-    place = ""
-    if figure.traces:
-        place = f'\n<div id="{figure.name}" style="height:{figure.height}px"></div>'
     return (
-        f"<section>\n<h2>{escape(figure.title)}</h2>\n"
-        f'<p class="caption">{escape(figure.caption)}</p>{place}\n</section>'
+        f'<section id="{figure.name}">\n<h2>{escape(figure.title)}</h2>\n'
+        f'<p class="caption">{escape(figure.caption)}</p>\n{figure.picture}\n'
+        f"</section>"
     )
 
 

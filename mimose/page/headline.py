@@ -54,18 +54,20 @@ class Headline:
     """Median of |observed − predicted| growth, as a share of predicted growth, over
     the steps in phase `plan`; None if there are none."""
     error_p99: float | None
+    error_bytes: float | None
+    """The same median in bytes, |observed − predicted|."""
 
 
-def headline(records: Sequence[StepRecord]) -> Headline:
+def headline(steps: Steps) -> Headline:
     """Sum up the records of a run.
 
     Args:
-        records: At least one.
+        steps: At least one.
     """
-    steps = Steps(records)
+    records = steps.records
     peaks = [r.highest_bytes for r in records if r.highest_bytes is not None]
     uses = [r.budget_use for r in records if r.budget_use is not None]
-    p50, p99 = _errors(records)
+    p50, p99, n_bytes = _errors(records)
     return Headline(
         steps=len(records),
         runs=steps.n_runs,
@@ -88,15 +90,24 @@ def headline(records: Sequence[StepRecord]) -> Headline:
         retries=sum(record.retries for record in records),
         error_p50=p50,
         error_p99=p99,
+        error_bytes=n_bytes,
     )
 
 
-def _errors(records: Sequence[StepRecord]) -> tuple[float | None, float | None]:
-    planned = (r.prediction_error for r in records if r.phase == "plan")
-    sizes = [abs(error) for error in planned if error is not None]
-    if not sizes:
-        return None, None
-    return float(np.quantile(sizes, 0.5)), float(np.quantile(sizes, 0.99))
+def _errors(
+    records: Sequence[StepRecord],
+) -> tuple[float | None, float | None, float | None]:
+    """Return the median and the 99th percentile as shares, and the median in bytes."""
+    planned = [(r.prediction_error, r.predicted_growth_bytes) for r in records
+               if r.phase == "plan"]  # fmt: skip
+    known = [
+        (abs(e), abs(e * g)) for e, g in planned if e is not None and g is not None
+    ]
+    if not known:
+        return None, None, None
+    shares, n_bytes = np.array(known).T
+    p50, p99 = np.quantile(shares, (0.5, 0.99)).tolist()
+    return p50, p99, float(np.median(n_bytes))
 
 
 def verdict(headline: Headline) -> str:
@@ -155,9 +166,14 @@ def facts(headline: Headline) -> Iterator[tuple[str, str, str]]:
             f"{headline.retries:,}",
             "after running out of memory",
         )
-    for phase, words in PHASE_WORDS.items():
-        if phase in headline.phases:
-            yield f"steps in phase {phase}", f"{headline.phases[phase]:,}", words
+    yield _phases(headline.phases)
+
+
+def _phases(phases: Mapping[str, int]) -> tuple[str, str, str]:
+    """Tell of all phases at once, the one of most steps first."""
+    found = sorted(phases.items(), key=lambda item: -item[1])
+    most, *others = (f"{n:,} {PHASE_WORDS[p].partition(':')[0]}" for p, n in found)
+    return "steps by phase", most, "; ".join(others) or "all of them"
 
 
 def _memory(headline: Headline) -> Iterator[tuple[str, str, str]]:
@@ -179,8 +195,11 @@ def _memory(headline: Headline) -> Iterator[tuple[str, str, str]]:
             f"of {headline.steps_read:,}{read}",
         )
     if headline.error_p50 is not None and headline.error_p99 is not None:
+        n_bytes = headline.error_bytes
+        off = "" if n_bytes is None else f", {format_bytes(n_bytes)}"
         yield (
             "prediction off by",
             f"{headline.error_p50:.2%}",
-            f"of the growth, median; 1 step in 100 by {headline.error_p99:.2%} or more",
+            f"of the growth, median{off}; 1 step in 100 by {headline.error_p99:.2%} or "
+            f"more",
         )

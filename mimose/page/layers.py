@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
+from mimose.page.cells import Map, draw_map
 from mimose.page.looks import (
     ACTION_COLOURS,
+    ACTION_WORDS,
     OTHER_COLOUR,
     Figure,
-    Parts,
-    axis,
-    frame,
+    counted,
     nothing,
-    plain,
 )
 from mimose.page.steps import Shape, Steps
 from mimose.records import StepRecord
 
 # A step that measures recomputes all it can: that is no plan of its shape.
 _MEASURED = "recompute, to measure"
-_MOST_SHAPES = 300
+_MOST_COLUMNS = 120
+_MOST_ROWS = 100
 _COLOURS = {**ACTION_COLOURS, _MEASURED: "#A6CEE8"}
-_MOST_ROW_LABELS = 40
-_MOST_COLUMN_LABELS = 24
+_WORDS = {
+    **ACTION_WORDS,
+    _MEASURED: "recompute, to measure: no plan yet in the last step of that shape",
+}
 _LONGEST_LABEL = 28
+
+_Plan = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Neighbours with one plan: shapes, or layers."""
+
+    names: Sequence[str]
+    plan: Sequence[str]
+    """Down a column, or along a row."""
 
 
 def layers(steps: Steps) -> Figure:
@@ -36,40 +51,105 @@ def layers(steps: Steps) -> Figure:
     last = {s: i for s, i in steps.last_of_shape.items() if steps.records[i].actions}
     if not last:
         return nothing("layers", title, "No step of this run ran any layer.")
-    shown = _some(list(last), _MOST_SHAPES)
-    plans = [_plan(steps.records[last[shape]]) for shape in shown]
-    rows = _rows(plans)
-    columns = [steps.label(shape) for shape in shown]
-    found = {action for plan in plans for action in plan.values()}
+    plans = {shape: _plan(steps.records[i]) for shape, i in last.items()}
+    events = _rows(list(plans.values()))
+    found = {action for plan in plans.values() for action in plan.values()}
+    if len(found) == 1 and all(len(plan) == len(events) for plan in plans.values()):
+        return nothing("layers", title, _all_alike(len(plans), len(events), *found))
+    columns = _columns(steps, plans, events)
+    shown = _some(columns, _MOST_COLUMNS)
+    rows = list(_alike_rows(events, shown))
+    drawn = _some(rows, _MOST_ROWS)
     actions = sorted(found, key=lambda a: ([*_COLOURS, a].index(a), a))
-    layout = frame(
-        xaxis=_labelled(
-            columns, columns, _MOST_COLUMN_LABELS, title=_size_title(steps)
+    map_ = Map(
+        rows=[_range(row.names, " – ") for row in drawn],
+        columns=[_range(column.names, " … ") for column in shown],
+        cells=[row.plan for row in drawn],
+        colours={action: _COLOURS.get(action, OTHER_COLOUR) for action in actions},
+        words={action: _WORDS.get(action, action) for action in actions},
+        x_title=_size_title(steps),
+    )
+    caption = " ".join(_caption(columns, shown, rows, drawn, len(plans)))
+    return Figure("layers", title, caption, draw_map(map_, title))
+
+
+def _all_alike(n_shapes: int, n_layers: int, action: str) -> str:
+    """Say in a sentence what a map of one colour would show."""
+    shapes = "the one shape" if n_shapes == 1 else f"each of the {n_shapes:,} shapes"
+    calls = (
+        "the one layer call is"
+        if n_layers == 1
+        else f"all {n_layers:,} layer calls are"
+    )
+    done, why = {
+        "keep": ("kept", "nothing had to be recomputed to stay within the budget"),
+        "recompute": ("recomputed", "the budget left no room to keep any"),
+        _MEASURED: (
+            "recomputed to be measured",
+            "no plan had been made when the run ended",
         ),
-        yaxis=_labelled(rows, _short_names(rows), _MOST_ROW_LABELS, title="")
-        | {"range": [len(rows) - 0.5, -0.5]},
-    )
-    traces = [_cells(plans, rows, columns, actions), *map(_legend, actions)]
-    height = min(900, max(280, 170 + 16 * len(rows)))
-    caption = _caption(len(shown), len(last))
-    return Figure("layers", title, caption, traces, layout, height)
+    }.get(action, (f"under {action}", "the planner chose nothing else"))
+    return f"In {shapes} {calls} {done}: {why}. So there is no map to draw."
 
 
-def _caption(n_shown: int, n_shapes: int) -> str:
-    caption = (
-        "A column is a shape, as in the last step that had it; a row is a layer, the "
-        "first at the top. Kept layers hold their activations until backward; "
-        "recomputed ones run their forward a second time there, and need less memory "
-        "for it. White: the layer did not run."
+def _caption(
+    columns: Sequence[_Alike],
+    shown: Sequence[_Alike],
+    rows: Sequence[_Alike],
+    drawn: Sequence[_Alike],
+    n_shapes: int,
+) -> Iterator[str]:
+    yield (
+        "A column is a shape, as in the last step that had it; a row is a layer's "
+        "call, the first at the top. White: the layer did not run."
     )
-    if n_shown < n_shapes:
-        caption += (
-            f" {n_shown} of {n_shapes:,} shapes are drawn, evenly chosen by size."
+    if len(columns) < n_shapes:
+        yield (
+            f"Neighbouring shapes with the same plan share a column: {n_shapes:,} "
+            f"shapes make {counted(len(columns), 'column')}."
         )
-    return caption
+    if len(shown) < len(columns):
+        yield f"{len(shown)} of these are drawn, evenly chosen by size."
+    n_layers = sum(len(row.names) for row in rows)
+    if len(rows) < n_layers:
+        yield (
+            f"Neighbouring layers that are always treated alike share a row: "
+            f"{n_layers:,} calls make {counted(len(rows), 'row')}."
+        )
+    if len(drawn) < len(rows):
+        yield f"{len(drawn)} of these rows are drawn, evenly chosen."
 
 
-def _plan(record: StepRecord) -> dict[str, str]:
+def _columns(
+    steps: Steps, plans: dict[Shape, _Plan], events: Sequence[str]
+) -> list[_Alike]:
+    """Merge neighbouring shapes that have one plan."""
+
+    def down(shape: Shape) -> tuple[str, ...]:
+        return tuple(plans[shape].get(event, "") for event in events)
+
+    return [
+        _Alike([steps.label(shape) for shape in group], plan)
+        for plan, group in groupby(plans, key=down)
+    ]
+
+
+def _alike_rows(events: Sequence[str], columns: Sequence[_Alike]) -> Iterator[_Alike]:
+    """Merge neighbouring layers where there are too many for a row each."""
+    names = _short_names(events)
+    along = list(zip(*(column.plan for column in columns), strict=True))
+    if len(names) <= _MOST_ROWS // 2:
+        yield from (_Alike([n], row) for n, row in zip(names, along, strict=True))
+        return
+    for plan, group in groupby(range(len(names)), key=along.__getitem__):
+        yield _Alike([names[i] for i in group], plan)
+
+
+def _range(names: Sequence[str], between: str) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]}{between}{names[-1]}"
+
+
+def _plan(record: StepRecord) -> _Plan:
     """Return the actions by event; where names are missing, by place."""
     names: Sequence[str] = record.events
     if len(names) != len(record.actions):
@@ -80,7 +160,7 @@ def _plan(record: StepRecord) -> dict[str, str]:
     return dict(zip(names, actions, strict=True))
 
 
-def _rows(plans: Sequence[dict[str, str]]) -> list[str]:
+def _rows(plans: Sequence[_Plan]) -> list[str]:
     """Order the events of all plans: the longest plan's, then what only others ran."""
     longest = max(plans, key=len)
     return list(dict.fromkeys([*longest, *(event for p in plans for event in p)]))
@@ -127,71 +207,12 @@ def _cut(name: str) -> str:
 
 
 def _size_title(steps: Steps) -> str:
-    named = f" ({plain(' × '.join(steps.names))})" if steps.names else ""
+    named = f" ({' × '.join(steps.names)})" if steps.names else ""
     return f"shape of the batch{named}, from the smallest to the largest"
 
 
-def _some(shapes: list[Shape], most: int) -> list[Shape]:
-    """Choose at most so many, at even distances, the largest among them."""
-    if len(shapes) <= most:
-        return shapes
-    return [shapes[(i + 1) * len(shapes) // most - 1] for i in range(most)]
-
-
-def _labelled(
-    places: Sequence[str], labels: Sequence[str], most: int, *, title: str
-) -> Parts:
-    """Make an axis of named places, with as many labels as there is room for."""
-    every = -(-len(places) // most)
-    return axis(
-        title,
-        type="category",
-        tickmode="array",
-        tickvals=[plain(place) for place in places[::every]],
-        ticktext=[plain(label) for label in labels[::every]],
-        showgrid=False,
-    )
-
-
-def _cells(
-    plans: Sequence[dict[str, str]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    actions: Sequence[str],
-) -> Parts:
-    code = {action: i for i, action in enumerate(actions)}
-    return {
-        "type": "heatmap",
-        "x": [plain(column) for column in columns],
-        "y": [plain(row) for row in rows],
-        "z": [[code.get(plan.get(row, "")) for plan in plans] for row in rows],
-        "zmin": -0.5,
-        "zmax": len(actions) - 0.5,
-        "colorscale": _steps_of_colour([_colour(action) for action in actions]),
-        "showscale": False,
-        "xgap": 1 if len(plans) <= 120 else 0,
-        "ygap": 1 if len(rows) <= 60 else 0,
-        "text": [[plain(plan.get(row, "")) for plan in plans] for row in rows],
-        "hovertemplate": "%{y}<br>%{x}<br><b>%{text}</b><extra></extra>",
-    }
-
-
-def _colour(action: str) -> str:
-    return _COLOURS.get(action, OTHER_COLOUR)
-
-
-def _steps_of_colour(colours: Sequence[str]) -> list[tuple[float, str]]:
-    """Make a scale without transitions."""
-    n = len(colours)
-    return [(end / n, c) for i, c in enumerate(colours) for end in (i, i + 1)]
-
-
-def _legend(action: str) -> Parts:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [None],
-        "y": [None],
-        "name": action,
-        "marker": {"symbol": "square", "size": 13, "color": _colour(action)},
-    }
+def _some(alike: list[_Alike], most: int) -> list[_Alike]:
+    """Choose at most so many, at even distances, the last among them."""
+    if len(alike) <= most:
+        return alike
+    return [alike[(i + 1) * len(alike) // most - 1] for i in range(most)]

@@ -1,14 +1,9 @@
-"""What all figures share: colours, words, units, and the frame they stand in."""
+"""What all figures share: colours, words and units."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
-from typing import Any, TypeAlias
-
-Parts: TypeAlias = dict[str, Any]
-"""A trace or a layout, as plotly.js wants it."""
 
 # Okabe and Ito's palette: told apart with any colour vision, and in grey.
 PHASE_COLOURS = {
@@ -19,7 +14,7 @@ PHASE_COLOURS = {
 }
 PHASE_SYMBOLS = {
     "collect": "diamond",
-    "step_down": "triangle-up",
+    "step_down": "triangle",
     "plan": "circle",
     "fallback": "square",
 }
@@ -37,9 +32,16 @@ ACTION_COLOURS = {
     "quantize": "#CC79A7",
     "pool": "#E69F00",
 }
+ACTION_WORDS = {
+    "keep": "keep: its activations are held until backward",
+    "recompute": "recompute: its forward runs a second time in backward",
+    "selective": "selective: the costly part is kept, the cheap one recomputed",
+    "offload": "offload: its activations wait in the host's memory",
+    "quantize": "quantize: its activations are held in fewer bits",
+    "pool": "pool: its activations are held in a smaller form",
+}
 OTHER_COLOUR = "#F0E442"
 INK = "#222222"
-_GRID = "#EBEBEB"
 
 _BYTE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _FLOP_UNITS = (
@@ -58,16 +60,13 @@ class Figure:
     name: str
     title: str
     caption: str
-    traces: list[Parts]
-    """Empty if there is nothing to draw; the caption then says why."""
-    layout: Parts
-    height: int = 460
-    """In pixels."""
+    picture: str = ""
+    """HTML; empty if there is nothing to draw: the caption then says why, or what."""
 
 
 def nothing(name: str, title: str, why: str) -> Figure:
-    """Make a figure that says why it is not there."""
-    return Figure(name, title, why, [], {})
+    """Make a figure that says why it is not there, or what it would have shown."""
+    return Figure(name, title, why)
 
 
 def byte_unit(n_bytes: Iterable[float]) -> tuple[int, str]:
@@ -117,35 +116,3 @@ def counted(number: int, noun: str) -> str:
     ('1 step', '1,200 steps')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def plain(text: str) -> str:
-    """Write text so that plotly.js finds no tags in it."""
-    return escape(text, quote=False)
-
-
-def axis(title: str = "", **more: Any) -> Parts:
-    """Make an axis with a title and a faint grid."""
-    return {
-        "title": {"text": title, "standoff": 8},
-        "gridcolor": _GRID,
-        "zeroline": False,
-        "linecolor": "#999999",
-        "automargin": True,
-        **more,
-    }
-
-
-def frame(**more: Any) -> Parts:
-    """Make the layout that all figures start from."""
-    return {
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": INK},
-        "paper_bgcolor": "#ffffff",
-        "plot_bgcolor": "#ffffff",
-        "margin": {"l": 70, "r": 44, "t": 40, "b": 60},
-        "modebar": {"orientation": "v"},
-        "hovermode": "closest",
-        "hoverlabel": {"align": "left", "bgcolor": "#ffffff"},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        **more,
-    }

@@ -1,223 +1,240 @@
-"""What a step needed: its peak by the batch's size, and against the prediction."""
+"""What a step needed: its growth by the batch's size, and against the prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mimose.budget import format_bytes
-from mimose.page.looks import (
-    INK,
-    PHASE_COLOURS,
-    PHASE_SYMBOLS,
-    PHASE_WORDS,
-    Figure,
-    Parts,
-    axis,
-    byte_unit,
-    frame,
-    nothing,
-    plain,
-)
+from mimose.page.looks import INK, Figure, byte_unit, counted, nothing
+from mimose.page.scales import Extent, around_zero, extent, whole
 from mimose.page.steps import Steps
-from mimose.records import StepRecord
+from mimose.page.svg import Panel, Point, Rule, Series, draw
+from mimose.page.thinning import Group, groups, ringed, series, told
 
-_MOST_BUDGETS = 4
+OVER_COLOUR = "#D00000"
+_OVER = "over the budget"
+_WORST = "worst of the plans"
+_SAME = 0.02
+"""What differs by less, of the largest, is all the same in a picture."""
+_WORST_COLOUR = "#7B3294"
 
 
 def peaks(steps: Steps) -> Figure:
-    """Draw each step's peak against the size of its batch, with the budget.
+    """Draw each step's growth against the size of its batch, with what was left for it.
 
     Args:
         steps: The steps.
     """
-    title = "Peak memory by the size of the batch"
-    known = [
-        n_bytes
-        for r in steps.records
-        for n_bytes in (r.observed_peak_bytes, r.predicted_peak_bytes)
-        if n_bytes is not None
-    ]
-    if not known:
+    title = "What a step needed, by the size of the batch"
+    predicted = steps.values(lambda record: record.predicted_growth_bytes)
+    is_observed = not np.isnan(steps.growth).all()
+    ys = steps.growth if is_observed else predicted
+    if np.isnan(ys).all():
         return nothing("peaks", title, "No peak was observed or predicted in this run.")
-    budgets = list(dict.fromkeys(r.budget_bytes for r in steps.records))
-    factor, unit = byte_unit([*known, *budgets])
-    traces = _by_phase(
-        steps, lambda r: _scaled(r.observed_peak_bytes, factor), is_hollow=False
-    )
-    traces += _by_phase(
-        steps, lambda r: _scaled(r.predicted_peak_bytes, factor), is_hollow=True
-    )
-    traces += _over(steps, factor)
-    layout = frame(
-        xaxis=axis(f"size of the batch: {plain(steps.size_formula)}", tickformat=","),
-        yaxis=axis(f"peak memory ({unit})"),
-        shapes=[_budget_line(n_bytes / factor) for n_bytes in budgets[-_MOST_BUDGETS:]],
-        annotations=[_budget_label(b, factor) for b in budgets[-_MOST_BUDGETS:]],
-    )
-    return Figure("peaks", title, _peaks_caption(steps, len(budgets)), traces, layout)
-
-
-def _peaks_caption(steps: Steps, n_budgets: int) -> str:
-    parts = [
-        "A dot is a training step: the most memory held at any moment of it, weights "
-        "and optimizer included. The dashed line is the budget; no dot should lie "
-        "above it. Hollow: what was predicted before the step ran."
+    xs = np.array(steps.elements, dtype=float)
+    room = _room(steps)
+    parts = groups(steps, xs, ys)
+    said = _said(steps, is_observed, room)
+    if len(set(xs[~np.isnan(ys)].tolist())) == 1:
+        return Figure("peaks", title, " ".join([_of_one_size(steps, ys), *said[1:]]))
+    factor, unit = byte_unit(ys[~np.isnan(ys)].tolist())
+    line = None if room is None else room.high / factor
+    y = extent(_heights(parts, ys / factor), line)
+    marks = [
+        *series(steps, parts, ys / factor, lambda y: format_bytes(y * factor)),
+        *_predicted(steps, parts, predicted / factor, is_observed=is_observed),
+        *ringed(steps, _OVER, OVER_COLOUR, steps.over, xs, ys / factor),
+        *ringed(steps, "run again", INK, steps.run_again, xs, ys / factor),
     ]
+    rules = []
+    if room is not None and y.has_line:
+        said_there = "what the budget leaves"
+        if room.high - room.low > _SAME * room.high:
+            said_there = "what the budget leaves: in the grey, by step"
+        rules.append(Rule(room.high / factor, said_there, to=room.low / factor))
+    panel = Panel(
+        whole(xs[~np.isnan(ys)].tolist()),
+        y,
+        f"size of the batch: {steps.size_formula}",
+        f"growth of a step ({unit})",
+        marks,
+        rules,
+        note=_note(y, room, factor, ys),
+    )
+    said = [told(parts), *said, steps.marked_text]
+    return Figure("peaks", title, _joined(said), draw([panel], title))
+
+
+def _heights(parts: Sequence[Group], ys: NDArray[np.float64]) -> list[float]:
+    """Return what an axis has to show: the ends of all bars."""
+    ends = (ys[part.positions] for part in parts)
+    return [float(end) for own in ends for end in (own.min(), own.max())]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What the last run's budget left for a step, in bytes, over all of its steps."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def _room(steps: Steps) -> _Room | None:
+    """Return what was left, without the hundredth of the steps at either end.
+
+    None where the budget is not about the same bytes as growth is.
+    """
+    own = steps.records[steps.starts[-1] :]
+    if any(record.reserved_peak_bytes is not None for record in own):
+        return None
+    left = [record.budget_bytes - record.start_bytes for record in own]
+    return _Room(*np.quantile(left, (0.01, 0.5, 0.99)).tolist())
+
+
+def _said(steps: Steps, is_observed: bool, room: _Room | None) -> list[str]:
+    last = steps.records[-1]
+    budget = format_bytes(last.budget_bytes)
+    said = [
+        "Growth is how far a step rose above what was held when it began, at any "
+        "moment of its forward and backward."
+    ]
+    if room is not None:
+        of = "The last run's budget" if steps.n_runs > 1 else "The budget"
+        said.append(
+            f"{of} of {budget} leaves {format_bytes(room.middle)} for it "
+            f"({format_bytes(room.low)} to {format_bytes(room.high)}, by step); the "
+            f"other {format_bytes(last.budget_bytes - room.middle)} were held before."
+        )
     reserved = [r.reserved_peak_bytes for r in steps.records if r.reserved_peak_bytes]
     if reserved:
-        parts.append(
-            "Dots are bytes that tensors requested; the budget is about what the "
-            f"allocator reserved for them, {format_bytes(max(reserved))} at the most."
+        said.append(
+            f"These are bytes that tensors requested; the budget of {budget} is about "
+            f"what the allocator reserved for them, {format_bytes(max(reserved))} at "
+            f"the most."
         )
-    if all(record.observed_peak_bytes is None for record in steps.records):
-        parts.append("Peaks could not be read in this run: only predictions are shown.")
-    if n_budgets > _MOST_BUDGETS:
-        parts.append(f"Of {n_budgets} budgets the last {_MOST_BUDGETS} are drawn.")
-    parts.append("A size is named after an argument of the model and its dimension.")
-    return " ".join([*parts, steps.drawn_text]).strip()
+    if not is_observed:
+        said.append("Peaks could not be read in this run: these are predictions.")
+    said.append("A size is named after an argument of the model and its dimension.")
+    return said
+
+
+def _of_one_size(steps: Steps, ys: NDArray[np.float64]) -> str:
+    """Say what there is to say of steps that are all of one size."""
+    known = ys[~np.isnan(ys)]
+    middle = format_bytes(float(np.median(known)))
+    if len(known) == 1:
+        return f"The one step grew by {middle}."
+    return (
+        f"All batches were of one size, so there is no picture of sizes: "
+        f"{counted(len(known), 'step')} grew by {middle} (median), from "
+        f"{format_bytes(float(known.min()))} to {format_bytes(float(known.max()))}. "
+        f"Step by step they are shown below."
+    )
+
+
+def _predicted(
+    steps: Steps,
+    parts: Sequence[Group],
+    predicted: NDArray[np.float64],
+    *,
+    is_observed: bool,
+) -> list[Series]:
+    """Draw a dash where the plans said the growth would be."""
+    points = []
+    for part in parts if is_observed else ():
+        own = predicted[part.positions]
+        if not np.isnan(own).all():
+            points.append(Point(part.x, float(np.nanmedian(own))))
+    if not points:
+        return []
+    return [
+        Series(name="predicted", colour=INK, points=points, symbol="dash", opacity=0.6)
+    ]
+
+
+def _note(y: Extent, room: _Room | None, factor: float, ys: NDArray[np.float64]) -> str:
+    """Name what lies above the picture."""
+    highest = float(np.nanmax(ys))
+    notes = []
+    if highest / factor > y.high:
+        notes.append(f"highest step: {format_bytes(highest)} ↑")
+    if room is not None and not y.has_line:
+        left = room.middle
+        times = f", {left / highest:,.0f} × the highest step" if highest > 0 else ""
+        notes.append(f"the budget leaves {format_bytes(left)}{times} ↑")
+    return "   ".join(notes)
 
 
 def predictions(steps: Steps) -> Figure:
-    """Draw observed against predicted growth, with the diagonal.
+    """Draw how far the observed growth was off the predicted.
 
     Args:
         steps: The steps.
     """
     title = "Was the prediction right?"
-    pairs = {
-        i: (r.predicted_growth_bytes, float(r.observed_growth_bytes))
-        for i, r in enumerate(steps.records)
-        if r.predicted_growth_bytes is not None and r.observed_growth_bytes is not None
-    }
-    if not pairs:
+    errors = 100 * steps.errors
+    known = ~np.isnan(errors)
+    if not known.any():
         why = "No step has both a predicted and an observed peak, so none is compared."
         return nothing("predictions", title, why)
-    factor, unit = byte_unit(n_bytes for pair in pairs.values() for n_bytes in pair)
-    traces = []
-    for phase in PHASE_COLOURS:
-        at = [i for i in steps.drawn if steps.records[i].phase == phase and i in pairs]
-        if at:
-            xs, ys = ([pairs[i][side] / factor for i in at] for side in (0, 1))
-            traces.append(_dots(steps, phase, at, xs, ys, is_hollow=False))
-    most = max(max(pair) for pair in pairs.values()) / factor
-    layout = frame(
-        xaxis=axis(f"predicted growth ({unit})"),
-        yaxis=axis(f"observed growth ({unit})"),
+    predicted = steps.values(lambda record: record.predicted_growth_bytes)
+    if np.ptp(predicted[known]) <= _SAME * np.abs(predicted[known]).max():
+        return nothing("predictions", title, _of_one_growth(predicted, errors, known))
+    factor, unit = byte_unit(predicted[known].tolist())
+    xs = predicted / factor
+    parts = groups(steps, xs, errors)
+    y = around_zero(_heights(parts, errors))
+    panel = Panel(
+        whole(xs[known].tolist()),
+        y,
+        f"predicted growth ({unit})",
+        "observed over predicted (%)",
+        [
+            *series(steps, parts, errors, "{:+.2f} %".format),
+            *ringed(steps, _WORST, _WORST_COLOUR, steps.worst, xs, errors),
+            *ringed(steps, _OVER, OVER_COLOUR, steps.over, xs, errors),
+        ],
+        [Rule(0.0, dash="2 3")],
+        note=_beyond(y, errors[known]),
     )
     caption = (
-        "Growth is how far a step rose above what was held when it began. On the line "
-        "the prediction was exact; above it the step needed more than predicted. "
+        "At 0 a step grew by what was predicted; above it the step needed more. "
+        "Predictions are of the growth alone, whatever was held before."
     )
     return Figure(
-        "predictions",
-        title,
-        (caption + steps.drawn_text).strip(),
-        [_diagonal(most), *traces],
-        layout,
+        "predictions", title, f"{told(parts)} {caption}", draw([panel], title)
     )
 
 
-def _diagonal(most: float) -> Parts:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [0, most],
-        "y": [0, most],
-        "name": "observed = predicted",
-        "line": {"color": INK, "width": 1.2, "dash": "dot"},
-        "hoverinfo": "skip",
-    }
+def _of_one_growth(
+    predicted: NDArray[np.float64],
+    errors: NDArray[np.float64],
+    known: NDArray[np.bool_],
+) -> str:
+    """Say what there is to say where all predictions are the same."""
+    growth = format_bytes(float(np.median(predicted[known])))
+    own = errors[known]
+    if len(own) == 1:
+        return f"One step was predicted to grow by {growth}; it was {own[0]:+.2f}% off."
+    return (
+        f"All of {counted(len(own), 'step')} were predicted to grow by about {growth}. "
+        f"They were {np.median(own):+.2f}% off (median), from {own.min():+.2f}% to "
+        f"{own.max():+.2f}%; above 0 a step needed more. Step by step they are shown "
+        f"below."
+    )
 
 
-def _scaled(n_bytes: float | None, factor: int) -> float | None:
-    return None if n_bytes is None else n_bytes / factor
+def _beyond(y: Extent, errors: NDArray[np.float64]) -> str:
+    low, high = float(errors.min()), float(errors.max())
+    notes = [f"highest: {high:+,.0f} % ↑"] if high > y.high else []
+    notes += [f"lowest: {low:+,.0f} % ↓"] if low < y.low else []
+    return "   ".join(notes)
 
 
-def _by_phase(
-    steps: Steps, height: Callable[[StepRecord], float | None], *, is_hollow: bool
-) -> list[Parts]:
-    traces = []
-    for phase in PHASE_COLOURS:
-        at = [i for i in steps.drawn if steps.records[i].phase == phase]
-        heights = {i: height(steps.records[i]) for i in at}
-        ys = {i: y for i, y in heights.items() if y is not None}
-        if ys:
-            xs = [float(steps.elements[i]) for i in ys]
-            traces.append(
-                _dots(steps, phase, list(ys), xs, list(ys.values()), is_hollow)
-            )
-    return traces
-
-
-def _dots(
-    steps: Steps,
-    phase: str,
-    at: list[int],
-    xs: list[float],
-    ys: list[float],
-    is_hollow: bool,
-) -> Parts:
-    """Draw some steps of a phase, solid or hollow."""
-    symbol = PHASE_SYMBOLS[phase]
-    marker: Parts = {"color": PHASE_COLOURS[phase], "size": 7, "opacity": 0.75}
-    if is_hollow:
-        marker.update(symbol=f"{symbol}-open", size=11, line={"width": 1})
-    else:
-        marker["symbol"] = symbol
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": f"predicted ({phase})" if is_hollow else PHASE_WORDS[phase],
-        "x": xs,
-        "y": ys,
-        "text": [steps.hover(i) for i in at],
-        "hoverinfo": "text",
-        "marker": marker,
-    }
-
-
-def _over(steps: Steps, factor: int) -> list[Parts]:
-    """Ring the steps that went over the budget."""
-    at = [i for i in steps.drawn if steps.records[i].is_over]
-    if not at:
-        return []
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "over the budget",
-            "x": [steps.elements[i] for i in at],
-            "y": [(steps.records[i].observed_peak_bytes or 0) / factor for i in at],
-            "hoverinfo": "skip",
-            "marker": {
-                "symbol": "circle-open",
-                "size": 15,
-                "color": INK,
-                "line": {"width": 2},
-            },
-        }
-    ]
-
-
-def _budget_line(height: float) -> Parts:
-    return {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": height,
-        "y1": height,
-        "line": {"color": INK, "width": 1.5, "dash": "dash"},
-    }
-
-
-def _budget_label(budget_bytes: int, factor: int) -> Parts:
-    return {
-        "xref": "paper",
-        "x": 0.005,
-        "xanchor": "left",
-        "y": budget_bytes / factor,
-        "yanchor": "bottom",
-        "text": f"budget {format_bytes(budget_bytes)}",
-        "showarrow": False,
-    }
+def _joined(sentences: Sequence[str]) -> str:
+    return " ".join(sentence for sentence in sentences if sentence)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from mimose.page.bars import Bar, draw_bars
 from mimose.page.looks import (
     INK,
     PHASE_COLOURS,
     Figure,
-    Parts,
-    axis,
     counted,
     flop_unit,
     format_flops,
     format_seconds,
-    frame,
     nothing,
     time_unit,
 )
@@ -43,28 +39,21 @@ def price(steps: Steps) -> Figure:
     time_texts = [
         f"{format_seconds(seconds[p])}, {counted(counts[p], 'step')}" for p in phases
     ]
-    traces = [
-        _bars(
-            [*phases, _PLANNING],
-            [*(seconds[p] / time_factor for p in phases), planning / time_factor],
-            [*time_texts, format_seconds(planning)],
-            "",
-        ),
-        _bars(
-            phases,
-            [flops[p] / flop_factor for p in phases],
-            [format_flops(flops[p]) for p in phases],
-            "2",
-        ),
+    time_bars = [Bar(p, seconds[p] / time_factor, t, PHASE_COLOURS[p])
+                 for p, t in zip(phases, time_texts, strict=True)]  # fmt: skip
+    time_bars.append(
+        Bar(_PLANNING, planning / time_factor, format_seconds(planning), INK)
+    )
+    flop_bars = [
+        Bar(p, flops[p] / flop_factor, format_flops(flops[p]), PHASE_COLOURS[p])
+        for p in phases
     ]
-    names = axis(autorange="reversed", showgrid=False)
-    layout = frame(
-        xaxis=axis(f"time in steps ({time_name})", domain=[0, 0.44]),
-        yaxis=names,
-        xaxis2=axis(f"recomputed ({flop_name})", domain=[0.58, 1], anchor="y2"),
-        yaxis2={**names, "anchor": "x2"},
-        showlegend=False,
-        bargap=0.35,
+    picture = draw_bars(
+        [
+            (f"time in steps ({time_name})", time_bars),
+            (f"recomputed ({flop_name})", flop_bars),
+        ],
+        title,
     )
     caption = (
         "Left: a step's time runs from the start of its forward to the end of its "
@@ -73,28 +62,8 @@ def price(steps: Steps) -> Figure:
         "the work of running layers a second time, counted in floating-point "
         "operations, not guessed from the clock."
     )
-    return Figure("price", title, caption, traces, layout, 160 + 46 * len(phases))
+    return Figure("price", title, caption, picture)
 
 
 def _sum(steps: Steps, phase: str, name: str) -> float:
     return sum(getattr(r, name) or 0 for r in steps.records if r.phase == phase)
-
-
-def _bars(
-    names: Sequence[str], values: Sequence[float], texts: Sequence[str], which: str
-) -> Parts:
-    longest = max(values) or 1.0
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "x": values,
-        "y": list(names),
-        "xaxis": f"x{which}",
-        "yaxis": f"y{which}",
-        "text": texts,
-        "textposition": ["inside" if v > 0.6 * longest else "outside" for v in values],
-        "insidetextanchor": "end",
-        "cliponaxis": False,
-        "marker": {"color": [PHASE_COLOURS.get(name, INK) for name in names]},
-        "hoverinfo": "y+text",
-    }

@@ -5,22 +5,23 @@ A file holds several runs where later ones were appended: their steps count from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mimose.budget import format_bytes
-from mimose.page.looks import plain
 from mimose.records import StepRecord
 
 Shape: TypeAlias = tuple[tuple[str, int], ...]
 """The sizes that vary within the run, by name."""
 
-_MOST_POINTS = 3000
-_MOST_UNUSUAL = 1000
+_MOST_MARKED = 200
+_MOST_WORST = 10
+_LONGEST_REASON = 120
 
 
 class Steps:
@@ -44,7 +45,8 @@ class Steps:
             self.records += run
             self.runs += [number] * len(run)
             self.shapes += _varying(run)
-        self.elements = [n_elements(shape) for shape in self.shapes]
+        sizes = {shape: n_elements(shape) for shape in set(self.shapes)}
+        self.elements = [sizes[shape] for shape in self.shapes]
 
     def __len__(self) -> int:
         return len(self.records)
@@ -89,43 +91,71 @@ class Steps:
         record = self.records[position]
         return record.phase == "fallback" or record.retries > 0 or record.is_over
 
-    @cached_property
-    def drawn(self) -> list[int]:
-        """The positions to draw: all, or some thousand evenly chosen.
+    def values(self, of: Callable[[StepRecord], float | None]) -> NDArray[np.float64]:
+        """Return a number of every step, (n_steps,); NaN where it is not known.
 
-        Of the unusual ones there are more than of the others, and always the highest.
+        Args:
+            of: Takes a record.
         """
-        everything = list(range(len(self)))
-        if len(everything) <= _MOST_POINTS:
-            return everything
-        unusual = [i for i in everything if self.is_unusual(i)]
-        chosen = set(_evenly(everything, _MOST_POINTS - _MOST_UNUSUAL))
-        chosen.update(_evenly(unusual, _MOST_UNUSUAL))
-        chosen.add(max(everything, key=lambda i: self.records[i].budget_use or 0.0))
-        return sorted(chosen)
+        found = (of(record) for record in self.records)
+        return np.array([np.nan if x is None else x for x in found], dtype=float)
 
     @cached_property
-    def drawn_text(self) -> str:
-        """What `drawn` leaves out, as a sentence; "" if nothing."""
-        if len(self.drawn) == len(self):
+    def growth(self) -> NDArray[np.float64]:
+        """The observed growth of every step, (n_steps,) bytes."""
+        return self.values(lambda record: record.observed_growth_bytes)
+
+    @cached_property
+    def errors(self) -> NDArray[np.float64]:
+        """The prediction error of every step, (n_steps,) shares of the growth."""
+        return self.values(lambda record: record.prediction_error)
+
+    @cached_property
+    def over(self) -> list[int]:
+        """The steps over the budget: all, or the highest of very many."""
+        at = [i for i, record in enumerate(self.records) if record.is_over]
+        return self._highest(at, lambda record: record.budget_use or 0.0)
+
+    @cached_property
+    def run_again(self) -> list[int]:
+        """The steps that were run again: all, or those most often of very many."""
+        at = [i for i, record in enumerate(self.records) if record.retries]
+        return self._highest(at, lambda record: record.retries)
+
+    def _highest(self, at: list[int], by: Callable[[StepRecord], float]) -> list[int]:
+        highest = sorted(at, key=lambda i: -by(self.records[i]))[:_MOST_MARKED]
+        return sorted(highest)
+
+    @cached_property
+    def worst(self) -> list[int]:
+        """The steps whose peaks were predicted worst, of those under a plan."""
+        known = [
+            i
+            for i in np.flatnonzero(~np.isnan(self.errors)).tolist()
+            if self.records[i].phase == "plan"
+        ]
+        return sorted(known, key=lambda i: -abs(self.errors[i]))[:_MOST_WORST]
+
+    @cached_property
+    def marked_text(self) -> str:
+        """What of the marked steps is left out, as a sentence; "" if nothing."""
+        n_over = sum(record.is_over for record in self.records)
+        if n_over <= _MOST_MARKED:
             return ""
-        n_unusual = sum(self.is_unusual(i) for i in range(len(self)))
-        every = "all" if n_unusual <= _MOST_UNUSUAL else f"{_MOST_UNUSUAL:,}"
         return (
-            f"Of {len(self):,} steps {len(self.drawn):,} are drawn: evenly chosen "
-            f"ones, and {every} of those over the budget, run again or under the "
-            f"safest plan."
+            f"Of {n_over:,} steps over the budget the {_MOST_MARKED} highest are "
+            f"ringed."
         )
 
     def hover(self, position: int) -> str:
         """Tell of a step in the lines that appear under the mouse."""
-        return "<br>".join(self._lines(position))
+        return "\n".join(self._lines(position))
 
     def _lines(self, position: int) -> Iterator[str]:
         record = self.records[position]
         run = f"run {self.runs[position] + 1}, " if self.n_runs > 1 else ""
-        yield f"<b>{run}step {record.step}</b> ({record.phase})"
-        yield plain(shape_text(self.shapes[position]))
+        yield f"{run}step {record.step:,} ({record.phase})"
+        yield shape_text(self.shapes[position])
         if record.observed_peak_bytes is not None:
             yield f"peak {format_bytes(record.observed_peak_bytes)}"
         if record.predicted_peak_bytes is not None:
@@ -134,7 +164,7 @@ class Steps:
         if record.retries:
             yield f"run again {record.retries} ×"
         if record.reason:
-            yield plain(record.reason[:120])
+            yield record.reason[:_LONGEST_REASON]
 
 
 def split_runs(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
@@ -216,11 +246,3 @@ def formula(names: Sequence[str]) -> str:
 def shape_text(shape: Shape) -> str:
     """Write a shape in full."""
     return ", ".join(f"{name} = {size}" for name, size in shape) or "(no sizes)"
-
-
-def _evenly(positions: Sequence[int], most: int) -> list[int]:
-    """Choose at most so many, at even distances, the first and the last among them."""
-    if len(positions) <= most:
-        return list(positions)
-    at = np.linspace(0, len(positions) - 1, most).round().astype(int)
-    return [positions[i] for i in at]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -12,8 +11,11 @@ from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.table import sentences
 from mimose.bench.grid.workload import size_of
+from mimose.page.cells import Map, draw_map
 from mimose.page.document import document
-from mimose.page.looks import ACTION_COLOURS, Figure, Parts, axis, frame
+from mimose.page.looks import ACTION_COLOURS, ACTION_WORDS, Figure, nothing
+from mimose.page.scales import extent, whole
+from mimose.page.svg import Panel, Point, Rule, Series, draw
 from mimose.page.tables import Cell, Table
 
 _MIB = 2**20
@@ -39,7 +41,7 @@ COLOURS = {
     "mimose": "#0072B2",  # drawn over the others
 }
 _OFF_THE_SCALE = 1.8
-"""Times plain training; who takes longer on the average is not shown at first."""
+"""Times plain training; who takes longer on the average is not drawn."""
 _UNKNOWN: Cell = ("–", -1.0)
 _EQUAL = {True: "yes", False: "no", None: "–"}
 
@@ -50,12 +52,7 @@ def write_page(rows: Sequence[GridRow], path: Path) -> None:
     Args:
         rows: Of a grid, complete or not.
         path: Where to write.
-
-    Raises:
-        ModuleNotFoundError: plotly is missing (``pip install 'mimose[report]'``).
     """
-    from plotly.offline import get_plotlyjs
-
     summaries = summarise(rows)
     workloads = list(dict.fromkeys(cell.workload for cell in summaries))
     figures = []
@@ -72,7 +69,6 @@ def write_page(rows: Sequence[GridRow], path: Path) -> None:
         _introduction(rows, summaries),
         figures,
         [_cells_table(summaries)],
-        get_plotlyjs(),
         "the benchmark's rows",
     )
     path.write_text(text, encoding="utf-8")
@@ -107,57 +103,58 @@ def is_off_the_scale(cells: Sequence[CellSummary]) -> bool:
 
 def _prices(name: str, workload: str, cells: Sequence[CellSummary]) -> Figure:
     """Draw time against budget, as the paper's Fig. 10."""
-    traces: list[Parts] = []
+    series, left_out = [], []
     for strategy in dict.fromkeys(cell.strategy for cell in cells):
         own = [
             c for c in cells if c.strategy == strategy and c.seconds_ratio is not None
         ]
-        if not own:
-            continue
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": strategy,
-                "visible": "legendonly" if is_off_the_scale(own) else True,
-                "x": [c.budget_share for c in own],
-                "y": [c.seconds_ratio for c in own],
-                "error_y": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [_beyond(c.seconds_ratio, c.seconds_high) for c in own],
-                    "arrayminus": [
-                        _beyond(c.seconds_low, c.seconds_ratio) for c in own
-                    ],
-                    "thickness": 1,
-                },
-                "marker": {
-                    "size": 9,
-                    "symbol": ["circle" if c.keeps_budget else "x" for c in own],
-                },
-                "line": {
-                    "color": COLOURS[strategy],
-                    "width": 4 if strategy == "mimose" else 1.5,
-                },
-            }
-        )
+        if own and is_off_the_scale(own):
+            left_out.append(strategy)
+        elif own:
+            series.append(_price_line(strategy, own))
+    title = f"{workload}: time against budget"
+    if not series:
+        return nothing(name, title, "No strategy was timed here.")
     base = cells[0].relative_to
     base = "plain training" if base == "none" else f"that of {base}"
     caption = (
         f"Time of the measured steps, {base} being 1; bars are "
         f"95% intervals. A cross: over the budget in some step, or failed."
     )
-    layout: Parts = {
-        "xaxis": axis("budget (0: everything recomputed, 1: everything kept)"),
-        "yaxis": axis(f"time ÷ {base}"),
-    }
-    return Figure(
-        name, f"{workload}: time against budget", caption, traces, frame(**layout)
+    if left_out:
+        caption += f" Too slow for this picture: {', '.join(left_out)}; see the table."
+    points = [point for line in series for point in line.points]
+    heights = [y for p in points for y in (p.y, p.low, p.high) if y is not None]
+    panel = Panel(
+        whole([point.x for point in points], from_zero=False),
+        whole(heights, from_zero=False),
+        "budget (0: everything recomputed, 1: everything kept)",
+        f"time ÷ {base}",
+        series,
     )
+    return Figure(name, title, caption, draw([panel], title))
 
 
-def _beyond(first: float | None, last: float | None) -> float:
-    return 0.0 if first is None or last is None else last - first
+def _price_line(strategy: str, cells: Sequence[CellSummary]) -> Series:
+    is_ours = strategy == "mimose"
+    return Series(
+        name=strategy,
+        colour=COLOURS[strategy],
+        points=[
+            Point(
+                c.budget_share if c.budget_share is not None else 1.0,
+                c.seconds_ratio or 0.0,
+                c.seconds_low,
+                c.seconds_high,
+                f"{strategy}: {c.seconds_ratio:.3f}",
+                "circle" if c.keeps_budget else "cross",
+            )
+            for c in cells
+        ],
+        size=4.5,
+        line=4.0 if is_ours else 1.5,
+        opacity=1.0,
+    )
 
 
 def _peaks(
@@ -166,44 +163,34 @@ def _peaks(
     """Draw growth against the batch's size, as the paper's Fig. 11."""
     budgets = sorted({cell.budget_share: cell.headroom_bytes for cell in cells}.items())
     share, headroom = budgets[len(budgets) // 2]
-    traces: list[Parts] = []
-    for strategy in COLOURS:
-        own = [
-            row
+    series = []
+    for strategy, colour in COLOURS.items():
+        points = [
+            Point(size_of(row.shape), row.growth_bytes / _MIB, text=strategy)
             for row in rows
             if row.strategy == strategy
             and row.budget_share in (None, share)
             and row.is_measured
             and not row.problem
         ]
-        if own:
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": strategy,
-                    "x": [size_of(row.shape) for row in own],
-                    "y": [row.growth_bytes / _MIB for row in own],
-                    "marker": {"color": COLOURS[strategy], "size": 7},
-                }
-            )
-    layout: Parts = {
-        "xaxis": axis("size of the batch (tokens, or pixels)"),
-        "yaxis": axis("growth of a step (MiB)"),
-        "shapes": [
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": headroom / _MIB,
-                "y1": headroom / _MIB,
-                "line": {"color": "#D55E00", "dash": "dash"},
-            }
-        ],
-    }
-    caption = f"At the budget {share:g}, the dashed line: {headroom / _MIB:.0f} MiB."
-    return Figure(name, f"{workload}: peaks", caption, traces, frame(**layout))
+        if points:
+            series.append(Series(name=strategy, colour=colour, points=points))
+    title = f"{workload}: peaks"
+    if not series:
+        return nothing(name, title, "No step was measured here.")
+    drawn = [point for one in series for point in one.points]
+    line = headroom / _MIB
+    y = extent([point.y for point in drawn], line)
+    panel = Panel(
+        whole([point.x for point in drawn]),
+        y,
+        "size of the batch (tokens, or pixels)",
+        "growth of a step (MiB)",
+        series,
+        [Rule(line, "the budget's headroom")] if y.has_line else [],
+    )
+    caption = f"At the budget {share:g}, the dashed line: {line:.0f} MiB."
+    return Figure(name, title, caption, draw([panel], title))
 
 
 def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
@@ -211,7 +198,7 @@ def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
     shares = sorted({r.budget_share for r in rows if r.budget_share is not None})
     title = f"{workload}: mimose's plans"
     if not shares:
-        return Figure(name, title, "No strategy at a budget ran.", [], {})
+        return nothing(name, title, "No strategy at a budget ran.")
     share = shares[len(shares) // 2]
     own = sorted(
         (
@@ -225,28 +212,26 @@ def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
         key=lambda row: size_of(row.shape),
     )
     if not own:
-        return Figure(name, title, "mimose has planned no step here.", [], {})
+        return nothing(name, title, "mimose has planned no step here.")
     depth = max(len(row.plan) for row in own)
-    letters = [[row.plan[i : i + 1] == "r" for row in own] for i in range(depth)]
-    scale = [[0.0, ACTION_COLOURS["keep"]], [1.0, ACTION_COLOURS["recompute"]]]
-    traces: list[Parts] = [
-        {
-            "type": "heatmap",
-            "z": [[int(is_recomputed) for is_recomputed in line] for line in letters],
-            "text": [[json.dumps(row.shape) for row in own]] * depth,
-            "hovertemplate": "layer %{y}, %{text}<extra></extra>",
-            "colorscale": scale,
-            "zmin": 0,
-            "zmax": 1,
-            "showscale": False,
-        }
-    ]
-    layout: Parts = {
-        "xaxis": axis("batches, the smallest first", showticklabels=False),
-        "yaxis": axis("layer's call, in order", autorange="reversed"),
-    }
-    caption = f"At the budget {share:g}: blue is recomputed, grey is kept."
-    return Figure(name, title, caption, traces, frame(**layout), height=300)
+    actions = {"r": "recompute", "": ""}
+    kinds = ("keep", "recompute")
+    map_ = Map(
+        rows=[f"layer call {i}" for i in range(depth)],
+        columns=[_sizes(row) for row in own],
+        cells=[
+            [actions.get(row.plan[i : i + 1], "keep") for row in own]
+            for i in range(depth)
+        ],
+        colours={kind: ACTION_COLOURS[kind] for kind in kinds},
+        words={kind: ACTION_WORDS[kind] for kind in kinds},
+        x_title="batches, the smallest first",
+    )
+    return Figure(name, title, f"At the budget {share:g}.", draw_map(map_, title))
+
+
+def _sizes(row: GridRow) -> str:
+    return ", ".join(f"{name} {size}" for name, size in row.shape.items())
 
 
 def _cells_table(summaries: Sequence[CellSummary]) -> Table:

@@ -6,7 +6,6 @@ import json
 import pytest
 
 pytest.importorskip("transformers")
-pytest.importorskip("plotly")
 pytest.importorskip("matplotlib")
 
 from mimose.bench.csv_file import read, write
