@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from mimose import commands
+from mimose.usage import UsageError, at_least_one, names, seed, shares
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -52,7 +53,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     try:
         status: int = options.do(options)
-    except commands.UsageError as error:
+    except UsageError as error:
         sys.stderr.write(f"mimose {options.command}: {error}\n")
         status = commands.UNUSABLE
     return status
@@ -99,16 +100,19 @@ def _add_demo(subparsers: Commands) -> None:
         "  mimose demo --steps 20 --out elsewhere\n\n"
         "exit status:\n"
         "  0    all went well\n"
-        "  1    a strategy failed that should not have, or a package is missing\n"
-        "  2    wrong options\n"
-        "  130  Ctrl-C\n",
+        "  1    a strategy failed that should not have\n"
+        + _UNUSABLE
+        + "  130  Ctrl-C\n",
     )
     demo.add_argument(
-        "--steps", type=_at_least_one, default=100, help="a strategy (default: 100)"
+        "--steps",
+        type=at_least_one,
+        default=100,
+        help="a strategy (default: 100)",
     )
-    demo.add_argument("--seed", type=int, default=0, help="of weights, order, dropout")
+    demo.add_argument("--seed", type=seed, default=0, help="of weights, order, dropout")
     demo.add_argument(
-        "--threads", type=_at_least_one, default=2, help="for torch (default: 2)"
+        "--threads", type=at_least_one, default=2, help="for torch (default: 2)"
     )
     demo.add_argument(
         "--out",
@@ -148,7 +152,7 @@ def _add_bench(subparsers: Commands) -> None:
     )
     bench.add_argument(
         "--workloads",
-        type=_names,
+        type=names,
         metavar="A,B",
         help="which (default: the Mimose paper's four language tasks)",
     )
@@ -159,22 +163,25 @@ def _add_bench(subparsers: Commands) -> None:
         "place of the workloads",
     )
     bench.add_argument(
-        "--strategies", type=_names, metavar="A,B", help="which (default: all)"
+        "--strategies", type=names, metavar="A,B", help="which (default: all)"
     )
     bench.add_argument(
         "--budgets",
-        type=_shares,
+        type=shares,
         default=(0.35, 0.5, 0.7),
         metavar="A,B",
         help="over 0, what the longest batch needs when everything is recomputed, "
         "up to 1, when everything is kept (default: 0.35,0.5,0.7)",
     )
     bench.add_argument(
-        "--steps", type=_at_least_one, default=60, help="measured, a cell (default: 60)"
+        "--steps",
+        type=at_least_one,
+        default=60,
+        help="measured, a cell (default: 60)",
     )
     bench.add_argument(
         "--warm-up",
-        type=_at_least_one,
+        type=at_least_one,
         default=12,
         help="steps before them, told apart (default: 12)",
     )
@@ -185,7 +192,7 @@ def _add_bench(subparsers: Commands) -> None:
         "--model",
         metavar="MODULE:FUNCTION",
         help="a model of your own: a function that returns (model, make_batch, names "
-        "of sizes)",
+        "of sizes); needs --lengths or --dataset",
     )
     lengths = bench.add_mutually_exclusive_group()
     lengths.add_argument(
@@ -205,21 +212,21 @@ def _add_bench(subparsers: Commands) -> None:
     )
     bench.add_argument(
         "--texts",
-        type=_at_least_one,
+        type=at_least_one,
         default=8,
         help="of the data set whose longest gives a batch its length (default: 8)",
     )
     bench.add_argument(
         "--longest",
-        type=_at_least_one,
+        type=at_least_one,
         default=512,
         help="tokens, to which the data set's texts are cut (default: 512)",
     )
     bench.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
     bench.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    bench.add_argument("--seed", type=int, default=0, help="of weights and batches")
+    bench.add_argument("--seed", type=seed, default=0, help="of weights and batches")
     bench.add_argument(
-        "--threads", type=_at_least_one, default=2, help="for torch (default: 2)"
+        "--threads", type=at_least_one, default=2, help="for torch (default: 2)"
     )
     bench.add_argument(
         "--resume",
@@ -288,26 +295,6 @@ def _add_report(subparsers: Commands) -> None:
         help="also write each step's numbers there, for tensorboard --logdir DIR",
     )
     report.set_defaults(do=commands.report)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    shares = tuple(float(share) for share in text.split(","))
-    if not all(0 < share <= 1 for share in shares):
-        msg = f"must be over 0 and at most 1, got {text}"
-        raise argparse.ArgumentTypeError(msg)
-    return shares
-
-
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        msg = f"must be at least 1, got {number}"
-        raise argparse.ArgumentTypeError(msg)
-    return number
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimose.exceptions import MimoseError
+from mimose.usage import UsageError, need
 
 if TYPE_CHECKING:
     from mimose.bench.grid.runner import GridSettings
@@ -39,15 +39,14 @@ _RECORDS = "records.jsonl"
 _OUT = Path("runs/bench")
 
 
-class UsageError(Exception):
-    """What was asked for cannot be done; the message is one line for people."""
-
-
 def demo(options: argparse.Namespace) -> int:
     """Run ``mimose demo``.
 
     Args:
         options: steps, seed, threads, out.
+
+    Raises:
+        UsageError: A package is missing, or the folder cannot be made.
     """
     from mimose.bench.experiment import ExperimentSettings
     from mimose.bench.tasks import Workload
@@ -71,7 +70,7 @@ def bench(options: argparse.Namespace) -> int:
         UsageError: A workload or a strategy is not known, the lengths or the rows
             cannot be read, or a package is missing.
     """
-    _need(
+    need(
         "bench",
         *("filelock", "matplotlib", "rich", "sympy"),
         *("tokenizers", "transformers"),
@@ -112,6 +111,7 @@ def _grid(options: argparse.Namespace) -> GridSettings:
     from mimose.bench.grid.registry import STRATEGIES
     from mimose.bench.grid.runner import GridSettings, refuse_workload
     from mimose.bench.grid.scaling import SCALED, SCALING
+    from mimose.bench.machine import need_device
 
     if options.model and ":" not in options.model:
         msg = f"--model {options.model}: give it as module:function"
@@ -138,7 +138,7 @@ def _grid(options: argparse.Namespace) -> GridSettings:
     if not any(STRATEGIES[name].heeds_budget for name in strategies):
         msg = f"{', '.join(strategies)}: none of these heeds a budget; add mimose, say"
         raise UsageError(msg)
-    _need_device(options.device)
+    need_device(options.device)
     settings = GridSettings(
         workloads=workloads,
         strategies=strategies,
@@ -190,7 +190,7 @@ def _trace(options: argparse.Namespace, workloads: Sequence[str]) -> tuple[Sizes
         return tuple(from_file(options.lengths, [*dict.fromkeys(sizes)]))
     if not options.dataset:
         return ()
-    _need("bench", "datasets")
+    need("bench", "datasets")
     found = from_dataset(
         options.dataset,
         options.column,
@@ -199,28 +199,6 @@ def _trace(options: argparse.Namespace, workloads: Sequence[str]) -> tuple[Sizes
         seed=options.seed,
     )
     return tuple(found)
-
-
-def _need_device(name: str) -> None:
-    import torch
-
-    from mimose.bench.machine import prepare_device
-
-    try:
-        prepare_device(name)
-    except (RuntimeError, ModuleNotFoundError) as error:
-        msg = f"--device {name}: the simulated accelerator cannot be had: {error}"
-        raise UsageError(msg) from error
-    try:
-        kind = torch.device(name).type
-    except RuntimeError as error:
-        msg = f"--device {name}: torch knows no such device"
-        raise UsageError(msg) from error
-    found = torch.accelerator.current_accelerator()
-    n_found = torch.accelerator.device_count() if found and found.type == kind else 0
-    if kind != "cpu" and (torch.device(name).index or 0) >= n_found:
-        msg = f"--device {name}: torch sees {n_found or 'none'} here"
-        raise UsageError(msg)
 
 
 def _list(workloads: Mapping[str, Workload], strategies: Mapping[str, Strategy]) -> int:
@@ -256,7 +234,7 @@ def report(options: argparse.Namespace) -> int:
             missing.
     """
     if options.tensorboard is not None:
-        _need("tensorboard", "tensorboard")
+        need("tensorboard", "tensorboard")
     path = _records_file(options.records)
     records = _read(path)
     files = {"page": options.out or path.with_suffix(".html")}
@@ -289,13 +267,6 @@ def _report(
     numbers = headline(steps)
     _write((_json if as_json else _lines)(numbers, files))
     return FAILED if numbers.steps_over else OK
-
-
-def _need(extra: str, *names: str) -> None:
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
-        msg = f"{', '.join(missing)} is missing: pip install 'mimose[{extra}]'"
-        raise UsageError(msg)
 
 
 def _records_file(path: Path) -> Path:

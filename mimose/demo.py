@@ -7,7 +7,6 @@ a few sentences, and one line of JSON.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import sys
 import tempfile
@@ -23,11 +22,11 @@ from mimose.bench.rows import write_rows
 from mimose.bench.summary import StrategySummary, summarise
 from mimose.bench.tasks import LIMITED, STRATEGIES, Task
 from mimose.corpus import encode_corpus, load_corpus
+from mimose.usage import UsageError, need
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_NEEDED = ("matplotlib", "rich", "tokenizers", "transformers")
 _INTERRUPTED = 130
 _MIB = 2**20
 _GIGA = 10**9
@@ -47,19 +46,18 @@ def demo(
         launch: Starts a strategy; in a process of its own, if nothing else is said.
 
     Returns:
-        The exit status: 0; 1 where something was missing or failed that should not
-        have; 130, as a shell expects, after Ctrl-C.
+        The exit status: 0; 1 where something failed that should not have; 130, as a
+        shell expects, after Ctrl-C.
+
+    Raises:
+        UsageError: A package is missing, or the folder cannot be made.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        names = ", ".join(missing)
-        sys.stderr.write(f"mimose demo needs {names}: pip install 'mimose[bench]'\n")
-        return 1
+    need("bench", "matplotlib", "rich", "tokenizers", "transformers")
     try:  # before minutes of measuring, not behind them
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        sys.stderr.write(f"mimose demo: {out} cannot be a folder: {error.strerror}\n")
-        return 1
+        msg = f"--out {out}: it cannot be a folder: {error.strerror}"
+        raise UsageError(msg) from error
     result, status = _measure(settings, launch)
     _show(settings, result, out)
     unexpected = [key for key in result.failures if key != "limit/none"]

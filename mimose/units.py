@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from torch import nn
 
 from mimose.compiled import called_attribute, wrappers
 from mimose.exceptions import CheckpointingConflictError, NoUnitsError
+from mimose.near_names import near_names
 
 Predicate: TypeAlias = Callable[..., bool]
 UnitsSpec: TypeAlias = (
@@ -42,10 +42,14 @@ def find_units(model: nn.Module, units: UnitsSpec = None) -> tuple[Named, ...]:
     """
     if units is None:
         found = _discover(model)
-    elif callable(units) and not isinstance(units, type):
+    elif callable(units) and not isinstance(units, (type, nn.Module)):
         found = _by_predicate(model, units)
     else:
-        chosen = [units] if isinstance(units, (str, type)) else list(units)
+        chosen: list[object] = [units]
+        if isinstance(units, Iterable) and not isinstance(
+            units, (str, type, nn.Module)
+        ):
+            chosen = list(units)
         found = [named for item in chosen for named in _by_item(model, item)]
     compiled = wrappers(model)
     found = [compiled.get(id(named[1]), named) for named in found]
@@ -173,14 +177,40 @@ def _by_item(model: nn.Module, item: object) -> list[Named]:
         return [(n, m) for n, m in model.named_modules() if isinstance(m, kind)]
     modules = dict(model.named_modules())
     if not isinstance(item, str) or item not in modules:
-        near = difflib.get_close_matches(str(item), list(modules), n=3)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        msg = f"units: no module named {item!r} in {type(model).__name__}{hint}"
+        msg = f"units: {_why_not(model, modules, item)}"
         raise NoUnitsError(msg)
     module = modules[item]
     if isinstance(module, nn.ModuleList):
         return [(f"{item}.{name}", child) for name, child in module.named_children()]
     return [(item, module)]
+
+
+def _why_not(model: nn.Module, modules: Mapping[str, nn.Module], item: object) -> str:
+    """Say why an item finds nothing, and what may have been meant."""
+    if isinstance(item, nn.Module):
+        names = [repr(name) for name, module in modules.items() if module is item]
+        how = f"its name, {names[0]}" if names else "the name of one in the model"
+        return f"a module itself is no choice: pass {how}, or its class"
+    if not isinstance(item, str):
+        return (
+            f"{item!r} is none of what can be chosen: a module class, a qualified "
+            f"name, several of these, or a predicate over modules"
+        )
+    here = f"no module named {item!r} in {type(model).__name__}"
+    list_name, _, _ = item.rpartition(".")
+    parent = modules.get(list_name)
+    if isinstance(parent, nn.ModuleList):
+        return f"{here}: {list_name} has {len(parent)} elements, and means all of them"
+    classes = {type(module).__name__ for module in modules.values()}
+    if item in classes:
+        return f"{here}, but a class is: pass the class itself, units={item}"
+    near = near_names(item, modules)
+    near = near or [f"the class {name}" for name in near_names(item, classes)]
+    if near:
+        return f"{here}; did you mean {' or '.join(near)}?"
+    found = [name for name, _ in _outermost(model, _discover(model))]
+    by_itself = f" (without units= it is {found[0]}, ...)" if found else ""
+    return f"{here}; print(model) shows the names that there are{by_itself}"
 
 
 def _outermost(model: nn.Module, found: list[Named]) -> list[Named]:
@@ -212,10 +242,8 @@ def refuse_other_checkpointing(model: nn.Module) -> None:
                 "is wrapped by torch's checkpoint_wrapper: attach to the model without "
                 "the wrapper"
                 if wrapped
-                else "has its own activation checkpointing switched on: call "
-                "model.gradient_checkpointing_disable() (newer transformers: "
-                "activation_checkpointing_disable()), or take "
-                "gradient_checkpointing=True out of the training arguments"
+                else "has its own activation checkpointing switched on: "
+                + _how_to_switch_off(model, name)
             )
             msg = (
                 f"{name or 'the model'} ({type(module).__name__}) {how}. mimose "
@@ -223,6 +251,26 @@ def refuse_other_checkpointing(model: nn.Module) -> None:
                 f"recompute twice."
             )
             raise CheckpointingConflictError(msg)
+
+
+def _how_to_switch_off(model: nn.Module, name: str) -> str:
+    """Say how a module of transformers, or another, stops to checkpoint by itself.
+
+    Whoever never switched it on has a trainer that does: those of TRL by default.
+    """
+    parts = name.split(".") if name else []
+    modules = dict(model.named_modules())
+    for outer in (".".join(parts[:n]) for n in range(len(parts) + 1)):
+        for setting in ("activation_checkpointing", "gradient_checkpointing"):
+            if hasattr(modules[outer], f"{setting}_disable"):
+                path = f"model.{outer}" if outer else "model"
+                return (
+                    f"call {path}.{setting}_disable(); where a Trainer switches it on, "
+                    f"give its arguments {setting}=False, such as "
+                    f"TrainingArguments({setting}=False), and TRL's too, for which "
+                    f"it is on by default: SFTConfig({setting}=False)"
+                )
+    return f"set gradient_checkpointing = False on {name or 'it'}"
 
 
 class Patch:

@@ -253,13 +253,14 @@ def test_a_problem_before_anything_is_measured(toys):
             session.planning_problem()
 
 
-def test_a_demo_into_a_file(tmp_path, capsys, monkeypatch):
+def test_a_demo_into_a_file(tmp_path, monkeypatch):
     """A folder that cannot be is refused before anything is measured."""
     for needed in ("matplotlib", "rich", "tokenizers", "transformers"):
         pytest.importorskip(needed)
     from mimose.bench.experiment import ExperimentSettings
     from mimose.bench.tasks import Workload
     from mimose.demo import demo
+    from mimose.usage import UsageError
 
     def measure(*_):
         sys.exit("it was measured")
@@ -269,8 +270,8 @@ def test_a_demo_into_a_file(tmp_path, capsys, monkeypatch):
     file.write_text("text", encoding="utf-8")
     settings = ExperimentSettings(workload=Workload(seed=0), steps=1, threads=1)
     for out in (file, file / "folder"):
-        assert 1 == demo(settings, out)
-        assert f"{out} cannot be a folder" in capsys.readouterr().err
+        with pytest.raises(UsageError, match=f"{out}: it cannot be a folder"):
+            demo(settings, out)
 
 
 @pytest.mark.parametrize("n_events", [12, 1000, 3000, 20_000])

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from mimose import cli
 from mimose.cli import main
 from mimose.records import Records, StepRecord
+from mimose.usage import names
 
 
 def _write_run(path: Path, *peaks: int | None, budget: int = 1000) -> Path:
@@ -102,6 +104,82 @@ def test_impossible_steps_are_refused(
 
     assert caught.value.code == 2
     assert steps in capsys.readouterr().err
+
+
+def _unreadable() -> list[tuple[str, str, str]]:
+    """Return all options, of all commands, with text that each has to refuse."""
+    [commands] = (
+        action.choices
+        for action in cli._parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    return [
+        (name, action.option_strings[0], text)
+        for name, parser in commands.items()
+        for action in parser._actions
+        if action.option_strings and action.type not in (None, Path)
+        for text in ("", ",", *(() if action.type is names else ("-1", "5GiB", "nan")))
+    ]
+
+
+@pytest.mark.parametrize(("command", "option", "text"), _unreadable())
+def test_options_are_refused_in_plain_words(
+    command: str, option: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error says what the option has to be; no function of ours is named in it."""
+    with pytest.raises(SystemExit, match="2"):
+        main([command, f"{option}={text}"])
+
+    [error] = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert f"argument {option}: must be " in error
+    assert repr(text) in error
+
+
+def test_budgets_of_a_comparison_are_no_bytes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whoever gives bytes, as to `attach`, is told what the shares mean."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "--budgets", "5GiB"])
+
+    assert "no bytes here: near 0 is what the longest" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [
+        ("matplotlib", "demo"),
+        ("transformers", "demo"),
+        ("matplotlib", "bench"),
+        ("tokenizers", "bench"),
+    ],
+)
+def test_packages_of_the_bench_that_are_missing(
+    package: str,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All commands say it alike: one line with what installs it, and exit status 2."""
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == package else name
+    )
+
+    assert main([command]) == 2
+    expected = f"mimose {command}: {package} is missing: pip install 'mimose[bench]'\n"
+    assert expected == capsys.readouterr().err
+
+
+def test_a_demo_that_has_nowhere_to_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 2, as for any folder that cannot be made."""
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").write_text("")
+
+    assert main(["demo", "--out", str(tmp_path / "file" / "here")]) == 2
+    assert "cannot be a folder" in capsys.readouterr().err
 
 
 def test_demo_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,6 +463,34 @@ def test_bench_says_what_it_cannot_do(
     """In one line, with exit status 2."""
     assert main(["bench", *options]) == 2
     assert complaint in capsys.readouterr().err
+
+
+@needs_bench
+@pytest.mark.parametrize(
+    ("sizes", "lengths", "is_text"),
+    [(("length",), "'length'", True), (("height", "width"), "'height,width'", False)],
+)
+def test_a_model_of_ones_own_needs_lengths(
+    sizes: tuple[str, ...],
+    lengths: str,
+    is_text: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing runs on lengths that nobody chose; the error says how to give them."""
+    from mimose.bench.grid.workloads import workload_named
+
+    (tmp_path / "mine_for_cli.py").write_text(f"def make(): return None, None, {sizes}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine_for_cli", raising=False)
+    workload_named.cache_clear()
+
+    assert main(["bench", "--model", "mine_for_cli:make", "--out", "out"]) == 2
+    error = capsys.readouterr().err
+    assert f"--lengths mine.csv, a file with the line {lengths}" in error
+    assert is_text == ("--dataset texts.jsonl" in error)
+    assert not Path("out").exists()
 
 
 @needs_bench

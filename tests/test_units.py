@@ -163,6 +163,37 @@ def test_a_wrong_name_is_refused_with_near_ones(toys):
         find_units(toys.chain(3), "block.1")
 
 
+@pytest.mark.parametrize(
+    ("units", "complaint"),
+    [
+        ("layer", r"did you mean bert\.encoder\.layer\?$"),
+        ("bert.encoder.layr", r"did you mean bert\.encoder\.layer\?$"),
+        ("bert.encoder.layer.9", r"bert\.encoder\.layer has 3 elements, and means"),
+        ("bert.encoder.layer.*", r"bert\.encoder\.layer has 3 elements, and means"),
+        ("BertLayer", "but a class is: pass the class itself, units=BertLayer"),
+        ("BertLayr", r"did you mean the class BertLayer\?$"),
+        ("transformer.h", r"print\(model\) shows .*\(without units= it is bert\.enc"),
+        ([3], "3 is none of what can be chosen"),
+        (3, "3 is none of what can be chosen"),
+    ],
+)
+def test_a_choice_that_finds_nothing_says_what_could_be_meant(toys, units, complaint):
+    """Near names alone are suggested, of a list and its elements the list."""
+    with pytest.raises(NoUnitsError, match=complaint):
+        find_units(toys.zoo_model("bert"), units)
+
+
+def test_modules_themselves_are_refused_by_name(toys):
+    """Whoever passes a module, or several, is told the name to pass."""
+    model = toys.chain(2)
+    with pytest.raises(NoUnitsError, match=r"pass its name, 'blocks', or its class"):
+        find_units(model, model.blocks)
+    with pytest.raises(NoUnitsError, match=r"pass its name, 'blocks\.1', or its class"):
+        find_units(model, [model.blocks[1]])
+    with pytest.raises(NoUnitsError, match="pass the name of one in the model"):
+        find_units(model, nn.Linear(2, 2))
+
+
 def test_own_checkpointing_is_refused(toys):
     """Transformers' own checkpointing, switched on, is a second owner."""
     model = toys.zoo_model("bert")
@@ -170,6 +201,49 @@ def test_own_checkpointing_is_refused(toys):
     model.activation_checkpointing_enable()
     with pytest.raises(CheckpointingConflictError, match=r"bert \(BertModel\)"):
         refuse_other_checkpointing(model)
+
+
+class _Older(_MyLayer):
+    """Checkpoints by itself, and is told not to as models of transformers 4 are."""
+
+    gradient_checkpointing = True
+
+    def gradient_checkpointing_disable(self):
+        """Stop."""
+
+
+class _Newer(_Older):
+    """Knows the new name, too."""
+
+    def activation_checkpointing_disable(self):
+        """Stop."""
+
+
+@pytest.mark.parametrize(
+    ("cls", "call"),
+    [
+        (_Older, "call model.net.a.gradient_checkpointing_disable()"),
+        (_Newer, "call model.net.a.activation_checkpointing_disable()"),
+    ],
+)
+def test_whose_checkpointing_it_is_and_how_to_stop_it(cls, call):
+    """The call that the model has is named, and the same setting of trainers."""
+    model = _Two(lambda: nn.ModuleDict({"a": cls()}))
+    with pytest.raises(CheckpointingConflictError) as raised:
+        refuse_other_checkpointing(model)
+    setting = call.partition("a.")[2].removesuffix("_disable()")
+    assert call in str(raised.value)
+    assert f"TrainingArguments({setting}=False)" in str(raised.value)
+    assert f"SFTConfig({setting}=False)" in str(raised.value)
+
+
+def test_checkpointing_that_nothing_switches_off():
+    """A module without such a call has the attribute alone."""
+    layer = _MyLayer()
+    layer.gradient_checkpointing = True
+    complaint = r"set gradient_checkpointing = False on net\.0"
+    with pytest.raises(CheckpointingConflictError, match=complaint):
+        refuse_other_checkpointing(_Two(lambda: nn.ModuleList([layer])))
 
 
 def test_checkpoint_wrapper_is_refused(toys):

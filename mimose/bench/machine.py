@@ -8,6 +8,8 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
+from mimose.usage import UsageError
+
 _VERSIONS = ("torch", "transformers", "mimose")
 
 
@@ -57,6 +59,34 @@ def prepare_device(device: str) -> None:
         from mimose.bench import sim
 
         sim.use()
+
+
+def need_device(device: str) -> None:
+    """Make sure that torch has a device here.
+
+    Args:
+        device: As a command line's ``--device`` names it; `prepare_device` has it then.
+
+    Raises:
+        UsageError: It has not.
+    """
+    import torch
+
+    try:
+        prepare_device(device)
+    except (RuntimeError, ModuleNotFoundError) as error:
+        msg = f"--device {device}: the simulated accelerator cannot be had: {error}"
+        raise UsageError(msg) from error
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        msg = f"--device {device}: torch knows no such device"
+        raise UsageError(msg) from error
+    found = torch.accelerator.current_accelerator()
+    n_found = torch.accelerator.device_count() if found and found.type == kind else 0
+    if kind != "cpu" and (torch.device(device).index or 0) >= n_found:
+        msg = f"--device {device}: torch sees {n_found or 'none'} here"
+        raise UsageError(msg)
 
 
 def load_average() -> float:

@@ -18,7 +18,6 @@ forward fails.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import logging
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -27,6 +26,7 @@ import torch
 from torch import nn
 
 from mimose.exceptions import MimoseError
+from mimose.near_names import near_names
 from mimose.units import Named, Patch, find_units
 
 _log = logging.getLogger(__name__)
@@ -186,8 +186,8 @@ class _UnitScout(Patch):
 def _module_named(whole: nn.Module, name: str) -> nn.Module:
     modules: dict[str, nn.Module] = dict(whole.named_modules())
     if name not in modules:
-        near = difflib.get_close_matches(name, list(modules), n=3)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        near = near_names(name, modules)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
         msg = f"module: no module named {name!r} in {type(whole).__name__}{hint}"
         raise MimoseError(msg)
     return modules[name]

@@ -12,19 +12,17 @@ way, it says so once and does what it can.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import json
 import logging
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from accelerate.utils import parse_flag_from_env
 from torch import nn
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import CallbackHandler, ExportableState
 
 from mimose.compiled import WHY_NOT_WHOLE, WRAPPED
 from mimose.exceptions import (
@@ -33,12 +31,30 @@ from mimose.exceptions import (
     NoUnitsError,
     StateMismatchError,
 )
+from mimose.integrations.missing import missing_package
 from mimose.metrics import MetricsReader
 from mimose.session import Session, attach
+
+try:
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_callback import CallbackHandler, ExportableState
+except ImportError as error:
+    _missing = missing_package(error)
+    if _missing not in ("accelerate", "transformers"):
+        raise
+    _message = (
+        f"mimose.integrations.transformers needs transformers and accelerate, and "
+        f"{_missing} is missing: pip install 'mimose[transformers]'"
+    )
+    raise ImportError(_message) from error
 
 _log = logging.getLogger(__name__)
 
 _REGIONAL = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
+_YES = ("1", "on", "t", "true", "y", "yes")
+"""What accelerate takes for a flag that is set."""
+_CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
+"""A trainer's setting, by its name and by the older one, which has the same value."""
 
 _owners: weakref.WeakKeyDictionary[nn.Module, MimoseCallback]
 _owners = weakref.WeakKeyDictionary()
@@ -60,8 +76,10 @@ class MimoseCallback(TrainerCallback, ExportableState):
     each checkpoint, and a run that is resumed from one plans from its first step on.
 
     Args:
-        budget: As for `mimose.attach`, and so are all that follow.
-        units: The modules to plan for.
+        budget: As for `mimose.attach`.
+        module: What to attach to, where the model's own forward is not a step: a loss
+            that holds the model and calls it several times.
+        units: As for `mimose.attach`, and so are all that follow.
         planner: Makes the plans.
         predictor: Predicts held bytes.
         round_to: What sizes are rounded up to.
@@ -75,14 +93,16 @@ class MimoseCallback(TrainerCallback, ExportableState):
         session: The session of the running training, or of the last; None before.
     """
 
-    _given: ClassVar[dict[str, object]] = {}
-    """Arguments that JSON cannot hold, as last given: a trainer that restores
-    callbacks from a checkpoint makes this one anew from what JSON can."""
+    _given: ClassVar[dict[str, Callable[[], Any]]] = {}
+    """What returns arguments that JSON cannot hold, as last given: a trainer that
+    restores callbacks from a checkpoint makes this one anew from what JSON can. No
+    model is kept alive by it."""
 
     def __init__(
         self,
         budget: float | str,
         *,
+        module: nn.Module | None = None,
         units: Any = None,
         planner: Any = "auto",
         predictor: Any = "polynomial",
@@ -105,6 +125,7 @@ class MimoseCallback(TrainerCallback, ExportableState):
         }
         for name, value in self._options.items():
             self._options[name] = self._recall(name, value)
+        self._root: nn.Module | None = self._recall("module", module)
         self.session: Session | None = None
         self.learned: dict[str, Any] | None = None
         """What a session knew when a checkpoint was written or training ended."""
@@ -139,6 +160,8 @@ class MimoseCallback(TrainerCallback, ExportableState):
             handler.callbacks.insert(0, self)
             guard(trainer)
         model = _running(trainer, kwargs["model"])
+        if self._root is not None:
+            model = _root_of(self._root, model)
         if self._is_attached and self._model is model:
             return  # the trainer begins again with a smaller batch
         self.detach()
@@ -195,8 +218,9 @@ class MimoseCallback(TrainerCallback, ExportableState):
         """Return the arguments, and what was learned; both ready for JSON."""
         if self.session is not None and self._is_attached:
             self.learned = self.session.state_dict()
+        options = {"module": self._root, **self._options}
         args = {"budget": self._budget} | {
-            name: _as_json(name, value) for name, value in self._options.items()
+            name: _as_json(name, value) for name, value in options.items()
         }
         return {"args": args, "attributes": {"learned": self.learned}}
 
@@ -204,16 +228,19 @@ class MimoseCallback(TrainerCallback, ExportableState):
     def _recall(cls, name: str, value: Any) -> Any:
         """Keep what JSON cannot hold; find it again where a checkpoint refers to it."""
         if value != {"given": name}:
-            if _as_json(name, value) == {"given": name}:
-                cls._given[name] = value
+            if isinstance(value, nn.Module):
+                cls._given[name] = weakref.ref(value)
+            elif _as_json(name, value) == {"given": name}:
+                cls._given[name] = lambda: value
             return value
-        if name not in cls._given:
+        found = cls._given.get(name, lambda: None)()
+        if found is None:
             msg = (
                 f"the checkpoint was written with an object for {name}, which JSON "
                 f"cannot hold; make a MimoseCallback with it before you resume"
             )
             raise MimoseError(msg)
-        return cls._given[name]
+        return found
 
     # ------------------------------------------------------------------ attaching
 
@@ -316,14 +343,10 @@ def _refuse_settings(args: Any) -> None:
         CheckpointingConflictError: The trainer's own checkpointing is switched on.
         MimoseError: The model is to be compiled.
     """
-    for name in ("activation_checkpointing", "gradient_checkpointing"):
+    for name in _CHECKPOINTING:
         if getattr(args, name, False):
-            msg = (
-                f"TrainingArguments({name}=True) and MimoseCallback both decide what "
-                f"is recomputed: leave {name} out, mimose recomputes what it must"
-            )
-            raise CheckpointingConflictError(msg)
-    is_regional = parse_flag_from_env(_REGIONAL)
+            raise CheckpointingConflictError(_why_not_both(args, name))
+    is_regional = os.environ.get(_REGIONAL, "").lower() in _YES
     if getattr(args, "torch_compile", False) and not is_regional:
         msg = (
             f"TrainingArguments(torch_compile=True) compiles the model as a whole, and "
@@ -333,12 +356,45 @@ def _refuse_settings(args: Any) -> None:
         raise MimoseError(msg)
 
 
+def _why_not_both(args: Any, name: str) -> str:
+    """Say what to set where a trainer's own checkpointing is on.
+
+    It may be on although nobody asked for it: the configurations of TRL have another
+    default than `TrainingArguments`, by the setting's older name.
+    """
+    kind = type(args)
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    is_default = any(f.name in _CHECKPOINTING and f.default is True for f in fields)
+    by_default = ", which is its default," if is_default else ""
+    return (
+        f"{kind.__name__} has {name}=True{by_default} and MimoseCallback decides what "
+        f"is recomputed, too: set {kind.__name__}(..., {name}=False), and mimose "
+        f"recomputes what it must"
+    )
+
+
 def _running(trainer: Trainer | None, model: nn.Module) -> nn.Module:
     """Return what a trainer runs: the model, or its copy with compiled layers."""
     wrapped = None if trainer is None else trainer.model_wrapped
     if wrapped is not None and vars(wrapped).get(WRAPPED) is model:
         return wrapped
     return model
+
+
+def _root_of(root: nn.Module, model: nn.Module) -> nn.Module:
+    """Return the module that was given, if it holds what the trainer trains.
+
+    Raises:
+        MimoseError: It does not.
+    """
+    if all(module is not model for module in root.modules()):
+        msg = (
+            f"MimoseCallback(module=...): the {type(root).__name__} does not hold the "
+            f"{type(model).__name__} that is trained; give the loss that the trainer "
+            f"calls, made with its model"
+        )
+        raise MimoseError(msg)
+    return root
 
 
 def _saved_state(state: Any, name: str) -> Mapping[str, Any] | None:

@@ -14,6 +14,7 @@ from mimose.bench.experiment import ExperimentSettings
 from mimose.bench.rows import read_rows
 from mimose.corpus import EncodedCorpus
 from mimose.demo import demo
+from mimose.usage import UsageError
 
 for needed in ("matplotlib", "rich", "tokenizers", "transformers"):
     pytest.importorskip(needed)
@@ -149,17 +150,22 @@ def test_an_unexpected_failure_is_an_error(
 
 
 def test_missing_packages_are_named(
-    settings: ExperimentSettings,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    settings: ExperimentSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names what is missing and the extra that brings it."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
 
-    status = demo(settings, tmp_path)
+    with pytest.raises(
+        UsageError, match=r"matplotlib, .* are missing: pip install 'mimose\[bench\]'"
+    ):
+        demo(settings, tmp_path)
 
-    error = capsys.readouterr().err
-    assert status == 1
-    assert "matplotlib" in error
-    assert "pip install 'mimose[bench]'" in error
+
+def test_a_folder_that_cannot_be_made(
+    settings: ExperimentSettings, tmp_path: Path
+) -> None:
+    """It is told before anything is measured."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(UsageError, match=r"--out .*file/here: it cannot be a folder"):
+        demo(settings, tmp_path / "file" / "here")

@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 from mimose.bench.proofs import child, common, models, soak
 from mimose.bench.proofs.__main__ import PROOFS, main
 from mimose.bench.proofs.common import Answer, Bar, Settings
+from mimose.usage import UsageError
 
 
 def _row(settings: Settings, **changes: object) -> soak.SoakRow:
@@ -121,7 +122,7 @@ def test_setup_draws_within_a_part() -> None:
 
 def test_unknown_model() -> None:
     """The error names the models that there are."""
-    with pytest.raises(ValueError, match=r"among bert, .*got \['lstm'\]"):
+    with pytest.raises(UsageError, match=r"--models lstm: choose among bert"):
         models.chosen((models.Setup(model="bert", sizes={}),), ["lstm"])
 
 
@@ -129,6 +130,71 @@ def test_child_tells_how_it_died() -> None:
     """What a child wrote last is part of the error."""
     with pytest.raises(child.ChildFailedError, match="KeyError: 'model'"):
         list(child.run_child("held", {}, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["soak", "--models", "lstm"], "--models lstm: choose among bert"),
+        (["hostcost", "--models", "lstm"], "--models lstm: choose among deep"),
+        (["exact", "--device", "abacus"], "--device abacus: torch knows no such"),
+        (["soak", "--expandable"], "--expandable is about an accelerator"),
+    ],
+)
+def test_what_cannot_be_asked(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line and exit status 2, before anything is measured."""
+    assert main([*arguments, "--out", str(tmp_path)]) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith(f"python -m mimose.bench.proofs: {complaint}")
+    assert 1 == error.count("\n")
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("held", "transformers", "bench"),
+        ("hard", "peft", "dev"),
+        ("trainer", "accelerate", "transformers"),
+        ("plancost", "matplotlib", "bench"),
+    ],
+)
+def test_a_package_that_a_proof_lacks(
+    name: str,
+    package: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The error is the command that helps."""
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda found: None if found == package else found
+    )
+
+    assert main([name]) == 2
+    said = capsys.readouterr().err
+    assert f"{package} is missing: pip install 'mimose[{extra}]'\n" in said
+
+
+@pytest.mark.parametrize("name", PROOFS)
+@pytest.mark.parametrize("option", ["--seed", "--threads", "--steps", "--pairs"])
+def test_numbers_are_asked_for_in_words(
+    name: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An option that is no number says what it has to be, and names no function."""
+    with pytest.raises(SystemExit, match="2"):
+        main([name, option, "x"])
+
+    said = capsys.readouterr().err
+    assert (
+        "must be a whole number" in said or f"unrecognized arguments: {option}" in said
+    )
 
 
 @pytest.mark.parametrize("name", PROOFS)

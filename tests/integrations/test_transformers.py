@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 import json
 
 import pytest
@@ -474,11 +475,124 @@ def test_an_object_that_a_checkpoint_cannot_hold(tmp_path, meter):
 
 @pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
 def test_the_trainers_own_checkpointing_is_refused(tmp_path, name):
-    """Two owners are one too many; the error says which to drop."""
+    """Two owners are one too many; the error says what to set, and that helps."""
     if name not in {field.name for field in _fields(TrainingArguments)}:
         pytest.skip(f"this transformers has no {name}")
-    with pytest.raises(mimose.CheckpointingConflictError, match=r"leave .* out"):
+    with pytest.raises(mimose.CheckpointingConflictError) as raised:
         _trainer(tmp_path, [MimoseCallback("1GiB")], **{name: True})
+    assert "TrainingArguments has activation_checkpointing=True and Mim" in str(
+        raised.value
+    )
+    assert "set TrainingArguments(..., activation_checkpointing=False)" in str(
+        raised.value
+    )
+    _trainer(tmp_path, [MimoseCallback("1GiB")], activation_checkpointing=False)
+
+
+@dataclasses.dataclass
+class _OnByDefault(TrainingArguments):
+    """As the configurations of TRL are."""
+
+    gradient_checkpointing: bool = True
+
+
+@dataclasses.dataclass
+class _Older:
+    """As the arguments were before `activation_checkpointing`."""
+
+    gradient_checkpointing: bool = True
+
+
+def test_checkpointing_that_nobody_asked_for(tmp_path):
+    """The error says that it is a default, and what to set; setting it helps."""
+    callback = MimoseCallback("1GiB")
+    options = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": []}
+    complaint = (
+        r"^_OnByDefault has activation_checkpointing=True, which is its default, .*"
+        r"set _OnByDefault\(\.\.\., activation_checkpointing=False\)"
+    )
+    with pytest.raises(mimose.CheckpointingConflictError, match=complaint):
+        callback.on_init_end(_OnByDefault(**options), None, None)
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        callback.on_init_end(_OnByDefault(**options, **{name: False}), None, None)
+
+
+def test_checkpointing_by_its_older_name():
+    """What to set is named as these arguments know it."""
+    complaint = r"set _Older\(\.\.\., gradient_checkpointing=False\)"
+    with pytest.raises(mimose.CheckpointingConflictError, match=complaint):
+        MimoseCallback("1GiB").on_init_end(_Older(), None, None)
+
+
+class _TwoCalls(torch.nn.Module):
+    """A loss of a model's outputs for a batch and for its second half."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs):
+        """Call the model twice."""
+        half = {name: tensor[2:] for name, tensor in inputs.items()}
+        return self.model(**inputs).loss + self.model(**half).loss
+
+
+class _LossTrainer(Trainer):
+    """Calls a loss, which calls the model."""
+
+    def compute_loss(self, model, inputs, **_):
+        """Call the loss."""
+        return self.whole(inputs)
+
+
+def _loss_trainer(folder, *callbacks, loss):
+    options = {"save_strategy": "steps", "save_steps": 16}
+    trainer = _trainer(folder, callbacks, loss.model, _LossTrainer, **options)
+    trainer.whole = loss
+    return trainer
+
+
+def test_a_loss_that_calls_the_model_twice(tmp_path, meter):
+    """Attached to the loss, each of its steps is one, planned and exact."""
+    bare = _loss_trainer(tmp_path, loss=_TwoCalls(_model()))
+    bare.train()
+    loss = _TwoCalls(_model())
+    callback = MimoseCallback("1TiB", meter=meter, module=loss)
+    trainer = _loss_trainer(tmp_path, callback, loss=loss)
+    trainer.train()
+    assert _losses(bare) == _losses(trainer)
+    assert all(map(torch.equal, _weights(bare), _weights(trainer)))
+    records = callback.session.records
+    assert N_STEPS == len(records)
+    assert {6} == {len(record.actions) for record in records}
+    assert "plan" == records[-1].phase
+    assert _is_clean(loss)
+
+    resumed = _TwoCalls(_model())
+    again = MimoseCallback("1TiB", meter=meter, module=resumed)
+    trainer = _loss_trainer(tmp_path, again, loss=resumed)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-16"))
+    assert ["plan"] * (N_STEPS - 16) == [r.phase for r in again.session.records]
+
+
+def test_a_module_without_the_model_is_refused(tmp_path, meter):
+    """A loss that was made with another model would plan nothing."""
+    loss = _TwoCalls(_model())
+    callback = MimoseCallback("1TiB", meter=meter, module=_TwoCalls(_model()))
+    with pytest.raises(mimose.MimoseError, match="does not hold the BertForSeq"):
+        _loss_trainer(tmp_path, callback, loss=loss).train()
+
+
+def test_a_module_is_not_kept_alive_for_checkpoints():
+    """A restored callback finds it again while it is there, and else says so."""
+    loss = _TwoCalls(_model())
+    callback = MimoseCallback("1GiB", module=loss)
+    state = json.loads(json.dumps(callback.state()))
+    assert loss is MimoseCallback(**state["args"])._root
+    del loss, callback
+    gc.collect()
+    with pytest.raises(mimose.MimoseError, match="an object for module"):
+        MimoseCallback(**state["args"])
 
 
 def test_compiling_is_refused(tmp_path, monkeypatch):

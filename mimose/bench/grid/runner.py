@@ -29,6 +29,7 @@ from mimose.bench.grid.rows import INTERRUPTED, GridRow
 from mimose.bench.grid.summary import TURN
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.trainer import Task
+from mimose.bench.grid.workload import Workload
 from mimose.bench.grid.workloads import workload_named
 from mimose.bench.machine import available_bytes, describe_machine
 from mimose.bench.process import Child, StrategyFailedError
@@ -80,11 +81,11 @@ def sizes_of(settings: GridSettings, workload: str) -> list[Sizes]:
         ValueError: As `refuse_workload` does.
     """
     refuse_workload(settings, workload)
-    if not settings.trace:
+    own = workload_named(workload)
+    if own.trace is not None and not settings.trace:
         generator = np.random.default_rng(settings.seed)
-        trace = workload_named(workload).trace(settings.scale)
-        return trace(generator, settings.n_batches)
-    names = workload_named(workload).sizes
+        return own.trace(settings.scale)(generator, settings.n_batches)
+    names = own.sizes
     batches = itertools.islice(itertools.cycle(settings.trace), settings.n_batches)
     return [{name: each[name] for name in names} for each in batches]
 
@@ -93,7 +94,8 @@ def refuse_workload(settings: GridSettings, workload: str) -> None:
     """Make sure that a workload is there, and can be run with the given lengths.
 
     Raises:
-        ValueError: There is no such workload, or the given lengths are of another kind.
+        ValueError: There is no such workload, or the given lengths are of another kind,
+            or it has none.
     """
     own = workload_named(workload)
     if settings.trace and not set(own.sizes) <= settings.trace[0].keys():
@@ -102,12 +104,21 @@ def refuse_workload(settings: GridSettings, workload: str) -> None:
             f"needs {', '.join(own.sizes)}"
         )
         raise ValueError(msg)
-    if own.needs_lengths and not settings.trace:
-        msg = (
-            f"{workload} has sizes of its own, {', '.join(own.sizes)}: give --lengths "
-            f"with a file that has a column for each"
-        )
-        raise ValueError(msg)
+    if own.trace is None and not settings.trace:
+        raise ValueError(_no_lengths(own))
+
+
+def _no_lengths(workload: Workload) -> str:
+    """Say how to give the sizes that a model of the user's own is trained on."""
+    names = ",".join(workload.sizes)
+    msg = (
+        f"{workload.name} has no lengths of its own, and what is best depends on them: "
+        f"give those you train on, with --lengths mine.csv, a file with the line "
+        f"'{names}' and then a line of numbers for each batch"
+    )
+    if workload.sizes == ("length",):
+        msg += ", or with --dataset texts.jsonl --column text, from your texts"
+    return msg
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,11 @@ class Workload:
     labels among them."""
     sizes: tuple[str, ...]
     """Names of the sizes that vary."""
-    trace: Callable[[str], Trace]
-    """Takes a scale."""
+    trace: Callable[[str], Trace] | None
+    """Takes a scale. None for a model of the user's own: nobody else knows its lengths,
+    and which strategy suits it depends on little else."""
     is_synthetic: bool = True
     """Whether the trace is generated, not taken from real data."""
-    needs_lengths: bool = False
-    """Whether there is no trace that fits its sizes; the user has to give one."""
 
 
 def size_of(sizes: Mapping[str, int]) -> int:

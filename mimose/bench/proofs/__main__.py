@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mimose import usage
+from mimose.bench.machine import need_device
 from mimose.bench.proofs.common import Settings, publish
+from mimose.bench.proofs.device import is_cpu
 
 PROOFS = (
     "check",
@@ -29,13 +32,46 @@ PROOFS = (
     "trainer",
 )
 
+_TEXTS = (("bench", ("tokenizers", "transformers")),)
+_NEEDED: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "check": (),
+    "hard": (("dev", ("peft", "transformers")),),
+    "optimum": _TEXTS,
+    "plancost": (("bench", ("matplotlib",)),),
+    "stepcost": _TEXTS,
+    "trainer": (*_TEXTS, ("transformers", ("accelerate",))),
+}
+"""Extras, and what each brings that a proof needs."""
+_OTHERS = (("bench", ("transformers",)),)
+"""What proofs need that are not named there: the zoo's models."""
+
 _RESULTS = Path("docs/results")
+_PROGRAM = "python -m mimose.bench.proofs"
+_UNUSABLE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask one question; return 1 if a bar was missed."""
-    options = _parser().parse_args(arguments)
+    """Ask one question.
+
+    Returns:
+        1 if a bar was missed; 2 where it cannot be asked.
+    """
+    try:
+        return _ask(_parser().parse_args(arguments))
+    except usage.UsageError as error:
+        sys.stderr.write(f"{_PROGRAM}: {error}\n")
+        return _UNUSABLE
+
+
+def _ask(options: argparse.Namespace) -> int:
+    for extra, packages in _NEEDED.get(options.proof, _OTHERS):
+        usage.need(extra, *packages)
     device = getattr(options, "device", "cpu")
+    if device.partition(":")[0] != "sim":  # that is the child's to load
+        need_device(device)
+    if is_cpu(device) and getattr(options, "expandable", False):
+        msg = "--expandable is about an accelerator's allocator: give a --device"
+        raise usage.UsageError(msg)
     settings = Settings(
         seed=options.seed,
         threads=options.threads,
@@ -55,15 +91,15 @@ def _proof(name: str) -> Any:
 def _parser() -> argparse.ArgumentParser:
     defaults = Settings()
     parser = argparse.ArgumentParser(
-        prog="python -m mimose.bench.proofs",
+        prog=_PROGRAM,
         description="Measure whether the library keeps one of its promises.",
     )
     proofs = parser.add_subparsers(dest="proof", required=True)
     for name in PROOFS:
         module = _proof(name)
         own = proofs.add_parser(name, help=module.QUESTION, description=module.QUESTION)
-        own.add_argument("--seed", type=int, default=defaults.seed)
-        own.add_argument("--threads", type=int, default=defaults.threads)
+        own.add_argument("--seed", type=usage.seed, default=defaults.seed)
+        own.add_argument("--threads", type=usage.at_least_one, default=defaults.threads)
         own.add_argument("--models", nargs="+", help="some of the zoo's only")
         own.add_argument("--out", type=Path, help=f"{_RESULTS}/DEVICE by default")
         module.add_options(own)

@@ -25,6 +25,7 @@ from mimose.bench.check.groups import GROUPS, Group, run_group
 from mimose.bench.check.line import MISSED, Line, impossible, judged
 from mimose.bench.proofs.child import ChildFailedError, run_child
 from mimose.bench.proofs.common import Answer, Bar, Row, Settings, progress
+from mimose.usage import positive
 
 QUESTION = "Does this device do what the library relies on?"
 
@@ -53,7 +54,7 @@ class CheckRow(Row):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
     parser.add_argument("--device", default="cuda", help="cuda, or sim to try it")
-    parser.add_argument("--limit-seconds", type=float, default=540.0, help="in all")
+    parser.add_argument("--limit-seconds", type=positive, default=540.0, help="in all")
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
 
 

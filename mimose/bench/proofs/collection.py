@@ -31,6 +31,7 @@ from mimose.bench.proofs.models import Setup, chosen
 from mimose.session import attach
 from mimose.tracker import StorageTracker
 from mimose.units import find_units
+from mimose.usage import at_least_one
 from mimose.zoo import ZOO, Batch
 
 QUESTION = "What does learning cost: iterations, forwards, FLOPs and time?"
@@ -73,7 +74,9 @@ class CollectionRow(Row):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
-    parser.add_argument("--steps", type=int, default=20, help="at the most, a model")
+    parser.add_argument(
+        "--steps", type=at_least_one, default=20, help="at the most, a model"
+    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

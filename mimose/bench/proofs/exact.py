@@ -35,6 +35,7 @@ from mimose.bench.proofs.common import (
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, chosen
 from mimose.session import attach
+from mimose.usage import at_least_one
 from mimose.zoo import ZOO, Batch
 
 QUESTION = "Is training on an accelerator the same to the last bit?"
@@ -98,7 +99,7 @@ class ExactRow(Row):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
     parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=int, default=20, help="a model")
+    parser.add_argument("--steps", type=at_least_one, default=20, help="a model")
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

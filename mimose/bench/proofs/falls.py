@@ -40,6 +40,7 @@ from mimose.bench.proofs.models import Setup, chosen
 from mimose.bench.proofs.soak import SETUPS, WINDOWS
 from mimose.meters import AllocatorMeter
 from mimose.session import Session, attach
+from mimose.usage import at_least_one
 from mimose.zoo import Batch
 
 QUESTION = "Does training go on where the device's limit falls below what plans need?"
@@ -94,7 +95,7 @@ class FallRow(Row):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
     parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=int, default=240, help="a model")
+    parser.add_argument("--steps", type=at_least_one, default=240, help="a model")
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

@@ -37,6 +37,7 @@ from mimose.bench.proofs.loop import Loop, Measured
 from mimose.bench.proofs.models import Setup
 from mimose.meters import AllocatorMeter
 from mimose.session import Session, attach
+from mimose.usage import at_least_one
 
 QUESTION = "Does a budget of reserved bytes hold where lengths jump?"
 
@@ -104,7 +105,7 @@ class FragmentationRow(Row):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
     parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=at_least_one, default=1000)
     parser.add_argument(
         "--expandable", action="store_true", help="segments of the device can grow"
     )

@@ -38,6 +38,7 @@ from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, Sizes
 from mimose.bench.proofs.prediction import Alternating
 from mimose.session import Session, attach
+from mimose.usage import at_least_one
 from mimose.zoo import Batch
 
 QUESTION = "Does prediction hold in the cases that break simple models of memory?"
@@ -81,7 +82,9 @@ class HardRow(Row):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
-    parser.add_argument("--pairs", type=int, default=60, help="that count, a case")
+    parser.add_argument(
+        "--pairs", type=at_least_one, default=60, help="that count, a case"
+    )
     parser.add_argument("--cases", nargs="+", choices=list(_CASES), default=[*_CASES])
 
 

@@ -26,6 +26,7 @@ from mimose.bench.proofs.models import Setup, argument_sizes, chosen
 from mimose.session import attach
 from mimose.tracker import StorageTracker
 from mimose.units import Patch, find_units
+from mimose.usage import at_least_one
 
 QUESTION = "Are held bytes predicted right at shapes never seen?"
 
@@ -65,8 +66,10 @@ class HeldRow(Row):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
-    parser.add_argument("--steps", type=int, default=16, help="to learn from")
-    parser.add_argument("--shapes", type=int, default=30, help="unseen, a model")
+    parser.add_argument("--steps", type=at_least_one, default=16, help="to learn from")
+    parser.add_argument(
+        "--shapes", type=at_least_one, default=30, help="unseen, a model"
+    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

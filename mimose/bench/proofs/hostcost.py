@@ -37,10 +37,12 @@ from mimose.bench.proofs.common import (
     worst,
 )
 from mimose.bench.proofs.loop import Loop
+from mimose.bench.proofs.models import refuse_unknown
 from mimose.meters import AllocatorMeter
 from mimose.planners import Plan, PlanningProblem
 from mimose.planners.timeline import judge
 from mimose.session import attach
+from mimose.usage import at_least_one
 from mimose.zoo import ZOO, Batch
 
 QUESTION = "What does a step make the host wait for, copy and compute?"
@@ -139,7 +141,9 @@ class HostRow(Row):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
     parser.add_argument("--device", default="sim", choices=["sim"], help="that counts")
-    parser.add_argument("--steps", type=int, default=200, help="planned ones, a model")
+    parser.add_argument(
+        "--steps", type=at_least_one, default=200, help="planned ones, a model"
+    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -165,11 +169,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
 
 
 def _chosen(names: Sequence[str]) -> list[Case]:
-    unknown = set(names) - {case.name for case in _CASES}
-    if unknown:
-        known = ", ".join(case.name for case in _CASES)
-        msg = f"models must be among {known}, got {sorted(unknown)}"
-        raise ValueError(msg)
+    refuse_unknown(names, [case.name for case in _CASES])
     return [case for case in _CASES if not names or case.name in names]
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from mimose.usage import UsageError
 from mimose.zoo import ZOO, Batch
 
 Sizes: TypeAlias = dict[str, int]
@@ -126,11 +127,19 @@ def chosen(setups: Sequence[Setup], names: Sequence[str]) -> list[Setup]:
     """Return the setups of some models, or all if none is named.
 
     Raises:
-        ValueError: A name is none of theirs.
+        UsageError: A name is none of theirs.
     """
-    unknown = set(names) - {setup.model for setup in setups}
-    if unknown:
-        known = ", ".join(setup.model for setup in setups)
-        msg = f"models must be among {known}, got {sorted(unknown)}"
-        raise ValueError(msg)
+    refuse_unknown(names, [setup.model for setup in setups])
     return [setup for setup in setups if not names or setup.model in names]
+
+
+def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
+    """Make sure that a proof knows the models it is asked for.
+
+    Raises:
+        UsageError: It knows another.
+    """
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        msg = f"--models {' '.join(unknown)}: choose among {', '.join(known)}"
+        raise UsageError(msg)

@@ -41,6 +41,7 @@ from mimose.corpus import EncodedCorpus, encode_corpus, load_corpus
 from mimose.planners import Optimal, Planner, Static, lay_out
 from mimose.session import Session, attach
 from mimose.tracker import StorageTracker
+from mimose.usage import at_least_one, positive
 
 QUESTION = "How much more is recomputed than an exact planner would?"
 
@@ -83,10 +84,10 @@ class OptimumRow(Row):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=at_least_one, default=600)
     parser.add_argument(
         "--share",
-        type=float,
+        type=positive,
         default=0.5,
         help="of plain training's growth on the longest batch, for the budget",
     )

@@ -29,6 +29,7 @@ from mimose.bench.proofs.common import MIB, Answer, Bar, Row, Settings, progress
 from mimose.bench.proofs.loop import Loop
 from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
 from mimose.session import attach
+from mimose.usage import at_least_one
 
 QUESTION = "What does a new plan cost, and how does that grow with the events?"
 
@@ -63,8 +64,10 @@ class PlanCostRow(Row):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
-    parser.add_argument("--events", type=int, nargs="+", default=_EVENTS)
-    parser.add_argument("--misses", type=int, default=30, help="a number of events")
+    parser.add_argument("--events", type=at_least_one, nargs="+", default=_EVENTS)
+    parser.add_argument(
+        "--misses", type=at_least_one, default=30, help="a number of events"
+    )
     parser.add_argument(
         "--picture", type=Path, default=Path("docs/images/plan_cost.png")
     )

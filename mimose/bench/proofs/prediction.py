@@ -45,6 +45,7 @@ from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_pla
 from mimose.planners.timeline import judge
 from mimose.records import StepRecord
 from mimose.session import attach
+from mimose.usage import at_least_one
 
 QUESTION = "How far is growth from its prediction, at unseen shapes under any plan?"
 
@@ -154,7 +155,9 @@ class Alternating:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
     parser.add_argument("--device", default="cpu", help="such as cuda")
-    parser.add_argument("--pairs", type=int, default=300, help="that count, a model")
+    parser.add_argument(
+        "--pairs", type=at_least_one, default=300, help="that count, a model"
+    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

@@ -58,6 +58,7 @@ from mimose.meters import AllocatorMeter
 from mimose.planners import lay_out
 from mimose.records import StepRecord
 from mimose.session import Session, attach
+from mimose.usage import at_least_one
 from mimose.zoo import Batch
 
 QUESTION = "Do mixed lengths stay within the budget, and is the budget used?"
@@ -178,7 +179,7 @@ class SoakRow(Row):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
     parser.add_argument("--device", default="cpu", help="such as cuda")
-    parser.add_argument("--steps", type=int, default=1000, help="a model")
+    parser.add_argument("--steps", type=at_least_one, default=1000, help="a model")
     parser.add_argument(
         "--limit", action="store_true", help="let the system enforce the budget"
     )

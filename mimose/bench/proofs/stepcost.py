@@ -30,6 +30,7 @@ from mimose.bench.workloads import iterate_batches, make_model
 from mimose.corpus import encode_corpus, load_corpus
 from mimose.meters import ProcessMeter
 from mimose.session import Session, attach
+from mimose.usage import at_least_one
 
 QUESTION = "What does a step cost on a cache hit, beyond checkpoint's own price?"
 
@@ -76,8 +77,8 @@ class RoundRow(Row):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
-    parser.add_argument("--rounds", type=int, default=60, help="of each plan")
-    parser.add_argument("--steps", type=int, default=50, help="a round")
+    parser.add_argument("--rounds", type=at_least_one, default=60, help="of each plan")
+    parser.add_argument("--steps", type=at_least_one, default=50, help="a round")
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

@@ -36,6 +36,7 @@ from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, chosen
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.session import Session, attach
+from mimose.usage import at_least_one
 from mimose.zoo import Batch
 
 QUESTION = "Is a tight budget kept from the first step, and an impossible one refused?"
@@ -96,7 +97,9 @@ class TightRow(Row):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
     parser.add_argument("--device", default="cpu", help="such as cuda or sim")
-    parser.add_argument("--steps", type=int, default=30, help="that must be kept")
+    parser.add_argument(
+        "--steps", type=at_least_one, default=30, help="that must be kept"
+    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

@@ -39,6 +39,7 @@ from mimose.bench.step_meter import step_meter
 from mimose.bench.tasks import Workload
 from mimose.bench.workloads import collate
 from mimose.corpus import EncodedCorpus, EncodedText, encode_corpus, load_corpus
+from mimose.usage import at_least_one
 
 QUESTION = "Does the Trainer's callback change nothing but memory, and survive SIGKILL?"
 
@@ -69,7 +70,7 @@ class TrainerRow(Row):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
-    parser.add_argument("--steps", type=int, default=200, help="a run")
+    parser.add_argument("--steps", type=at_least_one, default=200, help="a run")
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

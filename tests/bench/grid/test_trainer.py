@@ -6,8 +6,10 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from mimose import commands
+
 from mimose.bench.grid.trainer import Task, Trainer
+from mimose.bench.machine import need_device
+from mimose.usage import UsageError
 
 MIB = 2**20
 
@@ -15,7 +17,7 @@ MIB = 2**20
 @pytest.mark.sim
 def test_it_trains_on_the_simulated_accelerator(sim, tmp_path):
     """Reserved bytes are read, and stay within the headroom that it was given."""
-    commands._need_device("sim")
+    need_device("sim")
     sizes = [{"length": n} for n in (40, 90, 60, 120, 80, 100, 70, 110)]
     task = Task(
         workload="tc-bert",
@@ -41,5 +43,5 @@ def test_it_trains_on_the_simulated_accelerator(sim, tmp_path):
 
 def test_a_device_that_is_not_there_is_named():
     """Before any process is started for it."""
-    with pytest.raises(commands.UsageError, match="abacus: torch knows no such device"):
-        commands._need_device("abacus")
+    with pytest.raises(UsageError, match="abacus: torch knows no such device"):
+        need_device("abacus")

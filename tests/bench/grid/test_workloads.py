@@ -71,6 +71,7 @@ def test_a_model_of_ones_own(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     workload = from_function("mine_for_bench:make")
     assert workload.sizes == ("rows",)
+    assert workload.trace is None
     assert isinstance(workload.build("tiny"), torch.nn.Linear)
     assert workload.batch({"rows": 3}, "tiny", torch.Generator()) == {"n": 3}
     del sys.modules["mine_for_bench"]
