@@ -96,6 +96,8 @@ class MimoseCallback(_Base):
         on_infeasible: ``"raise"`` or ``"warn"``.
         meter: Where memory is read.
         record_to: A file to append each step's record to.
+        max_records: The most records kept.
+        hard_limit: Whether the allocator is to fail rather than pass the budget.
 
     Attributes:
         session: The session of the running training, or of the last; None before the
@@ -115,6 +117,8 @@ class MimoseCallback(_Base):
         on_infeasible: str = "raise",
         meter: Any = None,
         record_to: Any = None,
+        max_records: int = 10_000,
+        hard_limit: bool = False,
     ) -> None:
         self._budget = budget
         self._name = module
@@ -127,6 +131,8 @@ class MimoseCallback(_Base):
             "on_infeasible": on_infeasible,
             "meter": meter,
             "record_to": record_to,
+            "max_records": max_records,
+            "hard_limit": hard_limit,
         }
         self.session: Session | None = None
         self.learned: dict[str, Any] | None = None

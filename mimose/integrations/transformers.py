@@ -88,6 +88,8 @@ class MimoseCallback(TrainerCallback, ExportableState):
             without any where the model has no layers to plan for.
         meter: Where memory is read.
         record_to: A file to append each step's record to.
+        max_records: The most records kept.
+        hard_limit: Whether the allocator is to fail rather than pass the budget.
 
     Attributes:
         session: The session of the running training, or of the last; None before.
@@ -111,6 +113,8 @@ class MimoseCallback(TrainerCallback, ExportableState):
         on_infeasible: str = "raise",
         meter: Any = None,
         record_to: Any = None,
+        max_records: int = 10_000,
+        hard_limit: bool = False,
     ) -> None:
         self._budget = budget
         self._options: dict[str, Any] = {
@@ -122,6 +126,8 @@ class MimoseCallback(TrainerCallback, ExportableState):
             "on_infeasible": on_infeasible,
             "meter": meter,
             "record_to": record_to,
+            "max_records": max_records,
+            "hard_limit": hard_limit,
         }
         for name, value in self._options.items():
             self._options[name] = self._recall(name, value)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import gc
+import inspect
 import json
 
 import pytest
@@ -699,3 +700,21 @@ def test_a_checkpoint_of_another_model_than_the_last(tmp_path, meter):
     trainer = _trainer(tmp_path, [callback], **options)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-12"))
     assert {"plan"} == {record.phase for record in callback.session.records}
+
+
+def test_the_callbacks_take_what_attach_takes():
+    """An option of `attach` that a callback does not know cannot be had there."""
+    lightning = pytest.importorskip("mimose.integrations.lightning")
+    ours = set(inspect.signature(mimose.attach).parameters) - {"model"}
+    not_there_yet = {"actions", "refine"}
+    for callback in (MimoseCallback, lightning.MimoseCallback):
+        taken = set(inspect.signature(callback.__init__).parameters)
+        assert ours - not_there_yet <= taken
+
+
+def test_only_so_many_records_are_kept_of_a_run(tmp_path):
+    """The bound goes through to the session."""
+    callback = MimoseCallback("1TiB", max_records=3)
+    _trainer(tmp_path, [callback], max_steps=5).train()
+    assert 3 == len(callback.session.records)
+    assert 5 == callback.session.summary().steps
