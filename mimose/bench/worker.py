@@ -4,7 +4,8 @@
 each with one on standard output. The first is a task; the answer names the lengths
 of the batches. Each further one, ``{"batch": 3, "evaluates": false}``, is a step; the
 answer is its row. ``{"error": "..."}`` tells that memory ran out, and is the last
-answer. The process ends with its input, so it never outlives who started it.
+answer. The process ends with its input, and in the middle of a step with whoever
+started it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import contextlib
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, TextIO
@@ -21,9 +24,12 @@ from mimose.bench.strategies import Training
 from mimose.bench.tasks import task_from_json
 from mimose.recovery import first_line, is_out_of_memory
 
+_LOOK_SECONDS = 0.5
+
 
 def main() -> None:
     """Serve until the input ends."""
+    end_with_parent()
     with take_standard_output() as answers, answering_errors(answers):
         _serve(sys.stdin, answers)
 
@@ -53,6 +59,21 @@ def answer(answers: TextIO, message: Mapping[str, Any]) -> None:
     """Write one answer at once."""
     answers.write(json.dumps(message) + "\n")
     answers.flush()
+
+
+def end_with_parent() -> None:
+    """End this process soon after the one that started it, whatever it is doing.
+
+    A starter that is killed cannot tell its children.
+    """
+    parent = os.getppid()
+
+    def wait() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end with parent", daemon=True).start()
 
 
 def take_standard_output() -> TextIO:

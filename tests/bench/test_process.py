@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +130,30 @@ def test_a_dead_process_can_be_asked_and_closed() -> None:
             ask()
     child.close()
     child.close()
+
+
+_STARTER = """
+import os, subprocess, sys
+busy = "from mimose.bench.worker import end_with_parent as e; e(); print(1, flush=1)"
+busy += "\\nwhile True: pass"
+child = subprocess.Popen(
+    [sys.executable, "-c", busy], stdout=subprocess.PIPE, start_new_session=True
+)
+child.stdout.readline()
+print(child.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_child_ends_with_a_starter_that_is_killed() -> None:
+    """In the middle of its work, and without a word from anybody."""
+    starter = subprocess.run(
+        [sys.executable, "-c", _STARTER], stdout=subprocess.PIPE, text=True, check=False
+    )
+    child = Path(f"/proc/{int(starter.stdout)}")
+    for _ in range(600):
+        if not child.exists():
+            return
+        time.sleep(0.1)
+    os.kill(int(starter.stdout), 9)
+    pytest.fail("the child goes on")

@@ -26,7 +26,12 @@ from mimose.bench.grid.workload import largest
 from mimose.bench.grid.workloads import workload_named
 from mimose.bench.machine import load_average, prepare_device, private_bytes
 from mimose.bench.step_meter import step_meter
-from mimose.bench.worker import answer, answering_errors, take_standard_output
+from mimose.bench.worker import (
+    answer,
+    answering_errors,
+    end_with_parent,
+    take_standard_output,
+)
 from mimose.recovery import is_out_of_memory
 from mimose.session import attach
 
@@ -284,6 +289,7 @@ class Trainer:
 
 def main() -> None:
     """Serve until the input ends."""
+    end_with_parent()
     with take_standard_output() as answers, answering_errors(answers, CannotRunError):
         _serve(answers)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from mimose.bench.machine import worker_environment
 from mimose.bench.proofs import device
-from mimose.bench.worker import take_standard_output
+from mimose.bench.worker import end_with_parent, take_standard_output
 
 _PACKAGE = "mimose.bench.proofs"
 
@@ -114,6 +114,7 @@ class _Clock:
 
 def main() -> None:
     """Do the work that standard input asks for."""
+    end_with_parent()
     task = json.loads(sys.stdin.read())
     proof = importlib.import_module(f"{_PACKAGE}.{sys.argv[1]}")
     with take_standard_output() as answers:
