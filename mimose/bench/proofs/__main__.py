@@ -23,6 +23,7 @@ PROOFS = (
     "optimum",
     "plancost",
     "prediction",
+    "settings",
     "soak",
     "stepcost",
     "tight",
