@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ pytest.importorskip("transformers")
 from mimose.bench.proofs import settings as proof
 from mimose.bench.proofs.common import Answer, Settings
 from mimose.bench.proofs.settings.case import SETTINGS, World
+
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "patterns.md"
 
 
 def _row(**changes: Any) -> proof.SettingRow:
@@ -83,6 +87,15 @@ def test_settings_are_many_and_described() -> None:
     assert len(SETTINGS) >= 30
     assert len(whats) == len(SETTINGS)
     assert all(what.endswith(".") for what in whats)
+
+
+@pytest.mark.skipif(not _PAGE.exists(), reason="runs in a checkout")
+def test_every_setting_is_in_the_docs() -> None:
+    """The page on ways to train names each, and none that is not tried."""
+    lines = _PAGE.read_text(encoding="utf-8").splitlines()
+    cells = [line.rsplit("|", 2)[1] for line in lines if line.startswith("| ")]
+    named = {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
+    assert set(SETTINGS) == named
 
 
 def test_data_is_settled_by_the_seed() -> None:

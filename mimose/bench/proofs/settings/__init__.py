@@ -14,6 +14,7 @@ budget was kept.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 from collections import Counter
@@ -194,6 +195,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
     Each in a process of its own where the device outlives a fork.
     """
+    importlib.import_module("torch._dynamo")  # once, not in every copy
     can_fork = task["device"].partition(":")[0] in ("cpu", device.SIM)
     for name in task["settings"]:
         trial = Trial(SETTINGS[name], task)
