@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 from mimose.bench.proofs import settings as proof
 from mimose.bench.proofs.common import Answer, Settings
+from mimose.bench.proofs.settings.apart import DiedError, apart
 from mimose.bench.proofs.settings.case import SETTINGS, World
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "patterns.md"
@@ -83,10 +84,10 @@ def test_notes_and_table() -> None:
 
 def test_settings_are_many_and_described() -> None:
     """At least thirty settings, each with a sentence that no other has."""
-    whats = {setting.what for setting in SETTINGS.values()}
+    sentences = {setting.what for setting in SETTINGS.values()}
     assert len(SETTINGS) >= 30
-    assert len(whats) == len(SETTINGS)
-    assert all(what.endswith(".") for what in whats)
+    assert len(sentences) == len(SETTINGS)
+    assert all(sentence.endswith(".") for sentence in sentences)
 
 
 @pytest.mark.skipif(not _PAGE.exists(), reason="runs in a checkout")
@@ -105,21 +106,12 @@ def test_data_is_settled_by_the_seed() -> None:
     assert not torch.equal(drawn[0], drawn[2])
 
 
-class _Dies:
-    """A trial whose process ends."""
-
-    def run(self) -> dict[str, Any]:
-        os._exit(3)
-
-    def died(self, message: str) -> dict[str, Any]:
-        return {"message": message}
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_trial_that_ends_its_process() -> None:
-    """It is told as an error, and costs no other setting its row."""
-    said = proof._apart(_Dies())  # type: ignore[arg-type]
-    assert {"message": "the process ended with 3"} == said
+def test_work_apart() -> None:
+    """What a copy of the process finds comes back; its end is told as an error."""
+    assert [1, 2] == apart(lambda: [1, 2])
+    with pytest.raises(DiedError, match="the process ended with 3"):
+        apart(lambda: os._exit(3))
 
 
 @pytest.fixture
@@ -128,7 +120,7 @@ def run(sim: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
 
     def ask(*cases: str, steps: int) -> Answer:
         monkeypatch.setattr(proof, "run_child", lambda _, task, __: proof.work(task))
-        monkeypatch.setattr(proof, "_apart", lambda trial: trial.run())
+        monkeypatch.setattr(proof, "apart", lambda work: work())
         options = argparse.Namespace(cases=cases, steps=steps)
         return proof.ask(Settings(device="sim"), options)
 

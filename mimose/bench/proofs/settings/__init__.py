@@ -16,11 +16,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import multiprocessing
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any
 
 from mimose.bench.proofs import device
@@ -35,6 +34,7 @@ from mimose.bench.proofs.common import (
     quantile,
 )
 from mimose.bench.proofs.settings import families, layers, loops, pairs
+from mimose.bench.proofs.settings.apart import DiedError, apart
 from mimose.bench.proofs.settings.case import SETTINGS, Outcome
 from mimose.bench.proofs.settings.trial import Trial
 
@@ -193,30 +193,18 @@ def _listed(names: Sequence[str]) -> str:
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train in each setting, bare and within a budget.
 
-    Each in a process of its own where the device outlives a fork.
+    Each in processes of its own where the device outlives a fork: memory that a run
+    before has left would lie in the way of the next.
     """
     importlib.import_module("torch._dynamo")  # once, not in every copy
     can_fork = task["device"].partition(":")[0] in ("cpu", device.SIM)
     for name in task["settings"]:
         trial = Trial(SETTINGS[name], task)
-        yield _apart(trial) if can_fork else trial.run()
-
-
-def _apart(trial: Trial) -> Mapping[str, Any]:
-    """Run a trial in a copy of this process: what it leaves behind meets no other."""
-    context = multiprocessing.get_context("fork")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(send, trial))
-    process.start()
-    send.close()
-    try:
-        said: Mapping[str, Any] = receive.recv()
-    except EOFError:
-        process.join()
-        said = trial.died(f"the process ended with {process.exitcode}")
-    process.join()
-    return said
-
-
-def _send(send: Connection, trial: Trial) -> None:
-    send.send(trial.run())
+        if not can_fork:
+            yield trial.run(trial.needs())
+            continue
+        try:
+            needs = apart(trial.needs)
+            yield apart(partial(trial.run, needs))
+        except DiedError as error:
+            yield trial.died(str(error))

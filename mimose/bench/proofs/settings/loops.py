@@ -49,7 +49,7 @@ def accumulation(world: World) -> Training:
     return Training(roots=[model], step=step)
 
 
-@setting("recomputed", "no plan is predicted to keep the budget")
+@setting()
 def zeroed_before(world: World) -> Training:
     """Gradients are forgotten between a forward and its backward."""
     model = Scored().to(world.device)
@@ -136,7 +136,7 @@ def half_weights(world: World) -> Training:
     return Training(roots=[model], step=step)
 
 
-@setting("recomputed", "no plan is predicted to keep the budget")
+@setting()
 def optimizer_in_backward(world: World) -> Training:
     """Each parameter has an optimizer that steps as soon as its gradient is there."""
     model = Scored().to(world.device)

@@ -47,26 +47,42 @@ class Trial:
         self._records: list[StepRecord] = []
         self._found: dict[str, Any] = {}
 
-    def run(self) -> dict[str, Any]:
-        """Return a row's own columns."""
+    def needs(self) -> tuple[int, int] | None:
+        """Return what the longest batch reserves at the least, and at the most.
+
+        None where it cannot be trained so; the run itself will tell why.
+        """
+        try:
+            return self._probe("full"), self._probe("none")
+        except Exception:  # whatever it is, it comes again
+            return None
+
+    def run(self, needs: tuple[int, int] | None) -> dict[str, Any]:
+        """Return a row's own columns.
+
+        Args:
+            needs: As `needs` returns them.
+        """
         said = _Log()
         logger = logging.getLogger("mimose")
         logger.addHandler(said)
-        try:
-            before = self._allocated()
-            expected = self._bare()
-            bare_bytes = self._allocated() - before
-            least, most = (self._probe(planner) for planner in ("full", "none"))
-            budget = int(max(least + _SHARE * (most - least), _OVER_LEAST * least))
+        least, most = needs or (_AMPLE_BYTES, _AMPLE_BYTES)
+        budget = int(max(least + _SHARE * (most - least), _OVER_LEAST * least))
+        if needs is not None:
             self._found = {
                 "least_bytes": least,
                 "most_bytes": most,
                 "budget_bytes": budget,
             }
-            said.lines.clear()
+        try:
             before = self._allocated()
-            different = self._different(expected, self._under(budget))
-            self._found["left_bytes"] = self._allocated() - before - bare_bytes
+            actual = self._under(budget)
+            own_bytes = self._allocated() - before
+            message = "\n".join(said.lines)
+            expected = self._bare()  # behind it, so that nothing lies in its way
+            bare_bytes = self._allocated() - before - own_bytes
+            self._found["left_bytes"] = own_bytes - bare_bytes
+            different = self._different(expected, actual)
         except Exception as error:  # whatever it is, it is what this setting gets
             kind = type(error).__name__
             outcome: Outcome = "refused" if isinstance(error, MimoseError) else "error"
@@ -76,7 +92,7 @@ class Trial:
             gc.collect()
         has_plan = any(record.phase == "plan" for record in self._records)
         outcome = "planned" if has_plan else "recomputed"
-        return self._row(outcome, "\n".join(said.lines), different)
+        return self._row(outcome, message, different)
 
     def died(self, message: str) -> dict[str, Any]:
         """Return the columns of a run that ended its process."""
