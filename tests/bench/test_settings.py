@@ -66,11 +66,10 @@ def _row(**changes: Any) -> proof.SettingRow:
         ({"says": "two backwards", "reasons": '{"two backwards": 3}'}, 0),
         ({"is_equal": False}, 1),
         ({"over": 1}, 1),
-        ({"left_bytes": 512}, 1),
     ],
 )
 def test_bars(changes: dict[str, Any], missed: int) -> None:
-    """Another outcome, other results, a step over, memory left: each misses its bar."""
+    """Another outcome, other results, a step over: each misses its bar."""
     bars = proof._judge([_row(), _row(**changes)])
     assert missed == sum(not bar.holds for bar in bars)
 

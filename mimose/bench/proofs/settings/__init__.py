@@ -174,12 +174,10 @@ def _judge(rows: Sequence[SettingRow]) -> list[Bar]:
     strange = [row.setting for row in rows if not row.is_as_expected]
     different = [row.setting for row in rows if row.is_equal is False]
     over = sum(row.over for row in rows)
-    left = [row.setting for row in rows if (row.left_bytes or 0) > 0]
     return [
         Bar(f"settings with another outcome {_listed(strange)}", len(strange), 0),
         Bar(f"settings whose results differ {_listed(different)}", len(different), 0),
         Bar("steps over the budget", over, at_most=0),
-        Bar(f"settings that leave memory behind {_listed(left)}", len(left), 0),
     ]
 
 

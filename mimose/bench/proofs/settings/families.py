@@ -292,6 +292,7 @@ def _t5() -> Any:
         "num_layers": 3,
         "num_heads": 4,
         "decoder_start_token_id": 0,
+        "use_cache": False,
     }
     return T5ForConditionalGeneration(T5Config(**config))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -535,6 +536,8 @@ def copied(world: World) -> Training:
                 other = _loss(world, twin, length)
                 other.backward()  # type: ignore[no-untyped-call]
                 loss = loss + other.detach()
+            del twin, other
+            gc.collect()  # models are in rings: else they go whenever it comes
         return loss
 
     return Training(roots=[model], step=step)
