@@ -21,7 +21,7 @@ from mimose.facts import Mode
 from mimose.families import digest, family_key
 from mimose.first_call import FirstCall
 from mimose.gauges import KEEP, RECOMPUTE, Gauge, by_operators, by_saved
-from mimose.input_watch import Marks, is_edited, marks
+from mimose.input_watch import Marks, cut_off, is_edited, marks
 from mimose.late_answers import LateAnswers
 from mimose.named_errors import is_inside_checkpoint
 from mimose.series import Uncounted
@@ -258,6 +258,8 @@ class EventRunner:
         """
         edited = {unit.index: unit for unit, noted in self.inputs if is_edited(noted)}
         if edited:
+            for _, noted in self.inputs:
+                cut_off(noted)
             why = "its input is edited in place after it was read"
             raise NotRecomputableError(list(edited.values()), why)
 
@@ -356,6 +358,7 @@ class EventRunner:
             early_stop=early_stop and comparison is None and not unit.is_compiled,
         )
         if is_edited(noted):
+            cut_off(noted)
             raise NotRecomputableError([unit], "it edits its own input in place")
         if unit.handed.has_edited:
             why = "it edits in place a tensor of an object that it is handed"

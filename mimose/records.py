@@ -65,7 +65,9 @@ class StepRecord:
     cache_hit: bool = False
     """Whether the plan came from the cache."""
     plan_seconds: float = 0.0
-    """Time spent to decide on the plan."""
+    """From the root's entry until its forward may begin: the meter and the batch's
+    sizes are read, the plan is found or made, what the forward changes is saved, free
+    blocks are given back where they have to be."""
     recomputed_flops: int = 0
     """FLOPs of the products, convolutions and attention run again in backward."""
     retries: int = 0

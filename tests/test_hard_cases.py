@@ -1,6 +1,8 @@
 """Models that are not a plain chain of plain layers: all exact, whatever the plan."""
 
 import dataclasses
+import gc
+from weakref import ref
 
 import pytest
 import torch
@@ -255,6 +257,52 @@ def test_a_unit_that_edits_its_own_input(toys, meter, planner, caplog):
     assert [1, 0, 0, 0, 0, 0, 0] == [record.retries for record in session.records]
     assert "blocks.1 is kept from now on" in caplog.text
     assert "blocks.1" in session.report()
+
+
+class _AddsToInput(nn.Module):
+    """Adds what it makes of its input to the input itself."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x.add_(torch.tanh(self.linear(x.clone())))
+
+
+class _Adding(nn.Module):
+    """Blocks that add to their input, which may be a view."""
+
+    def __init__(self, is_view):
+        super().__init__()
+        self.stem = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList([_AddsToInput(16), _AddsToInput(16)])
+        self.is_view = is_view
+
+    def forward(self, x):
+        x = torch.sin(self.stem(x)) * 1.0
+        x = x.view(2, -1, 16) if self.is_view else x
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+def test_a_forward_that_is_given_up_leaves_nothing(toys, meter, is_view):
+    """What it had made before an input was edited goes with it."""
+    torch.manual_seed(3)
+    model = _Adding(is_view)
+    stems = []
+    model.stem.register_forward_hook(lambda *given: stems.append(ref(given[2])))
+
+    found, session = toys.compare(
+        model, [toys.inputs()] * 3, units="blocks", meter=meter
+    )
+    gc.collect()
+
+    assert [] == found
+    assert [2, 0, 0] == [record.retries for record in session.records]
+    assert [] == [stem for stem in stems if stem() is not None]
 
 
 class _FirstEdits(nn.Module):

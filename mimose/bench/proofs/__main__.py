@@ -26,6 +26,7 @@ PROOFS = (
     "optimum",
     "plancost",
     "prediction",
+    "settings",
     "soak",
     "stepcost",
     "tight",

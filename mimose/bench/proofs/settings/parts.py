@@ -1,0 +1,160 @@
+"""Small models that the settings are put together from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from mimose.bench.proofs.settings.case import VOCABULARY
+
+WIDTH, LAYERS = 64, 6
+_HEADS = 4
+
+
+def heads(states: torch.Tensor) -> torch.Tensor:
+    """Split the width (rows, length, width) among attention's heads."""
+    rows, length, width = states.shape
+    return states.view(rows, length, _HEADS, width // _HEADS).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """A transformer's layer.
+
+    Args:
+        width: Of its states.
+        dropout: The share that is dropped.
+    """
+
+    def __init__(self, width: int = WIDTH, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.before = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.after = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, states: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Attend, where the mask (rows, 1, length or 1, length) is true."""
+        q, k, v = map(heads, self.qkv(self.before(states)).chunk(3, dim=-1))
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        mixed = mixed.transpose(1, 2).reshape(states.shape)
+        states = states + self.dropout(self.out(mixed))
+        wide = functional.gelu(self.up(self.after(states)))
+        given: torch.Tensor = states + self.dropout(self.down(wide))
+        return given
+
+
+class Encoder(nn.Module):
+    """Tokens to states.
+
+    Args:
+        layers: How many.
+        dropout: The share that is dropped.
+    """
+
+    def __init__(self, layers: int = LAYERS, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(Block(dropout=dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return states (rows, length, width)."""
+        states = self.embed(ids)
+        for layer in self.layers:
+            states = layer(states, mask)
+        normed: torch.Tensor = self.norm(states)
+        return normed
+
+
+class Pooled(Encoder):
+    """Texts to vectors."""
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the mean state of each text."""
+        return super().forward(ids, mask).mean(1)
+
+
+class Scored(Encoder):
+    """Tokens to logits.
+
+    Args:
+        n_logits: How many a token.
+        changes: The encoder's own arguments.
+    """
+
+    def __init__(self, n_logits: int = VOCABULARY, **changes: Any) -> None:
+        super().__init__(**changes)
+        self.head = nn.Linear(WIDTH, n_logits)
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return logits (rows, length, n_logits)."""
+        logits: torch.Tensor = self.head(super().forward(ids, mask))
+        return logits
+
+
+class Residual(nn.Module):
+    """Two convolutions with normalization.
+
+    Args:
+        channels: In and out.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm_too = nn.BatchNorm2d(channels)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Return an image of the same size."""
+        inner = functional.relu(self.norm(self.first(image)))
+        return functional.relu(image + self.norm_too(self.second(inner)))
+
+
+class Stack(nn.Module):
+    """Layers one after the other.
+
+    Args:
+        layers: The layers.
+    """
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Run them."""
+        for layer in self.layers:
+            states = layer(states)
+        return states
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean over all tokens."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def next_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return a language model's loss."""
+    return cross_entropy(logits[:, :-1], ids[:, 1:])
+
+
+def info_nce(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the contrastive loss of pairs (rows, width)."""
+    scores = functional.normalize(one) @ functional.normalize(other).t() / 0.1
+    return functional.cross_entropy(scores, torch.arange(len(one), device=one.device))
