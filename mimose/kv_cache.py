@@ -43,8 +43,8 @@ def tell_of_cache(modules: list[nn.Module]) -> None:
         "mimose: %s would make a key-value cache in training, for its configuration "
         "has use_cache=True; it is told not to, since a recomputed layer cannot fill "
         "one. Results are those of use_cache=False to the last bit; with a cache "
-        "attention may round otherwise. To compare runs, or to silence this, set "
-        "model.config.use_cache = False",
+        "attention may round otherwise, and sees across packed texts. To compare "
+        "runs, or to silence this, set model.config.use_cache = False",
         names,
     )
 

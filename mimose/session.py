@@ -47,6 +47,9 @@ from mimose.units import Patch, UnitsSpec, find_units, refuse_other_checkpointin
 
 _log = logging.getLogger(__name__)
 
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+"""Those that live."""
+
 
 def attach(
     model: nn.Module,
@@ -251,6 +254,7 @@ class Session:
     def _install(self, *, hard_limit: bool) -> None:
         try:
             self._driver.refuse_held()
+            self._tell_of_others()
             if hard_limit:
                 self._undo.callback(_wall(self._meter, self.budget_bytes))
             self._optimizers.start()
@@ -275,8 +279,23 @@ class Session:
             format_bytes(self.budget_bytes),
         )
 
+    def _tell_of_others(self) -> None:
+        """Say that sessions on one device take each other's readings away."""
+        others = [s for s in _sessions if s._device == self._device]
+        if others:
+            _log.warning(
+                "mimose: a session plans %s on %s already: each resets the peak that "
+                "the other reads, so a step over its budget may go unseen. Detach the "
+                "session if it is done; else attach one to a module that holds both "
+                "models, or to the larger alone",
+                " and ".join(sorted({type(s._model).__name__ for s in others})),
+                self._device,
+            )
+        _sessions.add(self)
+
     def detach(self) -> None:
         """Give the model back as it was; the records stay readable. Harmless twice."""
+        _sessions.discard(self)
         for patch in reversed(self._patches):
             patch.remove()
         self._patches.clear()

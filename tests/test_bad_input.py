@@ -345,3 +345,15 @@ def test_a_model_that_would_make_a_cache_is_told_of(toys, meter, caplog, use_cac
         pass
     told = [r for r in caplog.records if "use_cache" in r.getMessage()]
     assert int(use_cache) == len(told)
+
+
+def test_a_second_session_on_a_device_is_told_of(toys, meter, caplog):
+    """It takes the first one's readings away; detached ones do no harm."""
+    models = [toys.chain(2) for _ in range(3)]
+    with mimose.attach(models[0], "1TiB", meter=meter):
+        pass
+    with mimose.attach(models[1], "1TiB", meter=meter):
+        assert not [r for r in caplog.records if "already" in r.getMessage()]
+        with mimose.attach(models[2], "1TiB", meter=meter):
+            pass
+    assert 1 == len([r for r in caplog.records if "already" in r.getMessage()])
