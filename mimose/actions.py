@@ -258,7 +258,10 @@ def _flattened(
     taken = [] if handed is None else handed.take(leaves)
 
     def rebuild(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        filled = [leaf.again() if isinstance(leaf, Handed) else leaf for leaf in leaves]
+        copies: dict[int, Any] = {}
+        filled = [
+            leaf.again(copies) if isinstance(leaf, Handed) else leaf for leaf in leaves
+        ]
         for i, tensor in zip(where, given, strict=True):
             filled[i] = tensor
         call_args, call_kwargs = pytree.tree_unflatten(filled, spec)

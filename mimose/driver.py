@@ -10,6 +10,7 @@ on an inner tensor alone) is not seen: its step closes without an observed peak.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 import weakref
@@ -42,8 +43,7 @@ from mimose.exceptions import InfeasibleBudgetError, MimoseError
 from mimose.facts import FactsReader
 from mimose.footprint import Footprint
 from mimose.gauges import KEEP, RECOMPUTE
-from mimose.handed import Handed, objects_among
-from mimose.infeasible import LeastPeaks, infeasible
+from mimose.infeasible import LeastPeaks, held_already, infeasible
 from mimose.meters import Meter
 from mimose.optimizer_watch import OptimizerWatch
 from mimose.planners import EveryK, Full, NoPlan, Planner
@@ -74,6 +74,11 @@ _TRANSFORMED = (
 )
 _SHARED_STEPS = 20
 """Forwards after which several forwards before one backward are forgotten."""
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class _Waiting:
@@ -110,7 +115,7 @@ class RootPatch(Patch):
         """Run a step, or pass straight through."""
         if self.is_removed or not self._driver.is_idle:
             return self.original(*args, **kwargs)
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if self._driver.plans and is_transformed():
             raise MimoseError(_TRANSFORMED)
         return self._run(lambda: self.original(*args, **kwargs), args, kwargs)
 
@@ -196,6 +201,11 @@ class Driver:
     # ------------------------------------------------------------------ forward
 
     @property
+    def plans(self) -> bool:
+        """Whether plans are made; a baseline does the same in every step."""
+        return not self._is_fixed
+
+    @property
     def is_idle(self) -> bool:
         """Whether a forward of the root would begin a step."""
         return not self._is_running and self._model.training and torch.is_grad_enabled()
@@ -220,11 +230,10 @@ class Driver:
         self._checks.before_step()
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
         versions = [version(tensor) for tensor in inputs]
-        objects = objects_among(args, kwargs)
         step = self._begin(args, kwargs)
         output, error = self._attempt(step, forward)
         while error is not None and self._prepare_retry(
-            step, error, versions, inputs, objects
+            step, error, versions, inputs, args, kwargs
         ):
             error = None  # its traceback pins the tensors of the failed forward
             release_memory(self._device)
@@ -478,18 +487,25 @@ class Driver:
         Raises:
             InfeasibleBudgetError: It is.
         """
-        if not self._is_fixed:
-            held = float(self._footprint.least_bytes())
-            self._refuse(held, held, float(self._optimizers.state_bytes))
+        if self._is_fixed or not self._is_too_much(self._footprint.least_bytes()):
+            return
+        gc.collect()
+        held = self._footprint.least_bytes()
+        if not self._is_too_much(held):
+            return
+        error = held_already(self._model, self._budget_bytes, held)
+        if not self._warns:
+            raise error
+        _log.warning("mimose: %s Training goes on with the least plan.", error)
+
+    def _is_too_much(self, n_bytes: float) -> bool:
+        return n_bytes > self._budget_bytes + 5 * self._meter.noise_bytes
 
     def _refuse_infeasible(self, facts: StepFacts, start_bytes: float) -> None:
         state = float(self._optimizers.state_bytes)
         after = self._footprint.after_bytes
         least = self._least.bound(facts, start_bytes, state, after)
-        self._refuse(least, start_bytes, state)
-
-    def _refuse(self, least: float, start_bytes: float, state: float) -> None:
-        if least <= self._budget_bytes + 5 * self._meter.noise_bytes:
+        if not self._is_too_much(least):
             return
         error = infeasible(
             self._model, float(self._budget_bytes), least, start_bytes, state
@@ -550,7 +566,8 @@ class Driver:
         error: BaseException,
         versions: Sequence[int],
         inputs: Sequence[torch.Tensor],
-        objects: Sequence[Handed],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> bool:
         """Turn a failed step into the safest one, if that can help.
 
@@ -563,7 +580,7 @@ class Driver:
                 self.keep_always(unit, error.why)
         if versions != [version(tensor) for tensor in inputs]:
             return False
-        if any([handed.has_changed() for handed in objects]):
+        if self._events.knowledge.may_have_changed(args, kwargs):
             return False
         if isinstance(error, LateChangeError):
             if not self._snapshot.covers(error.slots):

@@ -21,6 +21,7 @@ from mimose.facts import Mode
 from mimose.families import digest, family_key
 from mimose.first_call import FirstCall
 from mimose.gauges import KEEP, RECOMPUTE, Gauge, by_operators, by_saved
+from mimose.handed import HandedObjects, Knowledge
 from mimose.input_watch import Marks, cut_off, is_edited, marks
 from mimose.late_answers import LateAnswers
 from mimose.named_errors import is_inside_checkpoint
@@ -31,6 +32,7 @@ from mimose.units import Patch
 
 _log = logging.getLogger(__name__)
 
+_EDITS_OBJECT = "a tensor of an object that it is handed is edited in place"
 _OUTSIDE = 3
 """Calls a layer without the model before a word is said."""
 
@@ -146,7 +148,10 @@ class EventRunner:
         root: nn.Module,
     ) -> None:
         self.units = units
+        self.knowledge = Knowledge()
+        """What the units do to objects that they are handed."""
         for unit in units:
+            unit.handed = HandedObjects(self.knowledge)
             unit.on_recompute = self._note
             unit.on_failure = self._note_failure
         self.on_keep: Callable[[Unit, str], None] = ignore
@@ -221,8 +226,8 @@ class EventRunner:
         self.counts_outside = False
         _log.warning(
             "mimose: layers such as %s were called %d times in training, and the %s "
-            "that the session is attached to never was: nothing is planned. Attach to "
-            "the module that your loop calls",
+            "that the session is attached to never was in training mode: nothing is "
+            "planned. Attach to the module that your loop calls",
             unit.name,
             self._n_outside,
             type(self._root).__name__,
@@ -256,6 +261,9 @@ class EventRunner:
         Raises:
             NotRecomputableError: Inputs of recomputed units were edited in place.
         """
+        editors = [u for u in self.units if u.handed.has_edited and not u.is_kept]
+        if editors:
+            raise NotRecomputableError(editors, _EDITS_OBJECT)
         edited = {unit.index: unit for unit, noted in self.inputs if is_edited(noted)}
         if edited:
             for _, noted in self.inputs:
@@ -298,7 +306,7 @@ class EventRunner:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if self._must_keep(unit) or not torch.is_grad_enabled():
+        if self._must_keep(unit, args, kwargs) or not torch.is_grad_enabled():
             return unit.forward(*args, **kwargs)
         on_recompute = None
         if step.uncounted is None:
@@ -316,8 +324,12 @@ class EventRunner:
             return unit.forward(*args, **kwargs)
         return self._run(unit, args, kwargs, on_recompute)
 
-    def _must_keep(self, unit: Unit) -> bool:
-        """Whether a unit is kept, now that it is called inside of what is running."""
+    def _must_keep(
+        self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether a unit is kept, now that it is called, where and with what it is."""
+        if not unit.is_kept and self.knowledge.cannot_be_copied(args, kwargs):
+            self.on_keep(unit, _EDITS_OBJECT)
         if not unit.is_kept and not unit.is_compared and is_inside_checkpoint():
             self.on_keep(unit, "the model itself checkpoints it")
         return unit.is_kept
@@ -360,9 +372,6 @@ class EventRunner:
         if is_edited(noted):
             cut_off(noted)
             raise NotRecomputableError([unit], "it edits its own input in place")
-        if unit.handed.has_edited:
-            why = "it edits in place a tensor of an object that it is handed"
-            raise NotRecomputableError([unit], why)
         self.inputs.append((unit, noted))
         if first is not None:
             unit.learn(first, (versions, around.look().versions), self.answers)
@@ -389,7 +398,7 @@ class EventRunner:
             unit_key = self._mode.unit_keys[unit.index]
             flops = self._flops.of_compiled(unit, unit_key, args, kwargs)
             gauge = by_saved(self._root, flops)
-        is_kept = is_planned or self._must_keep(unit)
+        is_kept = is_planned or self._must_keep(unit, args, kwargs)
         key = family_key(self._mode.unit_keys[unit.index], shape, self._device)
         measured = Measured(
             name=f"{unit.name}#{call}",

@@ -99,6 +99,26 @@ def _covers(sizes: Sizes, smaller: Sizes) -> bool:
     )
 
 
+def held_already(
+    model: nn.Module, budget_bytes: float, held_bytes: float
+) -> InfeasibleBudgetError:
+    """Make the error for a budget below what is held before any step.
+
+    Args:
+        model: The model.
+        budget_bytes: The budget.
+        held_bytes: Held now.
+    """
+    parameters = float(sum(p.nbytes for p in model.parameters()))
+    parameters = min(parameters, held_bytes)
+    holders = {"parameters": parameters, "other things": held_bytes - parameters}
+    advice = (
+        "That much is held before any step: gradients, optimizer state and activations "
+        "come on top. '+1GiB', say, is a budget of so much more than is held now."
+    )
+    return InfeasibleBudgetError(budget_bytes, held_bytes, holders, advice)
+
+
 def infeasible(
     model: nn.Module,
     budget_bytes: float,

@@ -10,7 +10,7 @@ from torch import nn
 from mimose.changes import BufferSlot, Slot, all_slots, union
 from mimose.compiled import is_compiled
 from mimose.first_call import FirstCall
-from mimose.handed import HandedObjects
+from mimose.handed import HandedObjects, Knowledge
 from mimose.late_answers import LateAnswers
 from mimose.random_state import accelerators_of
 from mimose.surroundings import Buffers, Surroundings
@@ -31,7 +31,7 @@ class Unit:
         """Whether a recomputation was compared with its call in the present mode."""
         self.is_doubted = False
         """Whether it differed, and the next one is to tell why."""
-        self.handed = HandedObjects()
+        self.handed = HandedObjects(Knowledge())
         """What it does to objects among its arguments."""
         self.actions: tuple[str, ...] = ()
         """Under the running step's plan, by call."""
@@ -96,6 +96,7 @@ class Unit:
     def forget(self) -> None:
         """Find out anew what its calls change, and whether they can be repeated."""
         self.is_known = self.is_compared = self.is_doubted = False
+        self.handed.forget()
 
     def _changed_late(self, where: Buffers) -> None:
         self.is_known = self.is_compared = False

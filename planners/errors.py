@@ -43,6 +43,7 @@ class InfeasibleBudgetError(ValueError):
         budget_bytes: float,
         least_peak_bytes: float,
         holders: Mapping[str, float],
+        advice: str = "",
     ) -> None:
         """Build the message out of the numbers.
 
@@ -50,10 +51,12 @@ class InfeasibleBudgetError(ValueError):
             budget_bytes: The budget that was asked for.
             least_peak_bytes: The lowest peak that any plan reaches.
             holders: Bytes held at that peak, by what holds them.
+            advice: What to do; "" for what follows from the numbers.
         """
         self.budget_bytes = budget_bytes
         self.least_peak_bytes = least_peak_bytes
         self.holders = dict(holders)
+        self.advice = advice
         super().__init__(self._message())
 
     def _message(self) -> str:
@@ -68,13 +71,17 @@ class InfeasibleBudgetError(ValueError):
             listed = "; ".join(f"{k}: {format_bytes(v)}" for k, v in largest_first)
             parts.append(f"Held at that peak: {listed}.")
         parts.append(
-            f"Raise the budget to at least {format_bytes(self.least_peak_bytes)}, use "
-            "a smaller batch or shorter inputs, or allow actions that hold less."
+            self.advice
+            or f"Raise the budget to at least {format_bytes(self.least_peak_bytes)}, "
+            "use a smaller batch or shorter inputs, or allow actions that hold less."
         )
         return " ".join(parts)
 
     def __reduce__(
         self,
-    ) -> tuple[type["InfeasibleBudgetError"], tuple[float, float, dict[str, float]]]:
+    ) -> tuple[
+        type["InfeasibleBudgetError"], tuple[float, float, dict[str, float], str]
+    ]:
         """Pickle by the arguments, for the message is built from them."""
-        return type(self), (self.budget_bytes, self.least_peak_bytes, self.holders)
+        numbers = self.budget_bytes, self.least_peak_bytes
+        return type(self), (*numbers, self.holders, self.advice)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.handed import Handed, HandedObjects, objects_among
+from mimose.handed import Handed, HandedObjects, Knowledge
 
 N_LAYERS = 4
 
@@ -83,7 +83,8 @@ def _train(model, lengths, caches=None):
         cache = None if caches is None else caches[index]
         loss = model(torch.randn(2, length, 16), cache)
         loss.backward()
-        told += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        told += [loss.detach(), *map(torch.clone, grads)]
         model.zero_grad()
     return told
 
@@ -194,30 +195,141 @@ def test_nothing_outlives_the_step(meter):
     assert [None] * 6 == [ref() for ref in caches[:6]]
 
 
+class _Shared(nn.Module):
+    """Writes its keys into the cache, or reads those of the layer before."""
+
+    def __init__(self, index, width=16):
+        super().__init__()
+        self.index = index
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x, cache):
+        if self.index % 2:
+            keys = cache.slots[self.index - 1].keys
+        else:
+            keys = cache.update(self.linear(x), self.index)
+        return x + torch.tanh(x @ keys.transpose(1, 2)) @ keys
+
+
+class _SharedModel(_Model):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(_Shared(i) for i in range(N_LAYERS))
+
+
+def test_keys_of_another_layer(meter):
+    """Gradients reach the layer that wrote them, in every step."""
+    model = _model(_SharedModel)
+    bare = _train(copy.deepcopy(model), (8, 12, 8, 16))
+    with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
+        assert _same(bare, _train(model, (8, 12, 8, 16)))
+        assert {} == session.summary().kept_units
+
+
+class _Scale:
+    """Changed by the model, and read by its layers."""
+
+    def __init__(self):
+        self.value = 1.0
+
+
+class _Scaled(nn.Module):
+    def __init__(self, index, width=16):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x, cache):
+        return x + torch.tanh(self.linear(x)) * cache.value
+
+
+class _ScaledModel(_Model):
+    makes = _Scale
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(_Scaled(i) for i in range(N_LAYERS))
+
+    def forward(self, x, cache=None):
+        cache = self.makes()
+        for layer in self.layers:
+            x = layer(x, cache)
+            cache.value *= 0.5
+        return x.square().mean()
+
+
+def test_what_changes_behind_a_layers_back_is_found(meter):
+    """No layer changes it: the first recomputation differs, and they are kept."""
+    model = _model(_ScaledModel)
+    bare = _train(copy.deepcopy(model), (8, 12, 8))
+    with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
+        told = _train(model, (8, 12, 8))
+    n_first = len(told) // 3
+    assert _same(bare[n_first:], told[n_first:])
+    assert N_LAYERS == len(session.summary().kept_units)
+
+
+class _Static(_Cache):
+    """A user's, filled in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.sums = [torch.zeros(()) for _ in range(N_LAYERS)]
+
+    def update(self, keys, layer):
+        self.sums[layer] += keys.detach().mean()
+        return keys + self.sums[layer]
+
+
+def test_all_layers_that_edit_are_found_in_one_step(meter):
+    """A cache of the user's cannot be filled again; the error comes once."""
+    model = _model()
+    caches = [_Static() for _ in range(3)]
+    with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
+        with pytest.raises(RuntimeError, match="is edited in place"):
+            _train(model, (8,), caches[:1])
+        bare = _train(copy.deepcopy(model), (8, 12), [_Static(), _Static()])
+        assert _same(bare, _train(model, (8, 12), caches[1:]))
+    assert N_LAYERS == len(session.summary().kept_units)
+
+
+def _taken(known, *leaves):
+    leaves = list(leaves)
+    return known.take(leaves), leaves
+
+
 def test_objects_that_do_not_change_are_handed_on_as_they_are():
     """After a first call has told, they are not copied again."""
-    known, cache = HandedObjects(), _Cache()
-    leaves = [cache, None, "text"]
-    taken = known.take(leaves)
+    known, cache = HandedObjects(Knowledge()), _Cache()
+    taken, leaves = _taken(known, cache, None, "text")
     assert isinstance(leaves[0], Handed)
     known.settle(taken)
-    leaves = [cache]
-    assert [] == known.take(leaves)
-    assert leaves[0] is cache
+    assert cache is leaves[0].again({})
+    assert ([], [cache]) == _taken(known, cache)
+    known.forget()
+    assert 1 == len(_taken(known, cache)[0])
 
 
-def test_a_change_seen_late_counts():
-    """One call that changes an object is enough."""
-    known, cache = HandedObjects(), _Cache()
-    taken = known.take([cache])
+def test_what_one_layer_changes_is_copied_for_all():
+    """They may be handed the same object."""
+    knowledge = Knowledge()
+    known, other, cache = HandedObjects(knowledge), HandedObjects(knowledge), _Cache()
+    other.settle(_taken(other, cache)[0])
+    taken, _ = _taken(known, cache)
     cache.update(torch.zeros(1, 2, 3), 0)
     known.settle(taken)
-    again = known.take([cache])
-    assert 1 == len(again)
-    copied = again[0].again()
-    copied.update(torch.zeros(1, 2, 3), 0)
-    assert (1, 2) == (cache.seen["calls"], copied.seen["calls"])
-    assert 2 == cache.slots[0].keys.shape[1]
+    for each in (known, other):
+        again, leaves = _taken(each, cache, cache)
+        assert 1 == len(again)
+        copies = {}
+        copied = leaves[0].again(copies)
+        assert copied is leaves[1].again(copies)
+        assert copied is not leaves[0].again({})
+        copied.update(torch.zeros(1, 2, 3), 0)
+        assert (1, 2) == (cache.seen["calls"], copied.seen["calls"])
+        assert 2 == cache.slots[0].keys.shape[1]
+    assert knowledge.may_have_changed((), {"deep": [{"cache": cache}]})
+    assert not knowledge.may_have_changed((_Scale(), 1), {})
+    assert not knowledge.cannot_be_copied((cache,), {})
 
 
 def test_tensors_are_shared_and_containers_are_not():
@@ -225,15 +337,63 @@ def test_tensors_are_shared_and_containers_are_not():
     cache = _Cache()
     cache.update(torch.zeros(1, 2, 3), 0)
     cache.pair = (cache.slots, cache)  # it leads back to itself
-    copied = Handed(cache).again()
+    copied = Handed(cache, {}, is_changed=True).again({})
     assert copied is not cache
     assert copied.pair[1] is copied
     assert copied.slots is not cache.slots
+    assert copied.slots is copied.pair[0]
     assert copied.slots[0].keys is cache.slots[0].keys
 
 
-def test_plain_arguments_are_no_objects():
-    """Neither numbers, tensors and modules nor functions."""
-    given = (1, 1.5, "text", None, True, torch.zeros(2), nn.Linear(2, 2), len, int)
-    assert [] == objects_among(given, {"also": [torch.zeros(1), given]})
-    assert 1 == len(objects_among((), {"deep": [{"cache": _Cache()}]}))
+class _Closing(_Scale):
+    """Ends something when it goes."""
+
+    def __del__(self):
+        pytest.fail("a copy was made")
+
+
+class _Slotted:
+    __slots__ = ("value",)
+
+
+class _Proxy:
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def _deep():
+    nested = []
+    for _ in range(5000):
+        nested = [nested]
+    found = _Scale()
+    found.value = nested
+    return found
+
+
+def _large():
+    found = _Scale()
+    found.value = list(range(20_000))
+    return found
+
+
+@pytest.mark.parametrize(
+    "make", [object, _Slotted, lambda: iter([1]), lambda: {1}.copy(), _deep, _large]
+)
+def test_what_cannot_be_copied_is_handed_on(make):
+    """Its changes are found by comparison, if at all."""
+    known, given = HandedObjects(Knowledge()), make()
+    taken, leaves = _taken(known, given)
+    known.settle(taken)
+    leaf = leaves[0].again({}) if isinstance(leaves[0], Handed) else leaves[0]
+    assert given is leaf
+
+
+def test_no_copy_runs_code_of_the_objects():
+    """Neither `__init__` and `__getattr__`, nor `__del__` of what was copied."""
+    known = HandedObjects(Knowledge())
+    _Closing.__del__, fails = lambda _: None, _Closing.__del__
+    given, proxy = _Closing(), _Proxy()
+    _Closing.__del__ = fails
+    assert [] == _taken(known, given)[0]
+    assert 1 == len(_taken(known, proxy)[0])
+    _Closing.__del__ = lambda _: None
