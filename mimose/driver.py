@@ -852,6 +852,7 @@ class Driver:
         if step is not None:
             step.peak_bytes = level = max(level, step.peak_bytes)
             if self._meter.reads_peak:
+                self._footprint.note_level(level)
                 step.record.note_peaks(peaks._replace(level_bytes=level))
         for other in self._open:
             other.peak_bytes = max(other.peak_bytes, level)

@@ -86,6 +86,14 @@ class Footprint:
         self.peak_bytes = max(self.peak_bytes, peak)
         return Peaks(peak)
 
+    def note_level(self, level_bytes: int) -> None:
+        """Take in the highest level of a step, from readings of its own.
+
+        Args:
+            level_bytes: The level.
+        """
+        self.peak_bytes = max(self.peak_bytes, level_bytes)
+
     def begin(self, slack_bytes: float) -> tuple[int, Peaks]:
         """Return the level that a step starts from, and the peaks before it.
 
@@ -188,6 +196,9 @@ class ReservedFootprint(Footprint):
         self._give_back()
         self._noted_ooms = self._usage.n_ooms
         self.peak_bytes = self._usage.reserved_bytes
+
+    def note_level(self, level_bytes: int) -> None:
+        """Do nothing: the level is not the footprint."""
 
     def least_bytes(self) -> int:
         """Return what the blocks in use take."""

@@ -33,18 +33,18 @@ def caching_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def tell_of_cache(modules: list[nn.Module]) -> None:
-    """Say that no cache is made, and what that does to the last bits.
+    """Say that no cache is made, and what that does to results.
 
     Args:
         modules: What `caching_modules` returned.
     """
     names = ", ".join(dict.fromkeys(type(module).__name__ for module in modules))
     _log.warning(
-        "mimose: %s would make a key-value cache in training, for its configuration "
-        "has use_cache=True; it is told not to, since a recomputed layer cannot fill "
-        "one. Results are those of use_cache=False to the last bit; with a cache "
-        "attention may round otherwise, and sees across packed texts. To compare "
-        "runs, or to silence this, set model.config.use_cache = False",
+        "mimose: %s is called with use_cache=False in training, since a recomputed "
+        "layer cannot fill a key-value cache; its configuration has use_cache=True. "
+        "Results are those of use_cache=False to the last bit: with a cache attention "
+        "may round otherwise, and sees across packed texts. To compare runs, or to "
+        "silence this, set use_cache = False in that configuration",
         names,
     )
 

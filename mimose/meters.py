@@ -447,6 +447,9 @@ def make_meter(meter: Meter | BasicMeter | str | None, device: torch.device) -> 
             raise BudgetError(msg)
         return _Borrowed(meter)
     if meter == "allocator":
+        if device.type == "cpu":
+            msg = "meter 'allocator' reads an accelerator; the model is on the CPU"
+            raise BudgetError(msg)
         return AllocatorMeter(device)
     if meter == "process":
         return ProcessMeter()

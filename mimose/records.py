@@ -232,6 +232,8 @@ class Records(deque[StepRecord]):
     def __init__(self, maxlen: int, path: str | PathLike[str] | None = None) -> None:
         super().__init__(maxlen=maxlen)
         self._dropped = Totals()
+        self._open: dict[int, bool] = {}
+        """By step: those not closed yet, and whether they were dropped already."""
         self._shared: dict[Any, Any] = {}
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -243,8 +245,13 @@ class Records(deque[StepRecord]):
 
     def append(self, record: StepRecord) -> None:
         """Add a record; of too many the oldest is dropped, and stays in the totals."""
+        self._open[record.step] = False
         if len(self) == self.maxlen:
-            self._dropped.add(self[0])
+            oldest = self[0]
+            if oldest.step in self._open:
+                self._open[oldest.step] = True
+            else:
+                self._dropped.add(oldest)
         super().append(record)
 
     def totals(self) -> Totals:
@@ -257,6 +264,8 @@ class Records(deque[StepRecord]):
     def close(self, record: StepRecord) -> None:
         """Write a record that will not change any more."""
         self._share(record)
+        if self._open.pop(record.step, False):
+            self._dropped.add(record)
         if self._file is None:
             return
         fields = asdict(record)

@@ -120,6 +120,7 @@ def attach(
         CheckpointingConflictError: The model's own checkpointing is switched on.
         MimoseError: The model is compiled, a CUDA graph, or on several devices.
         ValueError: Another argument is none of those above.
+        TypeError: The model is no module.
     """
     _check_choices(actions, on_infeasible, cache_size, max_records, round_to)
     if isinstance(predictor, str):
@@ -196,6 +197,7 @@ class Session:
         max_records: int,
         hard_limit: bool,
     ) -> None:
+        _refuse_no_model(model)
         _refuse_second(model)
         refuse_other_checkpointing(model)
         found = find_units(model, units)
@@ -511,6 +513,12 @@ def _wall(meter: Meter, budget_bytes: int) -> Callable[[], None]:
         "on a CPU leave it out, and see 'A hard limit' in the page on budgets"
     )
     raise BudgetError(msg)
+
+
+def _refuse_no_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        msg = f"a session needs a model, a torch.nn.Module, got {model!r}"
+        raise TypeError(msg)
 
 
 def _refuse_second(model: nn.Module) -> None:

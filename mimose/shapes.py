@@ -353,6 +353,9 @@ class SizeTable:
                 known = ", ".join(self.spoken_names())
                 msg = f"shape: no size is called {name!r}; the model's are {known}"
                 raise MimoseError(msg)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                msg = f"shape: {name} must be an integer of at least 1, got {size!r}"
+                raise MimoseError(msg)
             chosen = group[self._index[name]]
             for index, representative in enumerate(group):
                 if representative == chosen:

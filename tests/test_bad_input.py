@@ -357,3 +357,35 @@ def test_a_second_session_on_a_device_is_told_of(toys, meter, caplog):
         with mimose.attach(models[2], "1TiB", meter=meter):
             pass
     assert 1 == len([r for r in caplog.records if "already" in r.getMessage()])
+
+
+@pytest.mark.parametrize("model", ["bert", nn.Linear, None])
+def test_what_is_no_model(model):
+    """A name, or a class that nobody has made a model of."""
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module, got"):
+        mimose.attach(model, "1TiB")
+
+
+def test_an_allocator_that_is_not_there(toys):
+    """On a CPU there is none to read."""
+    with pytest.raises(mimose.BudgetError, match="on the CPU"):
+        mimose.attach(toys.chain(2), "1TiB", meter="allocator")
+
+
+@pytest.mark.parametrize("size", [0, -3, 1.5, "12", True])
+def test_a_size_that_no_batch_has(toys, meter, size):
+    """What is asked for has to be possible."""
+    model = toys.chain(2)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        toys.train(model, [toys.inputs(n) for n in (8, 12)])
+        with pytest.raises(mimose.MimoseError, match="at least 1, got"):
+            session.explain({"x.0": size})
+
+
+def test_the_highest_reading_is_no_less_than_a_steps_peak(toys):
+    """Readings within measured steps count, too."""
+    model = toys.chain(3)
+    with mimose.attach(model, 1.0) as session:
+        toys.train(model, [toys.inputs(n) for n in (512, 2048, 1024)])
+    highest = max(record.observed_peak_bytes for record in session.records)
+    assert highest <= session.peak_bytes

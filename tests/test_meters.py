@@ -274,7 +274,7 @@ def test_meters_by_name():
     own = PredictionMeter(CPU)
     assert own is make_meter(own, CPU)
     assert isinstance(make_meter("prediction", CPU), PredictionMeter)
-    assert isinstance(make_meter("allocator", CPU), AllocatorMeter)
+    assert isinstance(make_meter("allocator", torch.device("cuda", 0)), AllocatorMeter)
     assert isinstance(make_meter(None, torch.device("cuda", 0)), AllocatorMeter)
 
 

@@ -62,12 +62,24 @@ def test_what_is_dropped_stays_in_the_totals():
                 retries=step % 2,
             )
             records.append(record)
+            records.close(record)
     assert few.totals() == all_.totals() == few.totals()
     assert (20, 14, 15) == (
         few.totals().steps,
         few.totals().steps_over,
         few.totals().collected_flops,
     )
+
+
+def test_a_step_that_ends_after_it_was_dropped_counts_whole():
+    """Several forwards before one backward, and few records."""
+    records = Records(1)
+    first = _record(0)
+    records.append(first)
+    records.append(_record(1))
+    first.recomputed_flops = 7
+    records.close(first)
+    assert (2, 7) == (records.totals().steps, records.totals().recomputed_flops)
 
 
 def test_equal_parts_of_records_are_one_object():
