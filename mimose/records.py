@@ -295,6 +295,7 @@ _NUMBERS = (
     "allocated_peak_bytes",
     "alloc_retries",
 )
+_ALWAYS_NUMBERS = ("plan_seconds", "recomputed_flops", "retries", "cache_hit")
 _NEEDED = ("step", "shape", "phase", "actions", "budget_bytes", "start_bytes")
 
 
@@ -367,11 +368,21 @@ def _is_sound(said: dict[str, Any]) -> bool:
         and isinstance(shape, dict)
         and all(isinstance(size, int) for size in shape.values())
         and said["phase"] in PHASES
-        and all(isinstance(said.get(name, []), list) for name in ("actions", "events"))
+        and all(_are_texts(said.get(name, [])) for name in ("actions", "events"))
+        and isinstance(said.get("reason", ""), str)
         and all(
             number is None or isinstance(number, (int, float)) for number in numbers
         )
+        and all(_is_finite(said.get(name, 0)) for name in _ALWAYS_NUMBERS)
         and all(isinstance(said[name], int) for name in ("step", "start_bytes"))
         and isinstance(said["budget_bytes"], int)
         and said["budget_bytes"] > 0
     )
+
+
+def _are_texts(said: Any) -> bool:
+    return isinstance(said, list) and all(isinstance(text, str) for text in said)
+
+
+def _is_finite(said: Any) -> bool:
+    return isinstance(said, (int, float)) and math.isfinite(said)
