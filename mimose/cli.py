@@ -16,7 +16,7 @@ from typing import NoReturn, TypeAlias
 from mimose import commands
 from mimose.usage import UsageError, at_least_one, names, seed, shares
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 _STATUS = """\
 exit status:

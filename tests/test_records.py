@@ -194,10 +194,12 @@ _WHOLE = asdict(_record())
                 ("reason", None),
                 ("actions", [["keep"]]),
                 ("events", [1]),
+                ("retries", 10**400),
+                ("observed_peak_bytes", 10**400),
             )
         ),
     ],
-    ids=range(20),
+    ids=range(22),
 )
 def test_a_file_of_something_else(tmp_path, line):
     """The error names the line."""
