@@ -11,12 +11,12 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from mimose import commands
 from mimose.usage import UsageError, at_least_one, names, seed, shares
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 _STATUS = """\
 exit status:
@@ -26,6 +26,14 @@ exit status:
 _UNUSABLE = """\
   2  it cannot be done: wrong options, an unreadable file, a missing package
 """
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line, not behind a list of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        """Write the message, and end."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +68,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="mimose",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Keep PyTorch training within a memory budget, with a plan for "
@@ -108,7 +116,7 @@ def _add_demo(subparsers: Commands) -> None:
         "--steps",
         type=at_least_one,
         default=100,
-        help="a strategy (default: 100)",
+        help="for each strategy (default: 100)",
     )
     demo.add_argument("--seed", type=seed, default=0, help="of weights, order, dropout")
     demo.add_argument(
@@ -177,7 +185,7 @@ def _add_bench(subparsers: Commands) -> None:
         "--steps",
         type=at_least_one,
         default=60,
-        help="measured, a cell (default: 60)",
+        help="measured for each strategy and budget (default: 60)",
     )
     bench.add_argument(
         "--warm-up",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimose.exceptions import MimoseError
+from mimose.near_names import near_names
 from mimose.usage import UsageError, need
 
 if TYPE_CHECKING:
@@ -77,10 +78,10 @@ def bench(options: argparse.Namespace) -> int:
     )
     from mimose.bench.grid.command import bench, prepare, show_again
     from mimose.bench.grid.registry import STRATEGIES
-    from mimose.bench.grid.workloads import ALL
+    from mimose.bench.grid.workloads import WORKLOADS
 
     if options.list:
-        return _list(ALL, STRATEGIES)
+        return _list(WORKLOADS, STRATEGIES)
     with _told_as_usage():
         if options.show:
             out = options.out or options.show.parent
@@ -132,8 +133,11 @@ def _grid(options: argparse.Namespace) -> GridSettings:
     strategies = tuple(dict.fromkeys(["none", *(options.strategies or STRATEGIES)]))
     unknown = [name for name in strategies if name not in STRATEGIES]
     if unknown:
-        known = ", ".join(STRATEGIES)
-        msg = f"no strategy is called {', '.join(unknown)}; choose of {known}"
+        meant = [near for name in unknown for near in near_names(name, STRATEGIES)]
+        advice = f"choose of {', '.join(STRATEGIES)}"
+        if meant:
+            advice = f"did you mean {', '.join(meant)}?"
+        msg = f"no strategy is called {', '.join(unknown)}; {advice}"
         raise UsageError(msg)
     if not any(STRATEGIES[name].heeds_budget for name in strategies):
         msg = f"{', '.join(strategies)}: none of these heeds a budget; add mimose, say"
@@ -202,6 +206,7 @@ def _trace(options: argparse.Namespace, workloads: Sequence[str]) -> tuple[Sizes
 
 
 def _list(workloads: Mapping[str, Workload], strategies: Mapping[str, Strategy]) -> int:
+    from mimose.bench.grid.scaling import SCALING
     from mimose.columns import named, terminal_width
 
     works = [
@@ -212,6 +217,13 @@ def _list(workloads: Mapping[str, Workload], strategies: Mapping[str, Strategy])
         )
         for each in workloads.values()
     ]
+    works.append(
+        (
+            "--scaling",
+            "language models of which one thing grows; or one of them: "
+            + ", ".join(SCALING),
+        )
+    )
     chosen = []
     for strategy in strategies.values():
         why = strategy.why_not("cpu")
@@ -239,7 +251,8 @@ def report(options: argparse.Namespace) -> int:
     records = _read(path)
     files = {"page": options.out or path.with_suffix(".html")}
     if files["page"].resolve() == path.resolve():
-        msg = f"--out {options.out}: that is the file of the records itself"
+        msg = f"{files['page']} is the file of the records itself"
+        msg += f": give the page another name, such as --out {path.stem}-page.html"
         raise UsageError(msg)
     if options.tensorboard is not None:
         files["tensorboard"] = options.tensorboard
@@ -254,9 +267,10 @@ def _report(
     from mimose.page.steps import Steps
 
     steps = Steps(records)
+    html = page(steps, title=title)
     try:
         files["page"].parent.mkdir(parents=True, exist_ok=True)
-        files["page"].write_text(page(steps, title=title), encoding="utf-8")
+        files["page"].write_bytes(html)
         if "tensorboard" in files:
             from mimose.tensorboard import write_scalars
 
@@ -308,10 +322,10 @@ def _json(numbers: Headline, files: Mapping[str, Path]) -> list[str]:
 
 def _lines(numbers: Headline, files: Mapping[str, Path]) -> list[str]:
     from mimose.columns import named, terminal_width, wrapped
-    from mimose.page.headline import facts, verdict
+    from mimose.page.headline import facts, verdict, written
 
     width = terminal_width()
-    told = [(name, f"{number} ({detail})") for name, number, detail in facts(numbers)]
+    told = [(name, written(number, remark)) for name, number, remark in facts(numbers)]
     return [
         *wrapped(verdict(numbers), width),
         *named(told, width),

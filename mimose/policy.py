@@ -319,7 +319,7 @@ class Policy:
             return problem, safest_plan(problem), f"the safest plan, for {doubt}"
         tight = replace(problem, budget_bytes=self._usable_budget(memory))
         plan = self._plan(tight, memory)
-        why = f"planned by {plan.planner}" + (", optimal" if plan.optimal else "")
+        why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
         above = self.calibration.factor - 1.0
         if above:
             why += f", predictions raised by {above:.1%} as recent steps were"

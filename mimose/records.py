@@ -304,6 +304,10 @@ _NUMBERS = (
     "allocated_peak_bytes",
     "alloc_retries",
 )
+_ALWAYS_NUMBERS = ("plan_seconds", "recomputed_flops", "retries", "cache_hit")
+_ALWAYS_WHOLE = ("step", "budget_bytes", "start_bytes")
+_MOST = 2**100
+"""A greater number is none that was measured, and a float may not hold it."""
 _NEEDED = ("step", "shape", "phase", "actions", "budget_bytes", "start_bytes")
 
 
@@ -374,13 +378,27 @@ def _is_sound(said: dict[str, Any]) -> bool:
     return (
         all(name in said for name in _NEEDED)
         and isinstance(shape, dict)
-        and all(isinstance(size, int) for size in shape.values())
+        and all(map(_is_whole, shape.values()))
         and said["phase"] in PHASES
-        and all(isinstance(said.get(name, []), list) for name in ("actions", "events"))
+        and all(_are_texts(said.get(name, [])) for name in ("actions", "events"))
+        and isinstance(said.get("reason", ""), str)
         and all(
-            number is None or isinstance(number, (int, float)) for number in numbers
+            number is None or isinstance(number, float) or _is_whole(number)
+            for number in numbers
         )
-        and all(isinstance(said[name], int) for name in ("step", "start_bytes"))
-        and isinstance(said["budget_bytes"], int)
+        and all(_is_finite(said.get(name, 0)) for name in _ALWAYS_NUMBERS)
+        and all(_is_whole(said[name]) for name in _ALWAYS_WHOLE)
         and said["budget_bytes"] > 0
     )
+
+
+def _are_texts(said: Any) -> bool:
+    return isinstance(said, list) and all(isinstance(text, str) for text in said)
+
+
+def _is_finite(said: Any) -> bool:
+    return _is_whole(said) or (isinstance(said, float) and math.isfinite(said))
+
+
+def _is_whole(said: Any) -> bool:
+    return isinstance(said, int) and abs(said) < _MOST

@@ -15,6 +15,7 @@ from mimose.planners import PlanningProblem, Timeline
 from mimose.records import PHASES, Records, StepRecord, Summary, without_numbers
 
 _Shape: TypeAlias = tuple[tuple[str, int], ...]
+_Names: TypeAlias = tuple[str, ...]
 _MOST_SHAPES = 12
 _MOST_REASONS = 5
 _SHORT = ((0, 1, 3, 5), (0, 3, 5))
@@ -86,11 +87,39 @@ def _n_shapes(records: Sequence[StepRecord]) -> int:
 
 
 def _shapes_of(records: Sequence[StepRecord]) -> list[_Shape]:
-    """Return each step's sizes, those known to vary by now: early records name more."""
-    if not records:
-        return []
-    first, names = records[0].shape, records[-1].shape
-    return [tuple((n, r.shape.get(n, first.get(n, 0))) for n in names) for r in records]
+    """Return each step's sizes, those known to vary by now.
+
+    The first record of a kind of inputs names all sizes, the others those that had
+    varied by then; what was not named was as in the first. Where that one is not kept,
+    a size is left out.
+    """
+    kinds = _kinds(records)
+    firsts: dict[_Names, Mapping[str, int]] = {}
+    shapes: list[_Shape] = []
+    for record in records:
+        kind = kinds[tuple(record.shape)]
+        sizes = {**firsts.setdefault(kind, record.shape), **record.shape}
+        shapes.append(tuple((name, sizes[name]) for name in kind if name in sizes))
+    return shapes
+
+
+def _kinds(records: Sequence[StepRecord]) -> dict[_Names, _Names]:
+    """Map the names that records have to the last ones of the same kind of inputs.
+
+    Records that have names in common are of one kind.
+    """
+    kinds: dict[_Names, _Names] = {}
+    for record in reversed(records):
+        names = tuple(record.shape)
+        if names not in kinds:
+            last = dict.fromkeys(kinds.values())
+            alike = max(last, key=lambda kind: _n_common(kind, names), default=names)
+            kinds[names] = alike if _n_common(alike, names) else names
+    return kinds
+
+
+def _n_common(names: _Names, others: _Names) -> int:
+    return len(set(names) & set(others))
 
 
 def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
@@ -181,6 +210,8 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
     shapes = _shapes_of(records)
     last = dict(zip(shapes, records, strict=True))
     by_growth = sorted(last, key=lambda s: -(last[s].observed_growth_bytes or 0))
+    names = {tuple(name for name, _ in shape) for shape in last}
+    is_alike = len(names) == 1
     rows = [("shape", "steps", "phase", "recomputed", "predicted", "observed")]
     steps = Counter(shapes)
     for shape in by_growth[:_MOST_SHAPES]:
@@ -188,7 +219,9 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
         n_recomputed = sum(action != "keep" for action in record.actions)
         rows.append(
             (
-                " × ".join(str(size) for _, size in shape) or "–",
+                " × ".join(str(size) for _, size in shape) or "–"
+                if is_alike
+                else _shape_text(dict(shape)),
                 str(steps[shape]),
                 record.phase,
                 f"{n_recomputed}/{len(record.actions)}",
@@ -199,11 +232,11 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
     if len(rows) == 1:
         return []
     hidden = len(last) - _MOST_SHAPES
-    more = [f"({hidden} smaller shapes not shown)"] if hidden > 0 else []
-    named_after = " × ".join(name for name, _ in shapes[-1])
+    more = f"({hidden} other shapes not shown)" if hidden > 0 else ""
+    named_after = " × ".join(names.pop()) if is_alike else ""
     of = f" ({named_after})" if named_after else ""
-    title = wrapped(f"Peaks by shape{of}, the largest first", width)
-    return [*title, *table(rows, width, fewer=_SHORT), *more]
+    title = wrapped(f"Peaks by shape{of}, the largest growth first", width)
+    return [*title, *table(rows, width, fewer=_SHORT), *wrapped(more, width)]
 
 
 def _reasons(records: Sequence[StepRecord], width: int) -> list[str]:

@@ -79,6 +79,17 @@ def test_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None
     assert f"mimose {importlib.metadata.version('mimose')}\n" == shown
 
 
+def test_the_module_is_the_command() -> None:
+    """``python -m mimose`` does what ``mimose`` does."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "mimose", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.startswith("mimose ")
+
+
 def test_version_of_a_checkout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,9 +141,21 @@ def test_options_are_refused_in_plain_words(
     with pytest.raises(SystemExit, match="2"):
         main([command, f"{option}={text}"])
 
-    [error] = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    [error] = capsys.readouterr().err.splitlines()
     assert f"argument {option}: must be " in error
     assert repr(text) in error
+
+
+def test_wrong_options_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not behind all options there are."""
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "--steps", "0"])
+
+    assert caught.value.code == 2
+    shown = capsys.readouterr().err
+    assert 1 == shown.count("\n")
+    assert "mimose bench: argument --steps: must be" in shown
+    assert "mimose bench --help" in shown
 
 
 def test_budgets_of_a_comparison_are_no_bytes(
@@ -312,6 +335,16 @@ def test_pages_that_cannot_be_written(
     assert before == path.read_bytes()
 
 
+def test_records_that_are_called_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the page's own name is taken, the error says which to give."""
+    path = _write_run(tmp_path / "run.html", 400)
+
+    assert main(["report", str(path)]) == 2
+    _expect_line("run.html is the file of the records.*--out run-page.html", capsys)
+
+
 def test_missing_packages(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -371,7 +404,7 @@ def test_the_numbers_fit_the_terminal(
     assert max(map(len, lines)) <= width
     told = " ".join(" ".join(lines).split())
     assert "All 1,200 steps stayed within the budget" in told
-    assert re.search(r"highest peak:? +0.0 MiB \(90.0% of the budget\)", told)
+    assert re.search(r"highest peak:? +0.0 MiB, 90.0% of the budget", told)
     assert page.startswith("page: ")
 
 
@@ -440,6 +473,9 @@ def test_bench_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out
     for name in ("qa-bert", "tr-t5", "mimose-paper", "oracle", "rockmate"):
         assert name in listed
+    assert 1 == len(re.findall(r"^  \S*scaling ", listed, re.MULTILINE))
+    assert not re.search(r"^  lm-depth", listed, re.MULTILINE)
+    assert "lm-depth-24" in listed
 
 
 @needs_bench
@@ -447,7 +483,8 @@ def test_bench_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "complaint"),
     [
         (["--workloads", "nothing"], "no workload is called 'nothing'"),
-        (["--strategies", "magic"], "no strategy is called magic"),
+        (["--strategies", "magic"], "no strategy is called magic; choose of"),
+        (["--strategies", "mimos"], "is called mimos; did you mean mimose?"),
         (["--model", "nowhere"], "give it as module:function"),
         (["--lengths", "missing.csv"], "missing.csv: No such file"),
         (["--strategies", "none,full"], "none of these heeds a budget"),

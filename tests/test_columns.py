@@ -100,6 +100,43 @@ def test_a_first_step_is_of_the_shape_it_turns_out_to_have():
     assert "" == lines[title + 3]
 
 
+def _rows_of_shapes(records):
+    """Return the title of the table of shapes, and its rows' shapes and steps."""
+    lines = report(_summary(records), records, 100).splitlines()
+    (title,) = [i for i, line in enumerate(lines) if line.startswith("Peaks")]
+    rows = lines[title + 2 : lines.index("", title)]
+    return lines[title], [" ".join(row.split("  ")[1:3]).strip() for row in rows]
+
+
+def test_a_size_that_no_record_tells_is_not_shown():
+    """Where the first record is not kept, nobody knows what was not named then."""
+    sizes = [{"x.1": 8}, {"x.1": 9}, {"x.1": 8}, {"x.0": 3, "x.1": 8}]
+    records = [_records(1, 1, shape=shape)[0] for shape in sizes]
+    title, rows = _rows_of_shapes(records)
+    assert "Peaks by shape, the largest growth first" == title
+    assert {"x.1=8", "x.1=9", "x.0=3, x.1=8"} == {row.rstrip() for row in rows}
+
+
+def test_kinds_of_inputs_stay_apart():
+    """Each has names of its own, and its own first record, which names all."""
+    sizes = [{"x.0": 2, "x.1": 8}, {"x.1": 9}, {"y.0": 2, "y.1": 8}, {"y.1": 9}]
+    sizes += [{"x.0": 3, "x.1": 9}]
+    records = [_records(1, 1, shape=shape)[0] for shape in sizes]
+    _, rows = _rows_of_shapes(records)
+    told = ["x.0=2, x.1=8", "x.0=2, x.1=9", "y.1=8", "y.1=9", "x.0=3, x.1=9"]
+    assert set(told) == {row.rstrip() for row in rows}
+
+
+def test_what_is_not_shown_is_counted():
+    """The shapes listed are those of the largest growth."""
+    records = _records(20, 20)
+    text = report(_summary(records), records, 20)
+    assert "(8 other shapes not\nshown)" in text
+    told = " ".join(text.split())
+    assert "324.0 MiB" in told
+    assert "312.0 MiB" not in told
+
+
 def test_a_report_asks_the_terminal(toys, monkeypatch):
     """Its width is the terminal's, or the one that was asked for."""
     with mimose.attach(toys.chain(2), "1TiB") as session:

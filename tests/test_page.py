@@ -13,7 +13,7 @@ import pytest
 import mimose
 from mimose.exceptions import MimoseError
 from mimose.page import write_page
-from mimose.page.headline import facts, headline, verdict
+from mimose.page.headline import facts, headline, verdict, written
 from mimose.page.scales import Extent, around_zero, extent, ticks
 from mimose.page.steps import Steps, formula, n_elements, split_runs
 from mimose.page.thinning import groups
@@ -264,6 +264,12 @@ def test_every_kind_of_run_has_a_page(name, tmp_path):
         assert not re.search(r"\b(nan|inf)\b", ElementTree.tostring(picture).decode())
 
 
+def test_half_a_character_is_a_question_mark(tmp_path):
+    """Text that no encoding has does not keep a page from being written."""
+    page = _page([_record(phase="fallback", reason="a \ud800 b")], tmp_path)
+    assert "a ? b" in page
+
+
 def test_a_page_needs_records(tmp_path):
     """There is nothing to say of no steps."""
     with pytest.raises(MimoseError, match="no steps"):
@@ -329,6 +335,20 @@ def test_a_few_values_far_off_do_not_squeeze_the_others():
 def test_round_numbers_stand_at_an_axis(low, high, written):
     """Steps of 1, 2 or 5, with as many decimals as they need."""
     assert written == [text for _, text in ticks(Extent(low, high), 3)]
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "written"),
+    [(1, ["0"]), (3, ["0", "1", "2"]), (100, ["0", "20", "40", "60", "80"])],
+)
+def test_steps_are_counted_in_whole_numbers(n_steps, written, tmp_path):
+    """At the axis of the steps no number stands that no step has."""
+    axis = Extent(-1.0, float(n_steps), counts=(0, n_steps - 1))
+    assert written == [text for _, text in ticks(axis, 8)]
+    texts = _texts(_pictures(_page(_many(n_steps), tmp_path))["course"])
+    end = texts.index("rate (%)")
+    assert written == texts[end - len(written) : end]
+    assert "-1" not in texts
 
 
 # ------------------------------------------------------------------ what is drawn
@@ -648,7 +668,7 @@ def test_cards_are_few(tmp_path):
     assert (
         "steps by phase",
         "2 planned",
-        "1 measuring; 1 first plans, checked; 1 safest plan",
+        "1 measuring, 1 first plans, 1 safest plan",
     ) == cards[-1]
 
 
@@ -744,6 +764,47 @@ def test_facts_leave_out_what_is_not_known():
     names = [name for name, _, _ in facts(headline(Steps(_extremes()["no peaks"])))]
     assert "highest peak" in names
     assert not {"prediction off by", "steps over the budget"} & set(names)
+
+
+def test_steps_that_were_not_timed_say_so():
+    """Choosing plans is timed in every step, the steps' own time may be unknown."""
+    untimed = facts(headline(Steps([_record(seconds=None)])))
+    timed = facts(headline(Steps([_record()])))
+    said = [
+        written(*fact[1:])
+        for own in (untimed, timed)
+        for fact in own
+        if fact[0] == "choosing plans took"
+    ]
+    assert ["1 ms, steps not timed", "1 ms of 10 ms in steps"] == said
+
+
+def test_reserved_bytes_are_shown_where_the_budget_is_about_them(tmp_path):
+    """A shape whose requested peak was low shows the reserved one that went over."""
+    records = [
+        _record(i, 100 + i, reserved_peak_bytes=(900 + 50 * i) * MIB) for i in range(4)
+    ]
+    page = _page(records, tmp_path)
+    largest = _rows(page, "shapes")[0]
+    assert {"1.03 GiB", "105.0%"} <= set(largest)
+    assert "the highest peak is of reserved bytes" in page
+    (over,) = _marks(_pictures(page)["course"], "over the budget")
+    assert "reserved 1.03 GiB, of a budget of 1000.0 MiB" in over
+
+
+def test_a_file_of_two_devices_mixes_nothing_up(tmp_path):
+    """What was reserved, the budget and what it leaves are all of the last run."""
+    on_accelerator = [
+        _record(i, 100 + i, reserved_peak_bytes=(700 + i) * MIB) for i in range(4)
+    ]
+    on_cpu = [_record(i, 100 + i, budget_bytes=500 * MIB) for i in range(4)]
+    page = _page([*on_accelerator, *on_cpu], tmp_path)
+    assert "the allocator reserved for them" not in page
+    assert "The last run's budget of 500.0 MiB leaves" in _caption(page, "peaks")
+    assert "peak memory (MiB)" in _texts(_pictures(page)["course"])
+    page = _page([*on_cpu, *on_accelerator], tmp_path)
+    assert "the last run's budget of 1000.0 MiB is about" in _caption(page, "peaks")
+    assert "703.0 MiB at the most" in _caption(page, "peaks")
 
 
 def test_unusual_steps_are_listed_with_their_reasons(tmp_path):

@@ -198,10 +198,20 @@ _WHOLE = asdict(_record())
                 ("observed_peak_bytes", "text"),
                 ("step", None),
                 ("phase", "text"),
+                ("retries", None),
+                ("plan_seconds", None),
+                ("cache_hit", None),
+                ("recomputed_flops", float("nan")),
+                ("reason", 5),
+                ("reason", None),
+                ("actions", [["keep"]]),
+                ("events", [1]),
+                ("retries", 10**400),
+                ("observed_peak_bytes", 10**400),
             )
         ),
     ],
-    ids=range(12),
+    ids=range(22),
 )
 def test_a_file_of_something_else(tmp_path, line):
     """The error names the line."""

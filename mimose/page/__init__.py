@@ -46,20 +46,23 @@ def write_page(
     if not records:
         msg = "there are no steps to write a page about"
         raise MimoseError(msg)
-    Path(path).write_text(page(Steps(records), title=title), encoding="utf-8")
+    Path(path).write_bytes(page(Steps(records), title=title))
 
 
-def page(steps: Steps, *, title: str) -> str:
-    """Return the page about some steps.
+def page(steps: Steps, *, title: str) -> bytes:
+    """Return the page about some steps, as the file holds it.
+
+    What is no character, such as half of a surrogate pair, becomes a question mark.
 
     Args:
         steps: At least one.
         title: Stands at the top.
     """
-    return document(
+    text = document(
         title,
         introduction(headline(steps)),
         [peaks(steps), predictions(steps), layers(steps), price(steps), course(steps)],
         [shapes_table(steps), unusual_table(steps)],
         "the run's records",
     )
+    return text.encode("utf-8", "replace")

@@ -28,7 +28,8 @@ def course(steps: Steps) -> Figure:
     title = "From the first step to the last"
     xs = np.arange(len(steps), dtype=float)
     margin = max(1.0, 0.01 * len(steps))
-    x = Extent(-margin, len(steps) - 1 + margin)
+    last = len(steps) - 1
+    x = Extent(-margin, last + margin, counts=(0, last))
     panels, captions = [], []
     for make in (_memory, _errors, _rates):
         panel, caption = make(steps, xs, x)
@@ -59,7 +60,7 @@ def _memory(
     if np.isnan(peaks).all():
         return None, ""
     starts = steps.values(lambda record: record.start_bytes)
-    is_reserved = any(r.reserved_peak_bytes is not None for r in steps.records)
+    is_reserved = steps.are_reserved
     factor, unit = byte_unit(peaks[~np.isnan(peaks)].tolist())
     parts = groups(steps, xs, peaks)
     at = np.concatenate([part.positions for part in parts])
@@ -69,7 +70,9 @@ def _memory(
     ys = peaks / factor
     y = extent((shown / factor).tolist(), None if budget is None else budget / factor)
     held = [] if is_reserved else [_held(steps, starts / factor)]
-    name = "reserved" if is_reserved else "memory"
+    read = (r for r in steps.records if r.highest_bytes is not None)
+    is_mixed = is_reserved and any(r.reserved_peak_bytes is None for r in read)
+    name = "reserved" if is_reserved and not is_mixed else "memory"
     rules = list(_borders(steps))
     note = ""
     if budget is not None and y.has_line:
@@ -94,6 +97,7 @@ def _memory(
     caption = (
         "Memory: each step's peak, weights and optimizer included"
         + ("" if is_reserved else ", over what was held when it began (grey)")
+        + ("; on an accelerator what its allocator reserved" if is_mixed else "")
         + ("." if y.low == 0 else "; the axis does not begin at 0.")
     )
     return panel, f"{told(parts)} {caption}"

@@ -141,7 +141,7 @@ def facts(headline: Headline) -> Iterator[tuple[str, str, str]]:
     yield (
         "steps",
         f"{headline.steps:,}",
-        f"of {counted(headline.shapes, 'shape')}{runs}",
+        f"with batches of {counted(headline.shapes, 'shape')}{runs}",
     )
     yield from _memory(headline)
     yield (
@@ -158,7 +158,9 @@ def facts(headline: Headline) -> Iterator[tuple[str, str, str]]:
     yield (
         "choosing plans took",
         format_seconds(headline.plan_seconds),
-        f"of {format_seconds(headline.seconds)} in steps",
+        f"of {format_seconds(headline.seconds)} in steps"
+        if headline.seconds
+        else "steps not timed",
     )
     if headline.retries:
         yield (
@@ -172,8 +174,22 @@ def facts(headline: Headline) -> Iterator[tuple[str, str, str]]:
 def _phases(phases: Mapping[str, int]) -> tuple[str, str, str]:
     """Tell of all phases at once, the one of most steps first."""
     found = sorted(phases.items(), key=lambda item: -item[1])
-    most, *others = (f"{n:,} {PHASE_WORDS[p].partition(':')[0]}" for p, n in found)
-    return "steps by phase", most, "; ".join(others) or "all of them"
+    most, *others = (f"{n:,} {_in_short(PHASE_WORDS[phase])}" for phase, n in found)
+    return "steps by phase", most, ", ".join(others) or "all of them"
+
+
+def _in_short(words: str) -> str:
+    """Leave out what explains: what stands behind a colon or a comma."""
+    return words.partition(":")[0].partition(",")[0]
+
+
+def written(number: str, remark: str) -> str:
+    """Write a fact's number and remark as one text.
+
+    >>> written("20 ms", "of 3 s in steps"), written("39 planned", "4 measuring")
+    ('20 ms of 3 s in steps', '39 planned, 4 measuring')
+    """
+    return f"{number}{' ' if remark.startswith('of ') else ', '}{remark}"
 
 
 def _memory(headline: Headline) -> Iterator[tuple[str, str, str]]:

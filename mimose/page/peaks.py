@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,17 +110,31 @@ def _said(steps: Steps, is_observed: bool, room: _Room | None) -> list[str]:
             f"({format_bytes(room.low)} to {format_bytes(room.high)}, by step); the "
             f"other {format_bytes(last.budget_bytes - room.middle)} were held before."
         )
-    reserved = [r.reserved_peak_bytes for r in steps.records if r.reserved_peak_bytes]
-    if reserved:
-        said.append(
-            f"These are bytes that tensors requested; the budget of {budget} is about "
-            f"what the allocator reserved for them, {format_bytes(max(reserved))} at "
-            f"the most."
-        )
+    said += _of_reserved(steps)
     if not is_observed:
         said.append("Peaks could not be read in this run: these are predictions.")
     said.append("A size is named after an argument of the model and its dimension.")
     return said
+
+
+def _of_reserved(steps: Steps) -> Iterator[str]:
+    """Say what the budget of an accelerator is about; of several runs, the last's."""
+    if not steps.are_reserved:
+        return
+    own = steps.records[steps.starts[-1] :]
+    reserved = [r.reserved_peak_bytes for r in own if r.reserved_peak_bytes is not None]
+    if not reserved:
+        yield "In runs on an accelerator growth is of bytes that tensors requested."
+        return
+    budget = format_bytes(own[-1].budget_bytes)
+    one, of = "These", "the"
+    if steps.n_runs > 1:
+        one, of = "In runs on an accelerator these", "the last run's"
+    yield (
+        f"{one} are bytes that tensors requested; {of} budget of {budget} is about "
+        f"what the allocator reserved for them, {format_bytes(max(reserved))} at "
+        f"the most."
+    )
 
 
 def _of_one_size(steps: Steps, ys: NDArray[np.float64]) -> str:

@@ -29,6 +29,8 @@ class Extent:
     high: float
     has_line: bool = False
     """Whether the line that was asked for lies within."""
+    counts: tuple[int, int] | None = None
+    """Of an axis that counts, the least and the greatest number there is."""
 
     def place(self, value: float) -> float:
         """Return where a value lies, from 0 at the low end to 1; beyond, the end."""
@@ -110,12 +112,15 @@ def ticks(axis: Extent, most: int) -> list[tuple[float, str]]:
     >>> ticks(Extent(0.0, 1100.0), 5)
     [(0.0, '0'), (500.0, '500'), (1000.0, '1,000')]
     """
+    low, high = axis.counts or (axis.low, axis.high)
     rough = (axis.high - axis.low) / most
+    if axis.counts:
+        rough = max(1.0, rough)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next((power * n for n in (1, 2, 5, 10) if power * n >= rough), 10 * power)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    first = math.ceil(axis.low / step - 1e-9)
-    last = math.floor(axis.high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [
         (n * step, f"{n * step + 0.0:,.{decimals}f}") for n in range(first, last + 1)
     ]

@@ -80,6 +80,11 @@ class Steps:
         last = {shape: position for position, shape in enumerate(self.shapes)}
         return dict(sorted(last.items(), key=lambda item: (n_elements(item[0]), item)))
 
+    @cached_property
+    def are_reserved(self) -> bool:
+        """Whether the budget of some steps is about reserved bytes: accelerators'."""
+        return any(r.reserved_peak_bytes is not None for r in self.records)
+
     def label(self, shape: Shape) -> str:
         """Write a shape in short: the sizes alone, where all steps name the same."""
         if self.names is None:
@@ -158,6 +163,10 @@ class Steps:
         yield shape_text(self.shapes[position])
         if record.observed_peak_bytes is not None:
             yield f"peak {format_bytes(record.observed_peak_bytes)}"
+        if record.reserved_peak_bytes is not None:
+            budget = format_bytes(record.budget_bytes)
+            reserved = format_bytes(record.reserved_peak_bytes)
+            yield f"reserved {reserved}, of a budget of {budget}"
         if record.predicted_peak_bytes is not None:
             yield f"predicted {format_bytes(record.predicted_peak_bytes)}"
         yield f"{record.n_recomputed} of {len(record.actions)} layer calls recomputed"

@@ -60,6 +60,11 @@ def shapes_table(steps: Steps) -> Table:
         )
     if len(shown) < len(alike):
         caption += f" The {len(shown)} of the largest shapes are listed."
+    if steps.are_reserved:
+        caption += (
+            " On an accelerator the highest peak is of reserved bytes, which the "
+            "budget is about, the predicted one of bytes that tensors request."
+        )
     return Table(
         "shapes",
         "Every shape",
@@ -91,7 +96,7 @@ def _looks(
     plan = (last.phase, last.n_recomputed, len(last.actions))
     if n_shapes > _MANY_SHAPES:
         return plan
-    highest = max(record.observed_peak_bytes or -1 for record in records)
+    highest = max(record.highest_bytes or -1 for record in records)
     return (*plan, format_bytes(last.predicted_peak_bytes or -1), format_bytes(highest))
 
 
@@ -100,7 +105,8 @@ def _shape_row(
 ) -> tuple[Cell, ...]:
     last = steps.records[steps.last_of_shape[shapes[0]]]
     n_calls = len(last.actions)
-    highest = max(records, key=lambda record: record.observed_peak_bytes or -1)
+    highest = max(records, key=lambda record: record.highest_bytes or -1)
+    uses = [r.budget_use for r in records if r.budget_use is not None]
     flops = sum(record.recomputed_flops for record in records) / len(records)
     return (
         *_ranges(steps, shapes),
@@ -109,8 +115,8 @@ def _shape_row(
         (last.phase, last.phase),
         (f"{last.n_recomputed} of {n_calls}", last.n_recomputed / max(1, n_calls)),
         _bytes(last.predicted_peak_bytes),
-        _bytes(highest.observed_peak_bytes),
-        _share(highest.budget_use),
+        _bytes(highest.highest_bytes),
+        _share(max(uses, default=None)),
         (format_flops(flops), flops),
         _milliseconds(records),
     )

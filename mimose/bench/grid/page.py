@@ -189,7 +189,8 @@ def _peaks(
         series,
         [Rule(line, "the budget's headroom")] if y.has_line else [],
     )
-    caption = f"At the budget {share:g}, the dashed line: {line:.0f} MiB."
+    where = "the dashed line" if y.has_line else "beyond the picture"
+    caption = f"At the budget {share:g} a step may grow by {line:.0f} MiB, {where}."
     return Figure(name, title, caption, draw([panel], title))
 
 

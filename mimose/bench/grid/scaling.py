@@ -18,6 +18,7 @@ from torch import nn
 
 from mimose.bench.grid.traces import Sizes, long_tail
 from mimose.bench.grid.workload import Workload
+from mimose.page.looks import counted
 
 _WIDTH = {"tiny": 128, "base": 768}
 _VOCABULARY = 512
@@ -64,7 +65,7 @@ def _workload(axis: str, value: int) -> Workload:
     return Workload(
         name=name_of(axis, value),
         what=f"a language model: {point.depth} layers, {point.batch} texts, up to "
-        f"{point.length} tokens, of {point.shapes} lengths at the most",
+        f"{point.length} tokens, of at most {counted(point.shapes, 'length')}",
         build=functools.partial(_model, point),
         batch=functools.partial(_batch, point),
         sizes=("length",),

@@ -32,6 +32,21 @@ def test_the_page_has_everything(grid, tmp_path):
     assert "default-src 'none'" in text
 
 
+@pytest.mark.parametrize(
+    ("factor", "where"), [(1, "the dashed line"), (1000, "beyond the picture")]
+)
+def test_a_headroom_that_is_not_drawn_is_no_line(factor, where, grid, tmp_path):
+    """The caption speaks of the line only where there is one."""
+    path = tmp_path / "bench.html"
+    rows = [replace(r, headroom_bytes=(r.headroom_bytes or 0) * factor) for r in grid]
+    write_page(rows, path)
+    (figure,) = re.findall(
+        r'<section id="peaks0">(.*?)</section>', path.read_text(), re.S
+    )
+    assert f" MiB, {where}." in figure
+    assert ("the budget&#x27;s headroom" in figure) == (factor == 1)
+
+
 def test_the_pictures_are_drawn(grid, tmp_path):
     """From the summaries alone: those that there are numbers for."""
     pytest.importorskip("matplotlib")

@@ -1,0 +1,7 @@
+"""Runs the command line: ``python -m mimose`` is ``mimose``."""
+
+import sys
+
+from mimose.cli import main
+
+sys.exit(main())
