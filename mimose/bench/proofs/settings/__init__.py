@@ -37,6 +37,7 @@ from mimose.bench.proofs.settings import families, layers, loops, pairs
 from mimose.bench.proofs.settings.apart import DiedError, apart
 from mimose.bench.proofs.settings.case import SETTINGS, Outcome
 from mimose.bench.proofs.settings.trial import Trial
+from mimose.usage import at_least_one
 
 __all__ = ["QUESTION", "add_options", "ask", "work"]
 
@@ -103,7 +104,7 @@ class SettingRow(Row):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add this proof's own options."""
     parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=int, default=24, help="a setting")
+    parser.add_argument("--steps", type=at_least_one, default=24, help="a setting")
     parser.add_argument("--cases", nargs="+", choices=sorted(SETTINGS), default=[])
 
 
