@@ -268,26 +268,14 @@ def test_what_changes_behind_a_layers_back_is_found(meter):
     assert N_LAYERS == len(session.summary().kept_units)
 
 
-class _Static(_Cache):
-    """A user's, filled in place."""
-
-    def __init__(self):
-        super().__init__()
-        self.sums = [torch.zeros(()) for _ in range(N_LAYERS)]
-
-    def update(self, keys, layer):
-        self.sums[layer] += keys.detach().mean()
-        return keys + self.sums[layer]
-
-
 def test_all_layers_that_edit_are_found_in_one_step(meter):
     """A cache of the user's cannot be filled again; the error comes once."""
     model = _model()
-    caches = [_Static() for _ in range(3)]
+    caches = [_InPlace() for _ in range(3)]
     with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
         with pytest.raises(RuntimeError, match="is edited in place"):
             _train(model, (8,), caches[:1])
-        bare = _train(copy.deepcopy(model), (8, 12), [_Static(), _Static()])
+        bare = _train(copy.deepcopy(model), (8, 12), [_InPlace(), _InPlace()])
         assert _same(bare, _train(model, (8, 12), caches[1:]))
     assert N_LAYERS == len(session.summary().kept_units)
 
