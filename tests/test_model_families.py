@@ -161,6 +161,17 @@ FAMILIES = {
         _texts,
         {"vocab_size": WORDS, "dim": 32, "n_layers": 4, "n_heads": 2, "hidden_dim": 64},
     ),
+    # They make a cache in every forward, asked or not.
+    "xlm": _Family(
+        "XLMForSequenceClassification",
+        _texts,
+        {"vocab_size": WORDS, "emb_dim": 32, "n_layers": 4, "n_heads": 2},
+    ),
+    "flaubert": _Family(
+        "FlaubertForSequenceClassification",
+        _texts,
+        {"vocab_size": WORDS, "emb_dim": 32, "n_layers": 4, "n_heads": 2},
+    ),
     "electra": _Family(
         "ElectraForSequenceClassification", _texts, {**ENCODER, "embedding_size": 16}
     ),
