@@ -43,6 +43,7 @@ from mimose.exceptions import InfeasibleBudgetError, MimoseError
 from mimose.facts import FactsReader
 from mimose.footprint import Footprint
 from mimose.gauges import KEEP, RECOMPUTE
+from mimose.handed import autograd_clock
 from mimose.infeasible import LeastPeaks, held_already, infeasible
 from mimose.meters import Meter
 from mimose.optimizer_watch import OptimizerWatch
@@ -231,6 +232,7 @@ class Driver:
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
         versions = [version(tensor) for tensor in inputs]
         step = self._begin(args, kwargs)
+        step.clock = autograd_clock()
         output, error = self._attempt(step, forward)
         while error is not None and self._prepare_retry(
             step, error, versions, inputs, args, kwargs
@@ -580,7 +582,7 @@ class Driver:
                 self.keep_always(unit, error.why)
         if versions != [version(tensor) for tensor in inputs]:
             return False
-        if self._events.knowledge.may_have_changed(args, kwargs):
+        if self._events.knowledge.may_have_changed(args, kwargs, step.clock):
             return False
         if isinstance(error, LateChangeError):
             if not self._snapshot.covers(error.slots):

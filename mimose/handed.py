@@ -51,17 +51,26 @@ class Knowledge:
         self.changed: set[type] = set()
         self.edited: set[type] = set()
 
-    def may_have_changed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    def may_have_changed(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], began: int
+    ) -> bool:
         """Whether a forward that has failed may have changed what it was given.
 
-        That is so where units change such objects, and where one holds a tensor with a
-        graph, which the forward has put there.
+        That is so where units change such objects, and where one holds a tensor that
+        the forward has made.
+
+        Args:
+            args: What it was given.
+            kwargs: What it was given by name.
+            began: What `autograd_clock` told when it began.
         """
         if all(type(value) in _PLAIN for value in (*args, *kwargs.values())):
             return False
         leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
         objects = [leaf for leaf in leaves if _attributes(leaf) is not None]
-        return any(type(leaf) in self.changed or _has_graph(leaf) for leaf in objects)
+        return any(
+            type(leaf) in self.changed or _is_filled(leaf, began) for leaf in objects
+        )
 
     def cannot_be_copied(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call is handed an object whose tensors units edit in place."""
@@ -164,6 +173,8 @@ class Handed:
             self._copy = None
         versions = dict(_tensors(before))
         is_edited = any(versions.get(key, now) != now for key, now in _tensors(after))
+        if is_edited:  # the forward is given up; the tensor leads back to it
+            self._copy = None
         return has_changed, is_edited
 
     def again(self, copies: dict[int, Any]) -> Any:
@@ -175,12 +186,19 @@ class Handed:
         return _copied(self._copy, copies) if self._is_changed else self._given
 
 
-def _has_graph(value: Any) -> bool:
+def autograd_clock() -> int:
+    """Return the number that autograd's next node of this thread gets."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def _is_filled(value: Any, began: int) -> bool:
+    """Whether an object holds a tensor made since."""
     seen: set[int] = set()
     left = [value]
     while left and len(seen) < _MOST_PARTS:
         value = left.pop()
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        node = value.grad_fn if issubclass(type(value), torch.Tensor) else None
+        if node is not None and node._sequence_nr() >= began:
             return True
         if id(value) not in seen:
             seen.add(id(value))
@@ -191,7 +209,7 @@ def _has_graph(value: Any) -> bool:
 def _attributes(value: Any) -> dict[str, Any] | None:
     """Return the attributes of an object that can be copied by them alone."""
     kind: Any = type(value)
-    if isinstance(value, _ONE_PIECE) or kind.__new__ is not object.__new__:
+    if issubclass(kind, _ONE_PIECE) or kind.__new__ is not object.__new__:
         return None
     if not kind.__dictoffset__ or hasattr(kind, "__del__"):
         return None
@@ -224,8 +242,9 @@ def _look(value: Any) -> tuple[Any, ...] | None:
     while left:
         if len(look) + len(left) > _MOST_PARTS:
             return None
-        name, value = left.pop()
-        if isinstance(value, torch.Tensor):
+        key, value = left.pop()
+        name = key if type(key) in (str, int) else id(key)
+        if issubclass(type(value), torch.Tensor):
             look.append((name, "tensor", id(value), version(value)))
             continue
         parts = _parts(value)

@@ -37,6 +37,8 @@ class Step:
         self.peak_bytes = 0
         self.calls: tuple[int, ...] = ()
         self.began = 0.0
+        self.clock = 0
+        """Autograd's, as its forward began."""
         self.in_backward = False
         self.saw_end = False
         self.unseen = ""

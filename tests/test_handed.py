@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.handed import Handed, HandedObjects, Knowledge
+from mimose.handed import Handed, HandedObjects, Knowledge, autograd_clock
 
 N_LAYERS = 4
 
@@ -315,8 +315,8 @@ def test_what_one_layer_changes_is_copied_for_all():
         copied.update(torch.zeros(1, 2, 3), 0)
         assert (1, 2) == (cache.seen["calls"], copied.seen["calls"])
         assert 2 == cache.slots[0].keys.shape[1]
-    assert knowledge.may_have_changed((), {"deep": [{"cache": cache}]})
-    assert not knowledge.may_have_changed((_Scale(), 1), {})
+    assert knowledge.may_have_changed((), {"deep": [{"cache": cache}]}, 0)
+    assert not knowledge.may_have_changed((_Scale(), 1), {}, 0)
     assert not knowledge.cannot_be_copied((cache,), {})
 
 
@@ -385,3 +385,51 @@ def test_no_copy_runs_code_of_the_objects():
     assert [] == _taken(known, given)[0]
     assert 1 == len(_taken(known, proxy)[0])
     _Closing.__del__ = lambda _: None
+
+
+def test_only_what_the_forward_has_made_counts_as_filled():
+    """An object may hold tensors with a graph from before."""
+    given, weight = _Scale(), torch.ones(2, requires_grad=True)
+    given.value = weight * 2
+    began = autograd_clock()
+    assert not Knowledge().may_have_changed((given,), {}, began)
+    given.value = {weight: [weight * 2]}
+    assert Knowledge().may_have_changed((given,), {}, began)
+
+
+def test_objects_with_odd_parts():
+    """Keys that are tensors, and references to what is gone."""
+    known, given = HandedObjects(Knowledge()), _Scale()
+    gone = _Scale()
+    given.value = {torch.ones(2): 1, torch.zeros(2): weakref.proxy(gone)}
+    del gone
+    taken, leaves = _taken(known, given)
+    given.value = {torch.ones(2): 1}
+    known.settle(taken)
+    assert 2 == len(leaves[0].again({}).value)
+
+
+def test_a_forward_given_up_for_an_edit_leaves_nothing(meter):
+    """What was copied of an object would hold the edited tensor, and that its graph."""
+    model = _model(_InPlaceModel)
+    made = []
+
+    class _Noted(_InPlace):
+        def update(self, keys, layer):
+            self.sums[layer] = self.sums[layer].clone()
+            self.sums[layer] += keys.mean()
+            made.append(weakref.ref(self.sums[layer]))
+            return keys + self.sums[layer]
+
+    class _Kept(_InPlace):
+        def update(self, keys, layer):
+            self.sums[layer] += keys.mean()
+            made.append(weakref.ref(self.sums[layer]))
+            return keys + self.sums[layer]
+
+    for kind in (_Kept, _Noted):
+        model.makes = kind
+        with mimose.attach(model, "1TiB", planner="full", meter=meter):
+            _train(model, (8, 12))
+        gc.collect()
+        assert [None] * len(made) == [ref() for ref in made]
