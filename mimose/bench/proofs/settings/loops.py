@@ -141,11 +141,13 @@ def half_weights(world: World) -> Training:
 def optimizer_in_backward(world: World) -> Training:
     """Each parameter has an optimizer that steps as soon as its gradient is there."""
     model = Scored().to(world.device)
-    each = {p: torch.optim.AdamW([p], lr=1e-3) for p in model.parameters()}
+    each: dict[torch.Tensor, torch.optim.Optimizer] = {
+        p: torch.optim.AdamW([p], lr=1e-3) for p in model.parameters()
+    }
 
     def at_once(parameter: torch.Tensor) -> None:
-        each[parameter].step()  # type: ignore[index]
-        each[parameter].zero_grad()  # type: ignore[index]
+        each[parameter].step()
+        each[parameter].zero_grad()
 
     parameter: Any
     for parameter in model.parameters():
