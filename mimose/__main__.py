@@ -2,6 +2,6 @@
 
 import sys
 
-from mimose.cli import main
+from mimose.cli.main import main
 
 sys.exit(main())

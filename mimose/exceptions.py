@@ -58,3 +58,8 @@ class RecomputationError(MimoseError, RuntimeError):
 
 class StateMismatchError(MimoseError, ValueError):
     """Saved state belongs to another model, other settings or another device."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says first, or its name where it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]

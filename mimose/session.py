@@ -13,14 +13,9 @@ import numpy as np
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
-from mimose import report as _report
 from mimose.budget import format_bytes, parse_budget
-from mimose.columns import terminal_width
-from mimose.compiled import COMPILED_CALL, OneGraph, refuse_compiled
-from mimose.device_checks import DeviceChecks
-from mimose.driver import Driver, RootPatch
-from mimose.estimator import Estimator, StepFacts
-from mimose.events import EventRunner, UnitPatch
+from mimose.decide.policy import Memory, Policy
+from mimose.exact.random_state import refuse_unsaveable
 from mimose.exceptions import (
     AlreadyAttachedError,
     BudgetError,
@@ -28,22 +23,29 @@ from mimose.exceptions import (
     RecomputationError,
     StateMismatchError,
 )
-from mimose.footprint import make_footprint
-from mimose.gauges import KEEP, RECOMPUTE
-from mimose.kv_cache import WithoutCache, caching_modules, tell_of_cache
-from mimose.meters import AllocatorMeter, BasicMeter, Meter, make_meter
-from mimose.optimizer_watch import OptimizerWatch
-from mimose.placement import only_device
+from mimose.learn.estimator import Estimator
+from mimose.measure.meters import AllocatorMeter, BasicMeter, Meter, make_meter
+from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
-from mimose.policy import Memory, Policy
 from mimose.predictors import Margin, make_predictor
-from mimose.random_state import refuse_unsaveable
 from mimose.records import Records, Summary
-from mimose.recovery import Gradients, is_out_of_memory
-from mimose.shapes import SizeTable
+from mimose.report import text as _report
+from mimose.report.columns import terminal_width
+from mimose.run.device_checks import DeviceChecks
+from mimose.run.driver import Driver, RootPatch
+from mimose.run.events import EventRunner, UnitPatch
+from mimose.run.footprint import make_footprint
+from mimose.run.optimizer_watch import OptimizerWatch
+from mimose.run.recovery import Gradients
+from mimose.run.unit import Unit
 from mimose.state import describe, refuse_other
-from mimose.unit import Unit
-from mimose.units import Patch, UnitsSpec, find_units, refuse_other_checkpointing
+from mimose.types import KEEP, RECOMPUTE, StepFacts
+from mimose.watch.compiled import COMPILED_CALL, OneGraph, refuse_compiled
+from mimose.watch.kv_cache import WithoutCache, caching_modules, tell_of_cache
+from mimose.watch.patch import Patch
+from mimose.watch.placement import only_device
+from mimose.watch.size_table import SizeTable
+from mimose.watch.units import UnitsSpec, find_units, refuse_other_checkpointing
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +102,7 @@ def attach(
         refine: Reserved for the background refiner; plans are not refined yet.
         on_infeasible: ``"raise"`` or ``"warn"`` and train on with the least plan.
         meter: Where memory is read: None to choose by the device, a name or an object
-            (see `mimose.meters.make_meter`).
+            (see `mimose.measure.meters.make_meter`).
         record_to: A file to append each step's record to, as a line of JSON. Its
             folder is made if it is not there.
         max_records: How many steps' records are kept in memory, the last ones: about

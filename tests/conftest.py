@@ -87,7 +87,7 @@ def _sim_as_new(request: pytest.FixtureRequest) -> Iterator[None]:
     device = request.getfixturevalue("sim")
     _reset(device)
     yield
-    from mimose import meters
+    from mimose.measure import meters
 
     assert not any(meters._walls.values()), (
         "a session's or a proof's wall was left standing"

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import mimose  # noqa: E402 (behind importorskip)
-from mimose.zoo import ZOO  # noqa: E402
+from mimose.bench.zoo import ZOO  # noqa: E402
 
 pytestmark = pytest.mark.sim
 

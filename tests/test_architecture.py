@@ -58,7 +58,11 @@ def test_relative_imports_stay_inside(folder: str) -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import mimose", "import mimose.planners, mimose.predictors", "import mimose.cli"],
+    [
+        "import mimose",
+        "import mimose.planners, mimose.predictors",
+        "import mimose.cli.main",
+    ],
 )
 def test_torch_stays_out(statement: str) -> None:
     """The plain-data half of the library starts without torch."""

@@ -214,7 +214,7 @@ def test_a_peak_that_cannot_be_read(toys, monkeypatch, caplog, how):
     model = toys.chain(4)
     batches = [toys.inputs(n) for n in (16, 64, 32, 48, 24, 40) * 3]
     if how == "found out":
-        monkeypatch.setattr("mimose.meters.os.open", _refuse)
+        monkeypatch.setattr("mimose.measure.meters.os.open", _refuse)
     with caplog.at_level(logging.WARNING, logger="mimose"):
         found, session = toys.compare(
             model, batches, meter="prediction" if how == "named" else None
@@ -263,15 +263,15 @@ def test_a_demo_into_a_file(tmp_path, monkeypatch):
     """A folder that cannot be is refused before anything is measured."""
     for needed in ("matplotlib", "rich", "tokenizers", "transformers"):
         pytest.importorskip(needed)
+    from mimose.bench.demo import demo
     from mimose.bench.experiment import ExperimentSettings
     from mimose.bench.tasks import Workload
-    from mimose.demo import demo
     from mimose.usage import UsageError
 
     def measure(*_):
         sys.exit("it was measured")
 
-    monkeypatch.setattr("mimose.demo._measure", measure)
+    monkeypatch.setattr("mimose.bench.demo._measure", measure)
     file = tmp_path / "file"
     file.write_text("text", encoding="utf-8")
     settings = ExperimentSettings(workload=Workload(seed=0), steps=1, threads=1)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import mimose
-from mimose import cli
+from mimose.cli import main as cli
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

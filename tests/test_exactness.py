@@ -8,8 +8,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import mimose
-from mimose import counting
-from mimose.tracker import StorageTracker
+from mimose.measure.tracker import StorageTracker
+from mimose.run import counting
 
 ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
 N_STEPS = 20

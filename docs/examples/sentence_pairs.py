@@ -15,7 +15,7 @@ from sentence_transformers.losses import MultipleNegativesRankingLoss
 from sentence_transformers.models import Pooling, Transformer
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from mimose.corpus import load_corpus, train_tokenizer
+from mimose.bench.corpus import load_corpus, train_tokenizer
 from mimose.integrations.transformers import MimoseCallback
 
 torch.manual_seed(0)

@@ -8,7 +8,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 import mimose
-from mimose.corpus import read_docstrings, train_tokenizer
+from mimose.bench.corpus import read_docstrings, train_tokenizer
 
 torch.manual_seed(0)
 docstrings = read_docstrings(Path(asyncio.__file__).parent)

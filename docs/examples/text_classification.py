@@ -8,7 +8,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 import mimose
-from mimose.corpus import encode_corpus, load_corpus
+from mimose.bench.corpus import encode_corpus, load_corpus
 
 torch.manual_seed(0)
 corpus = encode_corpus(

@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
-from mimose.corpus import load_corpus, train_tokenizer
+from mimose.bench.corpus import load_corpus, train_tokenizer
 from mimose.integrations.transformers import MimoseCallback
 
 torch.manual_seed(0)

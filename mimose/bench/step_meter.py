@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from mimose.allocator import Usage
-from mimose.meters import AllocatorMeter, Meter, ProcessMeter, Reading
+from mimose.measure.allocator import Usage
+from mimose.measure.meters import AllocatorMeter, Meter, ProcessMeter, Reading
 
 
 class _OverResets(Meter):

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from mimose.bench.corpus import EncodedCorpus
 from mimose.bench.limits import limit_memory
 from mimose.bench.machine import describe_machine, load_average
 from mimose.bench.rows import StepRow
@@ -18,7 +19,6 @@ from mimose.bench.workloads import (
     make_model,
     make_optimizer,
 )
-from mimose.corpus import EncodedCorpus
 from mimose.planners import Planner, Static
 from mimose.session import Session, attach
 

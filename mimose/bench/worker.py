@@ -22,7 +22,8 @@ from typing import Any, TextIO
 
 from mimose.bench.strategies import Training
 from mimose.bench.tasks import task_from_json
-from mimose.recovery import first_line, is_out_of_memory
+from mimose.exceptions import first_line
+from mimose.measure.out_of_memory import is_out_of_memory
 
 _LOOK_SECONDS = 0.5
 

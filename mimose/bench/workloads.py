@@ -1,7 +1,7 @@
 """A training task for demonstrations and benchmarks: where does a docstring come from?
 
 A small BERT encoder, built from a configuration and so without pretrained weights,
-learns to tell the package of a docstring (`mimose.corpus`). Batches are padded to
+learns to tell the package of a docstring (`mimose.bench.corpus`). Batches are padded to
 their longest member: with 16 texts a batch, lengths run from about 40 to 512 tokens,
 and activations with them over more than an order of magnitude. Everything is settled
 by the seed: weights, the order of the batches and dropout.
@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from mimose.bench.corpus import PADDING_ID, EncodedCorpus, EncodedText
 from mimose.bench.tasks import Workload
-from mimose.corpus import PADDING_ID, EncodedCorpus, EncodedText
 
 if TYPE_CHECKING:
     from transformers import BertModel

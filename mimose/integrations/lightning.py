@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from mimose.compiled import WHY_NOT_WHOLE
 from mimose.exceptions import MimoseError, StateMismatchError
 from mimose.integrations.root_search import RootSearch
-from mimose.metrics import MetricsReader
+from mimose.report.metrics import MetricsReader
 from mimose.session import Session, attach
+from mimose.watch.compiled import WHY_NOT_WHOLE
 
 _log = logging.getLogger(__name__)
 
@@ -79,9 +79,9 @@ class MimoseCallback(_Base):
     and that `training_step` calls: the LightningModule itself (``self(batch)``) or the
     model in it (``self.model(batch)``). It detaches when training ends, however it
     ends; validation passes through. `mimose/...` metrics (see
-    `mimose.metrics.MetricsReader`) reach `trainer.callback_metrics` and the loggers
-    every `log_every_n_steps`. What was learned is saved with each checkpoint, and a
-    run that is resumed from one plans from its first step on.
+    `mimose.report.metrics.MetricsReader`) reach `trainer.callback_metrics` and
+    the loggers every `log_every_n_steps`. What was learned is saved with each
+    checkpoint, and a run that is resumed from one plans from its first step on.
 
     Args:
         budget: As for `mimose.attach`.

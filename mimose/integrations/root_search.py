@@ -27,7 +27,8 @@ from torch import nn
 
 from mimose.exceptions import MimoseError
 from mimose.near_names import near_names
-from mimose.units import Named, Patch, find_units
+from mimose.watch.patch import Patch
+from mimose.watch.units import Named, find_units
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from mimose.compiled import WHY_NOT_WHOLE, WRAPPED
 from mimose.exceptions import (
     CheckpointingConflictError,
     MimoseError,
@@ -32,8 +31,9 @@ from mimose.exceptions import (
     StateMismatchError,
 )
 from mimose.integrations.missing import missing_package
-from mimose.metrics import MetricsReader
+from mimose.report.metrics import MetricsReader
 from mimose.session import Session, attach
+from mimose.watch.compiled import WHY_NOT_WHOLE, WRAPPED
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -71,7 +71,7 @@ class MimoseCallback(TrainerCallback, ExportableState):
 
     It attaches when training begins and detaches when it ends, however it ends.
     Evaluation and generation pass through. `mimose/...` metrics (see
-    `mimose.metrics.MetricsReader`) join the trainer's own in the console,
+    `mimose.report.metrics.MetricsReader`) join the trainer's own in the console,
     `log_history` and every `report_to` integration. What was learned is saved with
     each checkpoint, and a run that is resumed from one plans from its first step on.
 

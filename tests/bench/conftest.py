@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from mimose.bench.corpus import EncodedCorpus, EncodedText
 from mimose.bench.experiment import ExperimentSettings
 from mimose.bench.process import StrategyFailedError
 from mimose.bench.rows import StepRow
 from mimose.bench.tasks import Task, Workload
-from mimose.corpus import EncodedCorpus, EncodedText
 
 MIB = 2**20
 START = 400 * MIB

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from mimose.bench.corpus import EncodedCorpus
+from mimose.bench.demo import demo
 from mimose.bench.experiment import ExperimentSettings
 from mimose.bench.rows import read_rows
-from mimose.corpus import EncodedCorpus
-from mimose.demo import demo
 from mimose.usage import UsageError
 
 for needed in ("matplotlib", "rich", "tokenizers", "transformers"):
@@ -31,8 +31,8 @@ def _interruptible() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_corpus(monkeypatch: pytest.MonkeyPatch, toy_corpus: EncodedCorpus) -> None:
     """Spare the seconds that reading the standard library takes."""
-    monkeypatch.setattr("mimose.demo.load_corpus", lambda: None)
-    monkeypatch.setattr("mimose.demo.encode_corpus", lambda *_: toy_corpus)
+    monkeypatch.setattr("mimose.bench.demo.load_corpus", lambda: None)
+    monkeypatch.setattr("mimose.bench.demo.encode_corpus", lambda *_: toy_corpus)
 
 
 def _last_line(text: str) -> Any:

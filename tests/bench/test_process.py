@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from mimose.bench.corpus import EncodedCorpus
 from mimose.bench.process import Child, StrategyFailedError, StrategyProcess
 from mimose.bench.step_meter import StepMeter
 from mimose.bench.strategies import Training
 from mimose.bench.tasks import Task, Workload, task_from_json, task_to_json
-from mimose.corpus import EncodedCorpus
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

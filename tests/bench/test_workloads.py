@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from mimose.bench.corpus import EncodedCorpus
 from mimose.bench.tasks import Workload
 from mimose.bench.workloads import (
     collate,
@@ -12,7 +13,6 @@ from mimose.bench.workloads import (
     make_model,
     make_optimizer,
 )
-from mimose.corpus import EncodedCorpus
 
 SMALL = Workload(layers=2, hidden_size=16, max_tokens=24, batch_size=4, dropout=0.1)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mimose.bench.check.line import Check, Line, judged
-from mimose.recovery import first_line
+from mimose.exceptions import first_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from mimose.bench.check.line import Line, equal, judged
-from mimose.meters import AllocatorMeter
+from mimose.measure.meters import AllocatorMeter
 
 _SIZES = {"64 MiB": 2**26, "1000 bytes": 1000}
 

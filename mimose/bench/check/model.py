@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mimose.zoo import Batch
+from mimose.bench.zoo import Batch
 
 _VOCABULARY = 512
 _CLASSES = 8

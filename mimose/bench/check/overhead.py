@@ -13,8 +13,8 @@ from torch import nn
 
 from mimose.bench.check.line import Line, told
 from mimose.bench.check.training import AMPLE_BYTES, FUSED, scale_of
+from mimose.bench.zoo import Batch
 from mimose.session import attach
-from mimose.zoo import Batch
 
 _WARM_UP_STEPS = 10
 _ROUNDS, _STEPS = 12, 5

@@ -9,7 +9,7 @@ import torch
 
 from mimose.bench.check.line import Line, equal, impossible, judged
 from mimose.bench.check.training import AMPLE_BYTES, Training, jumping
-from mimose.random_state import DeviceRandom
+from mimose.exact.random_state import DeviceRandom
 from mimose.session import attach
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from mimose import allocator
 from mimose.bench.check.line import Line, judged, told
-from mimose.meters import AllocatorMeter
+from mimose.measure import allocator
+from mimose.measure.meters import AllocatorMeter
 
 _TIMES = 500
 _ROUNDS = 5

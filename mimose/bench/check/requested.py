@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
-from mimose.allocator import read_usage
 from mimose.bench.check.line import Line, told
 from mimose.bench.check.training import Training, jumping
 from mimose.bench.proofs.common import mebibytes
+from mimose.measure.allocator import read_usage
 
 _STEPS = 30
 

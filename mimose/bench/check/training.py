@@ -13,7 +13,7 @@ from torch import nn
 from mimose.bench.check.model import Transformer, make_batch
 from mimose.bench.proofs.loop import Loop, Measured
 from mimose.bench.step_meter import ReservedStepMeter
-from mimose.zoo import ZOO, Batch
+from mimose.bench.zoo import ZOO, Batch
 
 AMPLE_BYTES = 2**40
 """A budget that is never used up."""

@@ -14,9 +14,9 @@ from torch import nn
 
 from mimose.bench.check.line import Line, at_most, equal, impossible, told
 from mimose.bench.check.training import AMPLE_BYTES, FUSED, scale_of
+from mimose.bench.zoo import Batch
 from mimose.records import StepRecord
 from mimose.session import attach
-from mimose.zoo import Batch
 
 _LENGTHS = 8
 _PASSES = 5

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from mimose.bench.check.line import Line, judged
 from mimose.bench.proofs.common import MIB
-from mimose.meters import AllocatorMeter
+from mimose.measure.meters import AllocatorMeter
 
 
 def in_single(device: torch.device) -> Iterator[Line]:

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from mimose.bench.grid.selective import Policy, Selective, policy_of
 from mimose.bench.grid.strategies import Applied, CannotRunError, Setup
-from mimose.units import find_units
+from mimose.watch.units import find_units
 
 _NEEDED = ("pulp", "pwlf")
 _TIME_MODEL = "operator-level-cost-model"

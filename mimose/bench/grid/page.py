@@ -11,12 +11,12 @@ from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.table import sentences
 from mimose.bench.grid.workload import size_of
-from mimose.page.cells import Map, draw_map
-from mimose.page.document import document
-from mimose.page.looks import ACTION_COLOURS, ACTION_WORDS, Figure, nothing
-from mimose.page.scales import extent, whole
-from mimose.page.svg import Panel, Point, Rule, Series, draw
-from mimose.page.tables import Cell, Table
+from mimose.report.page.cells import Map, draw_map
+from mimose.report.page.document import document
+from mimose.report.page.looks import ACTION_COLOURS, ACTION_WORDS, Figure, nothing
+from mimose.report.page.scales import extent, whole
+from mimose.report.page.svg import Panel, Point, Rule, Series, draw
+from mimose.report.page.tables import Cell, Table
 
 _MIB = 2**20
 _GIGA = 1e9

@@ -22,10 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 from mimose.bench.grid.strategies import Applied, Facts, Setup, Strategy, letters
 from mimose.bench.grid.workload import size_of
-from mimose.meters import Meter
+from mimose.measure.meters import Meter
 from mimose.planners import Greedy, PlanningProblem
-from mimose.tracker import storages_in
-from mimose.units import Patch, find_units
+from mimose.tensors import storages_in
+from mimose.watch.patch import Patch
+from mimose.watch.units import find_units
 
 _COLLECTED = 10
 """Iterations of sheltered execution; the paper says 10 to 30."""

@@ -24,8 +24,9 @@ from mimose.bench.grid.strategies import (
     Setup,
     Strategy,
 )
-from mimose.recovery import is_out_of_memory
-from mimose.units import Patch, find_units
+from mimose.measure.out_of_memory import is_out_of_memory
+from mimose.watch.patch import Patch
+from mimose.watch.units import find_units
 
 _NO_ACCELERATOR = "it moves tensors off an accelerator, and there is none"
 _ONE_SHAPE = "its schedule holds for one sample's shape, and these batches differ"

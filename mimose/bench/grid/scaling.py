@@ -18,7 +18,7 @@ from torch import nn
 
 from mimose.bench.grid.traces import Sizes, long_tail
 from mimose.bench.grid.workload import Workload
-from mimose.page.looks import counted
+from mimose.report.page.looks import counted
 
 _WIDTH = {"tiny": 128, "base": 768}
 _VOCABULARY = 512

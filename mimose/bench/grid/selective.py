@@ -15,7 +15,7 @@ from torch.utils.checkpoint import (
 )
 
 from mimose.bench.grid.strategies import Applied
-from mimose.units import Patch
+from mimose.watch.patch import Patch
 
 Policy: TypeAlias = Callable[..., CheckpointPolicy]
 """Takes torch's context, an operator and its arguments, as torch asks for."""

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from mimose.bench.grid.traces import Sizes
-from mimose.meters import Meter
+from mimose.measure.meters import Meter
 from mimose.planners import Optimal, Plan, PlanningProblem, Static
 from mimose.session import Session, attach
 

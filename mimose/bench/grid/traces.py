@@ -3,7 +3,7 @@
 The Mimose paper (Liao et al., IPDPS 2023, Fig. 3 and the tasks' table) gives the range
 of its batches' input sizes and draws their distribution. The generators here have
 those ranges and shapes; what they yield is synthetic, and the rows say so. Lengths of
-docstrings are those of real text (`mimose.corpus`).
+docstrings are those of real text (`mimose.bench.corpus`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mimose.recovery import first_line
+from mimose.exceptions import first_line
 
 Sizes: TypeAlias = dict[str, int]
 Trace: TypeAlias = Callable[[np.random.Generator, int], list[Sizes]]
@@ -133,7 +133,7 @@ def docstrings(most: int) -> Trace:
     """
 
     def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
-        from mimose.corpus import encode_corpus, load_corpus
+        from mimose.bench.corpus import encode_corpus, load_corpus
 
         texts = encode_corpus(load_corpus(), most).train
         lengths = np.array([len(text.token_ids) for text in texts])
@@ -195,7 +195,7 @@ def from_dataset(
     """
     from datasets import load_dataset
 
-    from mimose.corpus import load_corpus, train_tokenizer
+    from mimose.bench.corpus import load_corpus, train_tokenizer
 
     kind = _KINDS.get(Path(name).suffix)
     try:

@@ -32,7 +32,7 @@ from mimose.bench.worker import (
     end_with_parent,
     take_standard_output,
 )
-from mimose.recovery import is_out_of_memory
+from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.session import attach
 
 _UNLIMITED = 2**50

@@ -28,11 +28,11 @@ from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import Answer, Bar, Row, Settings, percent
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, chosen
+from mimose.bench.zoo import ZOO, Batch
+from mimose.measure.tracker import StorageTracker
 from mimose.session import attach
-from mimose.tracker import StorageTracker
-from mimose.units import find_units
 from mimose.usage import at_least_one
-from mimose.zoo import ZOO, Batch
+from mimose.watch.units import find_units
 
 QUESTION = "What does learning cost: iterations, forwards, FLOPs and time?"
 

@@ -34,9 +34,9 @@ from mimose.bench.proofs.common import (
 )
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, chosen
+from mimose.bench.zoo import ZOO, Batch
 from mimose.session import attach
 from mimose.usage import at_least_one
-from mimose.zoo import ZOO, Batch
 
 QUESTION = "Is training on an accelerator the same to the last bit?"
 

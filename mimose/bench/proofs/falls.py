@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.allocator import read_usage
 from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import (
     Answer,
@@ -38,10 +37,11 @@ from mimose.bench.proofs.common import (
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, chosen
 from mimose.bench.proofs.soak import SETUPS, WINDOWS
-from mimose.meters import AllocatorMeter
+from mimose.bench.zoo import Batch
+from mimose.measure.allocator import read_usage
+from mimose.measure.meters import AllocatorMeter
 from mimose.session import Session, attach
 from mimose.usage import at_least_one
-from mimose.zoo import Batch
 
 QUESTION = "Does training go on where the device's limit falls below what plans need?"
 

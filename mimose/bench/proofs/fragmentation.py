@@ -35,7 +35,7 @@ from mimose.bench.proofs.common import (
 )
 from mimose.bench.proofs.loop import Loop, Measured
 from mimose.bench.proofs.models import Setup
-from mimose.meters import AllocatorMeter
+from mimose.measure.meters import AllocatorMeter
 from mimose.session import Session, attach
 from mimose.usage import at_least_one
 

@@ -37,9 +37,9 @@ from mimose.bench.proofs.common import (
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, Sizes
 from mimose.bench.proofs.prediction import Alternating
+from mimose.bench.zoo import Batch
 from mimose.session import Session, attach
 from mimose.usage import at_least_one
-from mimose.zoo import Batch
 
 QUESTION = "Does prediction hold in the cases that break simple models of memory?"
 

@@ -23,10 +23,11 @@ from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import Answer, Bar, Row, Settings, percent, quantile
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, argument_sizes, chosen
+from mimose.measure.tracker import StorageTracker
 from mimose.session import attach
-from mimose.tracker import StorageTracker
-from mimose.units import Patch, find_units
 from mimose.usage import at_least_one
+from mimose.watch.patch import Patch
+from mimose.watch.units import find_units
 
 QUESTION = "Are held bytes predicted right at shapes never seen?"
 

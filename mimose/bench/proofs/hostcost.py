@@ -38,12 +38,12 @@ from mimose.bench.proofs.common import (
 )
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import refuse_unknown
-from mimose.meters import AllocatorMeter
+from mimose.bench.zoo import ZOO, Batch
+from mimose.measure.meters import AllocatorMeter
 from mimose.planners import Plan, PlanningProblem
 from mimose.planners.timeline import judge
 from mimose.session import attach
 from mimose.usage import at_least_one
-from mimose.zoo import ZOO, Batch
 
 QUESTION = "What does a step make the host wait for, copy and compute?"
 

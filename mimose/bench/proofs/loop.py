@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mimose.bench.step_meter import budget_meter
-from mimose.zoo import Batch
+from mimose.bench.zoo import Batch
 
 
 class Measured(NamedTuple):

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from mimose.bench.zoo import ZOO, Batch
 from mimose.usage import UsageError
-from mimose.zoo import ZOO, Batch
 
 Sizes: TypeAlias = dict[str, int]
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mimose.bench.corpus import EncodedCorpus, encode_corpus, load_corpus
 from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import (
     Answer,
@@ -37,10 +38,9 @@ from mimose.bench.proofs.common import (
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.tasks import Workload
 from mimose.bench.workloads import Batch, iterate_batches, make_model
-from mimose.corpus import EncodedCorpus, encode_corpus, load_corpus
+from mimose.measure.tracker import StorageTracker
 from mimose.planners import Optimal, Planner, Static, lay_out
 from mimose.session import Session, attach
-from mimose.tracker import StorageTracker
 from mimose.usage import at_least_one, positive
 
 QUESTION = "How much more is recomputed than an exact planner would?"

@@ -54,12 +54,12 @@ from mimose.bench.proofs.models import (
     chosen,
     volume,
 )
-from mimose.meters import AllocatorMeter
+from mimose.bench.zoo import Batch
+from mimose.measure.meters import AllocatorMeter
 from mimose.planners import lay_out
 from mimose.records import StepRecord
 from mimose.session import Session, attach
 from mimose.usage import at_least_one
-from mimose.zoo import Batch
 
 QUESTION = "Do mixed lengths stay within the budget, and is the budget used?"
 

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from mimose.bench.corpus import encode_corpus, load_corpus
 from mimose.bench.proofs import blocks
 from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import Answer, Bar, Row, Settings, percent, quantile
 from mimose.bench.tasks import Workload
 from mimose.bench.workloads import iterate_batches, make_model
-from mimose.corpus import encode_corpus, load_corpus
-from mimose.meters import ProcessMeter
+from mimose.measure.meters import ProcessMeter
 from mimose.session import Session, attach
 from mimose.usage import at_least_one
 

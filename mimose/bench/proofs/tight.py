@@ -34,10 +34,10 @@ from mimose.bench.proofs.common import (
 from mimose.bench.proofs.device import is_cpu
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, chosen
+from mimose.bench.zoo import Batch
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.session import Session, attach
 from mimose.usage import at_least_one
-from mimose.zoo import Batch
 
 QUESTION = "Is a tight budget kept from the first step, and an impossible one refused?"
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from mimose.bench.corpus import EncodedCorpus, EncodedText, encode_corpus, load_corpus
 from mimose.bench.proofs.child import ChildFailedError, run_child
 from mimose.bench.proofs.common import (
     Answer,
@@ -38,7 +39,6 @@ from mimose.bench.proofs.common import (
 from mimose.bench.step_meter import step_meter
 from mimose.bench.tasks import Workload
 from mimose.bench.workloads import collate
-from mimose.corpus import EncodedCorpus, EncodedText, encode_corpus, load_corpus
 from mimose.usage import at_least_one
 
 QUESTION = "Does the Trainer's callback change nothing but memory, and survive SIGKILL?"

@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 
 from mimose.bench.grid.scaling import AXES, SCALING, name_of
 from mimose.bench.grid.workloads import workload_named
-from mimose.units import find_units
+from mimose.watch.units import find_units
 
 
 def _sizes(axis, value, n_batches=40):

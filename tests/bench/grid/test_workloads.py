@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 from mimose.bench.grid.workload import largest, size_of
 from mimose.bench.grid.workloads import WORKLOADS, from_function
-from mimose.units import find_units
+from mimose.watch.units import find_units
 
 SMALL = {"length": 9, "source": 8, "target": 7, "height": 32, "width": 64}
 

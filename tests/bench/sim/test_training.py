@@ -9,7 +9,7 @@ import mimose
 
 pytest.importorskip("transformers")
 
-from mimose.zoo import ZOO
+from mimose.bench.zoo import ZOO
 
 pytestmark = pytest.mark.sim
 

@@ -1,0 +1,72 @@
+"""Noticing that a recomputed layer's inputs were edited in place after it read them.
+
+Note: [A graph that holds itself]
+A recomputed call's graph holds its inputs. An input that is edited in place by what was
+made of it belongs to that graph from then on, and each holds the other. No collector
+sees such a ring, since it closes within autograd: with the forward that was given up,
+all that it had kept would stay for good.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from mimose.tensors import version
+from mimose.watch.shapes import argument_tensors
+
+Marks: TypeAlias = "list[tuple[weakref.ref[torch.Tensor], int]]"
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def marks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Marks:
+    """Note the versions of a call's tensors; the tensors are not held.
+
+    Args:
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+    """
+    found = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, torch.Tensor):
+            found.append((weakref.ref(value), version(value)))
+        elif not isinstance(value, _PLAIN):
+            found += [
+                (weakref.ref(tensor), version(tensor))
+                for _, tensor in argument_tensors((value,), {})
+            ]
+    return found
+
+
+def is_edited(noted: Marks) -> bool:
+    """Whether a tensor that is still alive has another version now."""
+    for ref, counted in noted:
+        tensor = ref()
+        if tensor is not None and version(tensor) != counted:
+            return True
+    return False
+
+
+def cut_off(noted: Marks) -> None:
+    """Take edited tensors out of the graph of a forward that is given up.
+
+    See Note: [A graph that holds itself].
+
+    Args:
+        noted: The tensors, as they were before.
+    """
+    for ref, counted in noted:
+        tensor = ref()
+        if tensor is None or version(tensor) == counted or tensor.grad_fn is None:
+            continue
+        base = tensor._base
+        if base is None:
+            tensor.detach_()
+        elif base.grad_fn is not None:
+            base.detach_()
+            torch.autograd.graph.increment_version(tensor)
+            assert tensor.grad_fn is not None  # asked for, a view follows its base

@@ -1,0 +1,40 @@
+"""The last step's outputs that the user still holds."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_LEAST_BYTES = 65536
+"""Smaller outputs are not worth looking after."""
+
+
+class Carried:
+    """The bytes of the last step's outputs that the user still holds.
+
+    They are part of what the next step starts from, and usually go when its outputs
+    take their names: after its forward, before its backward.
+
+    Args:
+        tensors: What the root returned.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._held: list[tuple[weakref.ref[Any], int]] = []
+        seen: set[int] = set()
+        for tensor in tensors:
+            if tensor.numel() < _LEAST_BYTES // 8:
+                continue
+            if tensor.layout != torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            if storage._cdata not in seen and storage.nbytes() >= _LEAST_BYTES:
+                seen.add(storage._cdata)
+                self._held.append((weakref.ref(storage), storage.nbytes()))
+
+    def live_bytes(self) -> int:
+        """Return how much of it is still alive."""
+        return sum([n_bytes for ref, n_bytes in self._held if ref() is not None])

@@ -1,0 +1,66 @@
+"""A session's numbers since they were last read, for loggers that plot over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mimose.records import PHASES, StepRecord
+
+if TYPE_CHECKING:
+    from mimose.session import Session
+
+PREFIX = "mimose/"
+
+
+class MetricsReader:
+    """Reads what a session did since the last reading.
+
+    Args:
+        session: The session; it may be detached meanwhile.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._next_step = 0
+
+    def read(self) -> dict[str, float]:
+        """Return the metrics of the steps since the last call; {} if there were none.
+
+        ``mimose/peak_bytes``
+            The highest peak observed, in bytes (left out where the meter tells none).
+        ``mimose/budget_use``
+            The same, as a share of the budget.
+        ``mimose/recompute_share``
+            Of all layer calls, the share that was recomputed.
+        ``mimose/cache_hit_rate``
+            Of the steps, the share whose plan came from the cache.
+        ``mimose/phase``
+            Of the last step: 0 collect, 1 step_down, 2 plan, 3 fallback.
+        """
+        records = self._session.records
+        fresh = []
+        for record in reversed(records):
+            if record.step < self._next_step:
+                break
+            fresh.append(record)
+        if not fresh:
+            return {}
+        self._next_step = fresh[0].step + 1
+        return {PREFIX + name: value for name, value in _metrics(fresh).items()}
+
+
+def _metrics(latest_first: Sequence[StepRecord]) -> dict[str, float]:
+    n_calls = sum(len(record.actions) for record in latest_first)
+    n_recomputed = sum(record.n_recomputed for record in latest_first)
+    n_hits = sum(record.cache_hit for record in latest_first)
+    metrics = {
+        "recompute_share": n_recomputed / max(1, n_calls),
+        "cache_hit_rate": n_hits / len(latest_first),
+        "phase": float(PHASES.index(latest_first[0].phase)),
+    }
+    peaks = [r.highest_bytes for r in latest_first if r.highest_bytes is not None]
+    if peaks:
+        metrics["peak_bytes"] = float(max(peaks))
+        metrics["budget_use"] = max(peaks) / latest_first[0].budget_bytes
+    return metrics

@@ -1,0 +1,308 @@
+"""A session in numbers, and as text for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from mimose.budget import format_bytes
+from mimose.decide.plan_cache import PlanCache
+from mimose.planners import PlanningProblem, Timeline
+from mimose.records import PHASES, Records, StepRecord, Summary, without_numbers
+from mimose.report.columns import named, table, wrapped
+
+_Shape: TypeAlias = tuple[tuple[str, int], ...]
+_Names: TypeAlias = tuple[str, ...]
+_MOST_SHAPES = 12
+_MOST_REASONS = 5
+_SHORT = ((0, 1, 3, 5), (0, 3, 5))
+"""Columns of the table of shapes where all do not fit: shape, recomputed, observed, and
+the number of steps if it does."""
+_SHORT_PLAN = ((0, 1, 2, 4), (0, 1, 2))
+"""The same of a plan: event, action, holds, and GFLOP."""
+
+
+def summarise(
+    records: Records,
+    *,
+    budget_bytes: int,
+    peak_bytes: int,
+    units: int,
+    cache: PlanCache,
+    margin: float,
+    kept_units: Mapping[str, str],
+    fragmentation: float | None = None,
+    given_back: int | None = None,
+    inexact_units: Mapping[str, str],
+) -> Summary:
+    """Sum up the records of a session.
+
+    Args:
+        records: The records that are kept, and the totals of all.
+        budget_bytes: The budget.
+        peak_bytes: The highest reading of all.
+        units: How many modules are planned for.
+        cache: The plans.
+        margin: The safety margin now, as a share of predicted growth.
+        kept_units: Units that cannot be recomputed, and why.
+        fragmentation: On an accelerator, reserved growth for each byte of growth.
+        given_back: On an accelerator, how often free blocks were given back.
+        inexact_units: Units that are recomputed, but not to the bit, and why.
+    """
+    errors = [
+        abs(record.prediction_error)
+        for record in records
+        if record.phase == "plan" and record.prediction_error is not None
+    ]
+    totals = records.totals()
+    return Summary(
+        steps=totals.steps,
+        phases=dict(totals.phases),
+        steps_over=totals.steps_over,
+        budget_bytes=budget_bytes,
+        peak_bytes=peak_bytes,
+        units=units,
+        shapes=_n_shapes(records),
+        cache_hits=cache.hits,
+        cache_misses=cache.misses,
+        margin=margin,
+        error_p50=float(np.quantile(errors, 0.5)) if errors else None,
+        error_p99=float(np.quantile(errors, 0.99)) if errors else None,
+        recomputed_flops=totals.recomputed_flops,
+        collected_flops=totals.collected_flops,
+        plan_seconds=totals.plan_seconds,
+        retries=totals.retries,
+        kept_units=kept_units,
+        fragmentation=fragmentation,
+        given_back=given_back,
+        inexact_units=inexact_units,
+    )
+
+
+def _n_shapes(records: Sequence[StepRecord]) -> int:
+    return len(set(_shapes_of(records)))
+
+
+def _shapes_of(records: Sequence[StepRecord]) -> list[_Shape]:
+    """Return each step's sizes, those known to vary by now.
+
+    The first record of a kind of inputs names all sizes, the others those that had
+    varied by then; what was not named was as in the first. Where that one is not kept,
+    a size is left out.
+    """
+    kinds = _kinds(records)
+    firsts: dict[_Names, Mapping[str, int]] = {}
+    shapes: list[_Shape] = []
+    for record in records:
+        kind = kinds[tuple(record.shape)]
+        sizes = {**firsts.setdefault(kind, record.shape), **record.shape}
+        shapes.append(tuple((name, sizes[name]) for name in kind if name in sizes))
+    return shapes
+
+
+def _kinds(records: Sequence[StepRecord]) -> dict[_Names, _Names]:
+    """Map the names that records have to the last ones of the same kind of inputs.
+
+    Records that have names in common are of one kind.
+    """
+    kinds: dict[_Names, _Names] = {}
+    for record in reversed(records):
+        names = tuple(record.shape)
+        if names not in kinds:
+            last = dict.fromkeys(kinds.values())
+            alike = max(last, key=lambda kind: _n_common(kind, names), default=names)
+            kinds[names] = alike if _n_common(alike, names) else names
+    return kinds
+
+
+def _n_common(names: _Names, others: _Names) -> int:
+    return len(set(names) & set(others))
+
+
+def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
+    """Write what happened in a session.
+
+    Args:
+        summary: The session in numbers.
+        records: Its records.
+        width: Columns of the terminal.
+    """
+    kept, inexact = summary.kept_units, summary.inexact_units
+    parts = [
+        _overview(summary, width),
+        _shapes(records, width),
+        _reasons(records, width),
+        _reasoned("Layers that are always kept", kept, width),
+        _reasoned("Layers not exact when recomputed", inexact, width),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _reasoned(title: str, units: Mapping[str, str], width: int) -> list[str]:
+    return _listed(title, [f"{name}: {why}" for name, why in units.items()], width)
+
+
+def _listed(title: str, items: Sequence[str], width: int) -> list[str]:
+    """Write items below a title; nothing if there are none."""
+    lines = [
+        line for item in items for line in wrapped(item, width, first="  ", rest="    ")
+    ]
+    return [*wrapped(title, width), *lines] if lines else []
+
+
+def _overview(summary: Summary, width: int) -> list[str]:
+    phases = ", ".join(
+        f"{summary.phases[phase]} {phase}"
+        for phase in PHASES
+        if phase in summary.phases
+    )
+    share = summary.peak_bytes / summary.budget_bytes
+    rows = [
+        (
+            "budget",
+            f"{format_bytes(summary.budget_bytes)}; highest reading "
+            f"{format_bytes(summary.peak_bytes)} ({share:.0%}); "
+            f"{summary.steps_over} steps over",
+        ),
+        ("phases", phases or "none yet"),
+        (
+            "plans",
+            f"{summary.cache_hits} from the cache, {summary.cache_misses} decided "
+            f"anew, {summary.plan_seconds * 1e3:.1f} ms in all",
+        ),
+        (
+            "recomputed",
+            f"{summary.recomputed_flops / 1e9:.2f} GFLOP, of which "
+            f"{summary.collected_flops / 1e9:.2f} while collecting",
+        ),
+        ("margin", f"{summary.margin:.1%} of the predicted growth"),
+        *_rarer(summary),
+    ]
+    title = (
+        f"mimose: {summary.steps} steps, {summary.units} units, {summary.shapes} shapes"
+    )
+    return [*wrapped(title, width), *named(rows, width)]
+
+
+def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Yield what only some sessions have something to say of."""
+    if summary.error_p50 is not None and summary.error_p99 is not None:
+        yield (
+            "prediction",
+            f"off by {summary.error_p50:.2%} of the growth (median), "
+            f"{summary.error_p99:.2%} (99th percentile)",
+        )
+    if summary.fragmentation is not None:
+        yield (
+            "fragmented",
+            f"{summary.fragmentation:.2f} bytes reserved for each byte of growth; "
+            f"free blocks given back before {summary.given_back} steps",
+        )
+    if summary.retries:
+        yield "run again", f"{summary.retries} forwards"
+
+
+def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
+    """List the last record of each shape, the largest growth first."""
+    shapes = _shapes_of(records)
+    last = dict(zip(shapes, records, strict=True))
+    by_growth = sorted(last, key=lambda s: -(last[s].observed_growth_bytes or 0))
+    names = {tuple(name for name, _ in shape) for shape in last}
+    is_alike = len(names) == 1
+    rows = [("shape", "steps", "phase", "recomputed", "predicted", "observed")]
+    steps = Counter(shapes)
+    for shape in by_growth[:_MOST_SHAPES]:
+        record = last[shape]
+        n_recomputed = sum(action != "keep" for action in record.actions)
+        rows.append(
+            (
+                " × ".join(str(size) for _, size in shape) or "–"
+                if is_alike
+                else _shape_text(dict(shape)),
+                str(steps[shape]),
+                record.phase,
+                f"{n_recomputed}/{len(record.actions)}",
+                _bytes_or_dash(record.predicted_peak_bytes),
+                _bytes_or_dash(record.observed_peak_bytes),
+            )
+        )
+    if len(rows) == 1:
+        return []
+    hidden = len(last) - _MOST_SHAPES
+    more = f"({hidden} other shapes not shown)" if hidden > 0 else ""
+    named_after = " × ".join(names.pop()) if is_alike else ""
+    of = f" ({named_after})" if named_after else ""
+    title = wrapped(f"Peaks by shape{of}, the largest growth first", width)
+    return [*title, *table(rows, width, fewer=_SHORT), *wrapped(more, width)]
+
+
+def _reasons(records: Sequence[StepRecord], width: int) -> list[str]:
+    told = [r.reason for r in records if r.reason and r.phase != "collect"]
+    reasons = Counter(map(without_numbers, told))
+    last = {without_numbers(reason): reason for reason in told}
+    kinds = Counter(map(without_numbers, set(told)))
+    items = [
+        f"{n} × {last[kind]}" + (" (numbers differ)" if kinds[kind] > 1 else "")
+        for kind, n in reasons.most_common(_MOST_REASONS)
+    ]
+    hidden = len(reasons) - _MOST_REASONS
+    if hidden > 0:
+        items.append(f"({hidden} other reasons not shown)")
+    return _listed("Steps out of the ordinary", items, width)
+
+
+def explain(
+    problem: PlanningProblem,
+    laid_out: Timeline,
+    *,
+    shape: Mapping[str, int],
+    why: str,
+    width: int,
+) -> str:
+    """Write a plan, event by event, and which segment binds.
+
+    Args:
+        problem: The step, at exact sizes.
+        laid_out: The step under the plan.
+        shape: Its sizes by name.
+        why: How the plan came about.
+        width: Columns of the terminal.
+    """
+    names = laid_out.segments
+    peaks = dict(zip(names, laid_out.peak_bytes_by_segment.tolist(), strict=True))
+    rows = [("event", "action", "holds", "could free", "GFLOP", "peak fwd", "peak bwd")]
+    for index, event in enumerate(problem.events):
+        action = int(laid_out.choice[index])
+        held = problem.held_bytes[index]
+        rows.append(
+            (
+                event,
+                problem.actions[action],
+                format_bytes(held[action]),
+                format_bytes(held[0] - held.min()),
+                f"{problem.cost[index, action] / 1e9:.3f}",
+                format_bytes(peaks[f"forward of {event}"]),
+                format_bytes(peaks[f"backward of {event}"]),
+            )
+        )
+    holders = "; ".join(f"{k} {format_bytes(v)}" for k, v in laid_out.holders().items())
+    told = [
+        f"starts at {format_bytes(problem.start_bytes)}, peaks at "
+        f"{format_bytes(laid_out.peak_bytes)}, budget "
+        f"{format_bytes(problem.budget_bytes)}",
+        f"binding: {', '.join(laid_out.binding_segments)}",
+        f"held there: {holders}",
+    ]
+    head = _listed(f"Shape {_shape_text(shape)}: {why}", told, width)
+    return "\n".join([*head, "", *table(rows, width, fewer=_SHORT_PLAN)])
+
+
+def _shape_text(shape: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in shape.items()) or "(no sizes)"
+
+
+def _bytes_or_dash(n_bytes: float | None) -> str:
+    return "–" if n_bytes is None else format_bytes(n_bytes)

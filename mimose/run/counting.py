@@ -1,0 +1,131 @@
+"""FLOPs of recomputations: counted until they are known, then told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils.checkpoint import _StopRecomputationError
+
+from mimose.learn.estimator import Estimator
+from mimose.measure.forward_flops import ForwardFlops, UncountableError
+from mimose.measure.tracker import StorageTracker
+from mimose.run.unit import Unit
+from mimose.types import OnRecompute, Sizes
+from mimose.watch.families import digest, family_key
+from mimose.watch.shapes import call_shape
+
+AddFlops: TypeAlias = Callable[[int], None]
+"""Takes the FLOPs of one recomputation."""
+
+
+class RecomputationFlops:
+    """Tells what each recomputation computes.
+
+    Args:
+        estimator: Learns FLOPs by family and sizes, and tells those it knows exactly.
+        device: The model's.
+        on_keep: Called with a unit whose FLOPs cannot be told, and why: it is kept.
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        device: torch.device,
+        on_keep: Callable[[Unit, str], None],
+    ) -> None:
+        self._estimator = estimator
+        self._device = device
+        self._on_keep = on_keep
+        self._forwards = ForwardFlops()
+
+    def unplanned(
+        self,
+        add: AddFlops,
+        unit: Unit,
+        key: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> OnRecompute:
+        """Tell the FLOPs of a recomputation of which no plan speaks.
+
+        Counting takes time for every operator, so it ends once they are known. A
+        first call is counted: it does not stop early.
+        """
+        if unit.is_compiled or not unit.is_compared or not self._estimator.has_room:
+            return self.counted(add, None, unit, key, args, kwargs)
+        shape = call_shape(args, kwargs)
+        alike = family_key(key, shape, self._device)
+        family = self._estimator.family(digest((alike, unit.index, "unplanned")))
+        flops = self._estimator.flops(family, shape.sizes)
+        if flops is None:
+            return self.counted(add, (family, shape.sizes), unit, key, args, kwargs)
+
+        def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
+            add(flops)
+            return forward()
+
+        return run
+
+    def counted(
+        self,
+        add: AddFlops,
+        known_as: tuple[int, Sizes] | None,
+        unit: Unit,
+        key: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> OnRecompute:
+        """Count a recomputation that stops early, where its FLOPs are not known.
+
+        The early stop leaves out what comes after the last tensor that is needed, so
+        these are not the forward's FLOPs. Compiled layers do not stop early, nor does a
+        first call, so what that takes is not learned; nor is what failed half way.
+        """
+        learns = known_as is not None and unit.is_compared
+        flops = self.of_compiled(unit, key, args, kwargs) if unit.is_compiled else None
+
+        def learn(flops: int) -> None:
+            if learns and known_as is not None:
+                self._estimator.learn_flops(*known_as, flops)
+
+        def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
+            if flops is not None:
+                add(flops)
+                learn(flops)
+                return forward()
+            tracker = StorageTracker()
+            try:
+                with tracker:
+                    output = forward()
+            except _StopRecomputationError:  # all that was needed is there
+                learn(tracker.flops)
+                raise
+            else:
+                learn(tracker.flops)
+                return output
+            finally:
+                add(tracker.flops)
+
+        return run
+
+    def of_compiled(
+        self, unit: Unit, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> int:
+        """Return what a compiled layer's forward computes.
+
+        Where it cannot be told, the layer is kept from now on.
+
+        Args:
+            unit: The layer.
+            key: Equal for layers that cost the same.
+            args: What it is called with.
+            kwargs: What it is called with by name.
+        """
+        try:
+            return self._forwards.count(key, unit.module, args, kwargs)
+        except UncountableError as error:
+            if not unit.is_kept:
+                self._on_keep(unit, f"its FLOPs cannot be counted: {error}")
+            return 0

@@ -1,0 +1,106 @@
+"""Putting a step back to where it began, to run it again."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from mimose.exact.changes import Before, BufferSlot, Compared, Slot, union
+from mimose.exact.random_state import RandomState
+
+
+class Snapshot:
+    """Random state and all else that a forward changes, as when a step began.
+
+    Args:
+        devices: The model's accelerators, whose random state is taken along.
+        slots: What forwards are known to change.
+        others: What they might change besides; saved where `take` is told to.
+        constants: Buffers that have not changed yet; copied again where their version
+            is another.
+    """
+
+    def __init__(
+        self,
+        devices: Iterable[torch.device],
+        slots: Iterable[Slot],
+        others: Iterable[Slot] = (),
+        constants: Iterable[BufferSlot] = (),
+    ) -> None:
+        self._devices = tuple(devices)
+        self._slots = union(slots)
+        changing = {slot.key for slot in self._slots}
+        self._constants = [
+            (slot, slot.read()) for slot in constants if slot.key not in changing
+        ]
+        self._others = union(others)
+        self._random: RandomState | None = None
+        self._states = Before(())
+
+    def take(self, *, is_wide: bool = True) -> None:
+        """Take the snapshot, over an earlier one.
+
+        Args:
+            is_wide: Whether to save what might change, too.
+        """
+        self._random = RandomState(self._devices)
+        slots = union(self._slots, self._others) if is_wide else self._slots
+        self._states = Before(slots)
+        self._constants = [
+            (slot, slot.read_after(old)) for slot, old in self._constants
+        ]
+        self._states.add(self._constants)
+
+    def compare(self, without: Iterable[Slot] = ()) -> Compared:
+        """Return what has changed since, of all that was saved.
+
+        Args:
+            without: What need not be compared.
+        """
+        return self._states.compare(without)
+
+    def covers(self, slots: Iterable[Slot]) -> bool:
+        """Whether all these were saved."""
+        return self._states.covers(slots)
+
+    def restore(self) -> None:
+        """Put everything back, tensors in place."""
+        if self._random is not None:
+            self._random.restore()
+        self._states.restore()
+
+
+def release_memory(device: torch.device) -> None:
+    """Collect cycles that pin tensors and give cached blocks back."""
+    gc.collect()
+    if device.type != "cpu":
+        torch.accelerator.empty_cache()
+
+
+class Gradients:
+    """The gradients of a model as they are now, to be put back.
+
+    Where none are there yet (the window has just begun) this costs nothing; else it
+    holds a copy of each.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._grads = [
+            (p, None if p.grad is None else p.grad.detach().clone())
+            for p in model.parameters()
+            if p.requires_grad
+        ]
+
+    def restore(self) -> None:
+        """Put the gradients back; in place where they still are."""
+        for parameter, grad in self._grads:
+            if grad is None or parameter.grad is None:
+                parameter.grad = grad
+            else:
+                parameter.grad.detach_().copy_(grad)

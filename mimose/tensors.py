@@ -1,0 +1,81 @@
+"""Tensors in nested containers, their storages, versions and bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+
+import torch
+
+
+def tensors_in(tree: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested lists, tuples, mappings and dataclasses, in order."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from tensors_in(item)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for field in fields(tree):
+            yield from tensors_in(getattr(tree, field.name))
+
+
+def storages_in(tree: object) -> dict[int, torch.UntypedStorage]:
+    """Return the storages that a tree's tensors live in, by identity.
+
+    Sparse tensors and others without one storage are left out.
+    """
+    found = {}
+    for tensor in tensors_in(tree):
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            found[storage._cdata] = storage
+    return found
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal to the bit, not-a-number included."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not is_plain(one):
+        return True
+    return torch.equal(bits(one), bits(other))
+
+
+def different_bits(one: torch.Tensor, other: torch.Tensor) -> bool | torch.Tensor:
+    """Whether two tensors differ by a bit; on an accelerator a flag that is there."""
+    if one.device != other.device or one.shape != other.shape:
+        return True
+    if one.is_cpu or one.dtype != other.dtype or not is_plain(one):
+        return not same_bits(one, other)
+    return (bits(one) != bits(other)).any()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's bits can be looked at."""
+    return tensor.layout == torch.strided and not (
+        tensor.is_meta or tensor.is_quantized
+    )
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a plain tensor's bits as integers."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    kind = kinds.get(tensor.element_size())
+    is_plain = kind is None or not tensor.dtype.is_floating_point
+    return tensor if is_plain or kind is None else tensor.view(kind)
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place; inference tensors do not count.
+
+    Args:
+        tensor: The tensor.
+    """
+    return 0 if tensor.is_inference() else tensor._version

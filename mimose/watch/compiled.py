@@ -1,0 +1,179 @@
+"""Layers that `torch.compile` made code of, one by one.
+
+Note: [Regional compilation]
+A plan must not be part of what is compiled: each new one would be compiled anew, and
+after a few `torch.compile` gives up. So a compiled layer is planned from the outside:
+what is replaced is not its ``forward`` but what its call runs, the compiled code in
+it. A whole model has no outside of its layers, and is refused.
+
+Under a dispatch mode compiled code does not run, so what it holds is counted where it
+saves it (`saved_storages`), and its FLOPs in another way (see
+`mimose.measure.forward_flops`). The early stop of a recomputation is left out, so that
+it costs a whole forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from mimose.exceptions import MimoseError
+
+COMPILED_CALL = "_compiled_call_impl"
+WRAPPED = "_orig_mod"
+WHY_NOT_WHOLE = (
+    "a plan decides layer by layer, and inside of one compiled graph there are no "
+    "layers. Compile the layers instead, before attaching: `for layer in layers: "
+    "layer.compile()` (accelerate: use_regional_compilation=True), or train without "
+    "torch.compile"
+)
+
+
+def refuse_compiled(model: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Make sure that nothing around the units was compiled.
+
+    `torch.compile` of the whole model after `attach` does no harm: a session's steps
+    are not traced into.
+
+    Args:
+        model: The model, or what `torch.compile` made of it.
+        units: The layers that are planned for.
+
+    Raises:
+        MimoseError: The model is compiled, or a part of it that holds units.
+    """
+    planned = {id(unit) for unit in units}
+    for name, module in model.named_modules():
+        if not _is_compiled_itself(module):
+            continue
+        holds = any(id(m) in planned for m in module.modules() if m is not module)
+        if module is model or (holds and id(module) not in planned):
+            what = f"{name or 'the model'} ({type(module).__name__})"
+            msg = f"{what} is compiled as a whole: {WHY_NOT_WHOLE}"
+            raise MimoseError(msg)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module, or any in it, is compiled."""
+    return any(map(_is_compiled_itself, module.modules()))
+
+
+def _is_compiled_itself(module: nn.Module) -> bool:
+    return (
+        _is_wrapper(module)
+        or _is_compiled_in_place(module)
+        or forward_is_compiled(module)
+    )
+
+
+def forward_is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` made a module's ``forward``."""
+    return hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+
+
+def n_graphs() -> int:
+    """Return how many graphs this process has compiled.
+
+    A step in which code is compiled holds the compiler's memory as well.
+    """
+    utils: Any = sys.modules["torch._dynamo.utils"]
+    return int(utils.counters["stats"]["unique_graphs"])
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    return WRAPPED in module._modules
+
+
+def _is_compiled_in_place(module: nn.Module) -> bool:
+    return getattr(module, COMPILED_CALL, None) is not None
+
+
+def called_attribute(module: nn.Module) -> str:
+    """Name the attribute that a module's call runs: see Note: [Regional compilation].
+
+    Args:
+        module: The module.
+    """
+    return COMPILED_CALL if _is_compiled_in_place(module) else "forward"
+
+
+def wrappers(model: nn.Module) -> dict[int, tuple[str, nn.Module]]:
+    """Return, by identity of the module inside, the wrappers of `torch.compile`.
+
+    Args:
+        model: Where to look.
+    """
+    return {
+        id(module._modules[WRAPPED]): (name, module)
+        for name, module in model.named_modules()
+        if _is_wrapper(module)
+    }
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return what is inside of a wrapper of `torch.compile`; else the module."""
+    while _is_wrapper(module):
+        module = module.get_submodule(WRAPPED)
+    return module
+
+
+class OneGraph(contextlib.AbstractContextManager[None]):
+    """While entered, a call that several graphs would serve gets the same each time.
+
+    Otherwise the one used last comes first, and a recomputation may find another than
+    its forward did, which saves other tensors (pytorch#166926). It holds for the whole
+    process. Where a graph for one size and one for all sizes serve a call, another may
+    run than without: with inductor the last bits of a loss can differ by that.
+    """
+
+    _n_entered: ClassVar[int] = 0
+
+    def __enter__(self) -> None:
+        self._add(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._add(-1)
+
+    @classmethod
+    def _add(cls, n: int) -> None:
+        cls._n_entered += n
+        switch: Callable[[bool], None] | None
+        switch = getattr(torch._C._dynamo.eval_frame, "_set_lru_cache", None)
+        if switch is not None:
+            switch(cls._n_entered == 0)
+
+
+@contextlib.contextmanager
+def saved_storages() -> Iterator[dict[int, torch.UntypedStorage]]:
+    """Collect, by identity, the storages of the tensors saved for a backward meanwhile.
+
+    Whoever else watches what is saved, such as `torch.utils.checkpoint`, does so still.
+    Read it before the end: it is empty then, and holds no storage.
+    """
+    hooks: Any = torch._C._autograd
+    outer = hooks._top_saved_tensors_default_hooks(False)
+    pack, unpack = outer if outer is not None else (_same, _same)
+    found: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: torch.Tensor) -> Any:
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            found[storage._cdata] = storage
+        return pack(tensor)
+
+    disable: Any = torch.compiler.disable
+    hooks._push_saved_tensors_default_hooks(disable(note), unpack)
+    try:
+        yield found
+    finally:
+        hooks._pop_saved_tensors_default_hooks()
+        found.clear()  # the hook may live on, in a cycle
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

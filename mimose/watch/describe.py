@@ -1,0 +1,211 @@
+"""From the root's arguments to what is known of a step before it runs."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from mimose.exceptions import MimoseError
+from mimose.types import MOST_CONTEXTS, Context, StepFacts
+from mimose.watch.compiled import unwrapped
+from mimose.watch.families import autocast_state, digest, module_key
+from mimose.watch.shapes import (
+    Texts,
+    argument_tensors,
+    call_shape,
+    fast_key,
+    partial_masks,
+)
+from mimose.watch.size_table import SizeTable
+from mimose.watch.units import refuse_other_checkpointing
+from mimose.watch.variants import Variants
+
+_MOST_REMEMBERED = 10_000
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+_TRAINING = operator.attrgetter("training")
+_LEARNS = operator.attrgetter("requires_grad")
+
+
+class Mode(NamedTuple):
+    """What is trained and what is in training mode."""
+
+    key: str
+    """Names it, in every process alike."""
+    unit_keys: tuple[str, ...]
+    """`module_key` of each unit, read once: forwards may change settings, such as a
+    count of their calls."""
+
+
+class FactsReader:
+    """Reads contexts and sizes, and remembers those of calls seen before.
+
+    Args:
+        model: The model; inputs have to be on its device.
+        device: Where that is.
+        units: The layers, whose settings change what a step costs.
+    """
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, units: Sequence[nn.Module] = ()
+    ) -> None:
+        self._model = model
+        self._positional = positional_names(model)
+        self._units = tuple(units)
+        self._device = device
+        self._tables: dict[str, SizeTable] = {}
+        self._texts = Texts()
+        self._seen: dict[Hashable, tuple[StepFacts, SizeTable]] = {}
+        self._variants = Variants()
+        self._modules = tuple(model.modules())
+        self._parameters = tuple(model.parameters())
+        self._flags: tuple[bool, ...] = ()
+        self._modes: dict[tuple[bool, ...], Mode] = {}
+        self._probes: list[nn.Parameter] = []
+        self.mode = Mode("", ())
+        """As last seen."""
+        self.last: tuple[StepFacts, SizeTable] | None = None
+
+    def read(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[StepFacts, SizeTable]:
+        """Return a call's facts, and the table that names its sizes.
+
+        Facts with a `base` are those of the variant that came last: see `settle`.
+
+        Raises:
+            MimoseError: The inputs are on another device than the model.
+            CheckpointingConflictError: The model's own checkpointing was switched on.
+        """
+        flags = (*map(_TRAINING, self._modules), *map(_LEARNS, self._parameters))
+        if flags != self._flags:
+            self._note_mode(flags)
+        has_gradients = any([p.grad is not None for p in self._probes])
+        masks = partial_masks(args, kwargs)
+        autocast = autocast_state(self._device)
+        called_with = fast_key(args, kwargs, self._texts)
+        key = (called_with, masks, has_gradients, autocast, self.mode.key)
+        found = self._seen.get(key)
+        if found is None:
+            found = self._read_new(args, kwargs, masks, autocast, has_gradients)
+            if len(self._seen) >= _MOST_REMEMBERED:
+                self._seen.clear()
+            self._seen[key] = found
+        facts, table = found
+        if facts.base:
+            facts = facts._replace(context=self._variants.expected(facts.base))
+        self.last = facts, table
+        return self.last
+
+    def settle(
+        self,
+        facts: StepFacts,
+        table: SizeTable,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> StepFacts:
+        """Return the facts of the variant that runs, as its first layer is called.
+
+        Args:
+            facts: What was read, with a `base`.
+            table: What was read with it.
+            args: What the layer is called with.
+            kwargs: What it is called with by name.
+        """
+        facts = facts._replace(context=self._variants.seen(facts.base, args, kwargs))
+        self.last = facts, table
+        return facts
+
+    def _note_mode(self, flags: tuple[bool, ...]) -> None:
+        """Take note that layers were frozen, unfrozen or put into another mode."""
+        self._flags = flags
+        mode = self._modes.pop(flags, None)
+        if mode is None:
+            unit_keys = tuple(map(module_key, self._units))
+            mode = Mode(digest((flags, unit_keys)), unit_keys)
+        _use(self._modes, flags, mode)
+        self.mode = mode
+        trainable = [p for p in self._parameters if p.requires_grad]
+        # One parameter may never get a gradient; a few from all over the model tell.
+        self._probes = trainable[:: max(1, len(trainable) // 4)][:5]
+
+    def _read_new(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        masks: tuple[str, ...],
+        autocast: Hashable,
+        has_gradients: bool,
+    ) -> tuple[StepFacts, SizeTable]:
+        self._check_device(args, kwargs)
+        refuse_other_checkpointing(self._model)
+        shape = call_shape(args, kwargs, self._texts)
+        key = digest(shape.structure)
+        table = self._tables.pop(key, None) or SizeTable(shape.names, self._positional)
+        _use(self._tables, key, table)
+        table.add(shape.sizes)
+        context: Context = digest((shape.structure, masks, autocast, self.mode.key))
+        is_open = bool(masks) and self._device.type != "cpu"
+        base = context if is_open else ""
+        return StepFacts(context, shape.sizes, has_gradients, key, base), table
+
+    def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Refuse inputs none of which is with the model; lengths may be elsewhere."""
+        devices = {t.device for _, t in argument_tensors(args, kwargs) if t.dim() > 0}
+        if not devices or self._device in devices:
+            return
+        msg = (
+            f"the model is on {self._device}, but its inputs are on "
+            f"{', '.join(sorted(map(str, devices)))}: move them to the model's device; "
+            f"if the model was moved after attach(), detach and attach again"
+        )
+        raise MimoseError(msg)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how inputs are told apart and their sizes named, ready for JSON."""
+        tables = {key: table.state_dict() for key, table in self._tables.items()}
+        return {
+            "tables": tables,
+            "texts": self._texts.state_dict(),
+            "variants": self._variants.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the names of sizes; what was read before is read anew.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self._tables = {
+            key: SizeTable.from_state(said, self._positional)
+            for key, said in state["tables"].items()
+        }
+        self._texts = Texts.from_state(state["texts"])
+        self._variants.load_state_dict(state.get("variants", {}))
+        self._seen.clear()
+
+
+def _use(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Put a value last; of too many the first, least recently used, is forgotten."""
+    known[key] = value
+    if len(known) > MOST_CONTEXTS:
+        del known[next(iter(known))]
+
+
+def positional_names(model: nn.Module) -> tuple[str, ...]:
+    """Return what the model's forward calls its positional arguments.
+
+    Args:
+        model: The model, its forward not taken over yet.
+    """
+    try:
+        parameters = inspect.signature(unwrapped(model).forward).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind in kinds)

@@ -1,0 +1,104 @@
+"""Lower bounds of peaks, and the error that is made of one."""
+
+import pytest
+import torch
+from torch import nn
+
+from mimose import BudgetError, InfeasibleBudgetError
+from mimose.decide.infeasible import LeastPeaks
+from mimose.planners import InfeasibleBudgetError as PlannersError
+from mimose.run.infeasible import infeasible
+from mimose.types import StepFacts
+
+MIB = 2.0**20
+
+
+def _facts(*sizes, context="text"):
+    return StepFacts(context, sizes, False)
+
+
+def test_nothing_measured_bounds_nothing():
+    """Before a step was measured any budget may do."""
+    assert 0.0 == LeastPeaks().bound(_facts(2, 10), 100.0, 0.0)
+
+
+def test_a_larger_batch_needs_at_least_as_much():
+    """The bound holds at the shape itself and at those that cover it."""
+    least = LeastPeaks()
+    least.add(_facts(2, 10), 500.0, 200.0, 0.0, 500.0)
+    sizes = [(2, 10), (2, 30), (4, 10), (2, 9), (1, 99)]
+    assert [500.0, 500.0, 500.0, 0.0, 0.0] == [
+        least.bound(_facts(*s), 400.0, 0.0) for s in sizes
+    ]
+
+
+def test_other_inputs_are_not_bounded():
+    """Another kind of call may need less."""
+    least = LeastPeaks()
+    least.add(_facts(2, 10), 500.0, 200.0, 0.0, 500.0)
+    assert 0.0 == least.bound(_facts(2, 10, context="images"), 400.0, 0.0)
+
+
+def test_the_lower_of_two_bounds_counts():
+    """Today's start with that growth, or that peak with the state made since."""
+    least = LeastPeaks()
+    least.add(_facts(2, 10), 500.0, 200.0, 40.0, 500.0)
+    assert 300.0 == least.bound(_facts(2, 10), 100.0, 40.0)
+    assert 560.0 == least.bound(_facts(2, 10), 900.0, 100.0)
+
+
+def test_the_highest_of_several_steps_counts():
+    """Of all measured steps that are covered, the one that needs most decides."""
+    least = LeastPeaks()
+    least.add(_facts(2, 10), 500.0, 200.0, 0.0, 500.0)
+    least.add(_facts(2, 20), 700.0, 400.0, 0.0, 700.0)
+    assert 700.0 == least.bound(_facts(2, 25), 900.0, 0.0)
+    assert 500.0 == least.bound(_facts(2, 15), 900.0, 0.0)
+
+
+def test_the_error_says_what_holds_the_memory():
+    """Parameters, gradients, state, the rest and the step add up to the peak."""
+    model = nn.Linear(256, 1024, bias=False)
+    model.weight.grad = torch.zeros_like(model.weight)
+    error = infeasible(model, 5 * MIB, 9 * MIB, 7 * MIB, 2 * MIB)
+    assert (5 * MIB, 9 * MIB) == (error.budget_bytes, error.least_peak_bytes)
+    assert {
+        "parameters": MIB,
+        "gradients": MIB,
+        "optimizer state": 2 * MIB,
+        "other things held before the step": 3 * MIB,
+        "the step itself, everything recomputed": 2 * MIB,
+    } == error.holders
+    assert "5.0 MiB" in str(error)
+    assert "9.0 MiB" in str(error)
+
+
+def test_what_holds_nothing_is_left_out():
+    """Without gradients and state neither is named."""
+    error = infeasible(nn.Linear(256, 1024, bias=False), MIB, 3 * MIB, MIB, 0.0)
+    assert {"parameters", "the step itself, everything recomputed"} == set(
+        error.holders
+    )
+
+
+@pytest.mark.parametrize("kind", [BudgetError, PlannersError, ValueError])
+def test_the_error_can_be_caught_as(kind):
+    """The library's error is a budget error and the planners' own."""
+    assert isinstance(InfeasibleBudgetError(1.0, 2.0, {}), kind)
+
+
+def test_what_was_reserved_binds_at_the_same_sizes_alone():
+    """A larger batch may do with fewer segments, but not with fewer tensors."""
+    least = LeastPeaks()
+    least.add(_facts(2, 10), 500.0, 200.0, 0.0, 560.0)
+    assert 560.0 == least.bound(_facts(2, 10), 300.0, 0.0)
+    assert 500.0 == least.bound(_facts(2, 11), 300.0, 0.0)
+
+
+def test_what_an_optimizers_step_reserves_is_needed_as_well():
+    """It is known behind the first step alone; where levels are all there is, never."""
+    least = LeastPeaks()
+    least.add(_facts(2, 10), 500.0, 200.0, 0.0, 560.0)
+    least.add(_facts(2, 20), 500.0, 200.0, 0.0, 500.0)
+    assert 580.0 == least.bound(_facts(2, 10), 300.0, 0.0, 20.0)
+    assert 500.0 == least.bound(_facts(2, 20), 300.0, 0.0, 20.0)

@@ -1,0 +1,102 @@
+"""The cache of plans: a contract of its own over cachetools' LRU."""
+
+import threading
+
+from mimose.decide.plan_cache import CachedPlan, Growth, PlanCache
+from mimose.planners import Plan
+
+
+def _cached(cost=1.0):
+    plan = Plan(
+        actions=("recompute",),
+        peak_bytes=2.0,
+        growth_bytes=1.0,
+        extra_cost=cost,
+        binding_segments=(),
+        planner="test",
+        optimal=False,
+    )
+    return CachedPlan(plan, ("a#0",), (("recompute",),), (1,), Growth(1.0, 1.0), 3.0)
+
+
+def _good(_):
+    return True
+
+
+def test_growth_takes_the_release_off_what_comes_behind():
+    """What is freed before the backward lowers the second part, not the first."""
+    growth = Growth(before_release_bytes=70.0, after_release_bytes=100.0)
+    assert [100.0, 80.0, 70.0] == [growth.bytes(r) for r in (0.0, 20.0, 50.0)]
+
+
+def test_keeps_all_means_that_nothing_is_recomputed():
+    """A plan without extra cost cannot be improved by more room."""
+    assert (True, False) == (_cached(0.0).keeps_all, _cached(1.0).keeps_all)
+
+
+def test_hits_and_misses_are_counted():
+    """The first look misses, and those after `put` hit."""
+    cache = PlanCache(4)
+    assert cache.get("a", _good) is None
+    made = cache.put("a", _cached())
+    assert made is cache.get("a", _good)
+    assert made is cache.get("a", _good)
+    assert (2, 1, 1) == (cache.hits, cache.misses, len(cache))
+    assert "PlanCache(size=1/4, hits=2, misses=1)" == repr(cache)
+
+
+def test_a_plan_that_is_no_longer_good_is_dropped():
+    """A refused plan counts as a miss and is gone."""
+    cache = PlanCache(4)
+    cache.put("a", _cached())
+    assert cache.get("a", lambda _: False) is None
+    assert cache.get("a", _good) is None
+    assert (0, 2, 0) == (cache.hits, cache.misses, len(cache))
+
+
+def test_the_least_recently_used_goes_first():
+    """Looking a plan up makes it young again."""
+    cache = PlanCache(2)
+    cache.put("a", _cached())
+    cache.put("b", _cached())
+    cache.get("a", _good)
+    cache.put("c", _cached())
+    assert cache.get("b", _good) is None
+    assert cache.get("a", _good) is not None
+    assert cache.get("c", _good) is not None
+
+
+def test_the_first_plan_put_is_kept():
+    """Set if absent: who comes second gets the first one's plan."""
+    cache = PlanCache(2)
+    first, second = _cached(), _cached()
+    assert first is cache.put("a", first)
+    assert first is cache.put("a", second)
+
+
+def test_two_threads_agree_on_one_plan():
+    """Threads that make plans for one key at once all get the same."""
+    cache = PlanCache(2)
+    ready = threading.Barrier(8)
+    got = []
+
+    def work():
+        ready.wait()
+        got.append(cache.put("a", _cached()))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 8 == len(got)
+    assert 1 == len({id(plan) for plan in got})
+
+
+def test_clear_drops_everything():
+    """After `clear` nothing is found; the counts go on."""
+    cache = PlanCache(2)
+    cache.put("a", _cached())
+    cache.clear()
+    assert 0 == len(cache)
+    assert cache.get("a", _good) is None

@@ -1,0 +1,319 @@
+"""Phases, plans and the cache, step by step, on an exact meter."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+import mimose
+from mimose.decide.policy import Decision
+from mimose.planners import Static
+
+
+def test_a_shape_seen_before_is_a_hit(toys, meter):
+    """Plans are cached by shape, once the stepping down is over."""
+    model = toys.chain(4)
+    batches = [toys.inputs(n) for n in (8, 24) * 5]
+    found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    planned = [record for record in session.records if record.phase == "plan"]
+    hits = [record.cache_hit for record in planned]
+    assert hits.index(True) == 2
+    assert all(hits[2:])
+    summary = session.summary()
+    assert (sum(hits), len(hits) - sum(hits)) == (summary.cache_hits, 2)
+
+
+@pytest.mark.parametrize("round_to", [8, {"attention_mask.1": 8}, {"input_ids.1": 8}])
+def test_near_shapes_share_a_plan(toys, meter, round_to):
+    """Lengths of one bucket get one plan, made for its upper end."""
+    model = toys.zoo_model("bert")
+    lengths = [24, 8, 32, 16, 28, 12, 22, 30, 18, 10, 26]
+    learning = toys.text_batches([*lengths, 32, 24, 32])
+    near = toys.text_batches([17, 19, 22, 24, 25, 31, 29, 32])
+    budget = toys.budget_between(model, learning[:3], 0.7, meter)
+    options = {"meter": meter, "budget": budget, "round_to": round_to}
+    found, session = toys.compare(model, learning + near, **options)
+    assert [] == found
+    last = list(session.records)[-len(near) :]
+    assert {"plan"} == {record.phase for record in last}
+    assert 1 == len({record.actions for record in last[:4]})
+    assert [True] * 3 == [record.cache_hit for record in last[1:4]]
+    assert [True] * 3 == [record.cache_hit for record in last[5:]]
+    observed = [record.observed_peak_bytes for record in last]
+    assert max(observed) <= budget
+    assert [r.observed_growth_bytes for r in last] == [
+        pytest.approx(r.predicted_growth_bytes, rel=0.02) for r in last
+    ]
+
+
+def test_constant_sizes_do_not_stop_buckets(toys, meter):
+    """Images have three channels, whatever sizes are rounded to."""
+    model = toys.zoo_model("resnet")
+    widths = [32, 64, 16, 48, 96, 80, 128, 112, 32, 64, 16, 48]
+    shapes = [{"batch": 2, "height": 32, "width": width} for width in widths]
+    batches = toys.zoo_batches("resnet", len(shapes), shapes)
+    found, session = toys.compare(model, batches, meter=meter, round_to=16)
+    assert [] == found
+    assert "plan" == session.records[-1].phase
+
+
+def test_less_headroom_makes_a_new_plan(toys, meter):
+    """A cached plan that no longer fits is dropped, and made anew for what is left."""
+    model = toys.chain(6)
+    batches = [toys.inputs(64)] * 6
+    budget = toys.budget_between(model, batches[:2], 0.9, meter)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    with mimose.attach(model, budget, meter=meter) as session:
+        toys.train(model, batches, optimizer=optimizer)
+        before = session.records[-1]
+        assert before.cache_hit
+        most = before.actions.count("keep")
+        spare = budget - before.observed_peak_bytes
+        meter.extra_bytes = spare + 10_000
+        toys.train(model, batches[:2], optimizer=optimizer)
+        after = list(session.records)[-2:]
+        assert [False, True] == [record.cache_hit for record in after]
+        assert after[0].actions.count("keep") < most
+        assert max(record.observed_peak_bytes for record in after) <= budget
+        meter.extra_bytes = 0
+        toys.train(model, batches[:1], optimizer=optimizer)
+        assert not session.records[-1].cache_hit
+        assert most == session.records[-1].actions.count("keep")
+
+
+def test_accumulated_gradients_are_another_case(toys, meter):
+    """A step that starts with gradients grows by fewer bytes and has its own plan."""
+    model = toys.chain(4)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        for _ in range(8):
+            model.zero_grad()
+            for _ in range(2):
+                model(toys.inputs(32)).backward()
+    first, second = list(session.records)[-2:]
+    assert ("plan", "plan") == (first.phase, second.phase)
+    assert (True, True) == (first.cache_hit, second.cache_hit)
+    assert second.observed_growth_bytes < first.observed_growth_bytes
+    assert second.predicted_growth_bytes == second.observed_growth_bytes
+
+
+def test_the_cache_is_bounded(toys, meter):
+    """With room for one plan, two shapes in turn never hit."""
+    model = toys.chain(3)
+    batches = [toys.inputs(n) for n in (8, 24) * 5]
+    _, session = toys.compare(model, batches, meter=meter, cache_size=1)
+    assert 0 == session.summary().cache_hits
+    _, session = toys.compare(model, batches, meter=meter, cache_size=2)
+    assert 0 < session.summary().cache_hits
+
+
+def test_stepping_down_uses_the_room_little_by_little(toys, meter):
+    """Between the safest plan and the final one lie two checked steps."""
+    model = toys.chain(8)
+    batches = [toys.inputs(64)] * 6
+    _, session = toys.compare(model, batches, meter=meter)
+    later = [record for record in session.records if record.phase != "collect"]
+    assert 4 <= len(later)
+    phases = [record.phase for record in later]
+    assert ["step_down", "step_down", "plan", "plan"] == phases[:4]
+    kept = [record.actions.count("keep") for record in later]
+    assert 0 < kept[0] < kept[1] < kept[2] == kept[3] == 8
+
+
+def test_a_static_planner_plans_for_its_shape(toys, meter):
+    """One plan, made for the longest shape, serves all shapes."""
+    model = toys.chain(6)
+    sizes = (8, 64, 24, 40, 16, 48, 32, 56) * 2
+    batches = [toys.inputs(n) for n in sizes]
+    budget = toys.budget_between(model, [toys.inputs(64)] * 2, 0.5, meter)
+    planner = Static(shape={"0.0": 64})
+    options = {"planner": planner, "budget": budget, "meter": meter}
+    found, session = toys.compare(model, batches, **options)
+    assert [] == found
+    planned = {r.actions for r in session.records if r.phase in ("plan", "step_down")}
+    assert 1 == len(planned)
+    assert {"keep", "recompute"} == set(*planned)
+    assert 0 == session.summary().steps_over
+
+
+@pytest.mark.parametrize("planner", ["greedy", "marginal", "optimal"])
+def test_named_planners_keep_the_budget(toys, meter, planner):
+    """Every planner by name trains exactly; those that know peaks keep the budget."""
+    model = toys.chain(6)
+    batches = [toys.inputs(n) for n in (48, 64) * 6]
+    budget = toys.budget_between(model, batches[:2], 0.5, meter)
+    options = {"planner": planner, "budget": budget, "meter": meter}
+    found, session = toys.compare(model, batches, **options)
+    assert [] == found
+    assert "plan" == session.records[-1].phase
+    if planner != "greedy":
+        assert 0 == session.summary().steps_over
+
+
+def test_the_optimal_plan_costs_no_more(toys, meter):
+    """On the same steps `optimal` recomputes no more FLOPs than `marginal`."""
+    model = toys.chain(6)
+    batches = [toys.inputs(64)] * 6
+    budget = toys.budget_between(model, batches[:2], 0.5, meter)
+    flops = []
+    for planner in ("optimal", "marginal"):
+        options = {"planner": planner, "budget": budget, "meter": meter}
+        with toys.untracked():
+            twin = toys.chain(6)
+        _, session = toys.compare(twin, batches, **options)
+        flops.append(session.records[-1].recomputed_flops)
+    assert 0 < flops[0] <= flops[1]
+
+
+@pytest.mark.parametrize("name", ["support-vectors", "tree"])
+def test_other_predictors_train_exactly(toys, meter, name):
+    """Mimose's alternatives may predict worse, but never change a result."""
+    model = toys.chain(4)
+    batches = [toys.inputs(n) for n in (8, 24) * 4]
+    found, session = toys.compare(model, batches, meter=meter, predictor=name)
+    assert [] == found
+    assert 8 == len(session.records)
+
+
+def test_autocast_has_its_own_plans(toys, meter):
+    """Steps under autocast are another context than those without."""
+    model = toys.chain(4)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        for _ in range(5):
+            model(toys.inputs(32)).backward()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(toys.inputs(32))
+            loss.backward()
+            del loss
+            model.zero_grad()
+    plain, cast = list(session.records)[-2:]
+    assert ("plan", "plan") == (plain.phase, cast.phase)
+    assert plain.predicted_growth_bytes == plain.observed_growth_bytes
+    # Copies of biases are in autocast's cache alone, those of weights in the graph too.
+    off = cast.predicted_growth_bytes - cast.observed_growth_bytes
+    assert abs(off) <= 0.005 * cast.observed_growth_bytes
+    assert plain.observed_growth_bytes != cast.observed_growth_bytes
+
+
+def test_a_prediction_alone_does_not_end_a_training(toys, meter):
+    """Where no plan is predicted to fit, all is recomputed, and what it takes decides.
+
+    The budget has room for the batch, but not for what is predicted of it.
+    """
+    model = toys.chain(4)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        lengths = (8, 24, 16, 12, 20, 32, 28, 10, 14, 18, 22, 26)
+        toys.train(model, [toys.inputs(n) for n in lengths])
+        assert "plan" == session.records[-1].phase
+        policy = session._policy
+        original = policy._estimator.problem
+
+        def heavier(*args, **kwargs):
+            problem = original(*args, **kwargs)
+            return replace(problem, gap_bytes=problem.gap_bytes + 2.0**41)
+
+        policy._estimator.problem = heavier
+        model(toys.inputs(30)).backward()
+    record = session.records[-1]
+    assert ("fallback", {"recompute"}) == (record.phase, set(record.actions))
+    assert record.reason.startswith("no plan is predicted to keep the budget")
+    assert record.observed_peak_bytes is not None
+
+
+def test_rounding_a_size_that_is_not_there(toys, meter, caplog):
+    """A name that is none of the model's is told once, with those that are."""
+    model = toys.chain(2)
+    batches = [toys.inputs(n) for n in (8, 16, 24)]
+    with (
+        caplog.at_level(logging.WARNING, logger="mimose"),
+        mimose.attach(model, "1TiB", meter=meter, round_to={"0.0": 8, "no": 4}),
+    ):
+        toys.train(model, batches)
+    told = [r.getMessage() for r in caplog.records if "round_to" in r.message]
+    assert 1 == len(told)
+    assert "no size is called 'no'" in told[0]
+    assert "the sizes are x.0, x.1" in told[0]
+
+
+def test_a_plan_outlives_no_pattern(toys, meter):
+    """A context that was forgotten for others is collected again, not guessed at."""
+    model = toys.chain(3)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        toys.train(model, [toys.inputs()] * 6)
+        assert session.records[-1].cache_hit
+        facts, _ = session._driver.last_facts()
+        session._estimator.forget(facts.context)
+        toys.train(model, [toys.inputs()])
+        assert "collect" == session.records[-1].phase
+
+
+def test_a_plan_that_was_far_off_is_measured_anew(toys, meter):
+    """A hit whose step grew by more than predicted is made again, and measured."""
+    model = toys.chain(6)
+    batches = [toys.inputs(n) for n in (16, 64, 32, 64, 48, 64, 64, 64)]
+    budget = toys.budget_between(model, batches[1:4:2], 0.6, meter)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    with mimose.attach(model, budget, meter=meter) as session:
+        toys.train(model, batches, optimizer=optimizer)
+        last = session.records[-1]
+        assert last.cache_hit
+        assert "recompute" in last.actions
+        policy = session._driver._policy
+        (plan,) = [p for p in policy.cache._plans.values() if not p.keeps_all]
+        decision = Decision("plan", plan, 1e6, 1e6, is_measured=False)
+        policy.observe(decision, 1e6 + policy.margin.noise_bytes, is_relevant=False)
+        toys.train(model, batches[-1:], optimizer=optimizer)
+        assert session.records[-1].cache_hit
+        n_measured = policy._estimator.n_steps
+        policy._learning._until = 0
+        policy.observe(decision, 2e6, is_relevant=False)
+        toys.train(model, batches[-1:], optimizer=optimizer)
+        assert not session.records[-1].cache_hit
+        assert n_measured + 1 == policy._estimator.n_steps
+        toys.train(model, batches[-1:], optimizer=optimizer)
+        assert session.records[-1].cache_hit
+
+
+def test_measuring_ends_where_predictions_are_near(toys, meter):
+    """Soon, and begins again where a plan that recomputes comes out far off."""
+    model = toys.chain(6)
+    lengths = [64, *range(20, 60)]
+    batches = [toys.inputs(n) for n in lengths]
+    budget = toys.budget_between(model, [batches[0], batches[-1]], 0.6, meter)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    with mimose.attach(model, budget, meter=meter) as session:
+        toys.train(model, batches, optimizer=optimizer)
+        policy = session._driver._policy
+        n_measured = policy._estimator.n_steps
+        assert n_measured < 20
+        last = session.records[-1]
+        assert (last.phase, last.cache_hit) == ("plan", False)
+        assert "recompute" in last.actions
+        (plan,) = [p for p in policy.cache._plans.values() if (59, 16) in p.exact]
+        decision = Decision("plan", plan, growth_bytes=1e6)
+        policy.observe(decision, 2e6, is_relevant=False)
+        toys.train(model, [toys.inputs(63)], optimizer=optimizer)
+        assert n_measured + 1 == policy._estimator.n_steps
+
+
+def test_the_farther_beyond_what_was_measured_the_more_is_kept_free(toys, meter):
+    """And nothing within; each such step is measured, so that the next is within."""
+    model = toys.chain(4)
+    lengths = [8, 40, 24, 32, 16, 40, 36]
+    with mimose.attach(model, "1GiB", meter=meter) as session:
+        policy = session._policy
+        kept_free = []
+        make = policy._make
+
+        def making(facts, memory, stage, more):
+            kept_free.append((facts.sizes[0], more))
+            return make(facts, memory, stage, more)
+
+        policy._make = making
+        toys.train(model, [toys.inputs(n) for n in [*lengths, 42, 41, 58]])
+    free = dict(kept_free)
+    assert free[36] == 0.0
+    assert free[42] == pytest.approx(0.1 * 0.05 / 0.25)
+    assert free[41] == 0.0
+    assert free[58] == 0.1

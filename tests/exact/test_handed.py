@@ -1,0 +1,435 @@
+"""Objects that layers are handed and change: recomputed from their state of before."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose.exact.handed import Handed, HandedObjects, Knowledge, autograd_clock
+
+N_LAYERS = 4
+
+
+class _Slot:
+    """One layer's part of a cache."""
+
+    def __init__(self):
+        self.keys = None
+
+
+class _Cache:
+    """Keys by layer, as key-value caches keep them."""
+
+    def __init__(self):
+        self.slots = []
+        self.seen = {"calls": 0}
+
+    def update(self, keys, layer):
+        while len(self.slots) <= layer:
+            self.slots.append(_Slot())
+        slot, self.seen["calls"] = self.slots[layer], self.seen["calls"] + 1
+        parts = [keys] if slot.keys is None else [slot.keys, keys]
+        slot.keys = torch.cat(parts, dim=1)
+        return slot.keys
+
+
+class _Layer(nn.Module):
+    """Attends to what the cache holds of it; the cache is an argument."""
+
+    def __init__(self, index, width=16):
+        super().__init__()
+        self.index = index
+        self.linear = nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x, cache=None):
+        keys = self.linear(x)
+        if cache is not None:
+            keys = cache.update(keys, self.index)
+        scores = torch.tanh(x @ keys.transpose(1, 2))
+        return x + self.dropout(scores @ keys)
+
+
+class _Model(nn.Module):
+    """Makes a cache in every forward, asked or not."""
+
+    makes = _Cache
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer(i) for i in range(N_LAYERS))
+
+    def forward(self, x, cache=None):
+        cache = self.makes() if cache is None else cache
+        for layer in self.layers:
+            x = layer(x, cache=cache)
+        return x.square().mean()
+
+
+def _model(kind=_Model):
+    torch.manual_seed(0)
+    return kind().train()
+
+
+def _train(model, lengths, caches=None):
+    """Train on a batch of each length; return losses and gradients."""
+    torch.manual_seed(1)
+    told = []
+    for index, length in enumerate(lengths):
+        cache = None if caches is None else caches[index]
+        loss = model(torch.randn(2, length, 16), cache)
+        loss.backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        told += [loss.detach(), *map(torch.clone, grads)]
+        model.zero_grad()
+    return told
+
+
+def _same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("planner", ["full", "every-2", "auto"])
+def test_layers_that_append_to_a_cache_are_recomputed(toys, meter, planner):
+    """Each from the cache as it was handed to it: all is equal, none has to be kept."""
+    model = _model()
+    bare = _train(copy.deepcopy(model), (8, 12, 16, 8, 20, 9, 11, 8))
+    with mimose.attach(model, "1TiB", planner=planner, meter=meter) as session:
+        assert _same(bare, _train(model, (8, 12, 16, 8, 20, 9, 11, 8)))
+        assert {} == session.summary().kept_units
+    assert 0 < session.summary().recomputed_flops
+
+
+def test_a_cache_of_the_users_is_filled_once(meter):
+    """What was in it counts in the recomputation; it ends as in the bare model."""
+    model = _model()
+
+    def filled():
+        torch.manual_seed(5)
+        cache = _Cache()
+        for index in range(N_LAYERS):
+            cache.update(torch.randn(2, 3, 16), index)
+        return cache
+
+    mine, others = [filled() for _ in range(2)], [filled() for _ in range(2)]
+    bare = _train(copy.deepcopy(model), (8, 12), others)
+    with mimose.attach(model, "1TiB", planner="full", meter=meter):
+        assert _same(bare, _train(model, (8, 12), mine))
+    for one, other in zip(mine, others, strict=True):
+        assert one.seen == other.seen
+        for a, b in zip(one.slots, other.slots, strict=True):
+            assert torch.equal(a.keys, b.keys)
+
+
+class _InPlace(_Cache):
+    """Keeps its keys in one buffer, as static caches do."""
+
+    def __init__(self):
+        super().__init__()
+        self.sums = [torch.zeros(()) for _ in range(N_LAYERS)]
+
+    def update(self, keys, layer):
+        self.sums[layer] += keys.detach().mean()
+        return keys + self.sums[layer]
+
+
+class _InPlaceModel(_Model):
+    makes = _InPlace
+
+
+def test_a_layer_that_edits_an_objects_tensor_is_kept(meter):
+    """It cannot be recomputed; it is named, and the step gives the same."""
+    model = _model(_InPlaceModel)
+    bare = _train(copy.deepcopy(model), (8, 12))
+    with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
+        assert _same(bare, _train(model, (8, 12)))
+    kept = session.summary().kept_units
+    assert {f"layers.{i}" for i in range(N_LAYERS)} == set(kept)
+    assert "an object that it is handed" in next(iter(kept.values()))
+
+
+def test_a_forward_that_has_filled_a_users_cache_is_not_run_again(meter):
+    """It would fill it twice; the error comes through."""
+    model = _model()
+    model.layers[-1].register_forward_pre_hook(_fail)
+    cache = _Cache()
+    session = mimose.attach(model, "1TiB", planner="none", meter=meter)
+    with pytest.raises(torch.OutOfMemoryError):
+        model(torch.randn(2, 8, 16), cache)
+    assert N_LAYERS - 1 == cache.seen["calls"]
+    assert 0 == session.records[-1].retries
+    session.detach()
+
+
+def _fail(*_):
+    msg = "out of memory"
+    raise torch.OutOfMemoryError(msg)
+
+
+def test_nothing_outlives_the_step(meter):
+    """No copy leads back to the layer's own graph: all goes without a collection."""
+    model = _model()
+    caches = []
+
+    class _Seen(_Cache):
+        def __init__(self):
+            super().__init__()
+            caches.append(weakref.ref(self))
+
+    model.makes = _Seen
+    gc.collect()
+    gc.disable()
+    try:
+        with mimose.attach(model, "1TiB", planner="full", meter=meter):
+            for length in (8, 12, 8):
+                loss = model(torch.randn(2, length, 16))
+                loss.backward()
+                del loss
+                model(torch.randn(2, length, 16))  # no backward follows
+    finally:
+        gc.enable()
+    assert [None] * 6 == [ref() for ref in caches[:6]]
+
+
+class _Shared(nn.Module):
+    """Writes its keys into the cache, or reads those of the layer before."""
+
+    def __init__(self, index, width=16):
+        super().__init__()
+        self.index = index
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x, cache):
+        if self.index % 2:
+            keys = cache.slots[self.index - 1].keys
+        else:
+            keys = cache.update(self.linear(x), self.index)
+        return x + torch.tanh(x @ keys.transpose(1, 2)) @ keys
+
+
+class _SharedModel(_Model):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(_Shared(i) for i in range(N_LAYERS))
+
+
+def test_keys_of_another_layer(meter):
+    """Gradients reach the layer that wrote them, in every step."""
+    model = _model(_SharedModel)
+    bare = _train(copy.deepcopy(model), (8, 12, 8, 16))
+    with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
+        assert _same(bare, _train(model, (8, 12, 8, 16)))
+        assert {} == session.summary().kept_units
+
+
+class _Scale:
+    """Changed by the model, and read by its layers."""
+
+    def __init__(self):
+        self.value = 1.0
+
+
+class _Scaled(nn.Module):
+    def __init__(self, index, width=16):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x, cache):
+        return x + torch.tanh(self.linear(x)) * cache.value
+
+
+class _ScaledModel(_Model):
+    makes = _Scale
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(_Scaled(i) for i in range(N_LAYERS))
+
+    def forward(self, x, cache=None):
+        cache = self.makes()
+        for layer in self.layers:
+            x = layer(x, cache)
+            cache.value *= 0.5
+        return x.square().mean()
+
+
+def test_what_changes_behind_a_layers_back_is_found(meter):
+    """No layer changes it: the first recomputation differs, and they are kept."""
+    model = _model(_ScaledModel)
+    bare = _train(copy.deepcopy(model), (8, 12, 8))
+    with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
+        told = _train(model, (8, 12, 8))
+    n_first = len(told) // 3
+    assert _same(bare[n_first:], told[n_first:])
+    assert N_LAYERS == len(session.summary().kept_units)
+
+
+def test_all_layers_that_edit_are_found_in_one_step(meter):
+    """A cache of the user's cannot be filled again; the error comes once."""
+    model = _model()
+    caches = [_InPlace() for _ in range(3)]
+    with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
+        with pytest.raises(RuntimeError, match="is edited in place"):
+            _train(model, (8,), caches[:1])
+        bare = _train(copy.deepcopy(model), (8, 12), [_InPlace(), _InPlace()])
+        assert _same(bare, _train(model, (8, 12), caches[1:]))
+    assert N_LAYERS == len(session.summary().kept_units)
+
+
+def _taken(known, *leaves):
+    leaves = list(leaves)
+    return known.take(leaves), leaves
+
+
+def test_objects_that_do_not_change_are_handed_on_as_they_are():
+    """After a first call has told, they are not copied again."""
+    known, cache = HandedObjects(Knowledge()), _Cache()
+    taken, leaves = _taken(known, cache, None, "text")
+    assert isinstance(leaves[0], Handed)
+    known.settle(taken)
+    assert cache is leaves[0].again({})
+    assert ([], [cache]) == _taken(known, cache)
+    known.forget()
+    assert 1 == len(_taken(known, cache)[0])
+
+
+def test_what_one_layer_changes_is_copied_for_all():
+    """They may be handed the same object."""
+    knowledge = Knowledge()
+    known, other, cache = HandedObjects(knowledge), HandedObjects(knowledge), _Cache()
+    other.settle(_taken(other, cache)[0])
+    taken, _ = _taken(known, cache)
+    cache.update(torch.zeros(1, 2, 3), 0)
+    known.settle(taken)
+    for each in (known, other):
+        again, leaves = _taken(each, cache, cache)
+        assert 1 == len(again)
+        copies = {}
+        copied = leaves[0].again(copies)
+        assert copied is leaves[1].again(copies)
+        assert copied is not leaves[0].again({})
+        copied.update(torch.zeros(1, 2, 3), 0)
+        assert (1, 2) == (cache.seen["calls"], copied.seen["calls"])
+        assert 2 == cache.slots[0].keys.shape[1]
+    assert knowledge.may_have_changed((), {"deep": [{"cache": cache}]}, 0)
+    assert not knowledge.may_have_changed((_Scale(), 1), {}, 0)
+    assert not knowledge.cannot_be_copied((cache,), {})
+
+
+def test_tensors_are_shared_and_containers_are_not():
+    """A copy costs no memory on the device."""
+    cache = _Cache()
+    cache.update(torch.zeros(1, 2, 3), 0)
+    cache.pair = (cache.slots, cache)  # it leads back to itself
+    copied = Handed(cache, {}, is_changed=True).again({})
+    assert copied is not cache
+    assert copied.pair[1] is copied
+    assert copied.slots is not cache.slots
+    assert copied.slots is copied.pair[0]
+    assert copied.slots[0].keys is cache.slots[0].keys
+
+
+class _Closing(_Scale):
+    """Ends something when it goes."""
+
+    def __del__(self):
+        pytest.fail("a copy was made")
+
+
+class _Slotted:
+    __slots__ = ("value",)
+
+
+class _Proxy:
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def _deep():
+    nested = []
+    for _ in range(5000):
+        nested = [nested]
+    found = _Scale()
+    found.value = nested
+    return found
+
+
+def _large():
+    found = _Scale()
+    found.value = list(range(20_000))
+    return found
+
+
+@pytest.mark.parametrize(
+    "make", [object, _Slotted, lambda: iter([1]), lambda: {1}.copy(), _deep, _large]
+)
+def test_what_cannot_be_copied_is_handed_on(make):
+    """Its changes are found by comparison, if at all."""
+    known, given = HandedObjects(Knowledge()), make()
+    taken, leaves = _taken(known, given)
+    known.settle(taken)
+    leaf = leaves[0].again({}) if isinstance(leaves[0], Handed) else leaves[0]
+    assert given is leaf
+
+
+def test_no_copy_runs_code_of_the_objects():
+    """Neither `__init__` and `__getattr__`, nor `__del__` of what was copied."""
+    known = HandedObjects(Knowledge())
+    _Closing.__del__, fails = lambda _: None, _Closing.__del__
+    given, proxy = _Closing(), _Proxy()
+    _Closing.__del__ = fails
+    assert [] == _taken(known, given)[0]
+    assert 1 == len(_taken(known, proxy)[0])
+    _Closing.__del__ = lambda _: None
+
+
+def test_only_what_the_forward_has_made_counts_as_filled():
+    """An object may hold tensors with a graph from before."""
+    given, weight = _Scale(), torch.ones(2, requires_grad=True)
+    given.value = weight * 2
+    began = autograd_clock()
+    assert not Knowledge().may_have_changed((given,), {}, began)
+    given.value = {weight: [weight * 2]}
+    assert Knowledge().may_have_changed((given,), {}, began)
+
+
+def test_objects_with_odd_parts():
+    """Keys that are tensors, and references to what is gone."""
+    known, given = HandedObjects(Knowledge()), _Scale()
+    gone = _Scale()
+    given.value = {torch.ones(2): 1, torch.zeros(2): weakref.proxy(gone)}
+    del gone
+    taken, leaves = _taken(known, given)
+    given.value = {torch.ones(2): 1}
+    known.settle(taken)
+    assert 2 == len(leaves[0].again({}).value)
+
+
+def test_a_forward_given_up_for_an_edit_leaves_nothing(meter):
+    """What was copied of an object would hold the edited tensor, and that its graph."""
+    model = _model(_InPlaceModel)
+    made = []
+
+    class _Noted(_InPlace):
+        def update(self, keys, layer):
+            self.sums[layer] = self.sums[layer].clone()
+            self.sums[layer] += keys.mean()
+            made.append(weakref.ref(self.sums[layer]))
+            return keys + self.sums[layer]
+
+    class _Kept(_InPlace):
+        def update(self, keys, layer):
+            self.sums[layer] += keys.mean()
+            made.append(weakref.ref(self.sums[layer]))
+            return keys + self.sums[layer]
+
+    for kind in (_Kept, _Noted):
+        model.makes = kind
+        with mimose.attach(model, "1TiB", planner="full", meter=meter):
+            _train(model, (8, 12))
+        gc.collect()
+        assert [None] * len(made) == [ref() for ref in made]

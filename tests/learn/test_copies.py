@@ -1,0 +1,184 @@
+"""Copies of weights that autocast keeps count once, whatever becomes of the layer."""
+
+import contextlib
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose.learn.copies import evened, gone_bytes
+from mimose.measure.tracker import StorageTracker
+from mimose.types import SegmentSample, StepSample
+from mimose.watch.families import autocast_keeps_copies
+
+_WIDTH = 64
+_BF16 = torch.bfloat16
+
+
+class _Wide(nn.Module):
+    """Weights as large as what is computed with them."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+def _inside(model, caches):
+    """Enter autocast in the model's own forward, as accelerate does."""
+    context = torch.autocast("cpu", _BF16, cache_enabled=caches)
+    model.forward = context(model.forward)
+
+
+def _step(model, x, *, is_inside, caches=True):
+    """Train a step; the context ends before the backward."""
+    around = torch.autocast("cpu", _BF16, cache_enabled=caches)
+    with contextlib.nullcontext() if is_inside else around:
+        loss = model(x)
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def _trained(toys, meter, *, is_inside=False, caches=True, state=None, n_steps=30):
+    """Train with room for everything; return the records and what was learned."""
+    model = toys.chain(6, _WIDTH, _Wide)
+    if is_inside:
+        _inside(model, caches)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        if state is not None:
+            session.load_state_dict(state)
+        for i in range(n_steps):
+            x = toys.inputs(64 + 8 * (i * 5 % 13), _WIDTH)
+            _step(model, x, is_inside=is_inside, caches=caches)
+        return list(session.records), session.state_dict()
+
+
+def _errors(records):
+    """Return by how much predictions are off, as shares of the growth observed."""
+    return [
+        (r.predicted_peak_bytes - r.observed_peak_bytes) / r.observed_growth_bytes
+        for r in records
+        if r.predicted_peak_bytes is not None and "keep" in r.actions
+    ]
+
+
+@pytest.mark.parametrize("caches", [True, False])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_predictions_hold_under_autocast(toys, meter, is_inside, caches):
+    """Whether the context ends in the model or behind it, or there are no copies.
+
+    A plan's first step has one reading of what a loss needs behind a kept layer, of
+    larger sizes.
+    """
+    records, _ = _trained(toys, meter, is_inside=is_inside, caches=caches)
+    assert {"collect", "step_down", "plan"} == {record.phase for record in records}
+    errors = _errors(records)
+    assert 20 <= len(errors)
+    assert -0.01 <= min(errors)
+    assert max(errors) <= 0.02
+    assert sorted(errors)[-4] <= 0.01
+
+
+def test_what_was_learned_of_copies_is_saved(toys, meter):
+    """Another session plans with it from its first step on, and counts none twice.
+
+    Counted twice they are a third of the growth here.
+    """
+    _, state = _trained(toys, meter)
+    said = json.loads(json.dumps(state))
+    copied = set(said["estimator"]["copied"].values())
+    layer = _Wide(_WIDTH)
+    assert {2.0 * sum(p.numel() for p in layer.parameters())} == copied
+    records, _ = _trained(toys, meter, state=said, n_steps=8)
+    errors = _errors(records)
+    assert 8 == len(errors)
+    assert max(map(abs, errors)) <= 0.01
+
+
+class _Scores(nn.Module):
+    """Layers that save their outputs, under scores as large as all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(_Wide(_WIDTH) for _ in range(4))
+        self.head = nn.Linear(_WIDTH, 2000)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.head(x)
+
+
+def test_a_loss_inside_the_context_and_outside_of_the_model(meter):
+    """Plans are made, though copies and the last scores go in the midst of the loss.
+
+    Predictions were 22% too low, so that the first plans never passed their check.
+    """
+    torch.manual_seed(3)
+    model = _Scores()
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        for i in range(22):
+            x = torch.randn(200 + 8 * (i * 5 % 13), _WIDTH)
+            with torch.autocast("cpu", _BF16):
+                scores = model(x)
+                labels = torch.zeros(len(x), dtype=torch.long)
+                loss = nn.functional.cross_entropy(scores, labels)
+            loss.backward()
+            model.zero_grad(set_to_none=True)
+    records = list(session.records)
+    assert {"plan"} == {record.phase for record in records[-8:]}
+    assert -0.02 <= min(_errors(records[-8:]))
+    assert max(_errors(records[-8:])) <= 0.02
+
+
+def test_the_tracker_knows_copies_of_weights():
+    """Casts of trained single-precision weights count, as long as they are alive."""
+    layer, x = nn.Linear(8, 8), torch.ones(4, 8)
+    frozen = nn.Linear(8, 8).requires_grad_(False)
+    with StorageTracker() as tracker:
+        with torch.autocast("cpu", _BF16):
+            y = layer(x) + frozen(x)
+            assert autocast_keeps_copies()
+            assert 2 * (64 + 8) == tracker.copied_bytes()
+        assert 0 == tracker.copied_bytes()  # x needs no gradient: no weight is saved
+    assert not autocast_keeps_copies()
+    assert y.dtype == _BF16
+
+
+def test_without_the_cache_nothing_is_kept():
+    """Autocast can be told to keep no copies."""
+    with torch.autocast("cpu", _BF16, cache_enabled=False):
+        assert not autocast_keeps_copies()
+
+
+def test_copies_go_where_no_call_of_the_unit_is_kept():
+    """One copy a unit, however often it is called."""
+    copied = [(0, 10.0), (1, 5.0), (0, 10.0), (2, 0.0)]
+    assert 15.0 == gone_bytes(copied, ())
+    assert 10.0 == gone_bytes(copied, {1})
+    assert 0.0 == gone_bytes(copied, {0, 1})
+
+
+@pytest.mark.parametrize(
+    ("kept", "gone", "excess", "expected"),
+    [
+        ([0.0, 0.0], 30.0, 5.0, 5.0),  # R0
+        ([20.0, 10.0], 0.0, 6.0, 6.0),  # R1
+        ([20.0, 0.0], 10.0, 6.0, 16.0),  # above R0, so R1 is so much higher
+        ([20.0, 0.0], 10.0, 5.0, None),
+    ],
+)
+def test_what_a_losss_excess_tells_of_copies(kept, gone, excess, expected):
+    """A step between the two tells that of all kept, or nothing."""
+    nothing = SegmentSample(0.0, 0.0)
+    sample = StepSample(
+        (), (nothing, nothing), nothing, SegmentSample(100.0, excess), True, "loss"
+    )
+    loss = evened(sample, kept, gone, 5.0).loss
+    assert loss == SegmentSample(100.0 - sum(kept), expected)

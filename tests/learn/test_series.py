@@ -1,0 +1,369 @@
+"""One quantity: when its fit is trusted, and what it says."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mimose.learn.series import NOISY_STRETCH, STRETCH, Series
+from mimose.predictors import EnvelopeRegressor, PolynomialRegressor, make_predictor
+
+
+def _exact(nonnegative=True):
+    def make(noise):
+        return make_predictor("polynomial", noise=noise, nonnegative=nonnegative)
+
+    return Series(make, 0.0, nonnegative=nonnegative)
+
+
+def _square(n):
+    return 3.0 * n * n + 5.0 * n
+
+
+def test_counts_that_are_no_polynomial_are_not_fitted_for_ever():
+    """What was counted is told; anything else is not, and no fit is tried for it."""
+    made = []
+
+    def make(noise):
+        made.append(noise)
+        return PolynomialRegressor(noise=noise)
+
+    series = Series(make, 0.0, nonnegative=True)
+    for size in range(10, 40):
+        series.add((size,), float(size // 4 * 1000 + size % 3))
+        assert series.exact((size,)) == size // 4 * 1000 + size % 3
+        assert series.exact((100 - size,)) is None
+    assert len(made) <= 6 * 16  # as they are, with halved sizes, without the first
+
+
+def test_nothing_measured_is_doubted():
+    """A series without samples trusts nothing."""
+    assert "never measured" == _exact().doubt((4,))
+    assert 0.0 == _exact().predict((4,))
+
+
+def test_an_exact_count_of_the_shape_itself_needs_no_fit():
+    """One exact sample answers for its own shape, and for no other."""
+    series = _exact()
+    series.add((4, 10), 77.0)
+    assert "" == series.doubt((4, 10))
+    assert 77.0 == series.predict((4, 10))
+    assert series.doubt((4, 11))
+
+
+def test_a_noisy_reading_needs_repeating():
+    """A reading with noise answers for its shape once it was repeated."""
+    series = Series(
+        lambda noise: EnvelopeRegressor(noise=noise),
+        8.0,
+        nonnegative=True,
+        is_excess=True,
+    )
+    series.add((4,), 100.0)
+    assert series.doubt((4,))
+    series.add((4,), 104.0)
+    assert "" == series.doubt((4,))
+    assert 104.0 == series.predict((4,))
+
+
+def test_a_signed_quantity_takes_the_median():
+    """A net change is told by the median of its readings, and may be negative."""
+    series = Series(
+        lambda noise: PolynomialRegressor(noise=noise), 8.0, nonnegative=False
+    )
+    for value in (-100.0, -102.0, 50.0):
+        series.add((4,), value)
+    assert -100.0 == series.predict((4,))
+
+
+def test_a_polynomial_is_found_and_trusted():
+    """With more shapes than monomials the fit is exact, also between the shapes."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 31):
+        series.add((2, n), _square(n))
+    assert "" == series.doubt((2, 19))
+    assert _square(19) == pytest.approx(series.predict((2, 19)), rel=1e-9)
+
+
+def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
+    """Up to the stretch, and not further."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 40):
+        series.add((n,), _square(n))
+    assert "" == series.doubt((int(40 * STRETCH),))
+    assert "61 is beyond 40, the most measured" == series.doubt((61,))
+
+
+def test_a_noisy_fit_is_trusted_less_far():
+    """A fit of readings reaches less far beyond the largest than an exact one."""
+    series = Series(
+        lambda noise: PolynomialRegressor(noise=noise), 50.0, nonnegative=False
+    )
+    series.scale = 1e6
+    for i, n in enumerate((4, 10, 16, 22, 28, 34, 40)):
+        series.add((n,), 1000.0 * n + (-20, 13, 7, -9, 16, -11, 5)[i])
+    assert "" == series.doubt((int(40 * NOISY_STRETCH),))
+    assert series.doubt((int(40 * NOISY_STRETCH) + 1,))
+
+
+def test_a_constant_size_that_grows_is_doubted():
+    """A size that never varied says nothing of a larger one."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 31):
+        series.add((2, n), _square(n))
+    assert "3 where only 2 was measured" == series.doubt((3, 19))
+
+
+def test_sizes_that_were_always_equal_must_stay_equal():
+    """Two sizes that never differed count as one until they do."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 31):
+        series.add((n, n), _square(n))
+    assert "" == series.doubt((19, 19))
+    assert "19 and 12 differ, which were always equal" == series.doubt((12, 19))
+
+
+def test_a_surprise_is_taken_in():
+    """A value that the trusted fit got wrong makes it fit again."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 31):
+        series.add((n,), 5.0 * n)
+    assert 100.0 == pytest.approx(series.predict((20,)))
+    for n in (40, 50, 60, 70):
+        series.add((n,), _square(n))
+    assert _square(60) == pytest.approx(series.predict((60,)), rel=0.01)
+
+
+def test_predictions_are_not_negative_where_they_cannot_be():
+    """Held bytes and excesses are at least 0 everywhere."""
+    series = _exact()
+    for n in (10, 12, 14, 16, 18):
+        series.add((n,), 10.0 * n - 100.0)
+    assert 0.0 == series.predict((1,))
+
+
+def test_the_number_of_shapes_is_bounded():
+    """Shapes that the fit predicts well are not kept without end."""
+    series = _exact()
+    for n in range(1, 200):
+        series.add((n,), 7.0 * n)
+        series.predict((n,))
+    assert len(series) <= 64
+    assert "" == series.doubt((199,))
+    assert 7.0 * 150 == pytest.approx(series.predict((150,)))
+
+
+def test_below_the_least_measured_an_excess_falls_with_the_sizes():
+    """Another part may be the largest there; it is not more than in proportion."""
+    series = Series(
+        lambda noise: EnvelopeRegressor(noise=noise),
+        8.0,
+        nonnegative=True,
+        is_excess=True,
+    )
+    for n in range(100, 200, 10):
+        series.add((2, n), float(n * n))
+    assert series.predict((2, 100)) == pytest.approx(100.0**2, rel=1e-3)
+    assert series.predict((2, 90)) == pytest.approx(90.0 * 100, rel=1e-3)
+    assert series.predict((2, 0)) < 9.0
+
+
+def test_samples_of_another_length_do_not_mix():
+    """Sizes of another number begin anew; those of before are not spoken for."""
+    series = _exact()
+    for n in (4, 10, 16, 22, 31):
+        series.add((2, n), _square(n))
+    assert "measured with another number of sizes" == series.doubt((19,))
+    assert 0.0 == series.predict((19,))
+    for n in (4, 10, 16, 22, 31):
+        series.add((n,), _square(n))
+    assert 5 == len(series)
+    assert "" == series.doubt((19,))
+    assert _square(19) == pytest.approx(series.predict((19,)), rel=1e-9)
+
+
+class _Failing:
+    """A predictor that fails in one of its methods."""
+
+    n_shapes_ = 9
+    exact_ = True
+    trusted_ = True
+
+    def __init__(self, where):
+        self._where = where
+
+    def _maybe_fail(self, where):
+        if self._where == where:
+            msg = f"not in {where}"
+            raise ValueError(msg)
+
+    def fit(self, X, y):
+        """Learn nothing."""
+        self._maybe_fail("fit")
+        self._n_asked = 0
+
+    def predict_one(self, sizes):
+        """Say 5, or NaN; fail at once or from the second time on."""
+        self._n_asked += 1
+        self._maybe_fail("predict")
+        if self._n_asked > 1:
+            self._maybe_fail("predict later")
+        return math.nan if self._where == "nan" else 5.0
+
+    @property
+    def loo_error_(self):
+        """Nothing is known of it."""
+        self._maybe_fail("error")
+        return 0.0
+
+
+@pytest.mark.parametrize("where", ["fit", "predict", "predict later", "nan"])
+@pytest.mark.parametrize("noise", [0.0, 8.0])
+def test_a_predictor_that_fails_is_doubted(where, noise):
+    """It never raises; the doubt says what it did, and readings stand in for it."""
+    series = Series(
+        lambda _: _Failing(where), noise, nonnegative=True, is_excess=noise > 0
+    )
+    for n in (4, 8, 12, 12):
+        series.add((n,), 10.0 * n)
+    assert 120.0 == series.predict((10,))
+    assert series.predict((4,)) in (5.0, 40.0)
+    why = "it predicted nan" if where == "nan" else f"ValueError: not in {where}"
+    assert f"the predictor failed: {why}" == series.doubt((10,))
+    series.add((16,), 160.0)
+    assert 160.0 == series.predict((10,))
+
+
+def test_a_predictor_without_an_error_is_doubted():
+    """One that does not know how good it is is not trusted, and raises nothing."""
+    series = Series(lambda _: _Untold("error"), 0.0, nonnegative=True)
+    for n in (4, 8, 12):
+        series.add((n,), 10.0 * n)
+    assert "the predictor failed: ValueError: not in error" == series.doubt((10,))
+    assert series.predict((10,)) in (5.0, 120.0)
+
+
+class _Untold(_Failing):
+    """A predictor that has to tell its error to be trusted."""
+
+    trusted_ = False
+
+
+def _scattered(by, *, nonnegative):
+    """Return a series in which errors of 20 are tolerated, and its doubts."""
+    random = np.random.default_rng(0)
+    series = Series(
+        lambda noise: PolynomialRegressor(noise=noise),
+        1.0,
+        nonnegative=nonnegative,
+        is_excess=nonnegative,
+    )
+    doubts = []
+    for n in range(100, 160, 2):
+        series.add((n,), 3.0 * n + random.choice((-by, by)))
+        doubts.append(bool(series.doubt((n + 1,))))
+    return series, doubts
+
+
+def test_scatter_that_many_shapes_show_raises_predictions():
+    """A fit that is off by more than is tolerated is raised by that, and trusted."""
+    series, doubts = _scattered(30.0, nonnegative=True)
+    assert all(doubts[3:7])
+    assert not any(doubts[7:])
+    assert all(series.predict((n,)) >= 3.0 * n + 30.0 for n in range(101, 141, 2))
+
+
+def test_scattered_net_changes_are_trusted_later_and_as_they_are():
+    """What a reading is off by the next makes up for; what a fit is adds up."""
+    series, doubts = _scattered(20.0, nonnegative=False)
+    assert all(doubts[3:6] + doubts[7:22])
+    assert not any(doubts[23:])
+    assert 3.0 * 121 == pytest.approx(series.predict((121,)), abs=15.0)
+
+
+def test_a_scattered_excess_is_raised_over_its_samples():
+    """By the envelope that excesses are fitted with."""
+    random = np.random.default_rng(0)
+    series = Series(
+        lambda noise: EnvelopeRegressor(noise=noise),
+        1.0,
+        nonnegative=True,
+        is_excess=True,
+    )
+    for n in range(100, 140, 2):
+        series.add((n,), 3.0 * n + random.choice((-30.0, 30.0)))
+    assert "" == series.doubt((121,))
+    assert 3.0 * 121 + 30.0 <= series.predict((121,)) <= 3.0 * 121 + 30.0 + 100.0
+
+
+def test_scatter_within_what_is_tolerated_raises_nothing():
+    """A fit that is not far off says what it says."""
+    series, doubts = _scattered(5.0, nonnegative=False)
+    assert not any(doubts[4:])
+    assert 3.0 * 121 == pytest.approx(series.predict((121,)), abs=8.0)
+
+
+def test_too_much_scatter_is_never_trusted():
+    """Many shapes do not help where errors are beyond bearing."""
+    assert all(_scattered(150.0, nonnegative=False)[1][7:])
+
+
+def test_a_coarse_fit_serves_where_a_fine_one_is_not_settled():
+    """Scatter beyond the meter's noise is not explained by more and more monomials."""
+    random = np.random.default_rng(1)
+    series = Series(
+        lambda noise: PolynomialRegressor(noise=noise), 1.0, nonnegative=False
+    )
+    for n, m in random.integers(20, 200, (9, 2)).tolist():
+        series.add((n, m), 2.0 * n + 5.0 * m + random.choice((-4.0, 4.0)))
+    assert "" == series.doubt((100, 100))
+    assert 700.0 == pytest.approx(series.predict((100, 100)), abs=20.0)
+
+
+def _exact_excess():
+    return Series(
+        lambda noise: EnvelopeRegressor(noise=noise),
+        0.0,
+        nonnegative=True,
+        is_excess=True,
+    )
+
+
+@pytest.mark.parametrize("stride", [2, 4, 8, 16, 32])
+def test_sizes_that_a_stride_has_halved_are_found(stride):
+    """A height over a stride, rounded up, is no polynomial of the height, and fits."""
+    random = np.random.default_rng(0)
+    series = _exact()
+    series.scale = 1e6
+    shapes = [tuple(map(int, random.integers(64, 200, 2))) for _ in range(24)]
+
+    def value(height, width):
+        return 64.0 * -(-height // stride) * -(-width // stride) + 100.0
+
+    for shape in shapes[:16]:
+        series.add(shape, value(*shape))
+    assert [value(*shape) for shape in shapes] == pytest.approx(
+        [series.predict(shape) for shape in shapes], rel=1e-9
+    )
+
+
+def test_what_happened_once_in_the_first_reading_is_forgotten():
+    """A workspace taken in a context's first step is no part of what follows."""
+    series = Series(
+        lambda noise: PolynomialRegressor(noise=noise), 0.0, nonnegative=False
+    )
+    series.scale = 1e6
+    series.add((10,), 3.0 * 10 + 5e5)
+    for size in range(11, 22):
+        series.add((size,), 3.0 * size)
+    assert 3.0 * 40 == pytest.approx(series.predict((40,)))
+    assert "" == series.doubt((30,))
+
+
+def test_exact_readings_are_believed_below_the_least_measured():
+    """An excess that a polynomial tells to the byte is not raised there."""
+    series = _exact_excess()
+    series.scale = 1e6
+    for size in range(100, 200, 10):
+        series.add((2, size), float(size * size))
+    assert 90.0**2 == pytest.approx(series.predict((2, 90)))

@@ -1,0 +1,96 @@
+"""Which calls share what is learned."""
+
+import pytest
+import torch
+from torch import nn
+
+from mimose.watch.families import family_key, module_key
+from mimose.watch.shapes import call_shape
+
+CPU = torch.device("cpu")
+
+
+def _key(module, *args, **kwargs):
+    return family_key(module_key(module), call_shape(args, kwargs), CPU)
+
+
+def test_layers_of_one_model_are_a_family(toys):
+    """Equal layers differ in their place and their weights, not in their costs."""
+    layers = toys.zoo_model("gpt2").transformer.h
+    x = torch.zeros(2, 5, 32)
+    assert 1 == len({_key(layer, x) for layer in layers})
+
+
+def test_sizes_do_not_part_families(toys):
+    """Cost as a function of sizes is what a family shares."""
+    block = toys.Block()
+    assert _key(block, torch.zeros(2, 16)) == _key(block, torch.zeros(9, 16))
+
+
+def test_rates_do_not_part_families_unless_zero(toys):
+    """Dropout of 0.1 and 0.2 hold the same; dropout of 0 holds nothing."""
+    x = torch.zeros(2, 16)
+    some, more, none = (_key(toys.Block(rate=r), x) for r in (0.1, 0.2, 0.0))
+    assert some == more
+    assert some != none
+
+
+def _frozen(block):
+    block.up.weight.requires_grad_(False)
+
+
+def _evaluated(block):
+    block.dropout.eval()
+
+
+def _halved(block):
+    block.half()
+
+
+def _with_other_activation(block):
+    block.activation = nn.GELU()
+
+
+def _with_another_function(block):
+    block.function = torch.relu
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_frozen, _evaluated, _halved, _with_other_activation, _with_another_function],
+)
+def test_what_parts_families(toys, change):
+    """Frozen parameters, evaluated children, types and parts cost differently."""
+    x = torch.zeros(2, 16)
+    plain, changed = toys.Block(), toys.Block()
+    change(changed)
+    assert _key(plain, x) != _key(changed, x)
+
+
+def test_arguments_part_families(toys):
+    """Which arguments are None, and which want a gradient, changes the cost."""
+    block, x = toys.Block(), torch.zeros(2, 16)
+    keys = {
+        _key(block, x),
+        _key(block, x.clone().requires_grad_()),
+        _key(block, x, None),
+        _key(block, x, torch.ones(2)),
+        _key(block, x, flag=True),
+    }
+    assert 5 == len(keys)
+
+
+def test_autocast_parts_families(toys):
+    """Under autocast activations have another type."""
+    block, x = toys.Block(), torch.zeros(2, 16)
+    plain = _key(block, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert plain != _key(block, x)
+    assert plain == _key(block, x)
+
+
+def test_the_position_bias_parts_families(toys):
+    """T5's first block makes the position bias and is a family of its own."""
+    first, second = toys.zoo_model("t5").encoder.block
+    x = torch.zeros(2, 5, 32)
+    assert _key(first, x) != _key(second, x)

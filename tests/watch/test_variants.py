@@ -1,0 +1,321 @@
+"""Variants of a step: told by the first layer's call, with no wait for the device."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose.bench.zoo import ZOO
+from mimose.measure.meters import AllocatorMeter
+from mimose.run.footprint import ReservedFootprint
+from mimose.types import MOST_CONTEXTS
+from mimose.watch.describe import FactsReader
+from mimose.watch.variants import Variants
+
+DEVICE = "sim:0"
+ORDERS = {
+    "by turns": lambda i: i % 2 == 0,
+    "padded first": lambda i: i < 16,
+    "unpadded first": lambda i: i >= 16,
+}
+
+
+def test_the_last_variant_is_expected():
+    """None against a tensor makes another variant; the base stands before any."""
+    variants = Variants()
+    x, mask = torch.ones(2), torch.ones(2)
+    assert "base" == variants.expected("base")
+    without = variants.seen("base", (x, None), {})
+    with_mask = variants.seen("base", (x, mask), {})
+    assert with_mask == variants.expected("base")
+    assert without == variants.seen("base", (torch.ones(5), None), {})
+    assert without == variants.expected("base")
+    assert 4 == len({"base", without, with_mask, variants.seen("other", (x, None), {})})
+
+
+def test_variants_are_saved_and_bounded():
+    """Of many bases the last used are remembered, also after saving and loading."""
+    variants = Variants()
+    for n in range(2 * MOST_CONTEXTS):
+        variants.seen("base 0", (), {})
+        variants.seen(f"base {n}", (), {})
+    again = Variants()
+    again.load_state_dict(json.loads(json.dumps(variants.state_dict())))
+    assert MOST_CONTEXTS == len(again.state_dict())
+    for base in ("base 0", "base 1", f"base {2 * MOST_CONTEXTS - 1}"):
+        assert variants.expected(base) == again.expected(base)
+    assert "base 1" == again.expected("base 1")
+
+
+def test_on_a_cpu_masks_are_read(toys):
+    """The context is certain there, and another for a mask that hides something."""
+    reader = FactsReader(toys.chain(1), torch.device("cpu"))
+    contexts = set()
+    for mask in (torch.ones(2, 3), torch.eye(2, 3)):
+        facts, _ = reader.read((toys.inputs(),), {"mask": mask.long()})
+        assert "" == facts.base
+        contexts.add(facts.context)
+    assert 2 == len(contexts)
+
+
+# ------------------------------------------------------------------ on an accelerator
+
+
+def _batches(toys, name, is_padded, n_batches=32):
+    """Make batches of many lengths, each with padding or without any."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = []
+    for _ in range(n_batches):
+        first, second = torch.randint(32, 129, (2,), generator=generator).tolist()
+        sizes = {"source": first, "target": second} if name == "t5" else {}
+        shapes.append({"batch": 8, **(sizes or {"length": first})})
+    batches = toys.zoo_batches(name, n_batches, shapes)
+    for index, batch in enumerate(batches):
+        if is_padded(index):
+            batch["attention_mask"][-1, -1] = 0
+        else:
+            batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
+    return [{k: v.to(DEVICE) for k, v in batch.items()} for batch in batches]
+
+
+def _trained(model):
+    return [p for p in model.parameters() if p.grad is not None]
+
+
+def _train(sim, toys, model, batches):
+    """Train; return what each step left, and how often the host waited in it."""
+    torch.manual_seed(23)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    noted, waits = [], []
+    for batch in batches:
+        before = sim.waits()
+        loss = toys.forward(model, batch)
+        loss.backward()
+        waits.append(sim.waits() - before)
+        noted.append([loss.detach().cpu(), *[p.grad.cpu() for p in _trained(model)]])
+        optimizer.step()
+        optimizer.zero_grad()
+        del loss
+    return noted, waits
+
+
+def _compare(sim, toys, model, batches, share):
+    """Train a copy bare, and the model in a share of the growth of what that reserves.
+
+    Return whether each step left the same, the session, the waits added in each step,
+    and the numbers of the steps that were measured.
+    """
+    torch.accelerator.empty_cache()
+    low = sim.memory_reserved()
+    sim.reset_peak_memory_stats()
+    bare, expected_waits = _train(sim, toys, copy.deepcopy(model), batches)
+    budget = int(low + share * (sim.max_memory_reserved() - low))
+    torch.accelerator.empty_cache()
+    learned = []
+    with mimose.attach(model, budget) as session:
+        driver = session._driver
+        learn = driver._learn
+
+        def noticed(step, trace):
+            learned.append(step.record.step)
+            learn(step, trace)
+
+        driver._learn = noticed
+        planned, waits = _train(sim, toys, model, batches)
+        del driver._learn
+    added = [n - before for n, before in zip(waits, expected_waits, strict=True)]
+    is_equal = [
+        all(map(torch.equal, *each)) for each in zip(bare, planned, strict=True)
+    ]
+    return is_equal, session, added, learned
+
+
+def _model(name):
+    torch.manual_seed(7)
+    return ZOO[name].build(**({"num_layers": 2} if name == "t5" else {}))
+
+
+def _errors(session):
+    """Return by how much predictions were too high, as shares of the growth."""
+    return [
+        (record.predicted_peak_bytes - record.observed_peak_bytes)
+        / record.observed_growth_bytes
+        for record in session.records
+        if record.phase == "plan" and record.predicted_peak_bytes is not None
+    ]
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("name", "order"), [("t5", "by turns"), *(("bert", order) for order in ORDERS)]
+)
+def test_padded_and_unpadded_batches(sim, toys, name, order):
+    """Each variant is measured, then planned: exact, within the budget, at no wait."""
+    model = _model(name).to(DEVICE)
+    batches = _batches(toys, name, ORDERS[order], 48 if name == "t5" else 32)
+    is_equal, session, waits, learned = _compare(sim, toys, model, batches, 0.7)
+
+    assert all(is_equal)
+    assert 0 == session.summary().steps_over
+    assert 0 == session.summary().retries
+    assert {"plan"} == {record.phase for record in list(session.records)[-8:]}
+    planned = set(range(len(batches))) - set(learned)
+    assert len(planned) >= 4
+    assert {0} == {waits[step] for step in planned}
+    assert max(waits) <= 1
+    assert -0.001 < min(_errors(session))
+    assert max(_errors(session)) < (0.001 if name == "bert" else 0.01)
+    assert 2 == len(session._estimator._patterns)
+    assert 2 == len(session._policy._stages)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("order", ["padded first", "unpadded first"])
+def test_the_first_step_of_a_variant_is_measured(sim, toys, order):
+    """Another was expected, and planned by then; it is collected from its start."""
+    model = _model("bert").to(DEVICE)
+    batches = _batches(toys, "bert", ORDERS[order], 18)
+    with mimose.attach(model, "1TiB") as session:
+        _train(sim, toys, model, batches)
+    before, first = session.records[15], session.records[16]
+    assert ("plan", "collect") == (before.phase, first.phase)
+    assert {"recompute"} == set(first.actions)
+    assert first.predicted_peak_bytes is None
+    assert first.start_bytes < first.observed_peak_bytes
+
+
+@pytest.mark.sim
+def test_a_mask_that_never_varies(sim, toys):
+    """There is one variant; every step is expected as it turns out."""
+    model = _model("bert").to(DEVICE)
+    batches = _batches(toys, "bert", lambda _: False, 20)
+    with mimose.attach(model, "1TiB") as session:
+        changes = []
+        session._driver._change = lambda *given: changes.append(given)
+        _train(sim, toys, model, batches[:1])
+        assert 1 == len(changes)  # of the first step nothing was known
+        _train(sim, toys, model, batches[1:])
+    assert 1 == len(changes)
+    assert 1 == len(session._estimator._patterns)
+    assert "plan" == session.records[-1].phase
+
+
+@pytest.mark.sim
+def test_variants_are_found_again_in_another_session(sim, toys):
+    """After loading, batches of both variants are planned from the first on."""
+    batches = _batches(toys, "bert", ORDERS["by turns"])
+    model = _model("bert").to(DEVICE)
+    with mimose.attach(model, "1TiB") as session:
+        _train(sim, toys, model, batches)
+        state = json.loads(json.dumps(session.state_dict()))
+    with mimose.attach(model, "1TiB") as session:
+        session.load_state_dict(state)
+        _train(sim, toys, model, batches[-4:])
+    assert ["plan"] * 4 == [record.phase for record in session.records]
+
+
+class _Layer(nn.Module):
+    """Squares many times over what it is given, and once more under a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x, mask=None):
+        """Hold a lot under a mask, and little without."""
+        y = self.linear(x).tanh()
+        if mask is not None:
+            y = (y.repeat(1, 32) * mask).tanh().reshape(-1, 32, 64).mean(1)
+        return x + y
+
+
+_failures: list[Exception] = []
+"""To be raised before the first layer. (The model's own attributes are put back.)"""
+
+
+class _Masked(nn.Module):
+    """Drops a mask that hides nothing, as attention does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer() for _ in range(4))
+
+    def forward(self, x, mask):
+        """Look at the mask; fail where it was told to."""
+        if _failures:
+            raise _failures.pop()
+        mask = None if mask.all() else mask.float().mean()
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+def _step(model, n_rows, *, is_padded):
+    x = torch.ones(n_rows, 64, device=DEVICE, requires_grad=True)
+    mask = torch.ones(n_rows, 4, dtype=torch.long, device=DEVICE)
+    if is_padded:
+        mask[0, 0] = 0
+    model(x, mask=mask).sum().backward()
+
+
+@pytest.mark.sim
+def test_a_refused_variant_does_not_stop_the_other(sim):
+    """Padded batches cannot be run within the budget; what they show is theirs."""
+    model = _Masked().to(DEVICE)
+    with mimose.attach(model, "24MiB", round_to=1) as session:
+        for n_rows in (700, 800, 900, 1000, 1100, 1200) * 2:
+            _step(model, n_rows, is_padded=False)
+        assert 0 == session.summary().steps_over
+        _step(model, 1000, is_padded=True)
+        assert session.records[-1].is_over
+        with pytest.raises(mimose.InfeasibleBudgetError):
+            _step(model, 1000, is_padded=True)
+        _step(model, 1000, is_padded=False)
+        last = session.records[-1]
+    assert ("plan", "", False) == (last.phase, last.reason, last.is_over)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_step_that_is_run_again_stays_the_safest(sim, is_padded):
+    """It failed before its first layer; it is learned as the variant that it is."""
+    model = _Masked().to(DEVICE)
+    with mimose.attach(model, "1TiB") as session:
+        for n_rows in (8, 16, 24, 32, 40, 48):
+            for each in (False, True):
+                _step(model, n_rows, is_padded=each)
+        known = set(session._estimator._patterns)
+        _failures.append(torch.OutOfMemoryError("out of memory, for the test"))
+        _step(model, 48, is_padded=is_padded)
+        again = session.records[-1]
+        learned_last = list(session._estimator._patterns)[-1]
+        _step(model, 48, is_padded=is_padded)
+    assert ("fallback", 1, 4) == (again.phase, again.retries, again.n_recomputed)
+    assert known == set(session._estimator._patterns)
+    assert learned_last == session._driver.last_facts()[0].context
+
+
+@pytest.mark.sim
+def test_giving_back_within_a_step(sim):
+    """Peaks and start of the step stay; the ratios learn nothing of it."""
+    meter = AllocatorMeter(torch.device(DEVICE))
+    footprint = ReservedFootprint(meter, 40 * 2**20)
+    footprint.begin(0.0)
+    held = torch.empty(30 * 2**20, dtype=torch.uint8, device=DEVICE)
+    del held
+    start, _ = footprint.begin(0.0)
+    ratio = footprint.ratio.value
+    footprint.make_room(2**20, "expected")  # among the free blocks
+    footprint.make_room(25 * 2**20, "seen", has_begun=True)
+    assert 1 == footprint.n_given_back
+    assert sim.memory_reserved() <= 2 * 2**20  # of small tensors
+    grown = torch.empty(25 * 2**20, dtype=torch.uint8, device=DEVICE)
+    peaks = footprint.fold()
+    footprint.observe(25 * 2**20)
+    del grown
+    assert 0 == start
+    assert 25 * 2**20 == peaks.level_bytes
+    assert ratio == footprint.ratio.value
