@@ -74,6 +74,10 @@ class Footprint:
         self.is_closed = False
         """Whether the session has ended; what is held then is none of its doing."""
 
+    def close(self) -> None:
+        """Take note that the session has ended; what is held then is not its doing."""
+        self.is_closed = True
+
     def least_bytes(self) -> int:
         """Return what is held now and no plan can do without."""
         return self._meter.settled_bytes(0)
