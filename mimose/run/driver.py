@@ -196,7 +196,7 @@ class Driver:
             action_at=self._parts.action_at,
         )
         if is_again:
-            step.run_after_failure()
+            step.run_again("the step is run again")
         if facts.base and self.plans:
             step.ask_first_call(partial(self._settle_variant, step, table, decide))
         self._parts.rollback.take(is_planned=not step.is_measured)
@@ -334,7 +334,7 @@ class Driver:
             dict(step.shape),
         )
         self._policy.cache.clear()
-        step.run_again(error)
+        step.run_again(f"run again after {type(error).__name__} in forward")
         return True
 
     def _helps(self, step: Step, error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -12,9 +13,10 @@ from mimose.measure.retained import RetainedOutputs
 from mimose.records import Peaks, Records
 from mimose.run import backward
 from mimose.run.absorb import Writers
+from mimose.run.backward import Stage
 from mimose.run.footprint import Footprint
 from mimose.run.open_steps import OpenSteps
-from mimose.run.step import Stage, Step
+from mimose.run.step import Step
 from mimose.tensors import tensors_in
 from mimose.watch.compiled import is_compiled, n_graphs
 
@@ -78,7 +80,9 @@ class StepEnds:
         for step in self.open.take_dead():
             had_backward = step.saw_gradient
             reason = _NO_END if had_backward else _NO_BACKWARD
-            self._close(step, had_backward=had_backward, reason=step.unseen or reason)
+            self._close(
+                step, had_backward=had_backward, reason=step.backward.unseen or reason
+            )
         return bool(self.open)
 
     def forward_ended(self, step: Step, output: Any, calls: tuple[int, ...]) -> bool:
@@ -96,7 +100,11 @@ class StepEnds:
         before, self._retained = self._retained, RetainedOutputs(tensors)
         if not tensors:
             self._miss_outputs(step, output)
-        waiting = backward.Waiting(step, self)
+        waiting = backward.Waiting(
+            step.backward,
+            on_begin=partial(self._begin_backward, step),
+            on_end=partial(self._end_backward, step),
+        )
         is_as_planned = step.forward_ended(calls, waiting, before)
         waiting.hook(tensors)
         self.open.add(step)
@@ -107,7 +115,7 @@ class StepEnds:
         """Say that the backward of this step will not be seen."""
         kind = type(output).__name__
         what = f"no tensors were found in what the model returned ({kind})"
-        step.miss_backward(f"{what}, so its backward was not observed")
+        step.backward.miss(f"{what}, so its backward was not observed")
         if not self._has_missed:
             self._has_missed = True
             _log.warning(
@@ -134,19 +142,17 @@ class StepEnds:
 
     # ------------------------------------------------------------------ backward
 
-    def backward_begins(self, step: Step) -> None:
+    def _begin_backward(self, step: Step) -> None:
         """Take note of the first gradient at the root's outputs."""
-        if step.carried_bytes:
-            self.releases = step.released_bytes > step.carried_bytes // 2
+        carried = step.backward.carried_bytes
+        if carried:
+            self.releases = step.backward.released_bytes > carried // 2
 
-    def backward_ends(self, step: Step) -> None:
+    def _end_backward(self, step: Step) -> None:
         """Make the step's outcome, where this is its only backward."""
-        is_first = step.stage is not Stage.AGAIN
-        if not step.end_backward():
+        is_first = step.backward.stage is not Stage.AGAIN
+        if not step.backward_ended():
             return  # the session was detached before this backward
-        if step.trace is not None:
-            step.trace.end()
-            step.raise_peak(step.trace.peak_bytes)
         self._note_end(step, self._footprint.fold())
         self._answers.read()
         if not is_first:
@@ -155,23 +161,22 @@ class StepEnds:
         if self.open.take(step):
             step.share()
             self.open.share()
-        if self._is_compiled and n_graphs() != step.n_graphs:
-            step.note_compiled()
-        outcome = step.close(had_backward=True)
+        has_compiled = self._is_compiled and n_graphs() != step.n_graphs
+        outcome = step.close(had_backward=True, has_compiled=has_compiled)
         self._writers.absorb(outcome, has_ended=True)
 
     def _note_again(self, step: Step) -> None:
         """Two backwards of one graph: the second is part of the record alone."""
-        if not step.is_shared:
+        if not step.backward.is_shared:
             step.end_again()
             self.open.expect_shared()
         self._records.close(step.record())
 
     def _note_end(self, step: Step, peaks: Peaks) -> None:
-        level = step.raise_peak(peaks.level_bytes)
+        level = step.backward.raise_peak(peaks.level_bytes)
         if self._reads_peak:
             self._footprint.note_level(level)
-            step.note_peaks(peaks._replace(level_bytes=level))
+            step.backward.note_peaks(peaks._replace(level_bytes=level))
         self.open.raise_peaks(level)
 
     def note_peaks(self, peaks: Peaks) -> None:

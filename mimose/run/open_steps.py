@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mimose.run.step import Stage, Step
+from mimose.run.backward import Stage
+from mimose.run.step import Step
 
 _SHARED_STEPS = 20
 """Forwards after which several forwards before one backward are forgotten."""
@@ -31,7 +32,7 @@ class OpenSteps:
         """
         self.n_begun += 1
         for step in self._steps:
-            step.join()
+            step.backward.join()
         return self.n_begun - 1
 
     def add(self, step: Step) -> None:
@@ -42,16 +43,20 @@ class OpenSteps:
         """Take a step out whose backward has ended; return whether others share it."""
         if step in self._steps:
             self._steps.remove(step)
-        in_backward = any(other.stage is Stage.BACKWARD for other in self._steps)
-        return step.is_shared or in_backward
+        in_backward = any(
+            other.backward.stage is Stage.BACKWARD for other in self._steps
+        )
+        return step.backward.is_shared or in_backward
 
     def take_dead(self) -> list[Step]:
         """Take out the steps whose graph is gone."""
-        return self._take([step for step in self._steps if not step.has_graph])
+        return self._take([step for step in self._steps if not step.backward.can_come])
 
     def take_interrupted(self) -> list[Step]:
         """Take out the steps whose backward an error has ended; call it outside."""
-        return self._take([s for s in self._steps if s.stage is Stage.BACKWARD])
+        return self._take(
+            [s for s in self._steps if s.backward.stage is Stage.BACKWARD]
+        )
 
     def take_all(self) -> list[Step]:
         """Take out all."""
@@ -65,7 +70,7 @@ class OpenSteps:
     def raise_peaks(self, level_bytes: int) -> None:
         """Take in a peak: it is one of each step that is open."""
         for step in self._steps:
-            step.raise_peak(level_bytes)
+            step.backward.raise_peak(level_bytes)
 
     def share(self) -> None:
         """Take note that the open steps have one backward: nobody's samples."""

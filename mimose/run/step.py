@@ -1,18 +1,9 @@
-"""One step: a forward of the root, until its backward has ended.
-
-Note: [A step's stages]
-A step begins in its forward. When that has ended it waits for a backward, which may
-never come; with its first gradient it is in backward, and when the engine is done, or
-no backward can come any more, it is closed: its outcome is made then, once. A graph
-that was retained can be run backward again, which a closed step takes note of.
-"""
+"""One step: a forward of the root, until its backward has ended."""
 
 from __future__ import annotations
 
-import enum
 import time
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,23 +11,14 @@ from mimose.decide.policy import Decision
 from mimose.measure.meters import Meter
 from mimose.measure.retained import RetainedOutputs
 from mimose.measure.trace import Trace
-from mimose.records import Peaks, Phase, StepRecord
+from mimose.records import Phase, StepRecord
+from mimose.run.backward import Backward, Stage
+from mimose.run.baseline import ActionAt, Unplanned
 from mimose.run.events import FirstCallSeen
 from mimose.run.outcome import Measurement, StepOutcome
-from mimose.types import KEEP, RECOMPUTE, StepFacts, Uncounted
+from mimose.types import StepFacts, Uncounted
 
 _SHARED = "several forwards run before one backward"
-
-
-class Stage(enum.Enum):
-    """Where a step is: Note: [A step's stages]."""
-
-    FORWARD = enum.auto()
-    WAITING = enum.auto()
-    BACKWARD = enum.auto()
-    CLOSED = enum.auto()
-    AGAIN = enum.auto()
-    """In another backward, after it was closed."""
 
 
 class Step:
@@ -67,43 +49,30 @@ class Step:
         carried_bytes: int,
         n_graphs: int,
         began: float,
-        action_at: Callable[[int], str] | None,
+        action_at: ActionAt | None,
     ) -> None:
         self.number = number
         self.facts = facts
         self.start_bytes = start_bytes
-        self.stage = Stage.FORWARD
+        self.backward = Backward(carried_bytes)
         self.retries = 0
-        self.unseen = ""
-        self.is_shared = False
-        """Whether its backward is that of several forwards."""
         self.n_graphs = n_graphs
         self.trace: Trace | None = None
         """What is read at its boundaries; None if nothing is."""
         self.uncounted: Uncounted | None = None
         self.knows_flops = False
         self.on_first_call: FirstCallSeen | None = None
-        self.carried_bytes = carried_bytes
-        self.peak_bytes = 0
         self.shape = shape
         self._spare: Trace | None = None
         """A trace that has its start, for a step that may yet be one to measure."""
         self._budget_bytes = budget_bytes
         self._is_baseline = action_at is not None
-        self._action_at = action_at
+        self._unplanned = Unplanned(action_at)
         self._began = began
         self._plan_seconds = 0.0
         self._seconds: float | None = None
-        self._unplanned: list[str] = []
         self._calls: tuple[int, ...] = ()
-        self._n_backwards = 0
         self._flops = 0
-        self._peaks: Peaks | None = None
-        self._retained: RetainedOutputs | None = None
-        self.released_bytes = 0
-        """Of those, what went before the first gradient."""
-        self._graph: weakref.ref[Any] | None = None
-        self._has_compiled = False
         self.take(decision)
 
     # ------------------------------------------------------------------ deciding
@@ -117,21 +86,11 @@ class Step:
         self.uncounted = None if self._is_baseline else decision.uncounted
         self.knows_flops = not self._is_baseline and not decision.uncounted
 
-    def make_safest(self, reason: str) -> None:
-        """Recompute everything from now on."""
-        self._action_at = None
-        self._unplanned.clear()
-        self.take(Decision("fallback", None, reason=reason))
-
-    def run_after_failure(self) -> None:
-        """Be the safest step: the one before has failed in its backward."""
-        self.retries = 1
-        self.make_safest("the step is run again")
-
-    def run_again(self, error: BaseException) -> None:
-        """Turn a step whose forward has failed into the safest one."""
+    def run_again(self, reason: str) -> None:
+        """Be the safest step from now on: it, or the one before, has failed."""
         self.retries += 1
-        self.make_safest(f"run again after {type(error).__name__} in forward")
+        self._unplanned.make_safest()
+        self.take(Decision("fallback", None, reason=reason))
 
     @property
     def is_measured(self) -> bool:
@@ -142,9 +101,7 @@ class Step:
     @property
     def can_be_safer(self) -> bool:
         """Whether its plan, or its baseline, keeps anything."""
-        if self._action_at is not None:
-            return KEEP in (self._action_at(0), self._action_at(1))
-        return self.decision.chosen is not None
+        return self.decision.chosen is not None or self._unplanned.keeps_some
 
     def ask_first_call(self, on_first_call: FirstCallSeen) -> None:
         """Have the first unit's call seen, before it runs: the step may be another."""
@@ -192,9 +149,7 @@ class Step:
 
     def action(self, index: int) -> str:
         """Return the action of an event that no plan speaks of: a baseline's own."""
-        action = RECOMPUTE if self._action_at is None else self._action_at(index)
-        self._unplanned.append(action)
-        return action
+        return self._unplanned.next(index)
 
     def add_flops(self, flops: int) -> None:
         """Take in the FLOPs of a recomputation."""
@@ -210,10 +165,8 @@ class Step:
             graph: Lives as long as a backward can come.
             retained: The outputs of the step before.
         """
-        self._retained = retained
-        self.stage = Stage.WAITING
+        self.backward.wait(graph, retained)
         self._calls = calls
-        self._graph = weakref.ref(graph)
         chosen = self.decision.chosen
         if chosen is None or calls == chosen.calls:
             return True
@@ -230,92 +183,61 @@ class Step:
             return tuple(e.action for e in events), tuple(e.name for e in events)
         if chosen is not None:
             return chosen.plan.actions, chosen.events
-        return tuple(self._unplanned), ()
+        return tuple(self._unplanned.actions), ()
 
     # ------------------------------------------------------------------ backward
 
-    def begin_backward(self) -> bool:
-        """Take note of a gradient; return whether it is a backward's first."""
-        if self.stage in (Stage.BACKWARD, Stage.AGAIN):
+    def backward_ended(self) -> bool:
+        """Take note that a backward has ended; return whether it counts."""
+        if not self.backward.end():
             return False
-        is_closed = self.stage is Stage.CLOSED
-        self.stage = Stage.AGAIN if is_closed else Stage.BACKWARD
-        if self.carried_bytes and self._retained is not None:
-            self.released_bytes = self.carried_bytes - self._retained.live_bytes()
-        return True
-
-    def end_backward(self) -> bool:
-        """Take note that a backward has ended; return whether it counts.
-
-        It does not where the session was detached before it.
-        """
-        if self.stage is Stage.AGAIN:
-            self.stage = Stage.CLOSED
-            if not self._n_backwards:
-                return False
-        self._n_backwards += 1
         self._seconds = time.perf_counter() - self._began
+        if self.trace is not None:
+            self.trace.end()
+            self.backward.raise_peak(self.trace.peak_bytes)
         return True
 
     def end_again(self) -> None:
         """Take note that it was another backward of the same graph."""
         self.reason = "two backwards"
 
-    def miss_backward(self, why: str) -> None:
-        """Take note that no backward of it can be seen, and why."""
-        self.unseen = why
-
-    def raise_peak(self, level_bytes: int) -> int:
-        """Take in a peak within it; return the highest so far."""
-        self.peak_bytes = max(self.peak_bytes, level_bytes)
-        return self.peak_bytes
-
-    def note_peaks(self, peaks: Peaks) -> None:
-        """Take in what was read as the backward ended."""
-        self._peaks = peaks
-
-    def note_compiled(self) -> None:
-        """Take note that a compiler's memory was part of what it held."""
-        self._has_compiled = True
-
-    def join(self) -> None:
-        """Take note that another forward has begun before its backward."""
-        self.is_shared = True
-
     def share(self) -> None:
         """Take note that several forwards have run before one backward."""
-        self.is_shared = True
+        self.backward.join()
         self.growth_bytes = None
         self.reason = _SHARED
-
-    @property
-    def has_graph(self) -> bool:
-        """Whether a backward can still come."""
-        return self._graph is not None and self._graph() is not None
 
     @property
     def saw_gradient(self) -> bool:
         """Whether a backward began."""
         events = self.trace.events if self.trace is not None else ()
-        return self.stage is Stage.BACKWARD or any(e.has_gradient for e in events)
+        is_in = self.backward.stage is Stage.BACKWARD
+        return is_in or any(event.has_gradient for event in events)
 
     # ------------------------------------------------------------------ the outcome
 
-    def close(self, *, had_backward: bool, reason: str | None = None) -> StepOutcome:
+    def close(
+        self,
+        *,
+        had_backward: bool,
+        reason: str | None = None,
+        has_compiled: bool = False,
+    ) -> StepOutcome:
         """End the step, and return how it came out.
 
         Args:
             had_backward: Whether a backward has run, if not to its end.
             reason: Why it is not an ordinary step; None leaves what was known before.
+            has_compiled: Whether a compiler's memory was part of what it held.
         """
-        self.stage = Stage.CLOSED
+        self.backward.close()
         if reason is not None:
             self.reason = reason
         if self.trace is not None:
             self._flops = sum(event.flops for event in self.trace.events)
         elif had_backward:
             self._flops += self.decision.flops
-        if self._has_compiled and self._peaks is not None:
+        if has_compiled and self.backward.peaks is not None:
             self.reason = self.reason or "code was compiled in this step"
         return StepOutcome(
             facts=self.facts,
@@ -323,19 +245,20 @@ class Step:
             record=self.record(),
             measurement=self._measurement(),
             calls=self._calls,
-            released_bytes=self.released_bytes,
-            is_shared=self.is_shared,
-            has_compiled=self._has_compiled,
+            released_bytes=self.backward.released_bytes,
+            is_shared=self.backward.is_shared,
+            has_compiled=has_compiled,
         )
 
     def _measurement(self) -> Measurement | None:
-        if self.trace is None or self.is_shared or not self._n_backwards:
+        seen = self.backward
+        if self.trace is None or seen.is_shared or not seen.n_ended:
             return None
         return Measurement.of(self.trace)
 
     def record(self) -> StepRecord:
         """Return what can be told of the step by now."""
-        growth, peaks = self.growth_bytes, self._peaks
+        growth, peaks = self.growth_bytes, self.backward.peaks
         actions, events = self._ran()
         return StepRecord(
             step=self.number,
