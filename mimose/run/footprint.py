@@ -29,8 +29,8 @@ import logging
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from mimose.measure.allocator import Usage, has_expandable_segments
 from mimose.measure.meters import AllocatorMeter, Meter
+from mimose.measure.meters.usage import Usage, has_expandable_segments
 from mimose.predictors import FragmentationRatio, LearnedLimit
 from mimose.records import Peaks
 

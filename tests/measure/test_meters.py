@@ -298,7 +298,7 @@ def test_a_system_that_tells_no_peak_is_warned_about(monkeypatch, caplog):
         msg = "no such file"
         raise OSError(msg)
 
-    monkeypatch.setattr("mimose.measure.meters.os.open", refuse)
+    monkeypatch.setattr("mimose.measure.meters.process.os.open", refuse)
     with caplog.at_level(logging.WARNING, logger="mimose"):
         meter = make_meter(None, CPU)
     assert isinstance(meter, PredictionMeter)
