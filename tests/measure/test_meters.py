@@ -241,9 +241,9 @@ def test_the_machine_tells_its_memory():
 @on_linux
 def test_a_limit_on_the_group_counts(monkeypatch, tmp_path):
     """Where the cgroup allows less than the machine has, that is the total."""
-    from mimose.measure import meters
+    from mimose.measure.meters import process
 
-    monkeypatch.setattr(meters, "_cgroup_limits", lambda: [123 * MIB])
+    monkeypatch.setattr(process, "_cgroup_limits", lambda: [123 * MIB])
     assert 123 * MIB == ProcessMeter().total_bytes()
 
 
