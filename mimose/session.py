@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from mimose.budget import format_bytes, parse_budget
-from mimose.decide.policy import Memory, Policy
+from mimose.decide.policy import Policy
 from mimose.exact.random_state import refuse_unsaveable
 from mimose.exceptions import (
     AlreadyAttachedError,
@@ -23,7 +23,9 @@ from mimose.exceptions import (
     RecomputationError,
     StateMismatchError,
 )
-from mimose.learn.estimator import Estimator
+from mimose.learn.learner import Learner
+from mimose.learn.model import CostModel, kinds_of
+from mimose.learn.problem import Memory
 from mimose.measure.meters import AllocatorMeter, BasicMeter, Meter, make_meter
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
@@ -215,10 +217,11 @@ class Session:
             budget, self._meter.total_bytes(), self._meter.held_bytes
         )
         self._units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
-        self._estimator = Estimator(predictor, self._meter.noise_bytes)
+        kinds = kinds_of(predictor, self._meter.noise_bytes)
+        self._learner = Learner(CostModel(kinds))
         margin = Margin(noise_bytes=5 * self._meter.noise_bytes)
         self._policy = Policy(
-            self._estimator,
+            self._learner,
             planner,
             margin,
             round_to,
@@ -226,7 +229,7 @@ class Session:
             raises=not warns and not self._meter.reads_peak,
         )
         self.records = Records(max_records, record_to)
-        self._events = EventRunner(self._units, self._estimator, device, model)
+        self._events = EventRunner(self._units, self._learner, device, model)
         records = self.records
         self._footprint = make_footprint(self._meter, self.budget_bytes)
         self._optimizers = OptimizerWatch(
@@ -242,7 +245,7 @@ class Session:
             budget_bytes=self.budget_bytes,
             planner=planner,
             policy=self._policy,
-            estimator=self._estimator,
+            learner=self._learner,
             events=self._events,
             meter=self._meter,
             optimizers=self._optimizers,
@@ -382,7 +385,7 @@ class Session:
         """
         return {
             "of": self._description(),
-            "estimator": self._estimator.state_dict(),
+            "cost_model": self._learner.state_dict(),
             "policy": self._policy.state_dict(),
             "driver": self._driver.state_dict(),
             "footprint": self._footprint.state_dict(),
@@ -410,7 +413,7 @@ class Session:
             raise StateMismatchError(msg) from error
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._estimator.load_state_dict(state["estimator"])
+        self._learner.load_state_dict(state["cost_model"])
         self._policy.load_state_dict(state["policy"])
         self._driver.load_state_dict(state["driver"])
         self._footprint.load_state_dict(state.get("footprint", {}))
@@ -421,6 +424,7 @@ class Session:
             self._device,
             [unit.name for unit in self._units],
             predictor=self._predictor,
+            actions=", ".join(self._learner.model.menu.names),
             meter=type(self._meter).__qualname__,
             compiled=", ".join(unit.name for unit in self._units if unit.is_compiled),
         )
@@ -500,7 +504,7 @@ class Session:
             msg = "no step was run yet, so no shape is known; train a step first"
             raise MimoseError(msg)
         facts, table = last
-        if self._estimator.pattern(facts.context) is None:
+        if self._learner.model.pattern(facts.context) is None:
             msg = "no step with such inputs was measured yet; train a few first"
             raise MimoseError(msg)
         sizes = facts.sizes if shape is None else table.fill(shape, facts.sizes)

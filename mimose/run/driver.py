@@ -25,7 +25,7 @@ from torch.autograd import Variable
 
 from mimose.budget import format_bytes
 from mimose.decide.infeasible import LeastPeaks
-from mimose.decide.policy import Decision, Memory, Policy
+from mimose.decide.policy import Decision, Policy
 from mimose.exact.changes import (
     Slot,
     attribute_slots,
@@ -38,7 +38,9 @@ from mimose.exact.changes import (
 from mimose.exact.handed import autograd_clock
 from mimose.exact.random_state import accelerators_of
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
-from mimose.learn.estimator import Estimator
+from mimose.learn.absorb import ran_least
+from mimose.learn.learner import Learner
+from mimose.learn.problem import Memory
 from mimose.measure.analysis import analyse, without_readings
 from mimose.measure.meters import Meter
 from mimose.measure.out_of_memory import is_out_of_memory
@@ -135,7 +137,7 @@ class Driver:
         budget_bytes: The budget.
         planner: The planner.
         policy: Decides what each step does.
-        estimator: Learns from measured steps.
+        learner: Learns from measured steps.
         events: Runs the units' calls.
         meter: Reads the memory.
         optimizers: Watches the optimizer's steps.
@@ -153,7 +155,7 @@ class Driver:
         budget_bytes: int,
         planner: Planner,
         policy: Policy,
-        estimator: Estimator,
+        learner: Learner,
         events: EventRunner,
         meter: Meter,
         optimizers: OptimizerWatch,
@@ -170,7 +172,7 @@ class Driver:
         self._is_compiled = is_compiled(model)
         self._graphs_at_clean_up = -1
         self._policy = policy
-        self._estimator = estimator
+        self._learner = learner
         self._events = events
         self._meter = meter
         self._optimizers = optimizers
@@ -369,7 +371,7 @@ class Driver:
         """Return the level that a step starts from; the peaks before it are noted."""
         if self._is_compiled:
             self._clean_up_after_compiler()
-        slack = max(5 * self._meter.noise_bytes, _SLACK * self._estimator.scale)
+        slack = max(5 * self._meter.noise_bytes, _SLACK * self._learner.model.scale)
         start, peaks = self._footprint.begin(slack)
         self._note_peaks(peaks)
         return start
@@ -458,7 +460,9 @@ class Driver:
             float(carried) if self._releases else 0.0,
             self._optimizers.excess_bytes,
             # Nothing is planned before the first step was measured.
-            self._optimizers.state_to_come_bytes if self._estimator.n_steps else 0.0,
+            self._optimizers.state_to_come_bytes
+            if self._learner.model.n_steps
+            else 0.0,
         )
 
     def _decide(
@@ -605,7 +609,7 @@ class Driver:
             record.phase,
             dict(record.shape),
         )
-        self._policy.cache.clear()
+        self._learner.distrust_plans()
         record.retries += 1
         record.phase = "fallback"
         record.reason = f"run again after {type(error).__name__} in forward"
@@ -625,8 +629,7 @@ class Driver:
         if unit.is_kept:
             return
         unit.is_kept = True
-        self._estimator.unrecomputable.add(unit.index)
-        self._policy.cache.clear()
+        self._learner.restrict(unit.index, [KEEP])
         self.kept_units[unit.name] = why
         _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
 
@@ -663,7 +666,7 @@ class Driver:
         """Run the next step with everything recomputed: the last one failed."""
         release_memory(self._device)
         self._settle()
-        self._policy.cache.clear()
+        self._learner.distrust_plans()
         self._safest_once = True
 
     def _abort(self, step: Step, error: BaseException) -> None:
@@ -722,15 +725,14 @@ class Driver:
 
     def _learn(self, step: Step, trace: Trace) -> None:
         sample = analyse(trace.marks, trace.events)
-        if self._estimator.n_steps == 0 or self._has_compiled(step):
+        if self._learner.model.n_steps == 0 or self._has_compiled(step):
             sample = without_readings(sample)
         growth = trace.peak_bytes - step.record.start_bytes
-        self._estimator.note_growth(self._growth_to_come(step, growth, trace))
-        self._estimator.learn(
+        self._learner.absorb_growth(self._growth_to_come(step, growth, trace))
+        self._learner.absorb(
             step.facts, trace.events, sample, step.released_bytes, step.calls
         )
-        kept = {event.unit for event in trace.events if event.action == KEEP}
-        is_safest = kept <= self._estimator.unrecomputable
+        is_safest = ran_least(self._learner.model, trace.events)
         is_own = self._meter.reads_peak and not self._has_compiled(step)
         if is_own and is_safest:
             needed = self._footprint.needed_bytes(trace.peak_bytes)
@@ -766,7 +768,7 @@ class Driver:
         self._footprint.observe(observed)
         is_over = record.is_over and not self._is_fixed
         if is_over:
-            self._policy.cache.clear()
+            self._learner.distrust_plans()
             _log.warning(
                 "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
                 record.step,
@@ -886,7 +888,7 @@ class Driver:
         for unit in self._events.units:
             unit.is_kept = unit.name in self.kept_units
             if unit.is_kept:
-                self._estimator.unrecomputable.add(unit.index)
+                self._learner.restrict(unit.index, [KEEP])
 
     # ------------------------------------------------------------------ for reports
 
