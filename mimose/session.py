@@ -14,12 +14,12 @@ from torch.utils.checkpoint import CheckpointError
 
 from mimose.arguments import check_choices, refuse_no_model
 from mimose.budget import format_bytes
-from mimose.decide.policy import Memory
 from mimose.exceptions import (
     MimoseError,
     RecomputationError,
     StateMismatchError,
 )
+from mimose.learn.problem import Memory
 from mimose.measure.meters import BasicMeter, Meter
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
@@ -292,6 +292,7 @@ class Session:
             self._engine.device,
             [unit.name for unit in self._engine.units],
             predictor=self._predictor,
+            actions=", ".join(self._engine.learner.model.menu.names),
             meter=type(self._engine.meter).__qualname__,
             compiled=", ".join(
                 unit.name for unit in self._engine.units if unit.is_compiled
@@ -373,7 +374,7 @@ class Session:
             msg = "no step was run yet, so no shape is known; train a step first"
             raise MimoseError(msg)
         facts, table = last
-        if self._engine.estimator.pattern(facts.context) is None:
+        if self._engine.learner.model.pattern(facts.context) is None:
             msg = "no step with such inputs was measured yet; train a few first"
             raise MimoseError(msg)
         sizes = facts.sizes if shape is None else table.fill(shape, facts.sizes)

@@ -6,7 +6,8 @@ import logging
 
 from mimose.budget import format_bytes
 from mimose.decide.policy import Policy
-from mimose.learn.estimator import Estimator
+from mimose.learn.absorb import ran_least
+from mimose.learn.learner import Learner
 from mimose.measure.analysis import without_readings
 from mimose.measure.meters import Meter
 from mimose.records import Records
@@ -26,7 +27,7 @@ class Writers:
     """Tells the cost model, the reserve and the records how each step came out.
 
     Args:
-        estimator: The cost model.
+        learner: The cost model.
         policy: Keeps the reserve.
         footprint: What is held of the device.
         refusals: Remembers what steps needed at the least.
@@ -39,7 +40,7 @@ class Writers:
     def __init__(
         self,
         *,
-        estimator: Estimator,
+        learner: Learner,
         policy: Policy,
         footprint: Footprint,
         refusals: Refusals,
@@ -48,7 +49,7 @@ class Writers:
         meter: Meter,
         plans: bool,
     ) -> None:
-        self._estimator = estimator
+        self._learner = learner
         self._policy = policy
         self._footprint = footprint
         self._refusals = refusals
@@ -72,17 +73,17 @@ class Writers:
 
     def _learn(self, outcome: StepOutcome, read: Measurement) -> None:
         sample = read.sample
-        if self._estimator.n_steps == 0 or outcome.has_compiled:
+        if self._learner.model.n_steps == 0 or outcome.has_compiled:
             sample = without_readings(sample)
         growth = read.peak_bytes - outcome.record.start_bytes
-        self._estimator.note_growth(self._growth_to_come(outcome, growth, read))
-        self._estimator.learn(
+        self._learner.absorb_growth(self._growth_to_come(outcome, growth, read))
+        self._learner.absorb(
             outcome.facts, read.events, sample, outcome.released_bytes, outcome.calls
         )
         if self._reads_peak:
-            kept = self._estimator.unrecomputable
+            is_least = ran_least(self._learner.model, read.events)
             state = float(self._optimizers.state_bytes)
-            self._refusals.absorb(outcome, kept, state)
+            self._refusals.absorb(outcome, state, is_least=is_least)
 
     def _growth_to_come(
         self, outcome: StepOutcome, growth: int, read: Measurement
@@ -124,7 +125,7 @@ class Writers:
 
     def _note_over(self, outcome: StepOutcome) -> None:
         record = outcome.record
-        self._policy.cache.clear()
+        self._learner.distrust_plans()
         _log.warning(
             "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
             record.step,

@@ -12,7 +12,8 @@ from torch import nn
 from mimose.budget import parse_budget
 from mimose.decide.policy import Policy
 from mimose.exact.random_state import refuse_unsaveable
-from mimose.learn.estimator import Estimator
+from mimose.learn.learner import Learner
+from mimose.learn.model import CostModel, kinds_of
 from mimose.measure.meters import BasicMeter, Meter, make_meter
 from mimose.planners import Planner
 from mimose.predictors import Margin
@@ -77,18 +78,19 @@ class Engine:
             options.budget, meter.total_bytes(), meter.held_bytes
         )
         self.units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
-        self.estimator = Estimator(options.predictor, meter.noise_bytes)
+        kinds = kinds_of(options.predictor, meter.noise_bytes)
+        self.learner = Learner(CostModel(kinds))
         self.policy = Policy(
-            self.estimator,
+            self.learner,
             options.planner,
             Margin(noise_bytes=5 * meter.noise_bytes),
             options.round_to,
             options.cache_size,
             raises=not options.warns and not meter.reads_peak,
         )
-        self.findings = Findings(self.units, self.estimator, self.policy)
+        self.findings = Findings(self.units, self.learner)
         self.events = EventRunner(
-            self.units, self.estimator, self.device, model, self.findings
+            self.units, self.learner, self.device, model, self.findings
         )
         self.describer = FactsReader(
             model, self.device, [unit.module for unit in self.units]
@@ -114,7 +116,7 @@ class Engine:
         action_at = getattr(options.planner, "action_at", None)
         self.plans = action_at is None
         self.writers = Writers(
-            estimator=self.estimator,
+            learner=self.learner,
             policy=self.policy,
             footprint=self.footprint,
             refusals=self.refusals,
@@ -139,6 +141,7 @@ class Engine:
                 footprint=self.footprint,
                 budget_bytes=self.budget_bytes,
                 action_at=action_at,
+                learner=self.learner,
                 policy=self.policy,
                 events=self.events,
                 meter=meter,
@@ -155,7 +158,7 @@ class Engine:
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON."""
         return {
-            "estimator": self.estimator.state_dict(),
+            "cost_model": self.learner.state_dict(),
             "policy": self.policy.state_dict(),
             "sizes": self.describer.state_dict(),
             "optimizers": self.optimizers.state_dict(),
@@ -169,7 +172,7 @@ class Engine:
         Args:
             state: What ``state_dict`` returned.
         """
-        self.estimator.load_state_dict(state["estimator"])
+        self.learner.load_state_dict(state["cost_model"])
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
         self.optimizers.load_state_dict(state["optimizers"])

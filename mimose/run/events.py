@@ -16,7 +16,7 @@ from mimose.exact.input_watch import Marks, cut_off, is_edited, marks
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.named_errors import is_inside_checkpoint
 from mimose.exceptions import MimoseError
-from mimose.learn.estimator import Estimator
+from mimose.learn.learner import Learner
 from mimose.measure.gauges import Gauge, by_operators, by_saved
 from mimose.measure.trace import Trace, input_storages
 from mimose.run.actions import recompute
@@ -143,7 +143,7 @@ class EventRunner:
 
     Args:
         units: The units, by index.
-        estimator: Numbers the families, learns FLOPs, knows what must be kept.
+        learner: Learns FLOPs.
         device: The model's.
         root: The model.
         findings: Takes note of units that have to be kept.
@@ -152,7 +152,7 @@ class EventRunner:
     def __init__(
         self,
         units: Sequence[Unit],
-        estimator: Estimator,
+        learner: Learner,
         device: torch.device,
         root: nn.Module,
         findings: Findings,
@@ -174,10 +174,9 @@ class EventRunner:
         self._mode = Mode("", ())
         self._known_modes: set[str] = set()
         self.last_recomputed: Unit | None = None
-        self._estimator = estimator
         self._n_unplanned = 0
         self._root = root
-        self._flops = RecomputationFlops(estimator, device, findings)
+        self._flops = RecomputationFlops(learner, device, findings)
         self.counts_outside = True
         """Whether layers called without the model are counted: until it is called."""
         self._n_outside = 0
@@ -424,7 +423,7 @@ class EventRunner:
             on_recompute = trace.recomputed(index, gauge)
             output = self._run(unit, args, kwargs, on_recompute, early_stop=False)
         ranks = trace.leave(index, inputs, output)
-        measured.family = self._estimator.family(digest((key, ranks)))
+        measured.family = digest((key, ranks))
         return output
 
 

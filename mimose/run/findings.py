@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mimose.decide.policy import Policy
-from mimose.learn.estimator import Estimator
+from mimose.learn.learner import Learner
 from mimose.run.unit import Unit
+from mimose.types import KEEP
 
 _log = logging.getLogger(__name__)
 
@@ -18,20 +18,16 @@ class Findings:
 
     Args:
         units: The units.
-        estimator: Learns which of them are always kept.
-        policy: Makes no more plans that recompute them.
+        learner: Learns which of them are always kept.
 
     Attributes:
         kept: By name, why a unit cannot be recomputed.
         inexact: By name, why a unit gives other bits when it is recomputed.
     """
 
-    def __init__(
-        self, units: Sequence[Unit], estimator: Estimator, policy: Policy
-    ) -> None:
+    def __init__(self, units: Sequence[Unit], learner: Learner) -> None:
         self._units = units
-        self._estimator = estimator
-        self._policy = policy
+        self._learner = learner
         self.kept: dict[str, str] = {}
         self.inexact: dict[str, str] = {}
 
@@ -40,13 +36,12 @@ class Findings:
         if unit.is_kept:
             return
         self._keep(unit)
-        self._policy.cache.clear()
         self.kept[unit.name] = why
         _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
 
     def _keep(self, unit: Unit) -> None:
         unit.is_kept = True
-        self._estimator.unrecomputable.add(unit.index)
+        self._learner.restrict(unit.index, [KEEP])
 
     def note_inexact(self, unit: Unit, why: str) -> None:
         """Take note of a unit that is recomputed, but not to the bit."""

@@ -12,7 +12,7 @@ from mimose.exceptions import InfeasibleBudgetError
 from mimose.run.footprint import Footprint
 from mimose.run.infeasible import held_already, infeasible
 from mimose.run.outcome import StepOutcome
-from mimose.types import KEEP, StepFacts
+from mimose.types import StepFacts
 
 _log = logging.getLogger(__name__)
 
@@ -86,18 +86,18 @@ class Refusals:
             self._has_warned = True
             _log.warning("mimose: %s Training goes on with the least plan.", error)
 
-    def absorb(self, outcome: StepOutcome, kept: set[int], state_bytes: float) -> None:
+    def absorb(
+        self, outcome: StepOutcome, state_bytes: float, *, is_least: bool
+    ) -> None:
         """Learn from a step in which everything was recomputed.
 
         Args:
             outcome: Of a step, measured or not.
-            kept: Units that are always kept.
             state_bytes: Of the optimizer, now.
+            is_least: Whether everything was recomputed that can be.
         """
         read = outcome.measurement
-        if read is None or outcome.has_compiled:
-            return
-        if not {e.unit for e in read.events if e.action == KEEP} <= kept:
+        if read is None or outcome.has_compiled or not is_least:
             return
         growth = read.peak_bytes - outcome.record.start_bytes - read.file_growth_bytes
         needed = self._footprint.needed_bytes(read.peak_bytes)

@@ -169,7 +169,7 @@ def test_padded_and_unpadded_batches(sim, toys, name, order):
     assert max(waits) <= 1
     assert -0.001 < min(_errors(session))
     assert max(_errors(session)) < (0.001 if name == "bert" else 0.01)
-    assert 2 == len(session._engine.estimator._patterns)
+    assert 2 == len(session._engine.learner.model.patterns)
     assert 2 == len(session._engine.policy._stages)
 
 
@@ -207,7 +207,7 @@ def test_a_mask_that_never_varies(sim, toys, monkeypatch):
         assert 1 == len(changes)  # of the first step nothing was known
         _train(sim, toys, model, batches[1:])
     assert 1 == len(changes)
-    assert 1 == len(session._engine.estimator._patterns)
+    assert 1 == len(session._engine.learner.model.patterns)
     assert "plan" == session.records[-1].phase
 
 
@@ -295,14 +295,14 @@ def test_a_step_that_is_run_again_stays_the_safest(sim, is_padded):
         for n_rows in (8, 16, 24, 32, 40, 48):
             for each in (False, True):
                 _step(model, n_rows, is_padded=each)
-        known = set(session._engine.estimator._patterns)
+        known = set(session._engine.learner.model.patterns)
         _failures.append(torch.OutOfMemoryError("out of memory, for the test"))
         _step(model, 48, is_padded=is_padded)
         again = session.records[-1]
-        learned_last = list(session._engine.estimator._patterns)[-1]
+        learned_last = list(session._engine.learner.model.patterns)[-1]
         _step(model, 48, is_padded=is_padded)
     assert ("fallback", 1, 4) == (again.phase, again.retries, again.n_recomputed)
-    assert known == set(session._engine.estimator._patterns)
+    assert known == set(session._engine.learner.model.patterns)
     assert learned_last == session._engine.describer.last[0].context
 
 
