@@ -39,8 +39,9 @@ from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.recovery import Gradients
 from mimose.run.unit import Unit
 from mimose.state import describe, refuse_other
+from mimose.torch_private import COMPILED_CALL
 from mimose.types import KEEP, RECOMPUTE, StepFacts
-from mimose.watch.compiled import COMPILED_CALL, OneGraph, refuse_compiled
+from mimose.watch.compiled import OneGraph, refuse_compiled
 from mimose.watch.kv_cache import WithoutCache, caching_modules, tell_of_cache
 from mimose.watch.patch import Patch
 from mimose.watch.placement import only_device

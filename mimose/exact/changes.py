@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from mimose.tensors import different_bits, same_bits, version
+from mimose.torch_private import buffers_of
 
 INTERNAL = frozenset(vars(nn.Module())) | {"forward", "training"}
 """Attributes that are torch's own."""
@@ -289,18 +290,18 @@ class Before(contextlib.AbstractContextManager[None]):
 def buffer_slots(modules: Iterable[nn.Module]) -> list[BufferSlot]:
     """Return every buffer of these modules."""
     return [
-        BufferSlot(module._buffers, name)
+        BufferSlot(buffers_of(module), name)
         for module in modules
-        for name in module._buffers
+        for name in buffers_of(module)
     ]
 
 
 def running_statistics(modules: Iterable[nn.Module]) -> list[BufferSlot]:
     """Return the buffers that forwards are known to change."""
     return [
-        BufferSlot(module._buffers, name)
+        BufferSlot(buffers_of(module), name)
         for module in modules
-        for name, buffer in module._buffers.items()
+        for name, buffer in buffers_of(module).items()
         if buffer is not None
         and (name.startswith("running_") or name == "num_batches_tracked")
     ]

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.checkpoint import _StopRecomputationError
 
 from mimose.learn.estimator import Estimator
 from mimose.measure.forward_flops import ForwardFlops, UncountableError
 from mimose.measure.tracker import StorageTracker
 from mimose.run.unit import Unit
+from mimose.torch_private import StopRecomputation
 from mimose.types import OnRecompute, Sizes
 from mimose.watch.families import digest, family_key
 from mimose.watch.shapes import call_shape
@@ -99,7 +99,7 @@ class RecomputationFlops:
             try:
                 with tracker:
                     output = forward()
-            except _StopRecomputationError:  # all that was needed is there
+            except StopRecomputation:  # all that was needed is there
                 learn(tracker.flops)
                 raise
             else:

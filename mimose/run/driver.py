@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import Variable
 
 from mimose.budget import format_bytes
 from mimose.decide.infeasible import LeastPeaks
@@ -55,6 +54,12 @@ from mimose.run.recovery import Snapshot, release_memory
 from mimose.run.step import Step
 from mimose.run.unit import LateChangeError, NotRecomputableError, Unit
 from mimose.tensors import tensors_in, version
+from mimose.torch_private import (
+    NO_GRAPH_TASK,
+    current_graph_task,
+    queue_callback,
+    top_transform,
+)
 from mimose.types import KEEP, RECOMPUTE, StepFacts
 from mimose.watch.compiled import is_compiled, n_graphs
 from mimose.watch.describe import FactsReader
@@ -83,7 +88,7 @@ _SHARED_STEPS = 20
 
 def is_transformed() -> bool:
     """Whether a transform of torch.func is running."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return top_transform() is not None
 
 
 class _Waiting:
@@ -684,7 +689,7 @@ class Driver:
         if step.carried_bytes and step.carried is not None:
             step.released_bytes = step.carried_bytes - step.carried.live_bytes()
             self._releases = step.released_bytes > step.carried_bytes // 2
-        Variable._execution_engine.queue_callback(lambda: self._backward_ends(step))
+        queue_callback(lambda: self._backward_ends(step))
 
     def _backward_ends(self, step: Step) -> None:
         step.in_backward = False
@@ -819,7 +824,7 @@ class Driver:
 
         Inside a backward nothing is closed: somebody runs a forward in it.
         """
-        if torch._C._current_graph_task_id() != -1:
+        if current_graph_task() != NO_GRAPH_TASK:
             return
         for step in [step for step in self._open if step.in_backward]:
             step.in_backward = False

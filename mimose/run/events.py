@@ -23,6 +23,7 @@ from mimose.run.actions import recompute
 from mimose.run.comparison import Comparison
 from mimose.run.counting import RecomputationFlops
 from mimose.run.unit import NotRecomputableError, Unit, ignore
+from mimose.torch_private import COMPILED_CALL
 from mimose.types import (
     KEEP,
     MOST_CONTEXTS,
@@ -31,7 +32,7 @@ from mimose.types import (
     OnRecompute,
     Uncounted,
 )
-from mimose.watch.compiled import COMPILED_CALL, called_attribute
+from mimose.watch.compiled import called_attribute
 from mimose.watch.describe import Mode
 from mimose.watch.families import digest, family_key
 from mimose.watch.patch import Patch
