@@ -277,9 +277,9 @@ class Before(contextlib.AbstractContextManager[None]):
         """Take in attributes that were not there."""
         self._states += [(slot, _MISSING) for slot in slots]
 
-    def covers(self, slots: Iterable[Slot]) -> bool:
-        """Whether all these slots could be restored."""
-        return {slot.key for slot in slots} <= {slot.key for slot, _ in self._states}
+    def covers(self, keys: Iterable[object]) -> bool:
+        """Whether the slots of all these keys could be restored."""
+        return set(keys) <= {slot.key for slot, _ in self._states}
 
     def restore(self) -> None:
         """Put all states back for good."""

@@ -36,7 +36,12 @@ from mimose.exact.changes import (
 )
 from mimose.exact.handed import autograd_clock
 from mimose.exact.random_state import accelerators_of
-from mimose.exceptions import InfeasibleBudgetError, MimoseError
+from mimose.exceptions import (
+    InfeasibleBudgetError,
+    LateChangeError,
+    MimoseError,
+    NotRecomputableError,
+)
 from mimose.learn.estimator import Estimator
 from mimose.measure.analysis import analyse, without_readings
 from mimose.measure.meters import Meter
@@ -52,7 +57,7 @@ from mimose.run.infeasible import held_already, infeasible
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.recovery import Snapshot, release_memory
 from mimose.run.step import Step
-from mimose.run.unit import LateChangeError, NotRecomputableError, Unit
+from mimose.run.unit import Unit
 from mimose.tensors import tensors_in, version
 from mimose.torch_private import (
     NO_GRAPH_TASK,
@@ -587,14 +592,14 @@ class Driver:
         if is_out_of_memory(error):
             self._footprint.ran_out()
         if isinstance(error, NotRecomputableError):
-            for unit in error.units:
-                self.keep_always(unit, error.why)
+            for index in error.units:
+                self.keep_always(self._events.units[index], error.why)
         if versions != [version(tensor) for tensor in inputs]:
             return False
         if self._events.knowledge.may_have_changed(args, kwargs, step.clock):
             return False
         if isinstance(error, LateChangeError):
-            if not self._snapshot.covers(error.slots):
+            if not self._snapshot.covers(error.buffers):
                 self._events.forget_changes()  # others are likely to follow
                 return False
         elif isinstance(error, NotRecomputableError):
