@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .base import Plan, Planner, PlanningProblem
-from .choices import keep_choice, recompute_choice
+from .choices import keep_choice, least_choice
 from .marginal import Marginal
 from .timeline import judge
 
@@ -50,7 +50,7 @@ class Full:
         Returns:
             A plan that may be over the budget.
         """
-        return judge(problem, recompute_choice(problem), planner=self.name)
+        return judge(problem, least_choice(problem), planner=self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class EveryK:
             A plan that may be over the budget.
         """
         choice = keep_choice(problem)
-        choice[:: self.k] = recompute_choice(problem)[:: self.k]
+        choice[:: self.k] = least_choice(problem)[:: self.k]
         return judge(problem, choice, planner=self.name)
 
 
@@ -130,5 +130,5 @@ class Static:
         )
         choice = np.fromiter(known, dtype=np.intp, count=len(problem.events))
         allowed = (choice >= 0) & problem.allowed[np.arange(len(choice)), choice]
-        choice = np.where(allowed, choice, recompute_choice(problem))
+        choice = np.where(allowed, choice, least_choice(problem))
         return judge(problem, choice, planner=self.name)

@@ -13,6 +13,7 @@ import numpy as np
 from .base import Plan, PlanningProblem
 from .errors import InfeasibleBudgetError
 from .marginal import Marginal
+from .prefix import prefix_form
 from .safest import infeasible, safest_choice
 from .timeline import fits, host_bytes, judge, peak_bytes
 
@@ -67,8 +68,10 @@ class Optimal:
         if fits(problem, cheapest):
             return judge(problem, cheapest, planner=self.name, optimal=True)
         needs_host = bool(np.count_nonzero(problem.host_bytes))
+        form = prefix_form(problem)
         # Exact without the host, where the solver would get lost in its tolerances.
-        if not needs_host and not fits(problem, safest_choice(problem)):
+        is_exact = not needs_host and not form.has_extra
+        if is_exact and not fits(problem, safest_choice(problem, form)):
             raise infeasible(problem)
         solved = self._solve(problem)
         if solved is not None and solved.optimal:

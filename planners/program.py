@@ -28,12 +28,15 @@ class Solution:
 class Program:
     """The rows of the 0-1 program.
 
-    Its columns: x[e, a] in {0, 1}; held[e], what events 0 .. e hold; and the peak.
-    Bytes count from ``origin_bytes`` and are divided by ``unit_bytes``.
+    Its columns: x[e, a] in {0, 1}; held[e], what events 0 .. e hold; where nets depend
+    on the action, left[e], what the backwards of events e .. E - 1 leave beyond their
+    least; and the peak. Bytes count from ``origin_bytes`` and are divided by
+    ``unit_bytes``.
     """
 
     allowed: FloatArray
     rows: tuple[LinearConstraint, ...]
+    n_columns: int
     origin_bytes: float
     unit_bytes: float
 
@@ -42,28 +45,24 @@ class Program:
     ) -> Solution:
         """Minimise the cost, with the peak held down to the budget."""
         unit = float(np.abs(cost).max()) / _SCALE or 1.0
-        objective = np.zeros(self._n_columns)
+        objective = np.zeros(self.n_columns)
         objective[: cost.size] = cost.ravel() / unit
         peak = (budget_bytes - self.origin_bytes) / self.unit_bytes
         return self._solve(objective, peak, time_limit_seconds)
 
     def least_peak(self, time_limit_seconds: float) -> Solution:
         """Minimise the peak."""
-        objective = np.zeros(self._n_columns)
+        objective = np.zeros(self.n_columns)
         objective[-1] = 1.0
         return self._solve(objective, np.inf, time_limit_seconds)
-
-    @property
-    def _n_columns(self) -> int:
-        return self.allowed.size + len(self.allowed) + 1
 
     def _solve(
         self, objective: FloatArray, peak: float, time_limit_seconds: float
     ) -> Solution:
         n_choices = self.allowed.size
-        integrality = np.zeros(self._n_columns, dtype=np.intp)
+        integrality = np.zeros(self.n_columns, dtype=np.intp)
         integrality[:n_choices] = 1
-        lowest, highest = np.zeros((2, self._n_columns))
+        lowest, highest = np.zeros((2, self.n_columns))
         highest[:n_choices] = self.allowed.ravel()
         highest[n_choices:-1] = np.inf
         lowest[-1], highest[-1] = -np.inf, peak
@@ -86,15 +85,20 @@ def build_program(problem: PlanningProblem, host_budget_bytes: float) -> Program
     form = prefix_form(problem)
     n_events, n_actions = problem.allowed.shape
     n_choices = n_events * n_actions
-    n_columns = n_choices + n_events + 1
+    n_sums = n_events * (1 + form.has_extra)
+    n_columns = n_choices + n_sums + 1
     origin = min(form.head_bytes, float(form.need_bytes.min()))
+    if form.has_extra:
+        origin = min(origin, form.step_bytes, float(form.forward_bytes.min()))
+        origin = min(origin, float(form.backward_bytes.min()))
     unit = float(problem.held_bytes.max()) / _SCALE or 1.0
-    need = np.where(problem.allowed, form.need_bytes - origin, 0.0) / unit
 
     choice, event = np.arange(n_choices), np.arange(n_events)
     of_event = event.repeat(n_actions)
     held = n_choices + event
+    left = held + n_events
     one, later = np.ones(n_events), event[1:]
+    peak = np.full(n_events, n_columns - 1)
 
     def rows(*entries: tuple[FloatArray, IntArray, IntArray], n_rows: int) -> csr_array:
         values, at_rows, at_columns = (
@@ -102,31 +106,59 @@ def build_program(problem: PlanningProblem, host_budget_bytes: float) -> Program
         )
         return csr_array((values, (at_rows, at_columns)), shape=(n_rows, n_columns))
 
+    def scaled(need_bytes: FloatArray) -> FloatArray:
+        need = np.where(problem.allowed, need_bytes - origin, 0.0) / unit
+        return np.asarray(need.ravel())
+
+    def within(
+        need_bytes: FloatArray, *more: tuple[FloatArray, IntArray, IntArray]
+    ) -> LinearConstraint:
+        """Hold held[e - 1] + need[e] + more <= peak."""
+        table = rows(
+            (scaled(need_bytes), of_event, choice),
+            (one[1:], later, held[:-1]),
+            *more,
+            (-one, event, peak),
+            n_rows=n_events,
+        )
+        return LinearConstraint(table, -np.inf, 0)
+
+    def reaches(column: int, over_bytes: float) -> LinearConstraint:
+        """Hold a column + over_bytes <= peak."""
+        ends = np.array([column, n_columns - 1])
+        row = rows((np.array([1.0, -1.0]), np.zeros(2, dtype=np.intp), ends), n_rows=1)
+        return LinearConstraint(row, -np.inf, (origin - over_bytes) / unit)
+
     # Every event runs under exactly one action.
     one_action = rows((np.ones(n_choices), of_event, choice), n_rows=n_events)
     # held[e] = held[e - 1] + what event e holds.
-    running_sum = rows(
+    held_sum = rows(
         (problem.held_bytes.ravel() / unit, of_event, choice),
         (one[1:], later, held[:-1]),
         (-one, event, held),
         n_rows=n_events,
     )
-    # held[e - 1] + need[e] <= peak.
-    within = rows(
-        (need.ravel(), of_event, choice),
-        (one[1:], later, held[:-1]),
-        (-one, event, np.full(n_events, n_columns - 1)),
-        n_rows=n_events,
-    )
-    # held[E - 1] + head <= peak.
-    ends = np.array([n_columns - 2, n_columns - 1])
-    head = rows((np.array([1.0, -1.0]), np.zeros(2, dtype=np.intp), ends), n_rows=1)
     constraints = [
         LinearConstraint(one_action, 1, 1),
-        LinearConstraint(running_sum, 0, 0),
-        LinearConstraint(within, -np.inf, 0),
-        LinearConstraint(head, -np.inf, (origin - form.head_bytes) / unit),
+        LinearConstraint(held_sum, 0, 0),
     ]
+    if form.has_extra:
+        # left[e] = left[e + 1] + what event e leaves beyond its least.
+        left_sum = rows(
+            (form.extra_bytes.ravel() / unit, of_event, choice),
+            (one[1:], event[:-1], left[1:]),
+            (-one, event, left),
+            n_rows=n_events,
+        )
+        constraints += [
+            LinearConstraint(left_sum, 0, 0),
+            within(form.forward_bytes),
+            within(form.backward_bytes, (one[1:], event[:-1], left[1:])),
+            reaches(int(left[0]), form.step_bytes),
+        ]
+    else:
+        constraints.append(within(form.need_bytes))
+    constraints.append(reaches(int(held[-1]), form.head_bytes))
     if np.count_nonzero(problem.host_bytes):
         # What the actions need of the host, together.
         unit_host = float(problem.host_bytes.max()) / _SCALE
@@ -138,6 +170,7 @@ def build_program(problem: PlanningProblem, host_budget_bytes: float) -> Program
     return Program(
         allowed=problem.allowed.astype(np.float64),
         rows=tuple(constraints),
+        n_columns=n_columns,
         origin_bytes=origin,
         unit_bytes=unit,
     )

@@ -41,6 +41,23 @@ def test_equals_brute_force(
         assert expected == pytest.approx(plan.extra_cost)
 
 
+@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize(("n_events", "n_actions"), [(1, 3), (5, 3), (7, 3), (5, 4)])
+def test_equals_brute_force_where_nets_differ(
+    rng, random_problem, budget_between, every_choice, n_events, n_actions, host
+):
+    """The same where what a backward leaves depends on the action."""
+    for share in (0.0, 0.1, 0.5, 0.9):
+        problem = random_problem(
+            rng, n_events, n_actions, host=host, nets_by_action=True
+        )
+        problem = budget_between(problem, share)
+        plan = Optimal().plan(problem)
+        assert plan.optimal
+        expected = cheapest_cost(problem, every_choice(problem))
+        assert expected == pytest.approx(plan.extra_cost)
+
+
 def test_budgets_that_are_exactly_some_peak(
     rng, random_problem, every_choice, with_fields
 ):
@@ -74,11 +91,15 @@ def test_scale_does_not_matter(rng, transformer_problem, budget_between, with_fi
         assert plan.optimal
 
 
+@pytest.mark.parametrize("nets_by_action", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_least_peak_plan(rng, random_problem, every_choice, budget_between, share):
+def test_least_peak_plan(
+    rng, random_problem, every_choice, budget_between, share, nets_by_action
+):
     """The solver's least peak is the least of all choices, the host included."""
     for _ in range(4):
-        problem = budget_between(random_problem(rng, 6, 3, host=True), share)
+        problem = random_problem(rng, 6, 3, host=True, nets_by_action=nets_by_action)
+        problem = budget_between(problem, share)
         expected = peak_bytes(problem, every_choice(problem)).min()
         assert expected == pytest.approx(least_peak_plan(problem).peak_bytes, abs=0.01)
 
@@ -87,6 +108,15 @@ def test_least_peak_plan_without_events(make_problem):
     """Without events the least peak is the head's."""
     problem = make_problem(0, gap_excess_bytes=np.array([3.0]))
     assert least_peak_plan(problem).peak_bytes == 3.0
+
+
+def test_infeasible_where_nets_differ(rng, random_problem, with_fields):
+    """The solver finds nothing there, and the error says what the least would be."""
+    problem = random_problem(rng, 6, 3, nets_by_action=True)
+    least = safest_plan(problem).peak_bytes
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        Optimal().plan(with_fields(problem, budget_bytes=least - 1.0))
+    assert least == caught.value.least_peak_bytes
 
 
 def test_infeasible_without_a_search(make_problem, monkeypatch):
