@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _TRAIN = """
 import sys
 import torch
@@ -50,11 +52,13 @@ def _loaded_with(planner: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_session_imports_nothing_heavy() -> None:
     """Neither attaching nor planned training loads scikit-learn, SciPy or pandas."""
     assert "[] []" == _loaded_with("auto")
 
 
+@pytest.mark.slow
 def test_what_a_planner_needs_comes_before_the_first_step() -> None:
     """Importing takes memory: in a step, it would be taken for the step's own."""
     assert "['scipy'] ['scipy']" == _loaded_with("optimal")
