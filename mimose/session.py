@@ -34,6 +34,7 @@ from mimose.report.columns import terminal_width
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.driver import Driver, RootPatch
 from mimose.run.events import EventRunner, UnitPatch
+from mimose.run.findings import Findings
 from mimose.run.footprint import make_footprint
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.recovery import Gradients
@@ -227,7 +228,10 @@ class Session:
             raises=not warns and not self._meter.reads_peak,
         )
         self.records = Records(max_records, record_to)
-        self._events = EventRunner(self._units, self._estimator, device, model)
+        self._findings = Findings(self._units, self._estimator, self._policy)
+        self._events = EventRunner(
+            self._units, self._estimator, device, model, self._findings
+        )
         records = self.records
         self._footprint = make_footprint(self._meter, self.budget_bytes)
         self._optimizers = OptimizerWatch(
@@ -249,6 +253,7 @@ class Session:
             optimizers=self._optimizers,
             checks=checks,
             records=self.records,
+            findings=self._findings,
             warns=warns,
         )
         self._patches: list[Patch] = []
@@ -345,7 +350,7 @@ class Session:
             RuntimeError: It failed again, or in another way.
         """
         gradients = Gradients(self._model)
-        snapshot = self._driver.snapshot()
+        snapshot = self._driver.rollback.snapshot()
         snapshot.take()
         try:
             return closure()
@@ -363,7 +368,7 @@ class Session:
             isinstance(error, (CheckpointError, RecomputationError))
             and unit is not None
         ):
-            self._driver.keep_always(unit, "recomputing it gave other tensors")
+            self._findings.keep(unit, "recomputing it gave other tensors")
         elif is_out_of_memory(error):
             self._driver.note_out_of_memory()
         else:
@@ -446,9 +451,9 @@ class Session:
             units=len(self._units),
             cache=self._policy.cache,
             margin=self._policy.margin.fraction,
-            kept_units=dict(self._driver.kept_units),
+            kept_units=dict(self._findings.kept),
             **self._footprint.told(),
-            inexact_units=dict(self._driver.inexact_units),
+            inexact_units=dict(self._findings.inexact),
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:

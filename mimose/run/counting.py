@@ -10,6 +10,7 @@ import torch
 from mimose.learn.estimator import Estimator
 from mimose.measure.forward_flops import ForwardFlops, UncountableError
 from mimose.measure.tracker import StorageTracker
+from mimose.run.findings import Findings
 from mimose.run.unit import Unit
 from mimose.torch_private import StopRecomputation
 from mimose.types import OnRecompute, Sizes
@@ -26,18 +27,18 @@ class RecomputationFlops:
     Args:
         estimator: Learns FLOPs by family and sizes, and tells those it knows exactly.
         device: The model's.
-        on_keep: Called with a unit whose FLOPs cannot be told, and why: it is kept.
+        findings: Takes note of units whose FLOPs cannot be told: they are kept.
     """
 
     def __init__(
         self,
         estimator: Estimator,
         device: torch.device,
-        on_keep: Callable[[Unit, str], None],
+        findings: Findings,
     ) -> None:
         self._estimator = estimator
         self._device = device
-        self._on_keep = on_keep
+        self._findings = findings
         self._forwards = ForwardFlops()
 
     def unplanned(
@@ -126,6 +127,5 @@ class RecomputationFlops:
         try:
             return self._forwards.count(key, unit.module, args, kwargs)
         except UncountableError as error:
-            if not unit.is_kept:
-                self._on_keep(unit, f"its FLOPs cannot be counted: {error}")
+            self._findings.keep(unit, f"its FLOPs cannot be counted: {error}")
             return 0

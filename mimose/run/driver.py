@@ -14,9 +14,8 @@ import gc
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import compress
 from typing import Any
 
 import torch
@@ -25,17 +24,7 @@ from torch import nn
 from mimose.budget import format_bytes
 from mimose.decide.infeasible import LeastPeaks
 from mimose.decide.policy import Decision, Memory, Policy
-from mimose.exact.changes import (
-    Slot,
-    attribute_slots,
-    buffer_slots,
-    random_slots,
-    running_statistics,
-    tensor_attributes,
-    union,
-)
 from mimose.exact.handed import autograd_clock
-from mimose.exact.random_state import accelerators_of
 from mimose.exceptions import (
     InfeasibleBudgetError,
     LateChangeError,
@@ -52,12 +41,13 @@ from mimose.planners import EveryK, Full, NoPlan, Planner
 from mimose.records import Peaks, Records, StepRecord
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.events import EventRunner
+from mimose.run.findings import Findings
 from mimose.run.footprint import Footprint
 from mimose.run.infeasible import held_already, infeasible
 from mimose.run.optimizer_watch import OptimizerWatch
-from mimose.run.recovery import Snapshot, release_memory
+from mimose.run.recovery import release_memory
+from mimose.run.rollback import Rollback
 from mimose.run.step import Step
-from mimose.run.unit import Unit
 from mimose.tensors import tensors_in, version
 from mimose.torch_private import (
     NO_GRAPH_TASK,
@@ -151,6 +141,7 @@ class Driver:
         optimizers: Watches the optimizer's steps.
         checks: Looks at the device's settings before each step.
         records: Takes the records.
+        findings: Takes note of units that have to be kept.
         warns: Whether an impossible budget warns rather than raises.
     """
 
@@ -169,6 +160,7 @@ class Driver:
         optimizers: OptimizerWatch,
         checks: DeviceChecks,
         records: Records,
+        findings: Findings,
         warns: bool,
     ) -> None:
         self._model = model
@@ -189,16 +181,11 @@ class Driver:
         self._warns = warns
         self._has_warned = False
         self._has_missed = False
-        events.on_keep = self.keep_always
-        events.on_inexact = self._note_inexact
         layers = [unit.module for unit in events.units]
         self._facts = FactsReader(model, device, layers)
         self._least = LeastPeaks()
-        self._changing: tuple[Slot, ...] = ()
-        """What forwards were seen to change."""
-        self._snapshot = self.snapshot()
-        self._knows_changes = False
-        self._is_wide = True
+        self._findings = findings
+        self.rollback = Rollback(model, events.units, events.answers)
         self._carried = Carried([])
         self._releases = False
         self._open: list[Step] = []
@@ -208,10 +195,6 @@ class Driver:
         self._n_steps = 0
         self._is_first = True
         """Whether the running step is the session's first."""
-        self.kept_units: dict[str, str] = {}
-        """Units that cannot be recomputed, and why."""
-        self.inexact_units: dict[str, str] = {}
-        """Units that give other bits when they are recomputed, and why."""
 
     # ------------------------------------------------------------------ forward
 
@@ -253,7 +236,7 @@ class Driver:
         ):
             error = None  # its traceback pins the tensors of the failed forward
             release_memory(self._device)
-            self._snapshot.restore()
+            self.rollback.restore()
             self._start(step)
             output, error = self._attempt(step, forward)
         if error is not None:
@@ -320,7 +303,7 @@ class Driver:
         for other in self._open:  # if they get a backward, this forward is in it
             other.is_shared = True
         self._records.append(record)
-        self._take_snapshot(decision)
+        self.rollback.take(is_planned=self._is_fixed or self._is_planned(decision))
         self._make_room(step)
         record.plan_seconds = time.perf_counter() - began
         self._start(step)
@@ -371,8 +354,8 @@ class Driver:
         )
         self._make_room(step, has_begun=True)
         step.trace = step.spare if self._is_measured(step) else None
-        if step.trace is None and self._knows_changes:
-            self._is_wide = False  # nothing is asked in a step under a plan
+        if step.trace is None:
+            self.rollback.narrow()
         self._events.plan(None if chosen is None else chosen.by_unit)
 
     def _begin_level(self) -> int:
@@ -425,6 +408,10 @@ class Driver:
         return is_measured and not self._is_fixed
 
     @staticmethod
+    def _is_planned(decision: Decision) -> bool:
+        return decision.chosen is not None and not decision.is_measured
+
+    @staticmethod
     def _start_from(step: Step, start_bytes: int) -> None:
         """Put a step's record and prediction on another start."""
         record = step.record
@@ -433,33 +420,6 @@ class Driver:
             record.predicted_peak_bytes = start_bytes + (
                 step.decision.growth_bytes or 0
             )
-
-    def _take_snapshot(self, decision: Decision) -> None:
-        knows = all([unit.is_known or unit.is_kept for unit in self._events.units])
-        if not knows or not self._knows_changes:
-            self._snapshot = self.snapshot()
-        self._knows_changes = knows
-        is_planned = decision.chosen is not None or self._is_fixed
-        self._is_wide = not knows or not is_planned or decision.is_measured
-        self._snapshot.take(is_wide=self._is_wide)
-
-    def _learn_changes(self) -> None:
-        """Take note, where all was saved, of what the forward has changed."""
-        if not self._is_wide:
-            return
-        running = running_statistics(self._model.modules())
-        found = self._snapshot.compare(without=running)
-        self._note_changing(found.changed)
-        if found.flags:
-            self._events.answers.ask(
-                found.flags,
-                lambda changed: self._note_changing(compress(found.unclear, changed)),
-            )
-
-    def _note_changing(self, slots: Iterable[Slot]) -> None:
-        changed = union(self._changing, slots)
-        if len(changed) > len(self._changing):
-            self._changing, self._knows_changes = changed, False
 
     def _memory(self, start: int, carried: int) -> Memory:
         return Memory(
@@ -535,7 +495,7 @@ class Driver:
     def _forward_ends(self, step: Step, output: Any) -> None:
         if step.trace is not None:
             step.trace.mark("root_exit")
-        self._learn_changes()
+        self.rollback.learn()
         step.calls = tuple([unit.calls for unit in self._events.units])
         step.record.actions = step.actions()
         step.record.events = step.events()
@@ -593,13 +553,13 @@ class Driver:
             self._footprint.ran_out()
         if isinstance(error, NotRecomputableError):
             for index in error.units:
-                self.keep_always(self._events.units[index], error.why)
+                self._findings.keep(self._events.units[index], error.why)
         if versions != [version(tensor) for tensor in inputs]:
             return False
         if self._events.knowledge.may_have_changed(args, kwargs, step.clock):
             return False
         if isinstance(error, LateChangeError):
-            if not self._snapshot.covers(error.buffers):
+            if not self.rollback.covers(error.buffers):
                 self._events.forget_changes()  # others are likely to follow
                 return False
         elif isinstance(error, NotRecomputableError):
@@ -629,41 +589,6 @@ class Driver:
         return step.decision.chosen is not None or isinstance(
             self._planner, (NoPlan, EveryK)
         )
-
-    def keep_always(self, unit: Unit, why: str) -> None:
-        """Never recompute a unit again."""
-        if unit.is_kept:
-            return
-        unit.is_kept = True
-        self._estimator.unrecomputable.add(unit.index)
-        self._policy.cache.clear()
-        self.kept_units[unit.name] = why
-        _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
-
-    def _note_inexact(self, unit: Unit, why: str) -> None:
-        """Take note of a unit that is recomputed, but not to the bit."""
-        if not self.inexact_units:
-            _log.warning(
-                "mimose: %s is recomputed, but not exactly: %s; others may follow (see "
-                "the session's report)",
-                unit.name,
-                why,
-            )
-        self.inexact_units.setdefault(unit.name, why)
-
-    def snapshot(self) -> Snapshot:
-        """Return a snapshot, not yet taken, of what a forward changes."""
-        modules = list(self._model.modules())
-        units = [slot for unit in self._events.units for slot in unit.places()]
-        small = [slot for slot in buffer_slots(modules) if slot.numel <= _SMALL]
-        known = union(running_statistics(modules), units, self._changing)
-        tensors = [slot.edited() for slot in tensor_attributes(modules)]
-        others: list[Slot] = [
-            *attribute_slots(modules),
-            *[slot for slot in tensors if slot.numel <= _SMALL],
-            *random_slots(modules),
-        ]
-        return Snapshot(accelerators_of(self._model), known, others, small)
 
     def note_out_of_memory(self) -> None:
         """Take note that memory ran out in a backward, as long as all is held."""
@@ -879,7 +804,7 @@ class Driver:
         """Return what is known of the model beyond predictions, ready for JSON."""
         return {
             "sizes": self._facts.state_dict(),
-            "kept_units": dict(self.kept_units),
+            "kept_units": self._findings.state_dict(),
             "optimizer_excess_bytes": self._optimizers.excess_bytes,
         }
 
@@ -891,12 +816,7 @@ class Driver:
         """
         self._facts.load_state_dict(state["sizes"])
         self._optimizers.excess_bytes = float(state["optimizer_excess_bytes"])
-        saved = {str(k): str(v) for k, v in state["kept_units"].items()}
-        self.kept_units = {**saved, **self.kept_units}
-        for unit in self._events.units:
-            unit.is_kept = unit.name in self.kept_units
-            if unit.is_kept:
-                self._estimator.unrecomputable.add(unit.index)
+        self._findings.load_state_dict(state["kept_units"])
 
     # ------------------------------------------------------------------ for reports
 

@@ -115,7 +115,7 @@ def test_kept_units_may_not_be_recomputed(toys, meter):
     """A unit that was found to be unrecomputable has one action left."""
     model = toys.chain(3)
     with _trained(toys, meter, model, [toys.inputs()] * 3) as session:
-        session._driver.keep_always(session._units[1], "for the test")
+        session._findings.keep(session._units[1], "for the test")
         problem = session.planning_problem()
     assert [[True, True], [True, False], [True, True]] == problem.allowed.tolist()
 
