@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from mimose.exceptions import MimoseError
+from mimose.planners.actions import EXACT_MENU
 
 _log = logging.getLogger(__name__)
 
@@ -129,8 +130,8 @@ class StepRecord:
 
     @property
     def n_recomputed(self) -> int:
-        """How many layer calls were recomputed."""
-        return self.actions.count("recompute")
+        """How many layer calls were not simply kept."""
+        return len(self.actions) - self.actions.count(EXACT_MENU.first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +231,7 @@ class Records(deque[StepRecord]):
         self._shared: dict[Any, Any] = {}
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._is_new = path is not None and not Path(path).exists()
         # Open for as long as the session lives; `close_file` closes it.
         self._file = None if path is None else Path(path).open("a", encoding="utf-8")  # noqa: SIM115
         self._events: tuple[str, ...] = ()
@@ -303,10 +305,14 @@ class Records(deque[StepRecord]):
         )
 
     def close_file(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Close the file; one that is new and empty does not stay behind."""
+        if self._file is None:
+            return
+        path = Path(self._file.name)
+        self._file.close()
+        self._file = None
+        if self._is_new and path.exists() and not path.stat().st_size:
+            path.unlink()
 
 
 _AMENDS = "amends"

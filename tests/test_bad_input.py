@@ -249,6 +249,16 @@ def test_a_file_for_records_that_cannot_be_opened(toys, tmp_path):
     assert [] == toys.leftovers(model)
 
 
+def test_a_refused_session_leaves_no_file(toys, tmp_path):
+    """Nor does one for records that it has made stay open."""
+    model = toys.chain(2)
+    path = tmp_path / "new" / "records.jsonl"
+    with pytest.raises(mimose.InfeasibleBudgetError):
+        mimose.attach(model, "1MiB", record_to=path)
+    assert not path.exists()
+    assert [] == toys.leftovers(model)
+
+
 def test_a_problem_before_anything_is_measured(toys):
     """Without a measured step no planning problem can be filled."""
     with mimose.attach(toys.chain(2), "1TiB", planner="full") as session:

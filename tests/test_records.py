@@ -24,6 +24,12 @@ def _record(step=0, **fields):
     )
 
 
+def test_what_is_not_kept_is_counted_as_recomputed():
+    """Whatever an action is called that is not the first of the menu."""
+    record = _record(actions=("keep", "recompute", "keep", "another", "recompute"))
+    assert 3 == record.n_recomputed
+
+
 def test_growths_are_over_the_start():
     """Predicted and observed growth leave out what was held before."""
     record = _record(observed_peak_bytes=400)
@@ -220,3 +226,24 @@ def test_a_file_of_something_else(tmp_path, line):
     path.write_text(line + "\n")
     with pytest.raises(MimoseError, match=r"other.jsonl, line 1: not a step's record"):
         read_records(path)
+
+
+def test_an_empty_file_does_not_stay(tmp_path):
+    """A session that is refused, or runs no step, leaves no file of its own."""
+    new, old = tmp_path / "new.jsonl", tmp_path / "old.jsonl"
+    old.touch()
+    for path in (new, old):
+        records = Records(3, path)
+        assert path.exists()
+        records.close_file()
+        records.close_file()
+
+    assert (False, True) == (new.exists(), old.exists())
+
+
+def test_a_file_that_somebody_removed_is_not_missed(tmp_path):
+    """Closing is harmless then."""
+    path = tmp_path / "records.jsonl"
+    records = Records(3, path)
+    path.unlink()
+    records.close_file()

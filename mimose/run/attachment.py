@@ -14,7 +14,8 @@ from mimose.measure.meters import AllocatorMeter, Meter
 from mimose.run.engine import Engine
 from mimose.run.events import UnitPatch
 from mimose.run.root import RootPatch
-from mimose.watch.compiled import COMPILED_CALL, OneGraph
+from mimose.torch_private import COMPILED_CALL
+from mimose.watch.compiled import OneGraph
 from mimose.watch.kv_cache import WithoutCache, caching_modules, tell_of_cache
 from mimose.watch.patch import Patch
 

@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import Variable
 
 from mimose.measure.retained import RetainedOutputs
 from mimose.records import Peaks
+from mimose.torch_private import NO_GRAPH_TASK, current_graph_task, queue_callback
 
 
 class Stage(enum.Enum):
@@ -153,7 +153,7 @@ class Waiting:
         """Take note of a gradient."""
         if self._backward.begin():
             self._on_begin()
-            Variable._execution_engine.queue_callback(self._on_end)
+            queue_callback(self._on_end)
 
     def hook(self, outputs: Sequence[torch.Tensor]) -> None:
         """Wait for gradients of the outputs that have a graph."""
@@ -164,4 +164,4 @@ class Waiting:
 
 def is_running() -> bool:
     """Whether this is called from within a backward."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return current_graph_task() != NO_GRAPH_TASK

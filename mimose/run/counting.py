@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.checkpoint import _StopRecomputationError
 
 from mimose.learn.learner import Learner
 from mimose.learn.problem import exact_cost
@@ -14,6 +13,7 @@ from mimose.measure.forward_flops import ForwardFlops, UncountableError
 from mimose.measure.tracker import StorageTracker
 from mimose.run.findings import Findings
 from mimose.run.unit import Unit
+from mimose.torch_private import StopRecomputation
 from mimose.types import RECOMPUTE, CostOf, OnRecompute
 from mimose.watch.families import digest, family_key
 from mimose.watch.shapes import call_shape
@@ -102,7 +102,7 @@ class RecomputationFlops:
             try:
                 with tracker:
                     output = forward()
-            except _StopRecomputationError:  # all that was needed is there
+            except StopRecomputation:  # all that was needed is there
                 learn(tracker.flops)
                 raise
             else:

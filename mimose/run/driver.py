@@ -14,7 +14,11 @@ from torch import nn
 
 from mimose.decide.policy import Decision, Policy
 from mimose.exact.handed import autograd_clock
-from mimose.exceptions import InfeasibleBudgetError
+from mimose.exceptions import (
+    InfeasibleBudgetError,
+    LateChangeError,
+    NotRecomputableError,
+)
 from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
 from mimose.measure.meters import Meter
@@ -29,7 +33,6 @@ from mimose.run.recovery import release_memory
 from mimose.run.refusals import Refusals
 from mimose.run.rollback import Rollback
 from mimose.run.step import Step
-from mimose.run.unit import LateChangeError, NotRecomputableError
 from mimose.tensors import version
 from mimose.types import StepFacts
 from mimose.watch.compiled import is_compiled, n_graphs
@@ -321,8 +324,8 @@ class Driver:
         if is_out_of_memory(error):
             self._footprint.ran_out()
         if isinstance(error, NotRecomputableError):
-            for unit in error.units:
-                self._parts.findings.keep(unit, error.why)
+            for index in error.units:
+                self._parts.findings.keep(self._events.units[index], error.why)
         knowledge = self._events.knowledge
         if call.is_edited() or knowledge.may_have_changed(
             call.args, call.kwargs, call.clock
@@ -345,7 +348,7 @@ class Driver:
     def _helps(self, step: Step, error: BaseException) -> bool:
         """Whether the same forward can come out another way."""
         if isinstance(error, LateChangeError):
-            if self._parts.rollback.covers(error.slots):
+            if self._parts.rollback.covers(error.buffers):
                 return True
             self._events.forget_changes()  # others are likely to follow
             return False

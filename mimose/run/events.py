@@ -15,7 +15,7 @@ from mimose.exact.handed import HandedObjects, Knowledge
 from mimose.exact.input_watch import Marks, cut_off, is_edited, marks
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.named_errors import is_inside_checkpoint
-from mimose.exceptions import MimoseError
+from mimose.exceptions import MimoseError, NotRecomputableError
 from mimose.learn.learner import Learner
 from mimose.measure.gauges import Gauge, by_operators, by_saved
 from mimose.measure.trace import Trace, input_storages
@@ -23,7 +23,8 @@ from mimose.run.actions import recompute
 from mimose.run.comparison import Comparison
 from mimose.run.counting import RecomputationFlops
 from mimose.run.findings import Findings
-from mimose.run.unit import NotRecomputableError, Unit
+from mimose.run.unit import Unit
+from mimose.torch_private import COMPILED_CALL
 from mimose.types import (
     KEEP,
     MOST_CONTEXTS,
@@ -32,7 +33,7 @@ from mimose.types import (
     OnRecompute,
     Uncounted,
 )
-from mimose.watch.compiled import COMPILED_CALL, called_attribute
+from mimose.watch.compiled import called_attribute
 from mimose.watch.describe import Mode
 from mimose.watch.families import digest, family_key
 from mimose.watch.patch import Patch
@@ -265,15 +266,19 @@ class EventRunner:
         Raises:
             NotRecomputableError: Inputs of recomputed units were edited in place.
         """
-        editors = [u for u in self.units if u.handed.has_edited and not u.is_kept]
+        editors = {
+            unit.index: unit.name
+            for unit in self.units
+            if unit.handed.has_edited and not unit.is_kept
+        }
         if editors:
             raise NotRecomputableError(editors, _EDITS_OBJECT)
-        edited = {unit.index: unit for unit, noted in self.inputs if is_edited(noted)}
+        edited = {u.index: u.name for u, noted in self.inputs if is_edited(noted)}
         if edited:
             for _, noted in self.inputs:
                 cut_off(noted)
             why = "its input is edited in place after it was read"
-            raise NotRecomputableError(list(edited.values()), why)
+            raise NotRecomputableError(edited, why)
 
     def run(
         self, unit: Unit, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -375,7 +380,8 @@ class EventRunner:
         )
         if is_edited(noted):
             cut_off(noted)
-            raise NotRecomputableError([unit], "it edits its own input in place")
+            why = "it edits its own input in place"
+            raise NotRecomputableError({unit.index: unit.name}, why)
         self.inputs.append((unit, noted))
         if first is not None:
             unit.learn(first, (versions, around.look().versions), self.answers)

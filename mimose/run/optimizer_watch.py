@@ -21,6 +21,7 @@ from mimose.run.optimizer_state import (
     parameters_of,
     state_bytes,
 )
+from mimose.torch_private import NO_GRAPH_TASK, current_graph_task
 from mimose.watch.placement import only_device
 
 _STEPS_WATCHED = 3
@@ -166,4 +167,4 @@ class OptimizerWatch:
 
 
 def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)
+    return current_graph_task() != NO_GRAPH_TASK

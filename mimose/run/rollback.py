@@ -94,9 +94,9 @@ class Rollback:
                 lambda changed: self._note(compress(found.unclear, changed)),
             )
 
-    def covers(self, slots: Iterable[Slot]) -> bool:
-        """Whether all these were saved."""
-        return self._snapshot.covers(slots)
+    def covers(self, keys: Iterable[object]) -> bool:
+        """Whether the slots of all these keys were saved."""
+        return self._snapshot.covers(keys)
 
     def restore(self) -> None:
         """Put everything back, tensors in place."""

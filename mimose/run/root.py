@@ -9,6 +9,7 @@ from torch import nn
 
 from mimose.exceptions import MimoseError
 from mimose.run.driver import Driver
+from mimose.torch_private import top_transform
 from mimose.watch.patch import Patch
 
 _TRANSFORMED = (
@@ -46,4 +47,4 @@ class RootPatch(Patch):
 
 def is_transformed() -> bool:
     """Whether a transform of torch.func is running."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return top_transform() is not None

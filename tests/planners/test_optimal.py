@@ -11,9 +11,9 @@ from mimose.planners import (
     Optimal,
     least_peak_plan,
     peak_bytes,
+    program,
     safest_plan,
 )
-from mimose.planners import optimal as module
 
 
 def cheapest_cost(problem, choices):
@@ -121,7 +121,7 @@ def test_infeasible_where_nets_differ(rng, random_problem, with_fields):
 
 def test_infeasible_without_a_search(make_problem, monkeypatch):
     """Without host actions an impossible budget is refused before the solver runs."""
-    monkeypatch.setattr(module, "milp", None)
+    monkeypatch.setattr(program, "milp", None)
     with pytest.raises(InfeasibleBudgetError):
         Optimal().plan(make_problem(1, gap_excess_bytes=[3, 3], budget_bytes=1.0))
 
@@ -137,7 +137,7 @@ def test_time_limit_without_a_plan(
     rng, transformer_problem, budget_between, monkeypatch, caplog
 ):
     """Out of time with nothing found: the marginal plan, and a warning."""
-    monkeypatch.setattr(module, "milp", lambda *_, **__: _Answer(1, None))
+    monkeypatch.setattr(program, "milp", lambda *_, **__: _Answer(1, None))
     problem = budget_between(transformer_problem(rng, 6), 0.5)
     with caplog.at_level(logging.WARNING):
         plan = Optimal(time_limit_seconds=0.5).plan(problem)
@@ -161,7 +161,7 @@ def test_time_limit_with_a_plan(
     def no_plan(self, problem):
         raise InfeasibleBudgetError(1.0, 2.0, {})
 
-    monkeypatch.setattr(module, "milp", lambda *_, **__: _Answer(1, x))
+    monkeypatch.setattr(program, "milp", lambda *_, **__: _Answer(1, x))
     monkeypatch.setattr(Marginal, "plan", no_plan)
     with caplog.at_level(logging.WARNING):
         plan = Optimal().plan(problem)
@@ -177,7 +177,7 @@ def test_answers_over_the_budget_are_not_taken(
     problem = budget_between(transformer_problem(rng, 6), 0.5)
     x = np.zeros(problem.allowed.size + 7)
     x[: problem.allowed.size : 2] = 1  # keep everything
-    monkeypatch.setattr(module, "milp", lambda *_, **__: _Answer(0, x))
+    monkeypatch.setattr(program, "milp", lambda *_, **__: _Answer(0, x))
     plan = Optimal().plan(problem)
     assert plan.peak_bytes <= problem.budget_bytes
     assert Marginal().plan(problem).actions == plan.actions
