@@ -36,7 +36,7 @@ from mimose.run.step import Step
 from mimose.tensors import version
 from mimose.types import StepFacts
 from mimose.watch.compiled import is_compiled, n_graphs
-from mimose.watch.describe import FactsReader
+from mimose.watch.describe import Describer
 from mimose.watch.shapes import argument_tensors
 from mimose.watch.size_table import SizeTable
 
@@ -66,7 +66,7 @@ class Parts:
     findings: Findings
     refusals: Refusals
     rollback: Rollback
-    describer: FactsReader
+    describer: Describer
     ends: StepEnds
 
 
@@ -180,7 +180,7 @@ class Driver:
         start = self._level()
         is_shared = self._ends.settle() or self._ends.open.expects_shared
         describer = self._parts.describer
-        facts, table = describer.read(call.args, call.kwargs)
+        facts, table = describer.arrive(call.args, call.kwargs)
         self._events.set_mode(describer.mode)
         is_again, self._safest_once = self._safest_once, False
         carried = self._ends.carried_bytes

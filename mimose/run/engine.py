@@ -31,7 +31,7 @@ from mimose.run.refusals import Refusals
 from mimose.run.rollback import Rollback
 from mimose.run.unit import Unit
 from mimose.watch.compiled import refuse_compiled
-from mimose.watch.describe import FactsReader
+from mimose.watch.describe import Describer
 from mimose.watch.placement import only_device
 from mimose.watch.units import UnitsSpec, find_units, refuse_other_checkpointing
 
@@ -92,7 +92,7 @@ class Engine:
         self.events = EventRunner(
             self.units, self.learner, self.device, model, self.findings
         )
-        self.describer = FactsReader(
+        self.describer = Describer(
             model, self.device, [unit.module for unit in self.units]
         )
         self.rollback = Rollback(model, self.units, self.events.answers)

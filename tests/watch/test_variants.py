@@ -13,7 +13,7 @@ from mimose.measure.meters import AllocatorMeter
 from mimose.run.footprint import ReservedFootprint
 from mimose.run.step import Step
 from mimose.types import MOST_CONTEXTS
-from mimose.watch.describe import FactsReader
+from mimose.watch.describe import Describer
 from mimose.watch.variants import Variants
 
 DEVICE = "sim:0"
@@ -53,10 +53,10 @@ def test_variants_are_saved_and_bounded():
 
 def test_on_a_cpu_masks_are_read(toys):
     """The context is certain there, and another for a mask that hides something."""
-    reader = FactsReader(toys.chain(1), torch.device("cpu"))
+    reader = Describer(toys.chain(1), torch.device("cpu"))
     contexts = set()
     for mask in (torch.ones(2, 3), torch.eye(2, 3)):
-        facts, _ = reader.read((toys.inputs(),), {"mask": mask.long()})
+        facts, _ = reader.arrive((toys.inputs(),), {"mask": mask.long()})
         assert "" == facts.base
         contexts.add(facts.context)
     assert 2 == len(contexts)
