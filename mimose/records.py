@@ -243,7 +243,6 @@ class Records(deque[StepRecord]):
 
         Of too many the oldest is dropped, and stays in the totals.
         """
-        record = self._with_shared_parts(record)
         place = self._place(record.step)
         if place is not None:
             self[place] = record
@@ -275,6 +274,7 @@ class Records(deque[StepRecord]):
 
     def close(self, record: StepRecord) -> None:
         """Put a step's record and write it; once more where the step went on."""
+        record = self._with_shared_parts(record)
         self.put(record)
         is_first = record.step in self._open
         if self._open.pop(record.step, False):

@@ -14,6 +14,7 @@ from torch import nn
 
 from mimose.decide.policy import Decision, Policy
 from mimose.exact.handed import autograd_clock
+from mimose.exact.input_watch import is_edited, marks
 from mimose.exceptions import (
     InfeasibleBudgetError,
     LateChangeError,
@@ -33,11 +34,9 @@ from mimose.run.recovery import release_memory
 from mimose.run.refusals import Refusals
 from mimose.run.rollback import Rollback
 from mimose.run.step import Step
-from mimose.tensors import version
 from mimose.types import StepFacts
 from mimose.watch.compiled import is_compiled, n_graphs
 from mimose.watch.describe import Describer
-from mimose.watch.shapes import argument_tensors
 from mimose.watch.size_table import SizeTable
 
 _log = logging.getLogger(__name__)
@@ -82,12 +81,11 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.clock = autograd_clock()
-        self._inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
-        self._versions = [version(tensor) for tensor in self._inputs]
+        self._marks = marks(args, kwargs)
 
     def is_edited(self) -> bool:
         """Whether a tensor among the arguments was edited in place."""
-        return self._versions != [version(tensor) for tensor in self._inputs]
+        return is_edited(self._marks)
 
 
 class Driver:
@@ -99,6 +97,8 @@ class Driver:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.plans = parts.action_at is None
+        """Whether plans are made; a baseline does the same in every step."""
         self._policy = parts.policy
         self._events = parts.events
         self._footprint = parts.footprint
@@ -109,11 +109,6 @@ class Driver:
         self._safest_once = False
 
     # ------------------------------------------------------------------ the root
-
-    @property
-    def plans(self) -> bool:
-        """Whether plans are made; a baseline does the same in every step."""
-        return self._parts.action_at is None
 
     @property
     def is_idle(self) -> bool:
@@ -217,7 +212,8 @@ class Driver:
             self._clean_up_after_compiler()
         meter, scale = self._parts.meter, self._parts.learner.model.scale
         start, peaks = self._footprint.begin(max(5 * meter.noise_bytes, _SLACK * scale))
-        self._ends.note_peaks(peaks)
+        if self._ends.open.steps:
+            self._ends.note_peaks(peaks)
         return start
 
     def _clean_up_after_compiler(self) -> None:

@@ -73,6 +73,8 @@ class StepEnds:
         Inside a backward none whose backward has begun is closed: somebody runs a
         forward in it.
         """
+        if not self.open.steps:
+            return False
         if not backward.is_running():
             for step in self.open.take_interrupted():
                 self._close(step, had_backward=True, reason=_NO_END)
@@ -83,7 +85,7 @@ class StepEnds:
             self._close(
                 step, had_backward=had_backward, reason=step.backward.unseen or reason
             )
-        return bool(self.open)
+        return bool(self.open.steps)
 
     def forward_ended(self, step: Step, output: Any, calls: tuple[int, ...]) -> bool:
         """Wait for the backward of a step.

@@ -14,16 +14,13 @@ class OpenSteps:
 
     Attributes:
         n_begun: Steps begun so far.
+        steps: They themselves.
     """
 
     def __init__(self) -> None:
         self.n_begun = 0
-        self._steps: list[Step] = []
+        self.steps: list[Step] = []
         self._shared_until = -1
-
-    def __bool__(self) -> bool:
-        """Whether there is any."""
-        return bool(self._steps)
 
     def begin(self) -> int:
         """Count a step, and return its number.
@@ -31,50 +28,48 @@ class OpenSteps:
         If those that are open get a backward, it is that of this one, too.
         """
         self.n_begun += 1
-        for step in self._steps:
+        for step in self.steps:
             step.backward.join()
         return self.n_begun - 1
 
     def add(self, step: Step) -> None:
         """Take in a step whose forward has ended."""
-        self._steps.append(step)
+        self.steps.append(step)
 
     def take(self, step: Step) -> bool:
         """Take a step out whose backward has ended; return whether others share it."""
-        if step in self._steps:
-            self._steps.remove(step)
+        if step in self.steps:
+            self.steps.remove(step)
         in_backward = any(
-            other.backward.stage is Stage.BACKWARD for other in self._steps
+            other.backward.stage is Stage.BACKWARD for other in self.steps
         )
         return step.backward.is_shared or in_backward
 
     def take_dead(self) -> list[Step]:
         """Take out the steps whose graph is gone."""
-        return self._take([step for step in self._steps if not step.backward.can_come])
+        return self._take([step for step in self.steps if not step.backward.can_come])
 
     def take_interrupted(self) -> list[Step]:
         """Take out the steps whose backward an error has ended; call it outside."""
-        return self._take(
-            [s for s in self._steps if s.backward.stage is Stage.BACKWARD]
-        )
+        return self._take([s for s in self.steps if s.backward.stage is Stage.BACKWARD])
 
     def take_all(self) -> list[Step]:
         """Take out all."""
-        return self._take(list(self._steps))
+        return self._take(list(self.steps))
 
     def _take(self, steps: list[Step]) -> list[Step]:
         for step in steps:
-            self._steps.remove(step)
+            self.steps.remove(step)
         return steps
 
     def raise_peaks(self, level_bytes: int) -> None:
         """Take in a peak: it is one of each step that is open."""
-        for step in self._steps:
+        for step in self.steps:
             step.backward.raise_peak(level_bytes)
 
     def share(self) -> None:
         """Take note that the open steps have one backward: nobody's samples."""
-        for step in self._steps:
+        for step in self.steps:
             step.share()
         self.expect_shared()
 

@@ -85,18 +85,15 @@ class Step:
         self.growth_bytes = decision.growth_bytes
         self.uncounted = None if self._is_baseline else decision.uncounted
         self.knows_flops = not self._is_baseline and not decision.uncounted
+        is_planned = decision.chosen is not None and not decision.is_measured
+        self.is_measured = not self._is_baseline and not is_planned
+        """Whether its boundaries are to be read."""
 
     def run_again(self, reason: str) -> None:
         """Be the safest step from now on: it, or the one before, has failed."""
         self.retries += 1
         self._unplanned.make_safest()
         self.take(Decision("fallback", None, reason=reason))
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether its boundaries are to be read."""
-        is_planned = self.decision.chosen is not None and not self.decision.is_measured
-        return not self._is_baseline and not is_planned
 
     @property
     def can_be_safer(self) -> bool:

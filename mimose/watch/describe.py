@@ -117,7 +117,7 @@ class Describer:
         found = self._seen.get(self._key(args, kwargs, self.mode))
         if found is None:
             found = self._learn_new(args, kwargs)
-        self.last = self._expected(found)
+        self.last = self._expected(found) if found[0].base else found
         return self.last
 
     def _read_flags(self) -> tuple[bool, ...]:
