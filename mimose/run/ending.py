@@ -73,12 +73,12 @@ class StepEnds:
         Inside a backward none whose backward has begun is closed: somebody runs a
         forward in it.
         """
+        self._answers.read()  # of a step without a backward
         if not self.open.steps:
             return False
         if not backward.is_running():
             for step in self.open.take_interrupted():
                 self._close(step, had_backward=True, reason=_NO_END)
-        self._answers.read()  # of a step without a backward
         for step in self.open.take_dead():
             had_backward = step.saw_gradient
             reason = _NO_END if had_backward else _NO_BACKWARD
