@@ -133,7 +133,8 @@ class Policy:
         self, facts: StepFacts, table: SizeTable, memory: Memory
     ) -> Decision | None:
         """Return the decision for a shape whose cached plan fits today, else None."""
-        memory = memory.with_state
+        if memory.state_to_come_bytes:
+            memory = memory.with_state
         key = self._key(facts, table)
         found = self.cache.get(key, self._is_good, memory)
         if found is None or facts.context not in self._learner.model.patterns:
@@ -241,7 +242,9 @@ class Policy:
 
     def _key(self, facts: StepFacts, table: SizeTable) -> tuple[Context, bool, Sizes]:
         """Return what plans are cached by: the context and the bucket's upper end."""
-        bucket = round_up(table, facts.sizes, self._round_to)
+        bucket = facts.sizes
+        if self._round_to != 1:
+            bucket = round_up(table, bucket, self._round_to)
         return facts.context, facts.has_gradients, bucket
 
     def checked(self, context: Context, *, is_within: bool, kept_some: bool) -> None:
