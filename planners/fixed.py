@@ -20,6 +20,11 @@ class NoPlan:
         """The name ``"none"``."""
         return "none"
 
+    def action_at(self, index: int) -> str:
+        """Return the action of an event, by its position, without a problem."""
+        del index
+        return "keep"
+
     def plan(self, problem: PlanningProblem) -> Plan:
         """Keep every event that may be kept.
 
@@ -40,6 +45,11 @@ class Full:
     def name(self) -> str:
         """The name ``"full"``."""
         return "full"
+
+    def action_at(self, index: int) -> str:
+        """Return the action of an event, by its position, without a problem."""
+        del index
+        return "recompute"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Recompute every event, or take the next exact action it may have.
@@ -70,6 +80,10 @@ class EveryK:
     def name(self) -> str:
         """The name, such as ``"every-2"``."""
         return f"every-{self.k}"
+
+    def action_at(self, index: int) -> str:
+        """Return the action of an event, by its position, without a problem."""
+        return "keep" if index % self.k else "recompute"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Recompute events 0, k, 2k and so on, and keep the others.

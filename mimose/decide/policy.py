@@ -105,10 +105,24 @@ class Policy:
         self._has_warned = False
         self._knows_names = isinstance(round_to, int)
 
+    @property
+    def scale(self) -> float:
+        """How large steps are, in bytes of growth."""
+        return self._learner.model.scale
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether any step was measured."""
+        return self._learner.model.n_steps > 0
+
     def forget(self, context: Context) -> None:
         """Distrust a context whose steps turned out to run other events."""
         self._learner.forget(context)
         self._stages.pop(context, None)
+
+    def distrust_plans(self) -> None:
+        """Make every plan made so far invalid, as after a step over the budget."""
+        self._learner.distrust_plans()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what steps have taught, ready for JSON; plans are made anew."""

@@ -12,7 +12,7 @@ _LEAST_BYTES = 65536
 """Smaller outputs are not worth looking after."""
 
 
-class Carried:
+class RetainedOutputs:
     """The bytes of the last step's outputs that the user still holds.
 
     They are part of what the next step starts from, and usually go when its outputs

@@ -101,6 +101,15 @@ class Trace:
             )
         )
 
+    def end(self) -> None:
+        """Mark the end of the backward, and read no more."""
+        self.mark("end")
+        self.close()
+
+    def close(self) -> None:
+        """Read no more."""
+        self.is_closed = True
+
     def enter(self, measured: Measured) -> int:
         """Mark an event's entry; return its index."""
         index = len(self.events)

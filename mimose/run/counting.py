@@ -12,6 +12,7 @@ from mimose.learn.learner import Learner
 from mimose.learn.problem import exact_cost
 from mimose.measure.forward_flops import ForwardFlops, UncountableError
 from mimose.measure.tracker import StorageTracker
+from mimose.run.findings import Findings
 from mimose.run.unit import Unit
 from mimose.types import RECOMPUTE, CostOf, OnRecompute
 from mimose.watch.families import digest, family_key
@@ -27,18 +28,18 @@ class RecomputationFlops:
     Args:
         learner: Learns FLOPs by family and sizes, and holds those known exactly.
         device: The model's.
-        on_keep: Called with a unit whose FLOPs cannot be told, and why: it is kept.
+        findings: Takes note of units whose FLOPs cannot be told: they are kept.
     """
 
     def __init__(
         self,
         learner: Learner,
         device: torch.device,
-        on_keep: Callable[[Unit, str], None],
+        findings: Findings,
     ) -> None:
         self._learner = learner
         self._device = device
-        self._on_keep = on_keep
+        self._findings = findings
         self._forwards = ForwardFlops()
 
     def unplanned(
@@ -128,6 +129,5 @@ class RecomputationFlops:
         try:
             return self._forwards.count(key, unit.module, args, kwargs)
         except UncountableError as error:
-            if not unit.is_kept:
-                self._on_keep(unit, f"its FLOPs cannot be counted: {error}")
+            self._findings.keep(unit, f"its FLOPs cannot be counted: {error}")
             return 0

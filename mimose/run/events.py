@@ -22,7 +22,8 @@ from mimose.measure.trace import Trace, input_storages
 from mimose.run.actions import recompute
 from mimose.run.comparison import Comparison
 from mimose.run.counting import RecomputationFlops
-from mimose.run.unit import NotRecomputableError, Unit, ignore
+from mimose.run.findings import Findings
+from mimose.run.unit import NotRecomputableError, Unit
 from mimose.types import (
     KEEP,
     MOST_CONTEXTS,
@@ -145,6 +146,7 @@ class EventRunner:
         learner: Learns FLOPs.
         device: The model's.
         root: The model.
+        findings: Takes note of units that have to be kept.
     """
 
     def __init__(
@@ -153,18 +155,16 @@ class EventRunner:
         learner: Learner,
         device: torch.device,
         root: nn.Module,
+        findings: Findings,
     ) -> None:
         self.units = units
+        self._findings = findings
         self.knowledge = Knowledge()
         """What the units do to objects that they are handed."""
         for unit in units:
             unit.handed = HandedObjects(self.knowledge)
             unit.on_recompute = self._note
             unit.on_failure = self._note_failure
-        self.on_keep: Callable[[Unit, str], None] = ignore
-        """Called with a unit that has to be kept, and why."""
-        self.on_inexact: Callable[[Unit, str], None] = ignore
-        """Called with a unit whose recomputation is not exact here, and why."""
         self.answers = LateAnswers()
         """What only an accelerator knows, to be read when the step has ended."""
         self.inputs: list[tuple[Unit, Marks]] = []
@@ -176,9 +176,7 @@ class EventRunner:
         self.last_recomputed: Unit | None = None
         self._n_unplanned = 0
         self._root = root
-        self._flops = RecomputationFlops(
-            learner, device, lambda unit, why: self.on_keep(unit, why)
-        )
+        self._flops = RecomputationFlops(learner, device, findings)
         self.counts_outside = True
         """Whether layers called without the model are counted: until it is called."""
         self._n_outside = 0
@@ -220,7 +218,7 @@ class EventRunner:
 
     def _note_failure(self, unit: Unit, why: str) -> None:
         self.last_recomputed = unit
-        self.on_keep(unit, why)
+        self._findings.keep(unit, why)
 
     def called_outside(self, unit: Unit) -> None:
         """Say once that layers train and the model itself is never called."""
@@ -335,9 +333,9 @@ class EventRunner:
     ) -> bool:
         """Whether a unit is kept, now that it is called, where and with what it is."""
         if not unit.is_kept and self.knowledge.cannot_be_copied(args, kwargs):
-            self.on_keep(unit, _EDITS_OBJECT)
+            self._findings.keep(unit, _EDITS_OBJECT)
         if not unit.is_kept and not unit.is_compared and is_inside_checkpoint():
-            self.on_keep(unit, "the model itself checkpoints it")
+            self._findings.keep(unit, "the model itself checkpoints it")
         return unit.is_kept
 
     def _run(
@@ -355,7 +353,7 @@ class EventRunner:
         first, before, versions = None, None, [0]
         comparison = None
         if not unit.is_compared:
-            comparison = Comparison(unit, self)
+            comparison = Comparison(unit, self.answers, self._findings)
             on_recompute = comparison.compared(on_recompute)
         if not unit.is_known:
             first = FirstCall(unit.module)

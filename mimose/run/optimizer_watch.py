@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -105,6 +105,18 @@ class OptimizerWatch:
         """Set the hooks, which torch has for all optimizers together."""
         self._handles.append(register_optimizer_step_pre_hook(self._pre))
         self._handles.append(register_optimizer_step_post_hook(self._post))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a step needs while it works, ready for JSON."""
+        return {"excess_bytes": self.excess_bytes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another watch has seen.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self.excess_bytes = float(state["excess_bytes"])
 
     def remove(self) -> None:
         """Take the hooks away."""

@@ -45,10 +45,10 @@ def test_families_without_a_context_are_forgotten(toys, meter):
     """Of ever more families those stay that some known context has."""
     with mimose.attach(toys.chain(3), "1TiB", meter=meter) as session:
         toys.train(session._model, [toys.inputs()] * 3)
-        (in_use,) = session._learner.model.families
+        (in_use,) = session._engine.learner.model.families
         for n in range(2000):
-            session._learner.absorb_cost((f"family {n}", RECOMPUTE, (8,)), 100)
-        model = session._learner.model
+            session._engine.learner.absorb_cost((f"family {n}", RECOMPUTE, (8,)), 100)
+        model = session._engine.learner.model
         assert len(model.families) <= 1024
         assert in_use in model.families
         assert 100 == exact_cost(model, ("family 1999", RECOMPUTE, (8,)))
@@ -121,14 +121,17 @@ def test_reading_changes_nothing(toys, meter):
     batches = toys.text_batches([20, 33, 9, 26, 14, 38, 30, 12])
     with mimose.attach(model, "1TiB", meter=meter) as session:
         toys.train(model, batches)
-        facts, _ = session._driver.last_facts()
-        learned, memory = session._learner.model, session._driver.memory_now()
+        facts, _ = session._engine.describer.last
+        learned, memory = (
+            session._engine.learner.model,
+            session._engine.driver.memory_now(),
+        )
         said = json.dumps(learned.state_dict())
         for n in (8, 25, 60, 200):
             there = facts._replace(sizes=tuple(n if s > 2 else s for s in facts.sizes))
             doubt(learned, there)
             fill_problem(learned, there, memory)
         assert said == json.dumps(learned.state_dict())
-        assert learned is session._learner.model
+        assert learned is session._engine.learner.model
         with pytest.raises(AttributeError):
             learned.scale = 3.0

@@ -75,7 +75,7 @@ def test_kept_units_may_not_be_recomputed(toys, meter):
     """A unit that was found to be unrecomputable has one action left."""
     model = toys.chain(3)
     with _trained(toys, meter, model, [toys.inputs()] * 3) as session:
-        session._driver.keep_always(session._units[1], "for the test")
+        session._engine.findings.keep(session._engine.units[1], "for the test")
         problem = session.planning_problem()
     assert [[True, True], [True, False], [True, True]] == problem.allowed.tolist()
 
@@ -193,8 +193,8 @@ def test_forgetting_a_context_collects_again(toys, meter):
     with mimose.attach(model, "1TiB", meter=meter) as session:
         toys.train(model, [toys.inputs()] * 6)
         assert "plan" == session.records[-1].phase
-        facts, _ = session._driver.last_facts()
-        session._policy.forget(facts.context)
+        facts, _ = session._engine.describer.last
+        session._engine.policy.forget(facts.context)
         toys.train(model, [toys.inputs()])
         assert "collect" == session.records[-1].phase
 

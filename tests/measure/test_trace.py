@@ -8,7 +8,7 @@ from torch import nn
 
 import mimose
 from mimose.measure.analysis import analyse, without_readings
-from mimose.measure.retained import Carried
+from mimose.measure.retained import RetainedOutputs
 from mimose.measure.trace import Mark
 from mimose.measure.tracker import StorageTracker
 from mimose.types import KEEP, RECOMPUTE, Measured
@@ -236,7 +236,7 @@ def test_without_readings_only_counts_are_left():
 def test_carried_outputs_are_counted_while_they_live():
     """Large outputs that the user holds count, each storage once; small ones not."""
     large, small = torch.zeros(100_000), torch.zeros(10)
-    carried = Carried([large, large[5:], small])
+    carried = RetainedOutputs([large, large[5:], small])
     assert large.nbytes == carried.live_bytes()
     del large
     assert 0 == carried.live_bytes()

@@ -119,7 +119,7 @@ def test_names_of_samples_do_not_keep_a_shape_from_being_planned(toys, meter):
     phases = [record.phase for record in session.records]
     assert phases.count("collect") <= 10
     assert {"plan"} == set(phases[-8:])
-    assert len(session._learner.model.patterns) <= 2
+    assert len(session._engine.learner.model.patterns) <= 2
     state = json.loads(json.dumps(session.state_dict()))
     again = _Named(toys.chain(3))
     with mimose.attach(again, "1TiB", meter=meter) as other:
