@@ -1,7 +1,7 @@
 """What may happen to an event's activations, told as data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +55,12 @@ class Menu:
 
     specs: tuple[ActionSpec, ...]
 
+    names: tuple[str, ...] = field(init=False)
+    """(K,) the actions' names, as `PlanningProblem.actions` has them."""
+
     def __post_init__(self) -> None:
         """Check that actions can be told apart."""
+        object.__setattr__(self, "names", tuple(spec.name for spec in self.specs))
         if not self.specs:
             msg = "a menu needs an action, got none"
             raise ValueError(msg)
@@ -68,11 +72,6 @@ class Menu:
     @property
     def _codes(self) -> tuple[str, ...]:
         return tuple(spec.code for spec in self.specs)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """(K,) the actions' names, as `PlanningProblem.actions` has them."""
-        return tuple(spec.name for spec in self.specs)
 
     @property
     def first(self) -> str:

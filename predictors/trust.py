@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .polynomial import LEFT_OUT_DEVIATIONS
-from .varying import HALVINGS, Regressor, VaryingFit, as_they_are
+from .varying import HALVINGS, Regressor, VaryingFit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,12 +83,6 @@ class Trust:
         is_raised = not is_near(fit, self.tolerance) and self.holds(fit)
         return fit.loo_error if is_raised else 0.0
 
-    def doubt(self, fit: VaryingFit, sizes: Sizes) -> str:
-        """Return why a fit is not trusted at these sizes; "" if it is."""
-        if not self.holds(fit):
-            return f"{self.n_shapes} shapes measured, not enough to trust a fit"
-        return fit.outside(sizes, STRETCH if fit.is_exact else NOISY_STRETCH)
-
     def grains(self) -> Iterator[float]:
         """Yield the noises to fit with: the meter's, and up to what is tolerated."""
         yield self.noise
@@ -99,6 +93,11 @@ class Trust:
                 yield coarser
                 coarser *= _COARSER
             yield coarsest
+
+
+def reach(fit: VaryingFit) -> float:
+    """Return how many times the largest size measured a trusted fit may be asked at."""
+    return STRETCH if fit.is_exact else NOISY_STRETCH
 
 
 def is_near(fit: VaryingFit, tolerance: float) -> bool:
@@ -144,7 +143,7 @@ def best_fit(
     def fitted(
         noise: float,
         on: Readings = readings,
-        features: Callable[[Sizes], Sizes] = as_they_are,
+        features: Callable[[Sizes], Sizes] | None = None,
     ) -> VaryingFit:
         is_raised = trust.is_excess
         fit = VaryingFit(make(noise), on, noise, is_raised=is_raised, features=features)

@@ -49,7 +49,7 @@ class VaryingFit:
         noise: What the regressor takes for noise.
         is_raised: Whether it is raised over 19 in 20 of the single readings: of equal
             layers that reach about the same level, the highest makes the peak.
-        features: Turns sizes into what is fitted on.
+        features: Turns sizes into what is fitted on; None for the sizes themselves.
 
     Attributes:
         noise: As given.
@@ -66,14 +66,16 @@ class VaryingFit:
         noise: float,
         *,
         is_raised: bool,
-        features: Callable[[Sizes], Sizes],
+        features: Callable[[Sizes], Sizes] | None = None,
     ) -> None:
         shapes = list(readings)
         self._features = features
-        rich = [features(shape) for shape in shapes]
-        self._fitted_columns = [c for c, r in enumerate(_roles(rich)) if r == c]
         self._roles = _roles(shapes)
         self._columns = [c for c, role in enumerate(self._roles) if role == c]
+        self._fitted_columns = self._columns
+        if features is not None:
+            roles = _roles([features(shape) for shape in shapes])
+            self._fitted_columns = [c for c, role in enumerate(roles) if role == c]
         self._first = shapes[0]
         self._low: Sizes = tuple(map(min, *shapes, shapes[0]))
         self._high: Sizes = tuple(map(max, *shapes, shapes[0]))
@@ -92,8 +94,9 @@ class VaryingFit:
             self._lift = max(0.0, float(np.quantile(rest, 0.95, method="higher")))
 
     def _reduce(self, sizes: Sizes) -> list[float]:
-        features = self._features(sizes)
-        return [float(features[c]) for c in self._fitted_columns] or [1.0]
+        if self._features is not None:
+            sizes = self._features(sizes)
+        return [float(sizes[c]) for c in self._fitted_columns] or [1.0]
 
     @cached_property
     def says_trusted(self) -> bool:
@@ -161,11 +164,6 @@ class VaryingFit:
         wider = copy.copy(self)
         wider._low, wider._high = low, high
         return wider
-
-
-def as_they_are(sizes: Sizes) -> Sizes:
-    """Return the sizes themselves, for a fit on nothing else."""
-    return sizes
 
 
 def _halved(times: int) -> Callable[[Sizes], Sizes]:

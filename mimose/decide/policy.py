@@ -105,10 +105,24 @@ class Policy:
         self._has_warned = False
         self._knows_names = isinstance(round_to, int)
 
+    @property
+    def scale(self) -> float:
+        """How large steps are, in bytes of growth."""
+        return self._learner.model.scale
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether any step was measured."""
+        return self._learner.model.n_steps > 0
+
     def forget(self, context: Context) -> None:
         """Distrust a context whose steps turned out to run other events."""
         self._learner.forget(context)
         self._stages.pop(context, None)
+
+    def distrust_plans(self) -> None:
+        """Make every plan made so far invalid, as after a step over the budget."""
+        self._learner.distrust_plans()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what steps have taught, ready for JSON; plans are made anew."""
@@ -133,7 +147,8 @@ class Policy:
         self, facts: StepFacts, table: SizeTable, memory: Memory
     ) -> Decision | None:
         """Return the decision for a shape whose cached plan fits today, else None."""
-        memory = memory.with_state
+        if memory.state_to_come_bytes:
+            memory = memory.with_state
         key = self._key(facts, table)
         found = self.cache.get(key, self._is_good, memory)
         if found is None or facts.context not in self._learner.model.patterns:
@@ -241,7 +256,9 @@ class Policy:
 
     def _key(self, facts: StepFacts, table: SizeTable) -> tuple[Context, bool, Sizes]:
         """Return what plans are cached by: the context and the bucket's upper end."""
-        bucket = round_up(table, facts.sizes, self._round_to)
+        bucket = facts.sizes
+        if self._round_to != 1:
+            bucket = round_up(table, bucket, self._round_to)
         return facts.context, facts.has_gradients, bucket
 
     def checked(self, context: Context, *, is_within: bool, kept_some: bool) -> None:

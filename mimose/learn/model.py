@@ -178,9 +178,7 @@ class CostModel:
         return self.changed(scale=growth_bytes)
 
     def used(self, context: Context) -> CostModel:
-        """Return the model in which a context is the one used last, if it is known."""
-        if context not in self.patterns or context == next(reversed(self.patterns)):
-            return self
+        """Return the model in which a context, a known one, was used last."""
         patterns = dict(self.patterns)
         patterns[context] = patterns.pop(context)
         return replace(self, patterns=patterns)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from mimose.predictors import Regressor, Trust, VaryingFit, best_fit
+from mimose.predictors.trust import reach
 from mimose.types import Sizes
 
 Readings: TypeAlias = Mapping[Sizes, tuple[float, ...]]
@@ -52,6 +53,22 @@ class Fitted(NamedTuple):
     why_not: str = ""
 
 
+class Verdict(NamedTuple):
+    """What a fit may be asked, where errors are small against some scale."""
+
+    scale: float
+    fit: VaryingFit | None
+    counted: Readings
+    is_trusted: bool = False
+    """Whether it may speak of shapes not measured."""
+    reach: float = 0.0
+    """How many times the largest size measured, if it is trusted."""
+    allowance: float = 0.0
+    """What an excess is raised by."""
+    why_not: str = ""
+    """Why the predictor cannot be asked at all."""
+
+
 class Samples:
     """What was measured of one quantity. Who reads it never changes what it says.
 
@@ -64,7 +81,15 @@ class Samples:
         fitted: The fit of these readings, if it is known already.
     """
 
-    __slots__ = ("_fitted", "high", "is_hopeless", "kind", "low", "readings")
+    __slots__ = (
+        "_fitted",
+        "_verdict",
+        "high",
+        "is_hopeless",
+        "kind",
+        "low",
+        "readings",
+    )
 
     def __init__(
         self,
@@ -82,25 +107,37 @@ class Samples:
         self.high = high
         self.is_hopeless = is_hopeless
         self._fitted = fitted
+        self._verdict: Verdict | None = None
 
-    def fits(self, sizes: Sizes) -> bool:
-        """Whether there are as many sizes as were measured; any number before."""
-        return not self.readings or len(sizes) == len(self.low)
+    def verdict(self, scale: float) -> Verdict:
+        """Return the fit and what it may be asked.
 
-    def trust(self, scale: float) -> Trust:
-        """Return what is asked of a fit, where steps are so large."""
-        n_shapes = len(self.counted)
-        return Trust(self.kind.noise, scale, self.kind.is_excess, n_shapes)
-
-    def fitted(self, scale: float) -> Fitted:
-        """Return the fit: Note: [Fits are made when asked for].
+        Note: [Fits are made when asked for]. There has to be a reading.
 
         Args:
-            scale: How large steps are, in bytes of growth, should it be made now.
+            scale: How large steps are, in bytes of growth.
         """
+        verdict = self._verdict
+        if verdict is None or verdict.scale != scale:
+            verdict = self._verdict = self._judge(scale)
+        return verdict
+
+    def _judge(self, scale: float) -> Verdict:
         if self._fitted is None:
             self._fitted = self._fit(scale)
-        return self._fitted
+        fit, counted, why_not = self._fitted
+        if fit is None:
+            return Verdict(scale, None, counted, why_not=why_not)
+        trust = self._trust(scale, len(counted))
+        try:
+            is_trusted = trust.holds(fit)
+            allowance = trust.allowance(fit) if trust.is_excess else 0.0
+        except Exception as error:  # anybody's predictor, in anybody's step
+            return Verdict(scale, fit, counted, why_not=said(error))
+        return Verdict(scale, fit, counted, is_trusted, reach(fit), allowance)
+
+    def _trust(self, scale: float, n_shapes: int) -> Trust:
+        return Trust(self.kind.noise, scale, self.kind.is_excess, n_shapes)
 
     def _fit(self, scale: float) -> Fitted:
         """Fit; a predictor that fails is a reason, never an error.
@@ -108,9 +145,9 @@ class Samples:
         What asks is in the midst of somebody's training step.
         """
         try:
-            best = best_fit(
-                self.kind.make, self.readings, self.trust(scale), (self.low, self.high)
-            )
+            trust = self._trust(scale, len(self.readings))
+            seen = self.low, self.high
+            best = best_fit(self.kind.make, self.readings, trust, seen)
             first = best.fit.predict(next(iter(self.readings)))
         except Exception as error:  # anybody's predictor, in anybody's step
             return Fitted(None, self.readings, said(error))

@@ -80,10 +80,9 @@ class Writers:
         self._learner.absorb(
             outcome.facts, read.events, sample, outcome.released_bytes, outcome.calls
         )
-        if self._reads_peak:
-            is_least = ran_least(self._learner.model, read.events)
+        if self._reads_peak and ran_least(self._learner.model, read.events):
             state = float(self._optimizers.state_bytes)
-            self._refusals.absorb(outcome, state, is_least=is_least)
+            self._refusals.absorb(outcome, state)
 
     def _growth_to_come(
         self, outcome: StepOutcome, growth: int, read: Measurement
@@ -125,7 +124,7 @@ class Writers:
 
     def _note_over(self, outcome: StepOutcome) -> None:
         record = outcome.record
-        self._learner.distrust_plans()
+        self._policy.distrust_plans()
         _log.warning(
             "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
             record.step,

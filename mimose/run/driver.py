@@ -20,7 +20,6 @@ from mimose.exceptions import (
     LateChangeError,
     NotRecomputableError,
 )
-from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
 from mimose.measure.meters import Meter
 from mimose.measure.out_of_memory import is_out_of_memory
@@ -56,7 +55,6 @@ class Parts:
     budget_bytes: int
     action_at: Callable[[int], str] | None
     """A baseline's action, by position; None where plans are made."""
-    learner: Learner
     policy: Policy
     events: EventRunner
     meter: Meter
@@ -210,7 +208,7 @@ class Driver:
         """Return the level that a step starts from; the peaks before it are noted."""
         if self._is_compiled:
             self._clean_up_after_compiler()
-        meter, scale = self._parts.meter, self._parts.learner.model.scale
+        meter, scale = self._parts.meter, self._policy.scale
         start, peaks = self._footprint.begin(max(5 * meter.noise_bytes, _SLACK * scale))
         if self._ends.open.steps:
             self._ends.note_peaks(peaks)
@@ -230,9 +228,7 @@ class Driver:
             float(carried) if self._ends.releases else 0.0,
             optimizers.excess_bytes,
             # Nothing is planned before the first step was measured.
-            optimizers.state_to_come_bytes
-            if self._parts.learner.model.n_steps
-            else 0.0,
+            optimizers.state_to_come_bytes if self._policy.has_measured else 0.0,
         )
 
     def _decide(
@@ -337,7 +333,7 @@ class Driver:
             step.phase,
             dict(step.shape),
         )
-        self._parts.learner.distrust_plans()
+        self._policy.distrust_plans()
         step.run_again(f"run again after {type(error).__name__} in forward")
         return True
 
@@ -356,7 +352,7 @@ class Driver:
         """Run the next step with everything recomputed: the last one failed."""
         release_memory(self._parts.device)
         self._ends.settle()
-        self._parts.learner.distrust_plans()
+        self._policy.distrust_plans()
         self._safest_once = True
 
     def finish(self) -> None:

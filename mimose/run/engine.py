@@ -141,7 +141,6 @@ class Engine:
                 footprint=self.footprint,
                 budget_bytes=self.budget_bytes,
                 action_at=action_at,
-                learner=self.learner,
                 policy=self.policy,
                 events=self.events,
                 meter=meter,

@@ -86,10 +86,8 @@ class Refusals:
             self._has_warned = True
             _log.warning("mimose: %s Training goes on with the least plan.", error)
 
-    def absorb(
-        self, outcome: StepOutcome, state_bytes: float, *, is_least: bool
-    ) -> None:
-        """Learn from a step in which everything was recomputed.
+    def absorb(self, outcome: StepOutcome, state_bytes: float) -> None:
+        """Learn from a step in which everything that can be was recomputed.
 
         Args:
             outcome: Of a step, measured or not.
@@ -97,7 +95,7 @@ class Refusals:
             is_least: Whether everything was recomputed that can be.
         """
         read = outcome.measurement
-        if read is None or outcome.has_compiled or not is_least:
+        if read is None or outcome.has_compiled:
             return
         growth = read.peak_bytes - outcome.record.start_bytes - read.file_growth_bytes
         needed = self._footprint.needed_bytes(read.peak_bytes)
