@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from mimose.budget import format_bytes, parse_budget
 from mimose.decide.policy import Memory, Policy
+from mimose.decide.reserve import Reserve
 from mimose.exact.random_state import refuse_unsaveable
 from mimose.exceptions import (
     AlreadyAttachedError,
@@ -27,14 +28,14 @@ from mimose.learn.estimator import Estimator
 from mimose.measure.meters import AllocatorMeter, BasicMeter, Meter, make_meter
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
-from mimose.predictors import Margin, make_predictor
+from mimose.predictors import make_predictor
 from mimose.records import Records, Summary
 from mimose.report import text as _report
 from mimose.report.columns import terminal_width
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.driver import Driver, RootPatch
 from mimose.run.events import EventRunner, UnitPatch
-from mimose.run.footprint import make_footprint
+from mimose.run.footprint import Ratios, make_footprint
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.recovery import Gradients
 from mimose.run.unit import Unit
@@ -176,7 +177,9 @@ def _check_choices(
 class Session:
     """The planner of one model, from `attach` until `detach`.
 
-    A context manager; leaving it detaches.
+    A context manager; leaving it detaches. `attach` makes it; beyond its arguments it
+    takes another `reserve` and other `ratios` of reserved bytes, so that what each part
+    of them is worth can be measured.
 
     Attributes:
         budget_bytes: The budget.
@@ -198,6 +201,8 @@ class Session:
         record_to: str | PathLike[str] | None,
         max_records: int,
         hard_limit: bool,
+        reserve: Reserve | None = None,
+        ratios: Ratios | None = None,
     ) -> None:
         _refuse_no_model(model)
         _refuse_second(model)
@@ -216,11 +221,10 @@ class Session:
         )
         self._units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
         self._estimator = Estimator(predictor, self._meter.noise_bytes)
-        margin = Margin(noise_bytes=5 * self._meter.noise_bytes)
         self._policy = Policy(
             self._estimator,
             planner,
-            margin,
+            reserve or Reserve(self._meter.noise_bytes),
             round_to,
             cache_size,
             raises=not warns and not self._meter.reads_peak,
@@ -228,7 +232,7 @@ class Session:
         self.records = Records(max_records, record_to)
         self._events = EventRunner(self._units, self._estimator, device, model)
         records = self.records
-        self._footprint = make_footprint(self._meter, self.budget_bytes)
+        self._footprint = make_footprint(self._meter, self.budget_bytes, ratios)
         self._optimizers = OptimizerWatch(
             model,
             self._meter,
@@ -444,7 +448,7 @@ class Session:
             peak_bytes=self.peak_bytes,
             units=len(self._units),
             cache=self._policy.cache,
-            margin=self._policy.margin.fraction,
+            margin=self._policy.reserve.fraction,
             kept_units=dict(self._driver.kept_units),
             **self._footprint.told(),
             inexact_units=dict(self._driver.inexact_units),

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mimose.budget import format_bytes
-from mimose.decide.learning import Learning
 from mimose.decide.plan_cache import CachedPlan, ExactShape, Growth, PlanCache
+from mimose.decide.reserve import PredictedStep, Reserve
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.estimator import Estimator
 from mimose.learn.patterns import actions_by_unit
@@ -27,22 +27,12 @@ from mimose.planners import (
     lay_out,
     safest_plan,
 )
-from mimose.predictors import Calibration, Margin
 from mimose.records import Phase
-from mimose.types import KEEP, MOST_CONTEXTS, Context, Sizes, StepFacts, Uncounted
+from mimose.types import KEEP, Context, Sizes, StepFacts, Uncounted
 from mimose.watch.size_table import SizeTable, round_up
 
 _log = logging.getLogger(__name__)
 
-_STAGES = (0.35, 0.7)
-"""Shares of the way from the safest plan to the whole budget, each checked by a step
-before a context is planned freely."""
-
-_LARGE = 0.5
-"""Steps that grow by less of the largest growth calibrate nothing: noise is all."""
-_BEYOND = 0.1
-"""Kept free, besides the margin, over a prediction as far beyond the sizes measured as
-a fit of readings is trusted, and in the first step; nearer to them less."""
 _PATIENCE = 50
 """Steps in a row that were measured and not planned; then that is worth a warning."""
 
@@ -96,7 +86,7 @@ class Policy:
     Args:
         estimator: What has been learned.
         planner: Makes the plans.
-        margin: Kept free over every prediction.
+        reserve: What is kept free between prediction and budget.
         round_to: How sizes are rounded up to buckets.
         cache_size: The most plans kept.
         raises: Whether a prediction that no plan keeps the budget is an error. It need
@@ -108,7 +98,7 @@ class Policy:
         self,
         estimator: Estimator,
         planner: Planner,
-        margin: Margin,
+        reserve: Reserve,
         round_to: int | Mapping[str, int],
         cache_size: int,
         *,
@@ -117,13 +107,10 @@ class Policy:
         self._estimator = estimator
         self._planner = planner
         self._round_to = round_to
-        self._stages: dict[Context, int] = {}
-        self.margin = margin
-        self.calibration = Calibration()
+        self.reserve = reserve
         self.cache = PlanCache(cache_size)
         self._raises = raises
         self._static_is_made = False
-        self._learning = Learning(margin.noise_bytes)
         self._n_doubted = 0
         self._has_warned = False
         self._knows_names = isinstance(round_to, int)
@@ -131,16 +118,12 @@ class Policy:
     def forget(self, context: Context) -> None:
         """Distrust a context whose steps turned out to run other events."""
         self._estimator.forget(context)
-        self._stages.pop(context, None)
+        self.reserve.forget(context)
         self.cache.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what steps have taught, ready for JSON; plans are made anew."""
-        return {
-            "stages": dict(self._stages),
-            "margin": self.margin.state_dict(),
-            "calibration": self.calibration.state_dict(),
-        }
+        return self.reserve.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another policy was taught.
@@ -148,9 +131,7 @@ class Policy:
         Args:
             state: What ``state_dict`` returned.
         """
-        self._stages = {str(key): int(stage) for key, stage in state["stages"].items()}
-        self.margin.load_state_dict(state["margin"])
-        self.calibration.load_state_dict(state["calibration"])
+        self.reserve.load_state_dict(state)
         self.cache.clear()
 
     def cached(
@@ -192,19 +173,19 @@ class Policy:
         key = self._key(facts, table)
         upper = facts._replace(sizes=key[2])
         if not self._estimator.touch(facts.context):
-            self._stages.pop(facts.context, None)
+            self.reserve.forget(facts.context)
         doubt = self._estimator.doubt(upper)
         self._note_doubt(doubt)
         if doubt:
-            phase: Phase = "fallback" if facts.context in self._stages else "collect"
+            is_known = self.reserve.knows(facts.context)
+            phase: Phase = "fallback" if is_known else "collect"
             return Decision(phase, None, reason=doubt)
-        stage = self._stage(facts.context)
         self._make_static(upper, table, memory)
-        stretch = self._estimator.stretch(facts)
+        share = self.reserve.stage_share(facts.context)
+        ratio = self._estimator.stretch(facts) / (NOISY_STRETCH - 1.0)
+        beyond = 1.0 if is_first else ratio
         try:
-            share = 1.0 if is_first else min(1.0, stretch / (NOISY_STRETCH - 1.0))
-            more = _BEYOND * share
-            made = self._make(upper, memory, stage, more)
+            made = self._make(upper, memory, share, beyond)
         except InfeasibleBudgetError as error:
             if self._raises:
                 raise
@@ -214,22 +195,14 @@ class Policy:
             )
             return Decision("fallback", None, reason=reason)
         decision = self._decision(facts, made, memory, cache_hit=False)
-        is_learning = self._learning.is_on(self._estimator.n_steps)
+        is_learning = self.reserve.is_learning(self._estimator.n_steps)
         is_learning = is_learning and not self._static_is_made  # it plans no more
-        decision.is_measured = is_learning or stretch > 0.0
-        if stage < len(_STAGES):
+        decision.is_measured = is_learning or ratio > 0.0
+        if share < 1.0:
             decision.phase = "step_down"
-        elif not more:  # once it was measured, there will be a better plan
+        elif not beyond:  # once it was measured, there will be a better plan
             self.cache.put(key, made)
         return decision
-
-    def _stage(self, context: Context) -> int:
-        """Return how far a context has come; contexts forgotten elsewhere go."""
-        stage = self._stages.setdefault(context, 0)
-        if len(self._stages) > MOST_CONTEXTS:
-            known = self._estimator.pattern
-            self._stages = {c: s for c, s in self._stages.items() if known(c)}
-        return stage
 
     def _note_doubt(self, doubt: str) -> None:
         """Count steps without a plan, and warn once where there is no end of them."""
@@ -266,42 +239,39 @@ class Policy:
         bucket = round_up(table, facts.sizes, self._round_to)
         return facts.context, facts.has_gradients, bucket
 
-    def checked(self, context: Context, *, is_within: bool, kept_some: bool) -> None:
-        """Take note of a step down whose observed peak is known."""
-        stage = self._stages.get(context)
-        if stage is not None and stage < len(_STAGES) and is_within and kept_some:
-            self._stages[context] = stage + 1
-
-    def observe(
-        self, decision: Decision, observed: float, *, is_relevant: bool
+    def absorb(
+        self,
+        facts: StepFacts,
+        decision: Decision,
+        observed_bytes: float | None,
+        *,
+        headroom_bytes: float,
+        is_over: bool,
     ) -> None:
-        """Take note of how a decision's prediction came out.
+        """Take in how a planned step came out; a plan far off is not used again.
 
         Args:
+            facts: The step's context and sizes.
             decision: With a prediction.
-            observed: The growth.
-            is_relevant: Whether it is near enough to the budget to tell the margin.
+            observed_bytes: The growth; None where the meter tells no peak.
+            headroom_bytes: What it might have grown by.
+            is_over: Whether it passed the budget.
         """
-        if decision.growth_bytes is None:
-            return
-        self._learn_from(decision, decision.growth_bytes, observed)
-        if is_relevant:
-            self.margin.observe(decision.growth_bytes, observed)
-        if decision.raw_growth_bytes >= _LARGE * self._estimator.scale:
-            self.calibration.observe(decision.raw_growth_bytes, observed)
-
-    def _learn_from(
-        self, decision: Decision, predicted: float, observed: float
-    ) -> None:
-        """Tell how a prediction came out; a plan that was far off is not used again."""
-        self._learning.observe(predicted, observed, self._estimator.scale)
         chosen = decision.chosen
-        if chosen is None or chosen.keeps_all:
+        if chosen is None or decision.growth_bytes is None:
             return
-        n_measured = self._estimator.n_steps
-        if self._estimator.is_exact:  # a calibration is no cause to find
-            predicted = decision.raw_growth_bytes
-        if self._learning.begin_again_if_off(predicted, observed, n_measured):
+        outcome = PredictedStep(
+            context=facts.context,
+            predicted_bytes=decision.raw_growth_bytes,
+            observed_bytes=observed_bytes,
+            headroom_bytes=headroom_bytes,
+            scale_bytes=self._estimator.scale,
+            n_measured=self._estimator.n_steps,
+            keeps_some=KEEP in chosen.plan.actions,
+            recomputes_some=not chosen.keeps_all,
+            is_over=is_over,
+        )
+        if self.reserve.absorb(outcome):
             chosen.is_off = not decision.is_measured  # else the next one knows better
 
     def explain(
@@ -317,13 +287,13 @@ class Policy:
         doubt = self._estimator.doubt(facts)
         if doubt:
             return problem, safest_plan(problem), f"the safest plan, for {doubt}"
-        tight = replace(problem, budget_bytes=self._usable_budget(memory))
+        tight = replace(problem, budget_bytes=self.reserve.usable_budget(memory))
         plan = self._plan(tight, memory)
         why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
-        above = self.calibration.factor - 1.0
+        above = self.reserve.correction
         if above:
             why += f", predictions raised by {above:.1%} as recent steps were"
-        return problem, plan, f"{why}, with a margin of {self.margin.fraction:.1%}"
+        return problem, plan, f"{why}, with a margin of {self.reserve.fraction:.1%}"
 
     def problem(
         self, facts: StepFacts, memory: Memory, budget_bytes: float | None = None
@@ -350,24 +320,19 @@ class Policy:
         """Whether a cached plan fits today, and leaves no more unused than it must."""
         if cached.is_off:
             return False
-        growth = cached.growth.bytes(memory.released_bytes) * self.calibration.factor
-        if growth + self.margin.bytes(growth) > memory.headroom_bytes:
+        growth = self.reserve.corrected(cached.growth.bytes(memory.released_bytes))
+        if self.reserve.allowed_growth(growth) > memory.headroom_bytes:
             return False
         spare = memory.headroom_bytes - cached.headroom_bytes
-        return cached.keeps_all or spare <= max(0.01 * growth, self.margin.noise_bytes)
-
-    def _usable_budget(self, memory: Memory, more: float = 0.0) -> float:
-        """Take the margin and more, both shares of the growth, off the budget."""
-        room = memory.headroom_bytes - self.margin.noise_bytes
-        share = (1.0 + self.margin.fraction + more) * self.calibration.factor
-        return memory.start_bytes + max(0.0, room) / share
+        return cached.keeps_all or spare <= max(0.01 * growth, self.reserve.noise_bytes)
 
     def _make(
-        self, facts: StepFacts, memory: Memory, stage: int, more: float
+        self, facts: StepFacts, memory: Memory, share: float, beyond: float
     ) -> CachedPlan:
-        problem = self.problem(facts, memory, self._usable_budget(memory, more))
-        if stage < len(_STAGES):
-            problem = self._tightened(problem, _STAGES[stage])
+        usable = self.reserve.usable_budget(memory, beyond)
+        problem = self.problem(facts, memory, usable)
+        if share < 1.0:
+            problem = self._tightened(problem, share)
         plan = self._plan(problem, memory)
         return self._cached(facts, problem, plan, memory)
 
@@ -387,7 +352,7 @@ class Policy:
             return self._planner.plan(problem)
         except _Infeasible as error:
             least = safest_plan(problem)
-            noise = self.margin.noise_bytes
+            noise = self.reserve.noise_bytes
             if least.peak_bytes - noise <= memory.budget_bytes:
                 return least  # it fits, if without all of the margin
             raise InfeasibleBudgetError(
@@ -400,7 +365,9 @@ class Policy:
             return
         sizes = table.fill(self._planner.shape, facts.sizes)
         longest = facts._replace(sizes=sizes)
-        self._planner.plan(self.problem(longest, memory, self._usable_budget(memory)))
+        self._planner.plan(
+            self.problem(longest, memory, self.reserve.usable_budget(memory))
+        )
         self._static_is_made = True
 
     def _cached(
@@ -474,7 +441,7 @@ class Policy:
         return Decision(
             "plan",
             chosen,
-            raw * self.calibration.factor,
+            self.reserve.corrected(raw),
             raw,
             flops,
             uncounted,

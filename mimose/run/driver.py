@@ -24,7 +24,6 @@ from torch import nn
 from torch.autograd import Variable
 
 from mimose.budget import format_bytes
-from mimose.decide.infeasible import LeastPeaks
 from mimose.decide.policy import Decision, Memory, Policy
 from mimose.exact.changes import (
     Slot,
@@ -64,8 +63,6 @@ from mimose.watch.size_table import SizeTable
 
 _log = logging.getLogger(__name__)
 
-_RELEVANT = 0.5
-"""Steps that grow by less of the headroom say nothing of the margin: noise is all."""
 _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
 _SMALL = 4096
@@ -183,7 +180,7 @@ class Driver:
         events.on_inexact = self._note_inexact
         layers = [unit.module for unit in events.units]
         self._facts = FactsReader(model, device, layers)
-        self._least = LeastPeaks()
+        self._least = policy.reserve.least_peaks
         self._changing: tuple[Slot, ...] = ()
         """What forwards were seen to change."""
         self._snapshot = self.snapshot()
@@ -380,7 +377,7 @@ class Driver:
         decision = step.decision
         growth = decision.growth_bytes
         if growth is not None:
-            growth += self._policy.margin.bytes(growth)
+            growth = self._policy.reserve.allowed_growth(growth)
         chosen = decision.chosen
         actions = None if chosen is None else chosen.plan.actions
         facts = step.facts
@@ -755,13 +752,13 @@ class Driver:
         return max(growth, min(growth + kept, room))
 
     def _observe(self, step: Step) -> None:
-        """Compare with the prediction; let margin and stages know."""
+        """Compare with the prediction; let footprint and reserve know."""
         record = step.record
         observed, predicted = record.observed_growth_bytes, step.decision.growth_bytes
         if step.is_shared:
             return
         if observed is None or record.observed_peak_bytes is None:
-            self._go_on_unchecked(step)
+            self._absorb(step, None)  # the meter tells none
             return
         self._footprint.observe(observed)
         is_over = record.is_over and not self._is_fixed
@@ -780,23 +777,18 @@ class Driver:
             return
         if predicted is None:
             return
-        allowed = predicted + self._policy.margin.bytes(predicted)
-        start = record.start_bytes
-        room = self._footprint.level_budget(start) - start
-        is_relevant = record.is_over or predicted >= _RELEVANT * room
-        self._policy.observe(step.decision, observed, is_relevant=is_relevant)
-        self._policy.checked(
-            step.facts.context,
-            is_within=observed <= allowed,
-            kept_some=KEEP in record.actions,
-        )
+        self._absorb(step, observed)
 
-    def _go_on_unchecked(self, step: Step) -> None:
-        """Step down without a peak to check by: the meter tells none."""
-        self._policy.checked(
-            step.facts.context,
-            is_within=step.decision.growth_bytes is not None,
-            kept_some=KEEP in step.record.actions,
+    def _absorb(self, step: Step, observed: int | None) -> None:
+        """Let the reserve know how a prediction came out; None if that was not read."""
+        record = step.record
+        start = record.start_bytes
+        self._policy.absorb(
+            step.facts,
+            step.decision,
+            observed,
+            headroom_bytes=self._footprint.level_budget(start) - start,
+            is_over=record.is_over,
         )
 
     # ------------------------------------------------------------------ closing
