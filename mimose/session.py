@@ -448,7 +448,7 @@ class Session:
             peak_bytes=self.peak_bytes,
             units=len(self._units),
             cache=self._policy.cache,
-            margin=self._policy.reserve.fraction,
+            margin=self._policy.reserve.bound.margin(),
             kept_units=dict(self._driver.kept_units),
             **self._footprint.told(),
             inexact_units=dict(self._driver.inexact_units),

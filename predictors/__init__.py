@@ -2,23 +2,21 @@
 
 from .alternatives import EstimatorPredictor, QuadraticScalarRegressor
 from .base import Predictor
-from .calibration import Calibration
 from .envelope import EnvelopeRegressor
 from .fragmentation import FragmentationRatio
+from .growth_bound import GrowthBound
 from .limit import LearnedLimit
-from .margin import Margin
 from .polynomial import PolynomialRegressor
 from .registry import PREDICTORS, make_predictor
 from .sizes import Rule, SizeMap, Term
 
 __all__ = [
     "PREDICTORS",
-    "Calibration",
     "EnvelopeRegressor",
     "EstimatorPredictor",
     "FragmentationRatio",
+    "GrowthBound",
     "LearnedLimit",
-    "Margin",
     "PolynomialRegressor",
     "Predictor",
     "QuadraticScalarRegressor",

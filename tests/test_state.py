@@ -108,7 +108,7 @@ def test_another_depth_is_refused(toys, meter):
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("version", 0, "another version: 0 there, 1 here"),
+        ("version", 0, "another version: 0 there, 2 here"),
         ("device", "cuda: NVIDIA H100", "another device: 'cuda: NVIDIA H100' there"),
         ("settings", {"torch": "1.0"}, "another settings: torch: '1.0' there"),
         ("parameters", {"w": "(1,) torch.half"}, "another parameters: .* 'missing'"),
@@ -153,7 +153,7 @@ def test_nonsense_is_refused(toys, meter, nonsense):
         lambda state: state["estimator"].pop("series"),
         lambda state: state["estimator"]["series"].append("text"),
         lambda state: state["estimator"].update(patterns=[]),
-        lambda state: state["policy"]["margin"].update(residuals=["text"]),
+        lambda state: state["policy"]["bound"].update(residuals=["text"]),
         lambda state: state["driver"].update(sizes={"key": {}}),
     ],
 )

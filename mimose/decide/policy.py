@@ -290,10 +290,14 @@ class Policy:
         tight = replace(problem, budget_bytes=self.reserve.usable_budget(memory))
         plan = self._plan(tight, memory)
         why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
-        above = self.reserve.correction
+        above = self.reserve.bound.correction
         if above:
             why += f", predictions raised by {above:.1%} as recent steps were"
-        return problem, plan, f"{why}, with a margin of {self.reserve.fraction:.1%}"
+        return (
+            problem,
+            plan,
+            f"{why}, with a margin of {self.reserve.bound.margin():.1%}",
+        )
 
     def problem(
         self, facts: StepFacts, memory: Memory, budget_bytes: float | None = None
@@ -320,7 +324,7 @@ class Policy:
         """Whether a cached plan fits today, and leaves no more unused than it must."""
         if cached.is_off:
             return False
-        growth = self.reserve.corrected(cached.growth.bytes(memory.released_bytes))
+        growth = cached.growth.bytes(memory.released_bytes)
         if self.reserve.allowed_growth(growth) > memory.headroom_bytes:
             return False
         spare = memory.headroom_bytes - cached.headroom_bytes
@@ -441,7 +445,7 @@ class Policy:
         return Decision(
             "plan",
             chosen,
-            self.reserve.corrected(raw),
+            self.reserve.bound.corrected(raw),
             raw,
             flops,
             uncounted,

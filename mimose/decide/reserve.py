@@ -8,19 +8,15 @@ from typing import Any, Protocol
 
 from mimose.decide.infeasible import LeastPeaks
 from mimose.decide.learning import Learning
-from mimose.predictors import Calibration, Margin
+from mimose.predictors import GrowthBound
 from mimose.types import MOST_CONTEXTS, Context
 
 _STAGES = (0.35, 0.7)
 """Shares of the way from the safest plan to the whole budget, each checked by a step
 before a context is planned freely."""
-_BEYOND = 0.1
-"""Kept free, besides the margin, over a prediction as far beyond the sizes measured as
-a fit of readings is trusted, and in the first step; nearer to them less."""
 _LARGE = 0.5
-"""Steps that grow by less of the largest growth calibrate nothing: noise is all."""
-_RELEVANT = 0.5
-"""Steps that grow by less of the headroom say nothing of the margin: noise is all."""
+"""Steps that grow by less of the headroom widen no margin, and by less of the largest
+growth teach the bound nothing: noise is all."""
 
 
 class _Memory(Protocol):
@@ -56,18 +52,15 @@ class PredictedStep:
 class Reserve:
     """Everything that stands between what is predicted and the budget.
 
-    Predictions are corrected, the margin is kept free on top, and more of it where a
-    step lies beyond the sizes measured. A new context gets only a part of the way to
-    the whole budget at first. `absorb` is all that changes it.
+    Plans leave what the bound says free, and more where a step lies beyond the sizes
+    measured. A new context gets only a part of the way to the whole budget at first.
+    `absorb` teaches all of it.
 
     Args:
         noise_bytes: By so much a reading of the meter means nothing.
-        margin: Kept free over every corrected prediction.
-        calibration: Corrects predictions that come out too low as a rule.
+        bound: Of growth, given its prediction.
         learning: How long plans are measured.
         stages: Shares of the way from the safest plan to the whole budget.
-        beyond: Kept free, as a share of growth, as far beyond the sizes measured as a
-            fit is trusted.
         least_peaks: What steps with everything recomputed needed.
     """
 
@@ -75,62 +68,38 @@ class Reserve:
         self,
         noise_bytes: float,
         *,
-        margin: Margin | None = None,
-        calibration: Calibration | None = None,
+        bound: GrowthBound | None = None,
         learning: Learning | None = None,
         stages: tuple[float, ...] = _STAGES,
-        beyond: float = _BEYOND,
         least_peaks: LeastPeaks | None = None,
     ) -> None:
         self.noise_bytes = 5.0 * noise_bytes
-        self.margin = margin or Margin(noise_bytes=self.noise_bytes)
-        self.calibration = calibration or Calibration()
+        self.bound = bound or GrowthBound(noise_bytes=self.noise_bytes)
         self.least_peaks = least_peaks or LeastPeaks()
         self._learning = learning or Learning(self.noise_bytes)
         self._shares = stages
-        self._beyond = beyond
         self._stages: dict[Context, int] = {}
 
     # ------------------------------------------------------------------ readers
 
-    @property
-    def correction(self) -> float:
-        """What predictions are raised by, as a share of growth."""
-        return self.calibration.factor - 1.0
-
-    @property
-    def fraction(self) -> float:
-        """What is kept free over a corrected prediction, as a share of it."""
-        return self.margin.fraction
-
-    def corrected(self, growth_bytes: float) -> float:
-        """Return the growth to expect where the cost model says so much."""
-        return growth_bytes * self.calibration.factor
-
-    def allowed_growth(self, growth_bytes: float) -> float:
-        """Return the most that a step of such a corrected growth may grow by."""
-        return growth_bytes + self.margin.bytes(growth_bytes)
-
-    def beyond_fraction(self, extrapolation_ratio: float) -> float:
-        """Return what is kept free besides, as a share of growth.
-
-        Args:
-            extrapolation_ratio: How far beyond the sizes measured a step lies, as a
-                share of the way that fits are trusted for.
-        """
-        return self._beyond * min(1.0, extrapolation_ratio)
-
     def usable_budget(self, memory: _Memory, extrapolation_ratio: float = 0.0) -> float:
-        """Return the level that predictions may reach, before they are corrected.
+        """Return the level that predictions, not corrected, may reach.
 
         Args:
             memory: What is held, and the budget.
-            extrapolation_ratio: As for `beyond_fraction`.
+            extrapolation_ratio: How far beyond the sizes measured the step lies, as a
+                share of how far a fit is trusted.
         """
-        headroom = memory.headroom_bytes - self.noise_bytes
-        more = self.beyond_fraction(extrapolation_ratio)
-        share = (1.0 + self.fraction + more) * self.calibration.factor
-        return memory.start_bytes + max(0.0, headroom) / share
+        largest = self.bound.largest(memory.headroom_bytes, extrapolation_ratio)
+        return memory.start_bytes + largest
+
+    def allowed_growth(self, predicted_bytes: float) -> float:
+        """Return what a step may come to grow by.
+
+        Args:
+            predicted_bytes: Its growth, not corrected.
+        """
+        return self.bound.allowed(predicted_bytes)
 
     def knows(self, context: Context) -> bool:
         """Tell whether a step of a context came out under a plan."""
@@ -157,35 +126,33 @@ class Reserve:
         Returns:
             Whether it was so far off that the plan is to be made again.
         """
-        expected = self.corrected(step.predicted_bytes)
-        self._pass_stage(step, expected)
+        self._pass_stage(step)
         if step.observed_bytes is None:
             return False
-        is_off = self._learn_again(step, expected, step.observed_bytes)
-        if step.is_over or expected >= _RELEVANT * step.headroom_bytes:
-            self.margin.observe(expected, step.observed_bytes)
-        if step.predicted_bytes >= _LARGE * step.scale_bytes:
-            self.calibration.observe(step.predicted_bytes, step.observed_bytes)
+        is_off = self._learn_again(step, step.observed_bytes)
+        predicted = step.predicted_bytes
+        is_near = step.is_over or predicted >= _LARGE * step.headroom_bytes
+        if is_near or predicted >= _LARGE * step.scale_bytes:
+            self.bound.observe(predicted, step.observed_bytes, is_near=is_near)
         return is_off
 
     def forget(self, context: Context) -> None:
         """Step down again where a context comes again."""
         self._stages.pop(context, None)
 
-    def _pass_stage(self, step: PredictedStep, expected: float) -> None:
+    def _pass_stage(self, step: PredictedStep) -> None:
         """Go on to the next stage, if it was checked; the oldest contexts go."""
         stage = self._stages.pop(step.context, 0)
-        observed = step.observed_bytes
-        is_within = observed is None or observed <= self.allowed_growth(expected)
+        allowed = self.allowed_growth(step.predicted_bytes)
+        is_within = step.observed_bytes is None or step.observed_bytes <= allowed
         if stage < len(self._shares) and is_within and step.keeps_some:
             stage += 1
         self._stages[step.context] = stage
         if len(self._stages) > MOST_CONTEXTS:
             del self._stages[next(iter(self._stages))]
 
-    def _learn_again(
-        self, step: PredictedStep, expected: float, observed: float
-    ) -> bool:
+    def _learn_again(self, step: PredictedStep, observed: float) -> bool:
+        expected = self.bound.corrected(step.predicted_bytes)
         self._learning.observe(expected, observed, step.scale_bytes)
         if not step.recomputes_some:
             return False
@@ -197,11 +164,7 @@ class Reserve:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what steps have taught, ready for JSON."""
-        return {
-            "stages": dict(self._stages),
-            "margin": self.margin.state_dict(),
-            "calibration": self.calibration.state_dict(),
-        }
+        return {"stages": dict(self._stages), "bound": self.bound.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another reserve was taught.
@@ -210,5 +173,4 @@ class Reserve:
             state: What ``state_dict`` returned.
         """
         self._stages = {str(key): int(stage) for key, stage in state["stages"].items()}
-        self.margin.load_state_dict(state["margin"])
-        self.calibration.load_state_dict(state["calibration"])
+        self.bound.load_state_dict(state["bound"])

@@ -375,9 +375,9 @@ class Driver:
         if self._is_fixed:
             return  # a baseline does as it would by itself
         decision = step.decision
-        growth = decision.growth_bytes
-        if growth is not None:
-            growth = self._policy.reserve.allowed_growth(growth)
+        growth = None
+        if decision.growth_bytes is not None:
+            growth = self._policy.reserve.allowed_growth(decision.raw_growth_bytes)
         chosen = decision.chosen
         actions = None if chosen is None else chosen.plan.actions
         facts = step.facts

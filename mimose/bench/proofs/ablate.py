@@ -18,6 +18,7 @@ former, in `below` 3% under it.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ from mimose.decide.learning import Learning
 from mimose.decide.reserve import Reserve
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import make_planner
-from mimose.predictors import Calibration, FragmentationRatio, Margin
+from mimose.predictors import FragmentationRatio, GrowthBound
 from mimose.records import StepRecord
 from mimose.run.footprint import Ratios
 from mimose.session import Session, attach
@@ -80,10 +81,12 @@ _BELOW_STEPS = 10
 # ------------------------------------------------------------------ parts left out
 
 
-class _FixedMargin(Margin):
+class _FixedBound(GrowthBound):
     """Learns nothing."""
 
-    def observe(self, predicted_bytes: float, observed_bytes: float) -> None:
+    def observe(
+        self, predicted_bytes: float, observed_bytes: float, *, is_near: bool = True
+    ) -> None:
         """Pass over."""
 
 
@@ -129,11 +132,11 @@ class _NoPeaks(LeastPeaks):
 
 
 _RESERVES: Mapping[str, Callable[[], Reserve]] = {
-    "margin": lambda: Reserve(0.0, margin=_FixedMargin(0.0, 0.0)),
-    "margin beyond its floor": lambda: Reserve(0.0, margin=_FixedMargin(0.01)),
-    "calibration": lambda: Reserve(0.0, calibration=Calibration(most=0.0)),
+    "margin": lambda: Reserve(0.0, bound=_FixedBound(0.0, 0.0)),
+    "margin beyond its floor": lambda: Reserve(0.0, bound=_FixedBound(0.01)),
+    "correction": lambda: Reserve(0.0, bound=GrowthBound(most_correction=0.0)),
+    "beyond": lambda: Reserve(0.0, bound=GrowthBound(beyond=0.0)),
     "stages": lambda: Reserve(0.0, stages=()),
-    "beyond": lambda: Reserve(0.0, beyond=0.0),
     "learning again": lambda: Reserve(0.0, learning=_Once(0.0)),
     "learning under plans": lambda: Reserve(0.0, learning=_Never(0.0)),
     "least peaks": lambda: Reserve(0.0, least_peaks=_NoPeaks()),
@@ -160,7 +163,7 @@ class AblateRow(Row):
     is_refused: bool
     budget_bytes: int
     headroom_bytes: int
-    """The budget over what was held before the first step."""
+    """The budget over what is held before a step."""
     steps_over: int
     """Reserved more than the budget at any moment, read from outside."""
     overshoot_bytes: int
@@ -257,34 +260,33 @@ class _Autocast(Loop):
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one model in one setting, once without each part."""
     (setup,) = chosen(SETUPS, [task["model"]])
-    budget_bytes = _budget(setup, task)
+    headroom_bytes = _headroom(setup, task)
     for part in task["parts"]:
         if task["setting"] == "below" and part not in (_NOTHING, "least peaks"):
             continue
-        yield _run(setup, task, part, budget_bytes)
+        yield _run(setup, task, part, headroom_bytes)
 
 
 def _loop(setup: Setup, task: Mapping[str, Any]) -> Loop:
-    """Build a model, and pay for what its first step maps."""
+    """Build a model where nothing is left of the last, and run its first step."""
+    gc.collect()
     kind = _Autocast if task["setting"] == "autocast" else Loop
     loop = kind(setup.build(task["seed"], task["device"]))
     loop.warm_up(setup.batch(setup.shortest(), torch.Generator().manual_seed(0)))
     return loop
 
 
-def _budget(setup: Setup, task: Mapping[str, Any]) -> int:
-    """Return the budget, from what the longest shape takes of the device."""
+def _headroom(setup: Setup, task: Mapping[str, Any]) -> int:
+    """Return what steps may take of the device, from what the longest shape takes."""
     loop = _loop(setup, task)
     most = _longest_growth(setup, loop)
     with attach(loop.model, 2**40, planner="full", meter=loop.meter):
         least = _longest_growth(setup, loop)
-    loop.optimizer.zero_grad(set_to_none=True)
-    held = loop.meter.resting_bytes()
     if task["setting"] == "tight":
-        return held + int(_OVER * least)
+        return int(_OVER * least)
     if task["setting"] == "below":
-        return held + int(_UNDER * least)
-    return held + int(least + _HALF * (most - least))
+        return int(_UNDER * least)
+    return int(least + _HALF * (most - least))
 
 
 def _longest_growth(setup: Setup, loop: Loop) -> int:
@@ -299,14 +301,14 @@ def _longest_growth(setup: Setup, loop: Loop) -> int:
 
 
 def _run(
-    setup: Setup, task: Mapping[str, Any], part: str, budget_bytes: int
+    setup: Setup, task: Mapping[str, Any], part: str, headroom_bytes: int
 ) -> Mapping[str, Any]:
     """Train without one part, and sum up."""
     loop = _loop(setup, task)
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     shapes = _shapes(setup, task, generator)
+    budget_bytes = loop.meter.resting_bytes() + loop.state_bytes + headroom_bytes
     state = _learned(setup, loop, task, part, budget_bytes, generator)
-    held = loop.meter.resting_bytes()
     measured: list[Measured] = []
     is_refused = False
     with _session(loop, budget_bytes, part) as session:
@@ -325,7 +327,7 @@ def _run(
         "without": part,
         "is_refused": is_refused,
         "budget_bytes": budget_bytes,
-        "headroom_bytes": budget_bytes - held,
+        "headroom_bytes": headroom_bytes,
         "steps_measured": n_measured,
         **_summary(measured, list(session.records), budget_bytes),
         "given_back": session.summary().given_back,
