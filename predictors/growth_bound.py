@@ -21,29 +21,27 @@ _WORST = 4.0
 """Residuals count as no more than this, so that one absurd reading passes."""
 _USUAL = 0.8
 """Share of growths to lie at or below their corrected prediction."""
-_LEAST = 8
-"""Observations before anything is corrected."""
+_LEAST, _RECENT = 8, 64
+"""Observations before anything is corrected, and those that count."""
 
 
 class GrowthBound:
     """An upper bound of growth, from what predictions missed.
 
-    All that it knows is one residual, ``observed / predicted - 1``; errors within the
-    noise of a reading are none. Two of its quantiles over the last ``window``
-    observations count, as in split conformal prediction:
+    All that it knows is one residual a step, ``observed / predicted - 1``. Two order
+    statistics of it count, as in split conformal prediction:
 
-    - The **correction** is exceeded by one residual in five, between 0 and
+    - The **correction** is exceeded by one in five of the last 64, between 0 and
       ``most_correction``. A step's peak is the highest of many segments, each of them
       predicted with an error; the highest of several near-equal ones lies above every
       single prediction more often than not.
-    - The **upper** one is exceeded with a probability of at most ``1 - quantile``
-      whatever the distribution (with few residuals: the largest), plus ``initial``
-      times a doubt that fades with the number of observations. After a miss, an
-      observation above the bound in force, it is at least 1.25 times that residual,
-      going down to nothing over the next 100 observations. A miss is kept out of the
-      window (the sample that showed it has since improved the prediction), but when
-      misses repeat within the window, the answer to the latest lasts as many times
-      longer.
+    - The **upper** one is, over the last ``window`` without a reading's noise, exceeded with a probability of at most ``1 - quantile`` whatever the distribution
+      (with few residuals: the largest), plus ``initial`` times a doubt that fades with
+      the number of observations. After a miss, an observation above the bound in force,
+      it is at least 1.25 times that residual, going down to nothing over the next 100
+      observations. A miss is kept out of the window (the sample that showed it has
+      since improved the prediction), but when misses repeat within the window, the
+      answer to the latest lasts as many times longer.
 
     The margin is what lies between the two, and no less than ``floor``. The farther
     a step lies beyond the sizes measured, the more is added.
@@ -53,7 +51,7 @@ class GrowthBound:
         floor: The least margin, as a fraction.
         quantile: Share of observations to be within the bound.
         window: How many residuals are remembered.
-        noise_bytes: Absolute noise of a reading; the least margin holds it as well.
+        noise_bytes: Absolute noise of a reading, allowed besides.
         most_correction: The most that a prediction is corrected by, as a fraction.
         beyond: Added to the margin for a step as far beyond the sizes measured as a fit
             is trusted, as a fraction.
@@ -100,6 +98,7 @@ class GrowthBound:
         """By what fraction predictions are raised."""
         self._upper = initial
         self._doubt = initial
+        self._usual = SortedWindow(_RECENT)
         self._residuals = SortedWindow(window)
         self._recent_misses: deque[int] = deque()
         self._answer = 0.0
@@ -137,9 +136,8 @@ class GrowthBound:
         Args:
             predicted_bytes: Its growth, not corrected.
         """
-        growth = max(predicted_bytes, 0.0)
-        least = (1.0 + self.correction + self.floor) * growth + self.noise_bytes
-        return max(least, (1.0 + self._upper) * growth)
+        share = self.correction + self.margin()
+        return (1.0 + share) * max(predicted_bytes, 0.0) + self.noise_bytes
 
     def largest(self, headroom_bytes: float, extrapolation_ratio: float = 0.0) -> float:
         """Return the largest prediction, not corrected, that such headroom allows.
@@ -148,12 +146,8 @@ class GrowthBound:
             headroom_bytes: What the step may grow by.
             extrapolation_ratio: As for `margin`.
         """
-        more = 1.0 + self.beyond * min(1.0, extrapolation_ratio)
-        least = max(0.0, headroom_bytes - self.noise_bytes)
-        return min(
-            least / (self.correction + self.floor + more),
-            max(0.0, headroom_bytes) / (self._upper + more),
-        )
+        share = self.correction + self.margin(extrapolation_ratio)
+        return max(0.0, headroom_bytes - self.noise_bytes) / (1.0 + share)
 
     def observe(
         self, predicted_bytes: float, observed_bytes: float, *, is_near: bool = True
@@ -166,25 +160,17 @@ class GrowthBound:
         Args:
             predicted_bytes: The growth that was predicted, not corrected.
             observed_bytes: The growth that was observed.
-            is_near: Whether it is of the size that the bound is for. Noise is more of a
-                smaller one, which corrects, but widens no margin.
+            is_near: Whether it is of the size that the bound is for. A reading's noise
+                is more of a smaller one, which corrects, but widens no margin.
         """
         if not (predicted_bytes > 0.0 and _isfinite(predicted_bytes)):
             return
         if not _isfinite(observed_bytes):
             return
-        error = observed_bytes - predicted_bytes
-        residual = 0.0 if abs(error) <= self.noise_bytes else error / predicted_bytes
-        allowed = self.allowed(predicted_bytes) / predicted_bytes - 1.0
-        if not is_near:
-            residual = min(residual, self.correction + self.floor, allowed)
-        self.n += 1
-        self._doubt *= _FADE
-        self._answer_age += 1
-        if residual > allowed + _ROUNDING:
-            self._miss(min(residual, _WORST))
-        else:
-            self._residuals.append(residual)
+        residual = observed_bytes / predicted_bytes - 1.0
+        if is_near:
+            self._note(residual - self.noise_bytes / predicted_bytes)
+        self._usual.append(residual)
         self._refresh()
 
     def state_dict(self) -> dict[str, Any]:
@@ -192,6 +178,7 @@ class GrowthBound:
         return {
             "n": self.n,
             "misses": self.misses,
+            "usual": self._usual.values(),
             "residuals": self._residuals.values(),
             "recent_misses": list(self._recent_misses),
             "answer": self._answer,
@@ -207,6 +194,7 @@ class GrowthBound:
         """
         self.n = int(state["n"])
         self.misses = int(state["misses"])
+        self._usual = SortedWindow(_RECENT, state["usual"])
         self._residuals = SortedWindow(self.window, state["residuals"])
         self._recent_misses = deque(map(int, state["recent_misses"]))
         self._answer = float(state["answer"])
@@ -214,6 +202,15 @@ class GrowthBound:
         self._answer_life = int(state["answer_life"])
         self._doubt = self.initial * _FADE**self.n
         self._refresh()
+
+    def _note(self, residual: float) -> None:
+        self.n += 1
+        self._doubt *= _FADE
+        self._answer_age += 1
+        if residual > self.correction + self.margin() + _ROUNDING:
+            self._miss(min(residual, _WORST))
+        else:
+            self._residuals.append(residual)
 
     def _miss(self, residual: float) -> None:
         self.misses += 1
@@ -226,14 +223,15 @@ class GrowthBound:
         self._answer_life = _MEMORY * len(recent)
 
     def _refresh(self) -> None:
-        count = len(self._residuals)
-        upper, correction = self._doubt, 0.0
-        if count:  # one more is to come, that the bound is for
-            upper += self._residuals.exceeded_by_at_most(self.quantile, count + 1)
-        if count >= _LEAST:
-            usual = self._residuals.exceeded_by_at_most(_USUAL, count)
-            correction = min(max(0.0, usual), self.most_correction)
+        self.correction = 0.0
+        if len(self._usual) >= _LEAST:
+            usual = self._usual.exceeded_by_at_most(_USUAL, len(self._usual))
+            self.correction = min(max(0.0, usual), self.most_correction)
+        upper = self.correction
+        if self._residuals:  # one more is to come, that the bound is for
+            count = len(self._residuals) + 1
+            upper = self._residuals.exceeded_by_at_most(self.quantile, count)
+        self._upper = upper + self._doubt
         if self._answer_age < self._answer_life:
             fresh = 1.0 - self._answer_age / self._answer_life
-            upper = max(upper, self._answer * fresh)
-        self._upper, self.correction = upper, correction
+            self._upper = max(self._upper, self._answer * fresh)

@@ -183,9 +183,9 @@ class Policy:
         self._make_static(upper, table, memory)
         share = self.reserve.stage_share(facts.context)
         ratio = self._estimator.stretch(facts) / (NOISY_STRETCH - 1.0)
-        beyond = 1.0 if is_first else ratio
+        extrapolation_ratio = 1.0 if is_first else ratio
         try:
-            made = self._make(upper, memory, share, beyond)
+            made = self._make(upper, memory, share, extrapolation_ratio)
         except InfeasibleBudgetError as error:
             if self._raises:
                 raise
@@ -200,7 +200,9 @@ class Policy:
         decision.is_measured = is_learning or ratio > 0.0
         if share < 1.0:
             decision.phase = "step_down"
-        elif not beyond:  # once it was measured, there will be a better plan
+        elif (
+            not extrapolation_ratio
+        ):  # once it was measured, there will be a better plan
             self.cache.put(key, made)
         return decision
 
@@ -331,9 +333,13 @@ class Policy:
         return cached.keeps_all or spare <= max(0.01 * growth, self.reserve.noise_bytes)
 
     def _make(
-        self, facts: StepFacts, memory: Memory, share: float, beyond: float
+        self,
+        facts: StepFacts,
+        memory: Memory,
+        share: float,
+        extrapolation_ratio: float,
     ) -> CachedPlan:
-        usable = self.reserve.usable_budget(memory, beyond)
+        usable = self.reserve.usable_budget(memory, extrapolation_ratio)
         problem = self.problem(facts, memory, usable)
         if share < 1.0:
             problem = self._tightened(problem, share)
