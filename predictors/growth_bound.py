@@ -35,7 +35,8 @@ class GrowthBound:
       ``most_correction``. A step's peak is the highest of many segments, each of them
       predicted with an error; the highest of several near-equal ones lies above every
       single prediction more often than not.
-    - The **upper** one is, over the last ``window`` without a reading's noise, exceeded with a probability of at most ``1 - quantile`` whatever the distribution
+    - The **upper** one is, over the last ``window`` without a reading's noise,
+      exceeded with a probability of at most ``1 - quantile`` whatever the distribution
       (with few residuals: the largest), plus ``initial`` times a doubt that fades with
       the number of observations. After a miss, an observation above the bound in force,
       it is at least 1.25 times that residual, going down to nothing over the next 100
