@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,17 +37,13 @@ from mimose.bench.proofs.common import (
     progress,
     quantile,
 )
+from mimose.bench.proofs.left_out import NOTHING, PARTS, ratios_without, reserve_without
 from mimose.bench.proofs.loop import Loop, Measured
 from mimose.bench.proofs.models import Setup, Sizes, chosen
 from mimose.bench.zoo import Batch
-from mimose.decide.infeasible import LeastPeaks
-from mimose.decide.learning import Learning
-from mimose.decide.reserve import Reserve
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import make_planner
-from mimose.predictors import FragmentationRatio, GrowthBound
 from mimose.records import StepRecord
-from mimose.run.footprint import Ratios
 from mimose.session import Session, attach
 from mimose.usage import at_least_one
 
@@ -71,83 +67,10 @@ SETUPS = (
     ),
 )
 SETTINGS = ("mixed", "jumps", "autocast", "resumed", "tight", "below")
-_NOTHING = "nothing"
 _HALF, _OVER, _UNDER = 0.5, 1.15, 0.9
 _EDGE, _SHORT, _LONG = 0.1, 0.2, 0.8
 """Share of a run's steps at either end of `mixed`; ends of the parts of a range."""
 _BELOW_STEPS = 10
-
-
-# ------------------------------------------------------------------ parts left out
-
-
-class _FixedBound(GrowthBound):
-    """Learns nothing."""
-
-    def observe(
-        self, predicted_bytes: float, observed_bytes: float, *, is_near: bool = True
-    ) -> None:
-        """Pass over."""
-
-
-class _FixedRatio(FragmentationRatio):
-    """Learns nothing."""
-
-    def observe(
-        self, requested_bytes: float, reserved_bytes: float, kind: object = None
-    ) -> None:
-        """Pass over."""
-
-
-class _Once(Learning):
-    """Never begins again."""
-
-    def begin_again_if_off(
-        self, predicted: float, observed: float, n_measured: int
-    ) -> bool:
-        """Pass over."""
-        return False
-
-
-class _Never(Learning):
-    """Measures no planned step within the sizes measured."""
-
-    def is_on(self, n_measured: int) -> bool:
-        """Tell that it is over."""
-        return False
-
-
-class _NoPeaks(LeastPeaks):
-    """Knows of no impossible budget."""
-
-    def bound(
-        self,
-        facts: object,
-        start_bytes: float,
-        state_bytes: float,
-        after_bytes: float = 0.0,
-    ) -> float:
-        """Return nothing."""
-        return 0.0
-
-
-_RESERVES: Mapping[str, Callable[[], Reserve]] = {
-    "margin": lambda: Reserve(0.0, bound=_FixedBound(0.0, 0.0)),
-    "margin beyond its floor": lambda: Reserve(0.0, bound=_FixedBound(0.01)),
-    "correction": lambda: Reserve(0.0, bound=GrowthBound(most_correction=0.0)),
-    "beyond": lambda: Reserve(0.0, bound=GrowthBound(beyond=0.0)),
-    "stages": lambda: Reserve(0.0, stages=()),
-    "learning again": lambda: Reserve(0.0, learning=_Once(0.0)),
-    "learning under plans": lambda: Reserve(0.0, learning=_Never(0.0)),
-    "least peaks": lambda: Reserve(0.0, least_peaks=_NoPeaks()),
-}
-_RATIOS: Mapping[str, Callable[[], Ratios]] = {
-    "fresh ratio": lambda: Ratios(fresh=_FixedRatio(1.0)),
-    "whole ratio": lambda: Ratios(whole=_FixedRatio(1.0)),
-    "repeat ratio": lambda: Ratios(repeat=_FixedRatio(0.0, 0.0)),
-    "ratios' prior": lambda: Ratios(FragmentationRatio(1.0), FragmentationRatio(1.0)),
-}
-PARTS = (_NOTHING, *_RESERVES, *_RATIOS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,7 +132,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
             for said in run_child("ablate", task, settings.threads):
                 rows.append(AblateRow(**said, **settings.provenance()))
                 progress(f"ablate {setup.model}, {setting}: without {said['without']}")
-    whole = [row for row in rows if row.without == _NOTHING]
+    whole = [row for row in rows if row.without == NOTHING]
     return Answer(
         rows=rows,
         table=[_line(row) for row in rows],
@@ -264,7 +187,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     (setup,) = chosen(SETUPS, [task["model"]])
     headroom_bytes = _headroom(setup, task)
     for part in task["parts"]:
-        if task["setting"] == "below" and part not in (_NOTHING, "least peaks"):
+        if task["setting"] == "below" and part not in (NOTHING, "least peaks"):
             continue
         yield _run(setup, task, part, headroom_bytes)
 
@@ -390,8 +313,8 @@ def _session(loop: Loop, budget_bytes: int, part: str) -> Session:
         record_to=None,
         max_records=10_000,
         hard_limit=False,
-        reserve=_RESERVES.get(part, lambda: Reserve(0.0))(),
-        ratios=_RATIOS.get(part, Ratios)(),
+        reserve=reserve_without(part),
+        ratios=ratios_without(part),
     )
 
 
