@@ -318,7 +318,7 @@ class Session:
             peak_bytes=self.peak_bytes,
             units=len(self._engine.units),
             cache=self._engine.policy.cache,
-            margin=self._engine.policy.margin.fraction,
+            margin=self._engine.policy.reserve.bound.margin(),
             kept_units=dict(self._engine.findings.kept),
             **self._engine.footprint.told(),
             inexact_units=dict(self._engine.findings.inexact),

@@ -2,11 +2,10 @@
 
 from .alternatives import EstimatorPredictor, QuadraticScalarRegressor
 from .base import Predictor
-from .calibration import Calibration
 from .envelope import EnvelopeRegressor
 from .fragmentation import FragmentationRatio
+from .growth_bound import GrowthBound
 from .limit import LearnedLimit
-from .margin import Margin
 from .polynomial import PolynomialRegressor
 from .registry import PREDICTORS, make_predictor
 from .sizes import Rule, SizeMap, Term
@@ -21,8 +20,8 @@ __all__ = [
     "EnvelopeRegressor",
     "EstimatorPredictor",
     "FragmentationRatio",
+    "GrowthBound",
     "LearnedLimit",
-    "Margin",
     "PolynomialRegressor",
     "Predictor",
     "QuadraticScalarRegressor",

@@ -153,7 +153,7 @@ def test_nonsense_is_refused(toys, meter, nonsense):
         lambda state: state["cost_model"].pop("series"),
         lambda state: state["cost_model"]["series"].append("text"),
         lambda state: state["cost_model"].update(patterns=[]),
-        lambda state: state["policy"]["margin"].update(residuals=["text"]),
+        lambda state: state["policy"]["bound"].update(residuals=["text"]),
         lambda state: state.update(sizes={"key": {}}),
     ],
 )

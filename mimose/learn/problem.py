@@ -62,8 +62,8 @@ def doubt(model: CostModel, facts: StepFacts) -> str:
     return ""
 
 
-def stretch(model: CostModel, facts: StepFacts) -> float:
-    """Return by what share a size is larger than any measured; 0 if none is."""
+def extrapolation_ratio(model: CostModel, facts: StepFacts) -> float:
+    """Return how far beyond the measured range a size lies, as a share of it."""
     high = model.patterns[facts.context].high
     pairs = zip(facts.sizes, high, strict=True)
     return max(0.0, *(size / max(1, most) - 1.0 for size, most in pairs))

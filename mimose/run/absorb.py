@@ -19,9 +19,6 @@ from mimose.types import KEEP, RECOMPUTE
 
 _log = logging.getLogger(__name__)
 
-_RELEVANT = 0.5
-"""Steps that grow by less of the headroom say nothing of the margin: noise is all."""
-
 
 class Writers:
     """Tells the cost model, the reserve and the records how each step came out.
@@ -100,27 +97,22 @@ class Writers:
         return self._footprint.level_budget(start) - start
 
     def _observe(self, outcome: StepOutcome) -> None:
-        """Compare with the prediction; let margin and stages know."""
-        record, predicted = outcome.record, outcome.decision.growth_bytes
+        """Let the footprint, and the reserve, know of a step's growth."""
+        record = outcome.record
         observed = record.observed_growth_bytes
-        if observed is None:  # the meter tells none: step down unchecked
-            self._checked(outcome, is_within=predicted is not None)
-            return
-        self._footprint.observe(observed)
-        if record.is_over and self._plans:
-            self._note_over(outcome)
-        if outcome.has_compiled or predicted is None:
-            return
-        allowed = predicted + self._policy.margin.bytes(predicted)
-        headroom = self._headroom_bytes(outcome)
-        is_relevant = record.is_over or predicted >= _RELEVANT * headroom
-        self._policy.observe(outcome.decision, observed, is_relevant=is_relevant)
-        self._checked(outcome, is_within=observed <= allowed)
-
-    def _checked(self, outcome: StepOutcome, *, is_within: bool) -> None:
-        kept_some = KEEP in outcome.record.actions
-        context = outcome.facts.context
-        self._policy.checked(context, is_within=is_within, kept_some=kept_some)
+        if observed is not None:
+            self._footprint.observe(observed)
+            if record.is_over and self._plans:
+                self._note_over(outcome)
+            if outcome.has_compiled:
+                return
+        self._policy.absorb(
+            outcome.facts,
+            outcome.decision,
+            observed,
+            headroom_bytes=self._headroom_bytes(outcome),
+            is_over=record.is_over,
+        )
 
     def _note_over(self, outcome: StepOutcome) -> None:
         record = outcome.record

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.decide.policy import Decision, Policy
+from mimose.decide.decision import Decision
+from mimose.decide.policy import Policy
 from mimose.exact.handed import autograd_clock
 from mimose.exact.input_watch import is_edited, marks
 from mimose.exceptions import (
@@ -290,9 +291,9 @@ class Driver:
     def _make_room(self, step: Step, *, has_begun: bool = False) -> None:
         if not self.plans:
             return  # a baseline does as it would by itself
-        growth = step.decision.growth_bytes
-        if growth is not None:
-            growth += self._policy.margin.bytes(growth)
+        decision, growth = step.decision, None
+        if decision.growth_bytes is not None:
+            growth = self._policy.reserve.allowed_growth(decision.raw_growth_bytes)
         chosen = step.decision.chosen
         actions = None if chosen is None else chosen.plan.actions
         key = step.facts.context, step.facts.sizes, actions

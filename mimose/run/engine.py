@@ -11,12 +11,12 @@ from torch import nn
 
 from mimose.budget import parse_budget
 from mimose.decide.policy import Policy
+from mimose.decide.reserve import Reserve
 from mimose.exact.random_state import refuse_unsaveable
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
 from mimose.measure.meters import BasicMeter, Meter, make_meter
 from mimose.planners import Planner
-from mimose.predictors import Margin
 from mimose.records import Records
 from mimose.run.absorb import Writers
 from mimose.run.device_checks import DeviceChecks
@@ -24,7 +24,7 @@ from mimose.run.driver import Driver, Parts
 from mimose.run.ending import StepEnds
 from mimose.run.events import EventRunner
 from mimose.run.findings import Findings
-from mimose.run.footprint import make_footprint
+from mimose.run.footprint import Ratios, make_footprint
 from mimose.run.open_steps import OpenSteps
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.refusals import Refusals
@@ -41,17 +41,21 @@ class Options:
     """What a session is asked to do; see `mimose.attach`."""
 
     budget: float | str
-    units: UnitsSpec
     planner: Planner
-    predictor: str | Callable[[], Any]
-    round_to: int | Mapping[str, int]
-    cache_size: int
-    warns: bool
+    units: UnitsSpec = None
+    predictor: str | Callable[[], Any] = "polynomial"
+    round_to: int | Mapping[str, int] = 1
+    cache_size: int = 1024
+    warns: bool = False
     """Whether an impossible budget warns rather than raises."""
-    meter: Meter | BasicMeter | str | None
-    record_to: str | PathLike[str] | None
-    max_records: int
-    hard_limit: bool
+    meter: Meter | BasicMeter | str | None = None
+    record_to: str | PathLike[str] | None = None
+    max_records: int = 10_000
+    hard_limit: bool = False
+    reserve: Reserve | None = None
+    """Another reserve than the usual, such as one with parts left out."""
+    ratios: Ratios | None = None
+    """Other ratios of reserved to requested growth."""
 
 
 class Engine:
@@ -80,10 +84,11 @@ class Engine:
         self.units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
         kinds = kinds_of(options.predictor, meter.noise_bytes)
         self.learner = Learner(CostModel(kinds))
+        reserve = options.reserve or Reserve(meter.noise_bytes)
         self.policy = Policy(
             self.learner,
             options.planner,
-            Margin(noise_bytes=5 * meter.noise_bytes),
+            reserve,
             options.round_to,
             options.cache_size,
             raises=not options.warns and not meter.reads_peak,
@@ -97,12 +102,13 @@ class Engine:
         )
         self.rollback = Rollback(model, self.units, self.events.answers)
         self.records = Records(options.max_records, options.record_to)
-        self.footprint = make_footprint(meter, self.budget_bytes)
+        self.footprint = make_footprint(meter, self.budget_bytes, options.ratios)
         self.refusals = Refusals(
             model,
             self.footprint,
             self.budget_bytes,
             meter.noise_bytes,
+            reserve.least_peaks,
             warns=options.warns,
         )
         opened = OpenSteps()

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mimose.measure.meters import AllocatorMeter, Meter
@@ -171,24 +172,38 @@ class Footprint:
         return level_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """Reserved bytes for each byte of growth, of three kinds of steps."""
+
+    fresh: FragmentationRatio = field(default_factory=FragmentationRatio)
+    """Of what a step takes beyond what it begins with."""
+    whole: FragmentationRatio = field(default_factory=FragmentationRatio)
+    """The same with the free parts of segments in use, that it may use or not."""
+    repeat: FragmentationRatio = field(
+        default_factory=lambda: FragmentationRatio(prior=0.15, floor=0.0)
+    )
+    """Of plans that have run at these sizes before: what came between, such as an
+    optimizer's step, may have split the blocks that they had."""
+
+
 class ReservedFootprint(Footprint):
     """What a caching allocator has reserved: Note: [Reserved bytes].
 
     Args:
         meter: Reads the allocator.
         budget_bytes: The budget, of reserved bytes.
+        ratios: What is learned of reserved bytes.
     """
 
-    def __init__(self, meter: AllocatorMeter, budget_bytes: int) -> None:
+    def __init__(
+        self, meter: AllocatorMeter, budget_bytes: int, ratios: Ratios | None = None
+    ) -> None:
         super().__init__(meter, budget_bytes)
         self._allocator = meter
-        self.ratio = FragmentationRatio()
-        """Of what a step takes beyond what it begins with."""
-        self._whole = FragmentationRatio()
-        """The same with the free parts of segments in use, that it may use or not."""
-        self._repeat = FragmentationRatio(prior=0.15, floor=0.0)
-        """Of plans that have run at these sizes before: what came between, such as an
-        optimizer's step, may have split the blocks that they had."""
+        ratios = ratios or Ratios()
+        self.ratio, self._whole = ratios.fresh, ratios.whole
+        self._repeat = ratios.repeat
         self._served: set[Hashable] = set()
         self._key: Hashable = None
         self._largest_bytes = 0.0
@@ -385,8 +400,10 @@ class ReservedFootprint(Footprint):
         return self._usage
 
 
-def make_footprint(meter: Meter, budget_bytes: int) -> Footprint:
+def make_footprint(
+    meter: Meter, budget_bytes: int, ratios: Ratios | None = None
+) -> Footprint:
     """Return the footprint that a meter can tell."""
     if isinstance(meter, AllocatorMeter):
-        return ReservedFootprint(meter, budget_bytes)
+        return ReservedFootprint(meter, budget_bytes, ratios)
     return Footprint(meter, budget_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mimose.decide.policy import Decision
+from mimose.decide.decision import Decision
 from mimose.measure.analysis import analyse
 from mimose.measure.trace import Trace
 from mimose.records import StepRecord

@@ -25,6 +25,7 @@ class Refusals:
         footprint: What is held of the device.
         budget_bytes: The budget.
         noise_bytes: By how much two readings differ.
+        least_peaks: What steps with everything recomputed needed.
         warns: Whether to warn once, and go on, rather than raise.
     """
 
@@ -34,6 +35,7 @@ class Refusals:
         footprint: Footprint,
         budget_bytes: int,
         noise_bytes: float,
+        least_peaks: LeastPeaks,
         *,
         warns: bool,
     ) -> None:
@@ -43,7 +45,7 @@ class Refusals:
         self._most_bytes = budget_bytes + 5 * noise_bytes
         self._warns = warns
         self._has_warned = False
-        self._least = LeastPeaks()
+        self._least = least_peaks
 
     def refuse_held(self) -> None:
         """Make sure that the budget is not less than what is held already.
@@ -92,7 +94,6 @@ class Refusals:
         Args:
             outcome: Of a step, measured or not.
             state_bytes: Of the optimizer, now.
-            is_least: Whether everything was recomputed that can be.
         """
         read = outcome.measurement
         if read is None or outcome.has_compiled:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mimose.decide.policy import Decision
+from mimose.decide.decision import Decision
 from mimose.measure.meters import Meter
 from mimose.measure.retained import RetainedOutputs
 from mimose.measure.trace import Trace

@@ -11,6 +11,10 @@ from mimose.decide.policy import Decision
 from mimose.planners import Static
 
 
+def _absorb(policy, facts, decision, observed):
+    policy.absorb(facts, decision, observed, headroom_bytes=1e12, is_over=False)
+
+
 def test_a_shape_seen_before_is_a_hit(toys, meter):
     """Plans are cached by shape, once the stepping down is over."""
     model = toys.chain(4)
@@ -260,14 +264,15 @@ def test_a_plan_that_was_far_off_is_measured_anew(toys, meter):
         assert last.cache_hit
         assert "recompute" in last.actions
         policy = session._engine.policy
+        facts, _ = session._engine.describer.last
         (plan,) = [p for p in policy.cache._plans.values() if not p.keeps_all]
         decision = Decision("plan", plan, 1e6, 1e6, is_measured=False)
-        policy.observe(decision, 1e6 + policy.margin.noise_bytes, is_relevant=False)
+        _absorb(policy, facts, decision, 1e6 + policy.reserve.noise_bytes)
         toys.train(model, batches[-1:], optimizer=optimizer)
         assert session.records[-1].cache_hit
         n_measured = policy._learner.model.n_steps
-        policy._learning._until = 0
-        policy.observe(decision, 2e6, is_relevant=False)
+        policy.reserve._learning._until = 0
+        _absorb(policy, facts, decision, 2e6)
         toys.train(model, batches[-1:], optimizer=optimizer)
         assert not session.records[-1].cache_hit
         assert n_measured + 1 == policy._learner.model.n_steps
@@ -291,8 +296,9 @@ def test_measuring_ends_where_predictions_are_near(toys, meter):
         assert (last.phase, last.cache_hit) == ("plan", False)
         assert "recompute" in last.actions
         (plan,) = [p for p in policy.cache._plans.values() if (59, 16) in p.exact]
-        decision = Decision("plan", plan, growth_bytes=1e6)
-        policy.observe(decision, 2e6, is_relevant=False)
+        facts, _ = session._engine.describer.last
+        decision = Decision("plan", plan, 1e6, 1e6)
+        _absorb(policy, facts, decision, 2e6)
         toys.train(model, [toys.inputs(63)], optimizer=optimizer)
         assert n_measured + 1 == policy._learner.model.n_steps
 
@@ -306,9 +312,10 @@ def test_the_farther_beyond_what_was_measured_the_more_is_kept_free(toys, meter)
         kept_free = []
         make = policy._make
 
-        def making(facts, memory, stage, more):
-            kept_free.append((facts.sizes[0], more))
-            return make(facts, memory, stage, more)
+        def making(facts, memory, share, beyond):
+            bound = policy.reserve.bound
+            kept_free.append((facts.sizes[0], bound.margin(beyond) - bound.margin()))
+            return make(facts, memory, share, beyond)
 
         policy._make = making
         toys.train(model, [toys.inputs(n) for n in [*lengths, 42, 41, 58]])
@@ -316,4 +323,4 @@ def test_the_farther_beyond_what_was_measured_the_more_is_kept_free(toys, meter)
     assert free[36] == 0.0
     assert free[42] == pytest.approx(0.1 * 0.05 / 0.25)
     assert free[41] == 0.0
-    assert free[58] == 0.1
+    assert free[58] == pytest.approx(0.1)

@@ -170,7 +170,7 @@ def test_padded_and_unpadded_batches(sim, toys, name, order):
     assert -0.001 < min(_errors(session))
     assert max(_errors(session)) < (0.001 if name == "bert" else 0.01)
     assert 2 == len(session._engine.learner.model.patterns)
-    assert 2 == len(session._engine.policy._stages)
+    assert 2 == len(session._engine.policy.reserve._stages)
 
 
 @pytest.mark.sim

@@ -15,6 +15,7 @@ from mimose.bench.proofs.common import Settings, publish
 from mimose.bench.proofs.device import is_cpu
 
 PROOFS = (
+    "ablate",
     "check",
     "collection",
     "exact",

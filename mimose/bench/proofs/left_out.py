@@ -1,0 +1,92 @@
+"""The reserve with one of its parts left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from mimose.decide.infeasible import LeastPeaks
+from mimose.decide.learning import Learning
+from mimose.decide.reserve import Reserve
+from mimose.predictors import FragmentationRatio, GrowthBound
+from mimose.run.footprint import Ratios
+
+
+class _FixedBound(GrowthBound):
+    """Learns nothing."""
+
+    def observe(
+        self, predicted_bytes: float, observed_bytes: float, *, is_near: bool = True
+    ) -> None:
+        """Pass over."""
+
+
+class _FixedRatio(FragmentationRatio):
+    """Learns nothing."""
+
+    def observe(
+        self, requested_bytes: float, reserved_bytes: float, kind: object = None
+    ) -> None:
+        """Pass over."""
+
+
+class _Once(Learning):
+    """Never begins again."""
+
+    def begin_again_if_off(
+        self, predicted: float, observed: float, n_measured: int
+    ) -> bool:
+        """Pass over."""
+        return False
+
+
+class _Never(Learning):
+    """Measures no planned step within the sizes measured."""
+
+    def is_on(self, n_measured: int) -> bool:
+        """Tell that it is over."""
+        return False
+
+
+class _NoPeaks(LeastPeaks):
+    """Knows of no impossible budget."""
+
+    def bound(
+        self,
+        facts: object,
+        start_bytes: float,
+        state_bytes: float,
+        after_bytes: float = 0.0,
+    ) -> float:
+        """Return nothing."""
+        return 0.0
+
+
+NOTHING = "nothing"
+RESERVES: Mapping[str, Callable[[], Reserve]] = {
+    "margin": lambda: Reserve(0.0, bound=_FixedBound(0.0, 0.0)),
+    "margin beyond its floor": lambda: Reserve(0.0, bound=_FixedBound(0.01)),
+    "correction": lambda: Reserve(0.0, bound=GrowthBound(most_correction=0.0)),
+    "beyond": lambda: Reserve(0.0, bound=GrowthBound(beyond=0.0)),
+    "stages": lambda: Reserve(0.0, stages=()),
+    "learning again": lambda: Reserve(0.0, learning=_Once(0.0)),
+    "learning under plans": lambda: Reserve(0.0, learning=_Never(0.0)),
+    "least peaks": lambda: Reserve(0.0, least_peaks=_NoPeaks()),
+}
+RATIOS: Mapping[str, Callable[[], Ratios]] = {
+    "fresh ratio": lambda: Ratios(fresh=_FixedRatio(1.0)),
+    "whole ratio": lambda: Ratios(whole=_FixedRatio(1.0)),
+    "repeat ratio": lambda: Ratios(repeat=_FixedRatio(0.0, 0.0)),
+    "ratios' prior": lambda: Ratios(FragmentationRatio(1.0), FragmentationRatio(1.0)),
+}
+PARTS = (NOTHING, *RESERVES, *RATIOS)
+"""All of them; `NOTHING` is the library as it is."""
+
+
+def reserve_without(part: str) -> Reserve:
+    """Make a reserve for exact readings, without one part."""
+    return RESERVES.get(part, lambda: Reserve(0.0))()
+
+
+def ratios_without(part: str) -> Ratios:
+    """Make the ratios of reserved bytes, without one of them."""
+    return RATIOS.get(part, Ratios)()

@@ -1,0 +1,31 @@
+"""What a step is to do: plain data, made once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mimose.decide.plan_cache import CachedPlan
+from mimose.records import Phase
+from mimose.types import Uncounted
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a step does."""
+
+    phase: Phase
+    chosen: CachedPlan | None
+    """None: everything is recomputed, and measured."""
+    growth_bytes: float | None = None
+    """Predicted, at the exact sizes, and corrected."""
+    raw_growth_bytes: float = 0.0
+    """The same, as the cost model says it."""
+    flops: int = 0
+    """Recomputed under the plan, as far as they are known."""
+    uncounted: Uncounted = field(default_factory=dict)
+    """Recomputations whose FLOPs are not known yet."""
+    cache_hit: bool = False
+    is_measured: bool = False
+    """Whether the boundaries are read although there is a plan."""
+    reason: str = ""
+    """Why it is not an ordinary step; "" if it is."""

@@ -1,0 +1,129 @@
+"""Making plans, and telling what a plan comes to at exact sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from mimose.decide.plan_cache import CachedPlan
+from mimose.decide.reserve import Reserve
+from mimose.exceptions import InfeasibleBudgetError
+from mimose.learn.growth import ExactShape, Growth, plan_growth
+from mimose.learn.model import CostModel
+from mimose.learn.problem import Memory, extra_flops, fill_problem
+from mimose.planners import InfeasibleBudgetError as _Infeasible
+from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
+from mimose.types import StepFacts
+
+
+class PlanMaker:
+    """Makes plans within what the reserve leaves of the budget.
+
+    Args:
+        planner: Chooses the actions.
+        reserve: What is kept free between prediction and budget.
+    """
+
+    def __init__(self, planner: Planner, reserve: Reserve) -> None:
+        self.planner = planner
+        self._reserve = reserve
+
+    def make(
+        self,
+        model: CostModel,
+        facts: StepFacts,
+        memory: Memory,
+        *,
+        stage_share: float,
+        extrapolation_ratio: float,
+    ) -> CachedPlan:
+        """Make a plan with all that a hit needs.
+
+        Args:
+            model: What is known of costs.
+            facts: The step's context, and the sizes that the plan is for.
+            memory: What is held, and the budget.
+            stage_share: How much of the way from the safest plan to the whole budget
+                the plan may go.
+            extrapolation_ratio: How far beyond the sizes measured the step lies, as a
+                share of how far a fit is trusted.
+
+        Raises:
+            InfeasibleBudgetError: No plan keeps the budget.
+        """
+        usable = self._reserve.usable_budget(memory, extrapolation_ratio)
+        problem = fill_problem(model, facts, memory, usable)
+        if stage_share < 1.0:
+            problem = _tightened(problem, stage_share)
+        plan = self.plan(problem, memory)
+        pattern = model.patterns[facts.context]
+        made = CachedPlan(
+            plan,
+            problem.events,
+            pattern.by_unit(plan.actions, otherwise=model.menu.first),
+            pattern.calls,
+            plan_growth(model, facts, problem, plan.actions, memory.released_bytes),
+            memory.headroom_bytes,
+            model.version,
+        )
+        made.exact[facts.sizes] = _exact(model, facts, plan, made.growth)
+        return made
+
+    def plan(self, problem: PlanningProblem, memory: Memory) -> Plan:
+        """Choose the actions; where the reserve does not fit, the safest ones.
+
+        Raises:
+            InfeasibleBudgetError: Not even these keep the budget.
+        """
+        try:
+            return self.planner.plan(problem)
+        except _Infeasible as error:
+            least = safest_plan(problem)
+            if least.peak_bytes - self._reserve.noise_bytes <= memory.budget_bytes:
+                return least
+            raise InfeasibleBudgetError(
+                memory.budget_bytes, least.peak_bytes, error.holders
+            ) from None
+
+
+def at_sizes(
+    model: CostModel, facts: StepFacts, chosen: CachedPlan, memory: Memory
+) -> ExactShape:
+    """Return what a cached plan comes to at exact sizes; it remembers the answer.
+
+    Args:
+        model: What is known of costs.
+        facts: The step's context and exact sizes.
+        chosen: The plan.
+        memory: What is held, and the budget.
+    """
+    exact = chosen.exact.get(facts.sizes)
+    if exact is None:
+        problem = fill_problem(model, facts, memory)
+        actions, released = chosen.plan.actions, memory.released_bytes
+        growth = plan_growth(model, facts, problem, actions, released)
+        exact = chosen.exact[facts.sizes] = _exact(model, facts, chosen.plan, growth)
+    elif exact.uncounted:  # counted since, most likely
+        exact = _exact(model, facts, chosen.plan, exact.growth)
+        chosen.exact[facts.sizes] = exact
+    return exact
+
+
+def _exact(
+    model: CostModel, facts: StepFacts, plan: Plan, growth: Growth
+) -> ExactShape:
+    flops, unknown = extra_flops(model, facts, plan.actions)
+    return ExactShape(growth, flops, unknown)
+
+
+def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:
+    """Let a problem go only part of the way to its budget."""
+    least = safest_plan(problem).peak_bytes
+    keep_all = np.zeros(len(problem.events), dtype=np.intp)
+    everything = lay_out(problem, keep_all).peak_bytes
+    if least > problem.budget_bytes:
+        return problem  # there is no way to go part of
+    top = min(problem.budget_bytes, everything)
+    budget = least + share * max(0.0, top - least)
+    return replace(problem, budget_bytes=max(budget, least * (1 + 1e-12)))

@@ -1,0 +1,119 @@
+"""The proof of what each part of the reserve is worth."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from mimose.bench.proofs import ablate, left_out
+from mimose.bench.proofs.__main__ import main
+from mimose.bench.proofs.common import Settings
+from mimose.bench.proofs.loop import Measured
+from mimose.decide.reserve import PredictedStep, Reserve
+from mimose.records import StepRecord
+
+ROWS = Path(__file__).parents[2] / "docs" / "results" / "sim" / "ablate.csv"
+
+
+def _record(step: int, phase: str, actions: tuple[str, ...]) -> StepRecord:
+    record = StepRecord(
+        step=step,
+        shape={},
+        phase=phase,
+        actions=actions,
+        budget_bytes=200,
+        start_bytes=100,
+        predicted_peak_bytes=150 if phase == "plan" else None,
+        cache_hit=False,
+        retries=0,
+        reason="",
+    )
+    record.observed_peak_bytes = 160
+    record.recomputed_flops = 7
+    return record
+
+
+def test_a_run_is_summed_up() -> None:
+    """Overshoot is of the worst step; use and errors of planned steps alone."""
+    records = [
+        _record(0, "collect", ("recompute",)),
+        _record(1, "plan", ("keep", "recompute")),
+        _record(2, "plan", ("keep", "keep")),
+    ]
+    measured = [Measured(100, peak, 0.0) for peak in (230, 180, 210)]
+
+    summary = ablate._summary(measured, records, 200)
+
+    assert (3, 2, 30) == (
+        summary["steps"],
+        summary["steps_over"],
+        summary["overshoot_bytes"],
+    )
+    assert (0.8, pytest.approx(0.2)) == (summary["use"], summary["error_p99"])
+    assert (21, 1) == (summary["recomputed_flops"], summary["first_plan"])
+
+
+@pytest.mark.parametrize("part", ["margin", "margin beyond its floor"])
+def test_a_margin_left_out_learns_nothing(part: str) -> None:
+    """What it keeps free stays what it is, whatever a step came to."""
+    reserve = left_out.reserve_without(part)
+    before = reserve.allowed_growth(100.0)
+    step = PredictedStep(
+        context="text",
+        predicted_bytes=100.0,
+        observed_bytes=150.0,
+        headroom_bytes=100.0,
+        scale_bytes=100.0,
+        n_measured=1,
+        keeps_some=True,
+        recomputes_some=True,
+    )
+    reserve.absorb(step)
+    assert before == reserve.allowed_growth(100.0)
+    assert Reserve(0.0).allowed_growth(100.0) > before
+
+
+def test_ratios_left_out_learn_nothing() -> None:
+    """They count what is requested, or nothing for a repeated step."""
+    fresh = left_out.ratios_without("fresh ratio").fresh
+    repeat = left_out.ratios_without("repeat ratio").repeat
+    for ratio in (fresh, repeat):
+        ratio.observe(100.0, 900.0)
+    assert (1.0, 0.0) == (fresh.value, repeat.value)
+
+
+@pytest.mark.parametrize("option", ["--settings", "--without"])
+def test_what_is_not_known_is_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names the settings and parts that there are."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["ablate", option, "luck"])
+    assert "'luck' (choose from" in capsys.readouterr().err
+
+
+def test_the_rows_are_as_the_results_say() -> None:
+    """With nothing left out one run has steps over; what cannot be is refused."""
+    with ROWS.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    whole = [row for row in rows if row["without"] == "nothing"]
+    refused = {row["setting"] for row in whole if row["is_refused"] == "True"}
+    over = {
+        (row["model"], row["setting"])
+        for row in whole
+        if row["steps_over"] != "0" and row["is_refused"] == "False"
+    }
+    assert ({"below"}, {("bert", "resumed")}) == (refused, over)
+    assert {"0"} == {row["alloc_retries"] for row in rows}
+    assert {row["without"] for row in rows} <= set(left_out.PARTS)
+
+
+def test_provenance_is_in_the_rows() -> None:
+    """As in those of every proof."""
+    with ROWS.open(encoding="utf-8") as file:
+        columns = next(csv.reader(file))
+    assert set(Settings().provenance()) <= set(columns)

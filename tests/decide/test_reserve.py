@@ -1,0 +1,162 @@
+"""What is kept free between a prediction and the budget."""
+
+import json
+from typing import NamedTuple
+
+import pytest
+
+from mimose.decide.reserve import PredictedStep, Reserve
+from mimose.types import MOST_CONTEXTS
+
+MIB = 2.0**20
+
+
+class _Memory(NamedTuple):
+    """What is held when a step begins."""
+
+    start_bytes: float
+    headroom_bytes: float
+
+
+def _step(predicted, observed, **changes):
+    """A step of 100 MiB of headroom, under a plan that keeps and recomputes some."""
+    fields = {
+        "context": "text",
+        "predicted_bytes": predicted,
+        "observed_bytes": observed,
+        "headroom_bytes": 100 * MIB,
+        "scale_bytes": 100 * MIB,
+        "n_measured": 50,
+        "keeps_some": True,
+        "recomputes_some": True,
+        **changes,
+    }
+    return PredictedStep(**fields)
+
+
+@pytest.mark.parametrize("residuals", [[], [0.0] * 300, [0.02] * 300, [0.0, 0.2]])
+def test_a_plan_that_uses_all_it_may_is_allowed_all_there_is(residuals):
+    """What is usable and what is allowed are one statement, read in two directions."""
+    reserve = Reserve(0.1 * MIB)
+    for residual in residuals:
+        reserve.absorb(_step(90 * MIB, 90 * MIB * (1.0 + residual)))
+
+    usable = reserve.usable_budget(_Memory(500 * MIB, 100 * MIB))
+
+    allowed = reserve.allowed_growth(usable - 500 * MIB)
+    assert 100 * MIB == pytest.approx(allowed)
+
+
+def test_less_is_usable_the_farther_a_step_lies_beyond():
+    """And no less once a fit is trusted no farther."""
+    reserve = Reserve(0.0)
+    memory = _Memory(500 * MIB, 100 * MIB)
+
+    usable = [reserve.usable_budget(memory, ratio) for ratio in (0.0, 0.5, 1.0, 2.0)]
+
+    assert usable[0] > usable[1] > usable[2] == usable[3]
+
+
+def test_no_headroom_is_no_budget_below_the_start():
+    """Where more is held than the budget, plans may not grow at all."""
+    assert 500.0 == Reserve(0.0).usable_budget(_Memory(500.0, -20.0))
+
+
+def test_stages_are_passed_one_by_one():
+    """Each by a step within what was allowed, under a plan that keeps something."""
+    reserve = Reserve(0.0)
+    shares = [reserve.stage_share("text")]
+    for step in (
+        _step(50 * MIB, 60 * MIB),
+        _step(50 * MIB, 50 * MIB, keeps_some=False),
+        _step(50 * MIB, 50 * MIB),
+        _step(50 * MIB, 50 * MIB),
+        _step(50 * MIB, 90 * MIB),
+    ):
+        reserve.absorb(step)
+        shares.append(reserve.stage_share("text"))
+
+    assert [0.35, 0.35, 0.35, 0.7, 1.0, 1.0] == shares
+    assert 0.35 == reserve.stage_share("images")
+
+
+def test_unread_peaks_pass_stages():
+    """A meter that tells no peak can check nothing."""
+    reserve = Reserve(0.0)
+    assert not reserve.knows("text")
+    assert not reserve.absorb(_step(50 * MIB, None))
+    assert reserve.knows("text")
+    assert 0.7 == reserve.stage_share("text")
+    assert 0 == reserve.bound.n
+
+
+def test_a_context_that_is_forgotten_steps_down_again():
+    """So does the one that came longest ago, of too many."""
+    reserve = Reserve(0.0)
+    for n in range(MOST_CONTEXTS + 1):
+        reserve.absorb(_step(50 * MIB, 50 * MIB, context=f"context {n}"))
+    reserve.forget("context 2")
+
+    shares = [reserve.stage_share(f"context {n}") for n in range(4)]
+    assert [0.35, 0.7, 0.35, 0.7] == shares
+
+
+@pytest.mark.parametrize(
+    ("changes", "n"),
+    [
+        ({}, 1),
+        ({"scale_bytes": 60 * MIB}, 1),
+        ({"scale_bytes": 60 * MIB, "headroom_bytes": 70 * MIB}, 1),
+        ({"headroom_bytes": 60 * MIB}, 1),
+        ({"scale_bytes": 200 * MIB, "headroom_bytes": 200 * MIB}, 0),
+        ({"scale_bytes": 200 * MIB, "headroom_bytes": 200 * MIB, "is_over": True}, 1),
+    ],
+)
+def test_small_steps_teach_the_bound_nothing(changes, n):
+    """Small beside both the largest growth and the headroom, unless they pass it."""
+    reserve = Reserve(0.0)
+    reserve.absorb(_step(55 * MIB, 55 * MIB, **changes))
+    assert n == reserve.bound.n
+
+
+def test_steps_far_below_the_headroom_widen_no_margin():
+    """They may be the largest so far, and correct later ones."""
+    reserve = Reserve(0.0)
+    for _ in range(200):
+        reserve.absorb(_step(40 * MIB, 44 * MIB, scale_bytes=40 * MIB))
+    assert 0 == reserve.bound.misses
+    assert 0.06 == pytest.approx(reserve.bound.margin())
+    assert 0.03 == reserve.bound.correction
+
+
+def test_a_plan_far_off_is_to_be_made_again():
+    """Where it recomputes; and measuring begins again."""
+    reserve = Reserve(0.0)
+    for _ in range(4):
+        assert not reserve.absorb(_step(50 * MIB, 50 * MIB))
+    assert not reserve.is_learning(50)
+    assert not reserve.absorb(_step(50 * MIB, 51 * MIB, recomputes_some=False))
+    assert reserve.absorb(_step(50 * MIB, 51 * MIB))
+    assert reserve.is_learning(50)
+
+
+def test_a_correction_is_no_error_of_exact_readings():
+    """There the cost model is judged as it is, elsewhere what is expected."""
+    exact, noisy = Reserve(0.0), Reserve(1e-3 * MIB)
+    for reserve in (exact, noisy):
+        for _ in range(20):
+            reserve.absorb(_step(60 * MIB, 61.8 * MIB, recomputes_some=False))
+    assert exact.absorb(_step(60 * MIB, 61.8 * MIB))
+    assert not noisy.absorb(_step(60 * MIB, 61.8 * MIB))
+
+
+def test_state_survives_json():
+    """A reserve that loads it keeps the same free."""
+    reserve = Reserve(0.0)
+    for n in range(20):
+        reserve.absorb(_step(90 * MIB, (90 + n % 5) * MIB))
+    other = Reserve(0.0)
+    other.load_state_dict(json.loads(json.dumps(reserve.state_dict())))
+    assert reserve.state_dict() == other.state_dict()
+    assert reserve.allowed_growth(MIB) == other.allowed_growth(MIB)
+    assert 1.0 == other.stage_share("text")
