@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from mimose.budget import format_bytes, parse_budget
 from mimose.decide.policy import Memory, Policy
+from mimose.exact.handed import Knowledge
 from mimose.exact.random_state import refuse_unsaveable
 from mimose.exceptions import (
     AlreadyAttachedError,
@@ -215,7 +216,6 @@ class Session:
         self.budget_bytes = parse_budget(
             budget, self._meter.total_bytes(), self._meter.held_bytes
         )
-        self._units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
         self._estimator = Estimator(predictor, self._meter.noise_bytes)
         margin = Margin(noise_bytes=5 * self._meter.noise_bytes)
         self._policy = Policy(
@@ -227,9 +227,15 @@ class Session:
             raises=not warns and not self._meter.reads_peak,
         )
         self.records = Records(max_records, record_to)
-        self._findings = Findings(self._units, self._estimator, self._policy)
+        names = [name for name, _ in found]
+        self._findings = Findings(names, self._estimator, self._policy)
+        knowledge = Knowledge()
+        self._units = [
+            Unit(i, name, module, self._findings, knowledge)
+            for i, (name, module) in enumerate(found)
+        ]
         self._events = EventRunner(
-            self._units, self._estimator, device, model, self._findings
+            self._units, self._estimator, device, model, knowledge
         )
         records = self.records
         self._footprint = make_footprint(self._meter, self.budget_bytes)
@@ -362,7 +368,7 @@ class Session:
         return closure()
 
     def _can_recover(self, error: RuntimeError) -> bool:
-        unit = self._events.last_recomputed
+        unit = self._findings.last_recomputed
         if (
             isinstance(error, (CheckpointError, RecomputationError))
             and unit is not None

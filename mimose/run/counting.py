@@ -11,7 +11,6 @@ from torch.utils.checkpoint import _StopRecomputationError
 from mimose.learn.estimator import Estimator
 from mimose.measure.forward_flops import ForwardFlops, UncountableError
 from mimose.measure.tracker import StorageTracker
-from mimose.run.findings import Findings
 from mimose.run.unit import Unit
 from mimose.types import OnRecompute, Sizes
 from mimose.watch.families import digest, family_key
@@ -27,18 +26,11 @@ class RecomputationFlops:
     Args:
         estimator: Learns FLOPs by family and sizes, and tells those it knows exactly.
         device: The model's.
-        findings: Takes note of units whose FLOPs cannot be told: they are kept.
     """
 
-    def __init__(
-        self,
-        estimator: Estimator,
-        device: torch.device,
-        findings: Findings,
-    ) -> None:
+    def __init__(self, estimator: Estimator, device: torch.device) -> None:
         self._estimator = estimator
         self._device = device
-        self._findings = findings
         self._forwards = ForwardFlops()
 
     def unplanned(
@@ -127,5 +119,5 @@ class RecomputationFlops:
         try:
             return self._forwards.count(key, unit.module, args, kwargs)
         except UncountableError as error:
-            self._findings.keep(unit, f"its FLOPs cannot be counted: {error}")
+            unit.keep(f"its FLOPs cannot be counted: {error}")
             return 0

@@ -247,7 +247,7 @@ class Driver:
         self._events.begin(step, None if chosen is None else chosen.by_unit)
         try:
             output = forward()
-            self._events.refuse_edited_inputs()
+            self._events.refuse_unrepeatable(self.rollback.learn())
             return output, None
         except BaseException as error:  # every one is raised again, or retried
             return None, error
@@ -486,7 +486,6 @@ class Driver:
     def _forward_ends(self, step: Step, output: Any) -> None:
         if step.trace is not None:
             step.trace.mark("root_exit")
-        self.rollback.learn()
         step.calls = tuple([unit.calls for unit in self._events.units])
         step.record.actions = step.actions()
         step.record.events = step.events()
