@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import compress
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import torch
@@ -16,12 +17,10 @@ from mimose.exact.named_errors import Naming
 from mimose.exceptions import ChangedWeightsError
 from mimose.tensors import version
 
-Slots: TypeAlias = "tuple[tuple[dict[str, Any], str], ...]"
-"""Where tensors are: the modules' own tables, and names."""
-
 Versions: TypeAlias = "list[tuple[int, int]]"
 
 _TRAINING = operator.attrgetter("training")
+_VERSION = operator.attrgetter("_version")
 
 
 class Notes(Protocol):
@@ -43,10 +42,21 @@ class Notes(Protocol):
 class GuardState(NamedTuple):
     """What a unit consists of at one moment."""
 
-    slots: Slots
+    places: Places
     tensors: list[Any]
     versions: list[int]
     modes: tuple[bool, ...]
+
+
+class Places(NamedTuple):
+    """Where tensors are: the modules' own tables, and names, one by one."""
+
+    tables: tuple[dict[str, Any], ...]
+    names: tuple[str, ...]
+
+    def tensors(self) -> list[Any]:
+        """Return what is there now."""
+        return list(map(dict.get, self.tables, self.names))
 
 
 class ModuleGuard:
@@ -72,31 +82,28 @@ class ModuleGuard:
         self._notes = notes
         self.naming = Naming(name, notes.keep)
         self._modules = tuple(module.modules())
-        self._weights = _places(module._parameters for module in self._modules)
-        self._slots = self._weights
-        self._buffers: Slots = ()
+        self._buffers = Places((), ())
+        self.begin_anew()
         self.changes_weights = False
 
     def begin_anew(self) -> None:
         """Look at the weights alone: what a forward changes is to be found out."""
-        self._slots = self._weights = _places(m._parameters for m in self._modules)
-        self._buffers = ()
+        self._all = _places(module._parameters for module in self._modules)
+        self._buffers = Places((), ())
 
     def watch(self, left_out: Iterable[BufferSlot]) -> None:
         """Look at all but these buffers: they are copied for each recomputation."""
         keys = {slot.key for slot in left_out}
-        buffers = _places(module._buffers for module in self._modules)
-        self._buffers = tuple(
-            slot for slot in buffers if (id(slot[0]), slot[1]) not in keys
-        )
-        attributes = _places(map(vars, self._modules))
-        self._slots = (*self._weights, *self._buffers, *attributes)
+        weights = [module._parameters for module in self._modules]
+        buffers = [module._buffers for module in self._modules]
+        self._buffers = _places(buffers, keys)
+        self._all = _places([*weights, *buffers, *map(vars, self._modules)], keys)
 
     def buffer_versions(self) -> Versions:
         """Return which the buffers are that are not left out, and how often changed."""
-        if not self._buffers:
+        if not self._buffers.names:
             return []
-        tensors = [there.get(name) for there, name in self._buffers]
+        tensors = self._buffers.tensors()
         return [(0, -1) if t is None else (id(t), version(t)) for t in tensors]
 
     def refuse_late_change(self, before: Versions) -> None:
@@ -110,8 +117,8 @@ class ModuleGuard:
         """
         now = self.buffer_versions()
         if now != before:
-            pairs = zip(self._buffers, before, now, strict=True)
-            changed = [place for place, one, other in pairs if one != other]
+            is_other = map(operator.ne, before, now)
+            changed = compress(zip(*self._buffers, strict=True), is_other)
             self._notes.refuse_late_change([BufferSlot(*place) for place in changed])
 
     def refuse_edited(self) -> None:
@@ -122,14 +129,16 @@ class ModuleGuard:
         """
         self.naming.refuse("a tensor among its arguments was edited in place")
 
-    def capture(self, slots: Slots | None = None) -> GuardState:
-        """Return what is there now, in these slots or in all."""
-        slots = self._slots if slots is None else slots
-        tensors = [there.get(name) for there, name in slots]
-        versions = [tensor._version for tensor in tensors if tensor is not None]
-        return GuardState(
-            slots, tensors, versions, tuple(map(_TRAINING, self._modules))
-        )
+    def note_recomputed(self) -> None:
+        """Take note that it is about to be recomputed, where no error names it."""
+        self._notes.note_recomputed()
+
+    def capture(self, places: Places | None = None) -> GuardState:
+        """Return what is there now, in these places or in all."""
+        places = self._all if places is None else places
+        tensors = places.tensors()
+        modes = tuple(map(_TRAINING, self._modules))
+        return GuardState(places, tensors, _versions(tensors), modes)
 
     def restored(
         self, before: GuardState
@@ -143,23 +152,17 @@ class ModuleGuard:
             ChangedWeightsError: The weights are not those of the forward any more.
             RecomputationError: An attribute is not.
         """
-        self._notes.note_recomputed()
-        there = [table.get(name) for table, name in before.slots]
-        if not all(map(operator.is_, there, before.tensors)):
-            pairs = zip(before.slots, before.tensors, there, strict=True)
-            self._refuse([slot for slot, one, other in pairs if one is not other])
-        versions = [tensor._version for tensor in there if tensor is not None]
+        tensors = before.places.tensors()
+        if not all(map(operator.is_, tensors, before.tensors)):
+            self._refuse(before.places, map(operator.is_not, tensors, before.tensors))
+        versions = _versions(tensors)
         if versions != before.versions:
-            counted = [
-                s for s, t in zip(before.slots, there, strict=True) if t is not None
-            ]
-            pairs = zip(counted, before.versions, versions, strict=True)
-            self._refuse([slot for slot, one, other in pairs if one != other])
+            self._refuse(before.places, map(operator.ne, versions, before.versions))
         modes = tuple(map(_TRAINING, self._modules))
         return None if modes == before.modes else self._in_modes(before.modes)
 
-    def _refuse(self, changed: list[tuple[dict[str, Any], str]]) -> NoReturn:
-        table, name = changed[0]
+    def _refuse(self, places: Places, is_changed: Iterable[bool]) -> NoReturn:
+        table, name = next(compress(zip(*places, strict=True), is_changed))
         if any(table is vars(module) for module in self._modules):
             self.naming.refuse(f"its attribute {name!r} was changed after its forward")
         msg = (
@@ -185,13 +188,30 @@ class ModuleGuard:
             module.training = mode
 
 
-def _places(tables: Iterable[dict[str, Any]]) -> Slots:
-    """Find the tensors that count their changes; inference tensors do not."""
-    return tuple(
+def _versions(tensors: list[Any]) -> list[int]:
+    """Count their changes in place; where there is no tensor any more, -1."""
+    try:
+        return list(map(_VERSION, tensors))
+    except AttributeError:
+        return [getattr(tensor, "_version", -1) for tensor in tensors]
+
+
+def _places(
+    tables: Iterable[dict[str, Any]], without: Collection[object] = ()
+) -> Places:
+    """Find the tensors that count their changes; inference tensors do not.
+
+    Args:
+        tables: Where to look.
+        without: Keys of slots that are left out.
+    """
+    found = [
         (table, name)
         for table in tables
         for name, value in table.items()
         if isinstance(value, torch.Tensor)
         and not value.is_inference()
         and name not in INTERNAL
-    )
+        and (id(table), name) not in without
+    ]
+    return Places(tuple(table for table, _ in found), tuple(name for _, name in found))

@@ -86,9 +86,12 @@ def recompute(
     """
     call = _positional(args, kwargs, handed)
     own = None if call.rebuild is None else (args, kwargs)
-    region = _Region(forward, own, call, handed, on_recompute, guard, devices)
+    names = can_name()
+    region = _Region(
+        forward, own, call, handed, on_recompute, guard, devices, names=names
+    )
     options: dict[str, Any] = {}
-    if (buffers is not None or guard is not None) and can_name():
+    if (buffers is not None or guard is not None) and names:
         naming = contextlib.nullcontext() if guard is None else guard.naming
         contexts = naming, buffers or contextlib.nullcontext()
         options["context_fn"] = lambda: contexts
@@ -129,6 +132,7 @@ class _Region:
         "_handed",
         "_is_first",
         "_marks",
+        "_names",
         "_objects",
         "_on_recompute",
         "_own",
@@ -146,6 +150,8 @@ class _Region:
         on_recompute: OnRecompute | None,
         guard: ModuleGuard | None,
         devices: tuple[torch.device, ...],
+        *,
+        names: bool,
     ) -> None:
         self._forward = forward
         self._own = own
@@ -155,6 +161,7 @@ class _Region:
         self._on_recompute = on_recompute
         self._guard = guard
         self._devices = devices
+        self._names = names
         self._random: RandomState | None = None
         self._state: GuardState | None = None
         self._marks: Marks | None = None
@@ -167,6 +174,8 @@ class _Region:
         guard, before = self._guard, self._state
         if guard is None or before is None:
             return self._again(given, others)
+        if not self._names:
+            guard.note_recomputed()
         modes = guard.restored(before)
         if self._marks is not None and is_edited(self._marks):
             guard.refuse_edited()
@@ -177,7 +186,7 @@ class _Region:
                 return self._again(given, others)
         finally:
             # What the recomputation itself has changed, another may find changed.
-            self._state = guard.capture(before.slots)._replace(modes=before.modes)
+            self._state = guard.capture(before.places)._replace(modes=before.modes)
 
     def _first(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:
         args, kwargs = given, others

@@ -259,11 +259,15 @@ class EventRunner:
         Raises:
             NotRecomputableError: Some of them were to be recomputed in this step.
         """
-        found = {u: _EDITS_OBJECT for u in self.units if u.handed.has_edited}
-        found.update({u: _EDITED for u, noted in self.inputs if is_edited(noted)})
+        found = {u: _EDITED for u, noted in self.inputs if is_edited(noted)}
+        if self.knowledge.edited:
+            found.update({u: _EDITS_OBJECT for u in self.units if u.handed.has_edited})
+        if changed:
+            found.update({u: why for u in self.units if (why := u.impurity(changed))})
         found.update(self._impure)
-        found.update({u: why for u in self.units if (why := u.impurity(changed))})
         found = {unit: why for unit, why in found.items() if not unit.is_kept}
+        if not found:
+            return
         for unit, why in found.items():
             unit.keep(why)
         recomputed = {unit for unit, _ in self.inputs}
@@ -323,7 +327,7 @@ class EventRunner:
             on_recompute = self._flops.counted(
                 step.add_flops, known_as, unit, key, args, kwargs
             )
-        if unit.is_kept:
+        if unit.is_compiled and unit.is_kept:  # now that its FLOPs are counted
             return unit.forward(*args, **kwargs)
         return self._run(unit, args, kwargs, on_recompute)
 
@@ -331,11 +335,15 @@ class EventRunner:
         self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         """Whether a unit is kept, now that it is called, where and with what it is."""
-        if not unit.is_kept and self.knowledge.cannot_be_copied(args, kwargs):
+        if unit.is_kept:
+            return True
+        if self.knowledge.edited and self.knowledge.cannot_be_copied(args, kwargs):
             unit.keep(_EDITS_OBJECT)
-        if not unit.is_kept and not unit.is_compared and is_inside_checkpoint():
+            return True
+        if not unit.is_compared and is_inside_checkpoint():
             unit.keep("the model itself checkpoints it")
-        return unit.is_kept
+            return True
+        return False
 
     def _run(
         self,

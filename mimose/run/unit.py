@@ -121,8 +121,6 @@ class Unit:
         Args:
             changed: What a forward of the model has changed, as `Rollback.learn` tells.
         """
-        if not changed:
-            return ""
         keys = (slot.key for slot in own_slots(self.module.modules(), 0))
         return next((changed[key] for key in keys if key in changed), "")
 
