@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mimose.tensors import same_bits, version
+from mimose.tensors import same_bits, tensors_in, version
 
 INTERNAL = frozenset(vars(nn.Module())) | {"forward", "training"}
 """Attributes that are torch's own."""
@@ -30,25 +30,18 @@ _SCALARS = (type(None), bool, int, float, str, bytes)
 _LOOKED_AT = (*_SCALARS, tuple, torch.Tensor)
 _MISSING: Any = object()
 _OPAQUE: Any = object()
-"""In place of a tuple that holds what cannot be looked at, or a tensor with a graph."""
+"""In place of a tuple with a graph in it, or what cannot be looked at."""
 
 
-class _TensorState(NamedTuple):
-    """A tensor among the attributes.
+class _State(NamedTuple):
+    """An attribute's value.
 
-    One with a graph is not held: from here, a chain of old steps could stay alive.
+    A tensor with a graph is not held: from here, a chain of old steps could stay alive.
     """
 
-    get: Callable[[], torch.Tensor | None]
-    version: int
-    copied: torch.Tensor | None
-
-
-class _TupleState(NamedTuple):
-    """A tuple with tensors in it."""
-
-    held: tuple[Any, ...]
-    states: tuple[Any, ...]
+    get: Callable[[], Any]
+    tensors: tuple[tuple[torch.Tensor, int, torch.Tensor | None], ...] = ()
+    """Those in it, with their versions, and copies of the smaller ones."""
 
 
 class AttributesSlot:
@@ -86,9 +79,14 @@ class AttributesSlot:
         for name in [name for name, _ in self._present() if name not in state]:
             del self._table[name]
         for name, old in state.items():
-            value = _restored(old)
-            if value is not _OPAQUE:
-                self._table[name] = value
+            value = old.get()
+            if value is _OPAQUE or (value is None and isinstance(old.get, weakref.ref)):
+                continue
+            self._table[name] = value
+            for tensor, _, copied in old.tensors:
+                if copied is not None and not same_bits(tensor, copied):
+                    with torch.no_grad():
+                        tensor.copy_(copied)
 
     def _present(self) -> list[tuple[str, Any]]:
         return [
@@ -104,68 +102,42 @@ class AttributesSlot:
         new = (name for name, _ in self._present() if name not in state)
         return next(new, "")
 
-    def _state(self, value: Any) -> Any:
-        if _is_plain(value):
-            return value
-        if isinstance(value, tuple):
-            may_be_held = all(map(_may_be_held, value))
-            states = tuple(map(self._state, value)) if may_be_held else ()
-            return _TupleState(value, states) if may_be_held else _OPAQUE
-        if value.requires_grad:
-            return _TensorState(weakref.ref(value), version(value), None)
-        copied = value.clone() if value.numel() <= self._most_numel else None
-        return _TensorState(lambda: value, version(value), copied)
+    def _state(self, value: Any) -> _State:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            return _State(weakref.ref(value))
+        if not _may_be_held(value):
+            return _State(lambda: _OPAQUE)
+        tensors = [
+            (t, version(t), t.clone() if t.numel() <= self._most_numel else None)
+            for t in tensors_in(value)
+        ]
+        return _State(lambda: value, tuple(tensors))
 
 
-def _is_same(state: Any, value: Any) -> bool:
+def _is_same(state: _State, value: Any) -> bool:
     """Whether a value is what it was when its state was read."""
-    if isinstance(state, _TensorState):
-        tensor = state.get()
-        if tensor is None or tensor is not value or version(tensor) != state.version:
-            return False
-        return state.copied is None or same_bits(tensor, state.copied)
-    if isinstance(state, _TupleState):
-        return (
-            isinstance(value, tuple)
-            and len(value) == len(state.states)
-            and all(map(_is_same, state.states, value))
-        )
-    if state is _OPAQUE:
+    old = state.get()
+    if old is _OPAQUE:
         return isinstance(value, tuple) and not _may_be_held(value)
-    return state is value or (
-        type(state) is type(value) and _is_plain(value) and bool(state == value)
+    is_equal = type(old) is type(value) and not state.tensors and _is_plain(value)
+    if old is not value and not (is_equal and old == value):
+        return False
+    return all(
+        version(tensor) == counted and (copied is None or same_bits(tensor, copied))
+        for tensor, counted, copied in state.tensors
     )
 
 
-def _restored(state: Any) -> Any:
-    """Return what a state was read of, with its values of then."""
-    if isinstance(state, _TupleState):
-        for part in state.states:
-            _restored(part)
-        return state.held
-    if not isinstance(state, _TensorState):
-        return state
-    tensor = state.get()
-    if tensor is None:
-        return _OPAQUE
-    if state.copied is not None and not same_bits(tensor, state.copied):
-        with torch.no_grad():
-            tensor.copy_(state.copied)
-    return tensor
-
-
 def _may_be_held(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_may_be_held, value))
-    if isinstance(value, torch.Tensor):
-        return not value.requires_grad
-    return isinstance(value, _SCALARS)
+    return not any(tensor.requires_grad for tensor in tensors_in(value)) and (
+        isinstance(value, torch.Tensor) or _is_plain(value, torch.Tensor)
+    )
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain(value: object, *besides: type) -> bool:
     if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, _SCALARS)
+        return all(_is_plain(item, *besides) for item in value)
+    return isinstance(value, (*_SCALARS, *besides))
 
 
 class RandomSlot:

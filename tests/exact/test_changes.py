@@ -577,7 +577,7 @@ def test_what_was_saved_is_restored():
     saved = Saved([*buffer_slots([layer]), attributes])
     state = attributes.read()
     assert [] == saved.compare().changed
-    layer.pair, layer.scale = (fixed, 4), float("1")
+    layer.scale = float("1")
     assert [] == saved.compare().changed
     mean, table = layer.mean, layer.table
     mean.add_(1.0)
