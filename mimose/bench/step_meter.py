@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from mimose.measure.allocator import Usage
 from mimose.measure.meters import AllocatorMeter, Meter, ProcessMeter, Reading
+from mimose.measure.meters.usage import Usage
 
 
 class _OverResets(Meter):

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from mimose.tensors import different_bits, same_bits, version
+from mimose.torch_private import buffers_of
 
 
 class Slot(Protocol):
@@ -57,8 +58,8 @@ class BufferSlot:
         self._name = name
 
     @property
-    def key(self) -> object:
-        """Where it is."""
+    def key(self) -> tuple[int, str]:
+        """Where it is: its table, by identity, and its name in it."""
         return id(self._table), self._name
 
     @property
@@ -153,9 +154,9 @@ class Saved:
         """Take in slots with states read before."""
         self._states += states
 
-    def covers(self, slots: Iterable[Slot]) -> bool:
-        """Whether all these slots could be restored."""
-        return {slot.key for slot in slots} <= {slot.key for slot, _ in self._states}
+    def covers(self, keys: Iterable[object]) -> bool:
+        """Whether the slots of all these keys could be restored."""
+        return set(keys) <= {slot.key for slot, _ in self._states}
 
     def restore(self) -> None:
         """Put all states back for good."""
@@ -212,18 +213,18 @@ class SavedBuffers(contextlib.AbstractContextManager[None]):
 def buffer_slots(modules: Iterable[nn.Module]) -> list[BufferSlot]:
     """Return every buffer of these modules."""
     return [
-        BufferSlot(module._buffers, name)
+        BufferSlot(buffers_of(module), name)
         for module in modules
-        for name in module._buffers
+        for name in buffers_of(module)
     ]
 
 
 def running_statistics(modules: Iterable[nn.Module]) -> list[BufferSlot]:
     """Return the buffers that forwards are known to change."""
     return [
-        BufferSlot(module._buffers, name)
+        BufferSlot(buffers_of(module), name)
         for module in modules
-        for name, buffer in module._buffers.items()
+        for name, buffer in buffers_of(module).items()
         if buffer is not None
         and (name.startswith("running_") or name == "num_batches_tracked")
     ]

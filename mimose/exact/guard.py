@@ -16,11 +16,11 @@ from mimose.exact.impurities import INTERNAL
 from mimose.exact.named_errors import Naming
 from mimose.exceptions import ChangedWeightsError
 from mimose.tensors import version
+from mimose.torch_private import buffers_of, parameters_of, version_of
 
 Versions: TypeAlias = "list[tuple[int, int]]"
 
 _TRAINING = operator.attrgetter("training")
-_VERSION = operator.attrgetter("_version")
 
 
 class Notes(Protocol):
@@ -88,14 +88,14 @@ class ModuleGuard:
 
     def begin_anew(self) -> None:
         """Look at the weights alone: what a forward changes is to be found out."""
-        self._all = _places(module._parameters for module in self._modules)
+        self._all = _places(map(parameters_of, self._modules))
         self._buffers = Places((), ())
 
     def watch(self, left_out: Iterable[BufferSlot]) -> None:
         """Look at all but these buffers: they are copied for each recomputation."""
         keys = {slot.key for slot in left_out}
-        weights = [module._parameters for module in self._modules]
-        buffers = [module._buffers for module in self._modules]
+        weights = map(parameters_of, self._modules)
+        buffers = list(map(buffers_of, self._modules))
         self._buffers = _places(buffers, keys)
         self._all = _places([*weights, *buffers, *map(vars, self._modules)], keys)
 
@@ -191,9 +191,9 @@ class ModuleGuard:
 def _versions(tensors: list[Any]) -> list[int]:
     """Count their changes in place; where there is no tensor any more, -1."""
     try:
-        return list(map(_VERSION, tensors))
+        return list(map(version_of, tensors))
     except AttributeError:
-        return [getattr(tensor, "_version", -1) for tensor in tensors]
+        return [version(t) if isinstance(t, torch.Tensor) else -1 for t in tensors]
 
 
 def _places(

@@ -15,14 +15,15 @@ from mimose.exact.handed import Knowledge
 from mimose.exact.input_watch import Marks, cut_off, is_edited, marks
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.named_errors import is_inside_checkpoint
-from mimose.exceptions import MimoseError
-from mimose.learn.estimator import Estimator
+from mimose.exceptions import MimoseError, NotRecomputableError
+from mimose.learn.learner import Learner
 from mimose.measure.gauges import Gauge, by_operators, by_saved
 from mimose.measure.trace import Trace, input_storages
 from mimose.run.actions import recompute
 from mimose.run.comparison import Comparison
 from mimose.run.counting import RecomputationFlops
-from mimose.run.unit import NotRecomputableError, Unit
+from mimose.run.unit import Unit
+from mimose.torch_private import COMPILED_CALL
 from mimose.types import (
     KEEP,
     MOST_CONTEXTS,
@@ -31,7 +32,7 @@ from mimose.types import (
     OnRecompute,
     Uncounted,
 )
-from mimose.watch.compiled import COMPILED_CALL, called_attribute
+from mimose.watch.compiled import called_attribute
 from mimose.watch.describe import Mode
 from mimose.watch.families import digest, family_key
 from mimose.watch.patch import Patch
@@ -143,7 +144,7 @@ class EventRunner:
 
     Args:
         units: The units, by index.
-        estimator: Numbers the families, learns FLOPs, knows what must be kept.
+        learner: Learns FLOPs.
         device: The model's.
         root: The model.
         knowledge: What the units do to objects that they are handed.
@@ -152,7 +153,7 @@ class EventRunner:
     def __init__(
         self,
         units: Sequence[Unit],
-        estimator: Estimator,
+        learner: Learner,
         device: torch.device,
         root: nn.Module,
         knowledge: Knowledge,
@@ -169,10 +170,9 @@ class EventRunner:
         self.step: RunningStep | None = None
         self._mode = Mode("", ())
         self._known_modes: set[str] = set()
-        self._estimator = estimator
         self._n_unplanned = 0
         self._root = root
-        self._flops = RecomputationFlops(estimator, device)
+        self._flops = RecomputationFlops(learner, device)
         self.counts_outside = True
         """Whether layers called without the model are counted: until it is called."""
         self._n_outside = 0
@@ -275,7 +275,8 @@ class EventRunner:
         if units:
             for _, noted in self.inputs:
                 cut_off(noted)
-            raise NotRecomputableError(units, found[units[0]])
+            names = {unit.index: unit.name for unit in units}
+            raise NotRecomputableError(names, found[units[0]])
 
     def run(
         self, unit: Unit, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -379,7 +380,8 @@ class EventRunner:
         )
         if is_edited(noted):
             cut_off(noted)
-            raise NotRecomputableError([unit], "it edits its own input in place")
+            why = "it edits its own input in place"
+            raise NotRecomputableError({unit.index: unit.name}, why)
         self.inputs.append((unit, noted))
         why = "" if first is None else unit.learn(first, self.answers)
         if why:
@@ -428,7 +430,7 @@ class EventRunner:
             on_recompute = trace.recomputed(index, gauge)
             output = self._run(unit, args, kwargs, on_recompute, early_stop=False)
         ranks = trace.leave(index, inputs, output)
-        measured.family = self._estimator.family(digest((key, ranks)))
+        measured.family = digest((key, ranks))
         return output
 
 

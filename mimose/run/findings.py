@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from mimose.decide.policy import Policy
-from mimose.learn.estimator import Estimator
+from mimose.learn.learner import Learner
+from mimose.types import KEEP
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +24,7 @@ class Findings:
 
     Args:
         names: The units' names, in their order.
-        estimator: Learns which of them are always kept.
-        policy: Makes no more plans that recompute them.
+        learner: Learns which of them are always kept.
 
     Attributes:
         kept: By name, why a unit cannot be recomputed.
@@ -33,12 +32,9 @@ class Findings:
         last_recomputed: The unit whose recomputation began last.
     """
 
-    def __init__(
-        self, names: Sequence[str], estimator: Estimator, policy: Policy
-    ) -> None:
+    def __init__(self, names: Sequence[str], learner: Learner) -> None:
         self._names = names
-        self._estimator = estimator
-        self._policy = policy
+        self._learner = learner
         self.kept: dict[str, str] = {}
         self.inexact: dict[str, str] = {}
         self.last_recomputed: Named | None = None
@@ -47,8 +43,7 @@ class Findings:
         """Never recompute a unit again."""
         if unit.name in self.kept:
             return
-        self._estimator.unrecomputable.add(unit.index)
-        self._policy.cache.clear()
+        self._learner.restrict(unit.index, [KEEP])
         self.kept[unit.name] = why
         _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
 
@@ -81,4 +76,4 @@ class Findings:
         self.kept = {**saved, **self.kept}
         for index, name in enumerate(self._names):
             if name in self.kept:
-                self._estimator.unrecomputable.add(index)
+                self._learner.restrict(index, [KEEP])

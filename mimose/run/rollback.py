@@ -110,9 +110,9 @@ class Rollback:
             if isinstance(slot, AttributesSlot | RandomSlot)
         }
 
-    def covers(self, slots: Iterable[Slot]) -> bool:
-        """Whether all these were saved."""
-        return self._snapshot.covers(slots)
+    def covers(self, keys: Iterable[object]) -> bool:
+        """Whether the slots of all these keys were saved."""
+        return self._snapshot.covers(keys)
 
     def restore(self) -> None:
         """Put everything back, tensors in place."""

@@ -14,6 +14,7 @@ from mimose.exact.handed import HandedObjects, Knowledge
 from mimose.exact.impurities import own_slots
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import accelerators_of
+from mimose.exceptions import LateChangeError
 from mimose.run.findings import Findings
 from mimose.watch.compiled import is_compiled
 
@@ -140,31 +141,4 @@ class Unit:
             LateChangeError: Always.
         """
         self.is_known = self.is_compared = False
-        raise LateChangeError(self, buffers)
-
-
-class NotRecomputableError(RuntimeError):
-    """Units were found that must be kept; the forward has to be run again."""
-
-    def __init__(self, units: Sequence[Unit], why: str) -> None:
-        names = ", ".join(unit.name for unit in units)
-        super().__init__(
-            f"{names} cannot be recomputed: {why}. It is kept from now on; run the "
-            f"step again, with the batch as it was."
-        )
-        self.units = units
-        self.why = why
-
-
-class LateChangeError(RuntimeError):
-    """A unit changed a buffer as never before; the forward has to be run again."""
-
-    def __init__(self, unit: Unit, slots: Sequence[BufferSlot]) -> None:
-        super().__init__(
-            f"{unit.name} changed a buffer that its forwards had not changed before, "
-            f"and it could not be put back. From the next step on the buffer is saved "
-            f"for the recomputation; this step has changed it without a backward."
-        )
-        self.unit = unit
-        self.slots = slots
-        """Where."""
+        raise LateChangeError(self.name, [slot.key for slot in buffers])

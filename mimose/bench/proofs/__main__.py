@@ -31,6 +31,7 @@ PROOFS = (
     "stepcost",
     "tight",
     "trainer",
+    "weight",
 )
 
 _TEXTS = (("bench", ("tokenizers", "transformers")),)

@@ -38,8 +38,8 @@ from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import Setup, chosen
 from mimose.bench.proofs.soak import SETUPS, WINDOWS
 from mimose.bench.zoo import Batch
-from mimose.measure.allocator import read_usage
 from mimose.measure.meters import AllocatorMeter
+from mimose.measure.meters.usage import read_usage
 from mimose.session import Session, attach
 from mimose.usage import at_least_one
 
