@@ -240,7 +240,7 @@ class Session:
         return closure()
 
     def _can_recover(self, error: RuntimeError) -> bool:
-        unit = self._engine.events.last_recomputed
+        unit = self._engine.findings.last_recomputed
         if (
             isinstance(error, (CheckpointError, RecomputationError))
             and unit is not None

@@ -1,4 +1,4 @@
-"""A layer's first call in a mode: what it changes.
+"""A layer's first call in a mode: what it changes, and whether it may run twice.
 
 Note: [Until it is clear]
 Whether a buffer on an accelerator has changed without a new version is clear when the
@@ -8,17 +8,31 @@ changes.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import nn
 
 from mimose.exact.changes import (
-    Before,
-    Compared,
-    all_slots,
-    attribute_slots,
+    BufferSlot,
+    SavedBuffers,
+    buffer_slots,
     running_statistics,
-    tensor_attributes,
-    union,
 )
+from mimose.exact.impurities import Draws
+from mimose.tensors import version
+
+
+class Told(NamedTuple):
+    """What a first call has told."""
+
+    buffers: list[BufferSlot]
+    """Those it changes."""
+    unclear: list[tuple[BufferSlot, torch.Tensor]]
+    """Those of which only an accelerator knows: flags, true where one has changed."""
+    changes_weights: bool
+    impurity: str
+    """Why the layer may not run again; empty where it may."""
 
 
 class FirstCall:
@@ -30,25 +44,17 @@ class FirstCall:
 
     def __init__(self, module: nn.Module) -> None:
         self._modules = tuple(module.modules())
-        self._names = self._attributes()
-        self._given = tensor_attributes(self._modules)
-        self.before = Before(all_slots(self._modules))
+        self._weights = tuple(module.parameters())
+        self._versions = self._count()
+        self._draws = Draws()
+        self.buffers = SavedBuffers(buffer_slots(self._modules))
         """To be put back around a recomputation."""
 
-    def _attributes(self) -> set[object]:
-        return {slot.key for slot in attribute_slots(self._modules)}
+    def _count(self) -> list[int]:
+        return list(map(version, self._weights))
 
-    def compare(self) -> Compared:
-        """Return what later calls have to save; call it when the forward has run.
-
-        See Note: [Until it is clear].
-        """
-        running = running_statistics(self._modules)
-        found = self.before.compare(without=running)
-        edited = {slot.key for slot in found.changed}
-        given = [slot for slot in self._given if slot.edited().key not in edited]
-        new = [s for s in attribute_slots(self._modules) if s.key not in self._names]
-        slots = union(running, found.changed, given, new)
-        self.before.narrow([*slots, *found.unclear])
-        self.before.add_missing(new)
-        return found._replace(changed=list(slots))
+    def tell(self) -> Told:
+        """Compare, when the forward has run. See Note: [Until it is clear]."""
+        changed, unclear = self.buffers.changed(running_statistics(self._modules))
+        changes_weights = self._versions != self._count()
+        return Told(changed, unclear, changes_weights, self._draws.why())

@@ -4,103 +4,122 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeAlias
+from collections.abc import Collection, Iterable, Iterator
+from itertools import compress
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import torch
 from torch import nn
 
+from mimose.exact.changes import BufferSlot
+from mimose.exact.impurities import INTERNAL
 from mimose.exact.named_errors import Naming
 from mimose.exceptions import ChangedWeightsError
 from mimose.tensors import version
 from mimose.torch_private import buffers_of, parameters_of, version_of
 
-Slots: TypeAlias = "tuple[tuple[Mapping[str, torch.Tensor | None], str], ...]"
-"""Where the weights and buffers are: the modules' own tables, and names."""
-
-Buffers: TypeAlias = "tuple[tuple[dict[str, torch.Tensor | None], str], ...]"
+Versions: TypeAlias = "list[tuple[int, int]]"
 
 _TRAINING = operator.attrgetter("training")
 
 
-class Look(NamedTuple):
-    """A unit's surroundings at one moment."""
+class Notes(Protocol):
+    """Takes note of what recomputations of a unit tell."""
 
-    slots: Slots
-    tensors: list[torch.Tensor | None]
+    def note_recomputed(self) -> None:
+        """Take note that it is about to be recomputed."""
+        ...
+
+    def keep(self, why: str) -> None:
+        """Never recompute it again."""
+        ...
+
+    def refuse_late_change(self, buffers: list[BufferSlot]) -> None:
+        """Raise an error: its forward has changed buffers as never before."""
+        ...
+
+
+class GuardState(NamedTuple):
+    """What a unit consists of at one moment."""
+
+    places: Places
+    tensors: list[Any]
     versions: list[int]
     modes: tuple[bool, ...]
 
 
-class Surroundings:
-    """Looks at a unit's weights and modes after its forward, and makes sure of them.
+class Places(NamedTuple):
+    """Where tensors are: the modules' own tables, and names, one by one."""
+
+    tables: tuple[dict[str, Any], ...]
+    names: tuple[str, ...]
+
+    def tensors(self) -> list[Any]:
+        """Return what is there now."""
+        return list(map(dict.get, self.tables, self.names))
+
+
+class ModuleGuard:
+    """Captures a unit's tensors and modes after its forward, and makes sure of them.
 
     A weight or buffer that is replaced or changed in place before the recomputation
-    would give, silently, other gradients than the bare model's. What is written
-    through ``.data`` cannot be seen. A changed mode is set back meanwhile.
+    would give, silently, other gradients than the bare model's; so would a tensor among
+    its attributes. What is written through ``.data`` cannot be seen. A changed mode is
+    set back meanwhile.
 
     Args:
         name: The unit's, for the error.
         module: The unit.
-        on_restore: Called before each recomputation.
-        on_error: Called, with what happened, when a recomputation turns out wrong.
+        notes: Takes note of its recomputations, and of those that went wrong.
+
+    Attributes:
+        naming: Names the unit in the errors of its recomputations.
+        changes_weights: Whether its own forward does, as the first one told.
     """
 
-    def __init__(
-        self,
-        name: str,
-        module: nn.Module,
-        on_restore: Callable[[], None],
-        on_error: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, name: str, module: nn.Module, notes: Notes) -> None:
         self._name = name
-        self.naming = None if on_error is None else Naming(name, on_error)
-        """Names the unit in the errors of its recomputations."""
-        self.on_late_change: Callable[[Buffers], None] = _ignore
-        """Raises another error where a buffer has begun to change."""
-        self._buffers: Buffers = ()
-        self._on_restore = on_restore
+        self._notes = notes
+        self.naming = Naming(name, notes.keep)
         self._modules = tuple(module.modules())
-        self._slots = self._slots_without(None)
-        self.changes_itself = False
-        """Whether its own forward changes its weights, as the first one told."""
+        self._buffers = Places((), ())
+        self.begin_anew()
+        self.changes_weights = False
 
     def begin_anew(self) -> None:
         """Look at the weights alone: what a forward changes is to be found out."""
-        self._slots = self._slots_without(None)
-        self._buffers = ()
+        self._all = _places(map(parameters_of, self._modules))
+        self._buffers = Places((), ())
 
-    def leave_out(self, keys: Iterable[object]) -> None:
-        """Look at all but these buffers: they are copied for each recomputation.
+    def watch(self, left_out: Iterable[BufferSlot]) -> None:
+        """Look at all but these buffers: they are copied for each recomputation."""
+        keys = {slot.key for slot in left_out}
+        weights = map(parameters_of, self._modules)
+        buffers = list(map(buffers_of, self._modules))
+        self._buffers = _places(buffers, keys)
+        self._all = _places([*weights, *buffers, *map(vars, self._modules)], keys)
 
-        Args:
-            keys: Identity of the module's table, and name, of each.
-        """
-        buffers = set(keys)
-        self._slots = self._slots_without(buffers)
-        self._buffers = tuple(
-            (buffers_of(module), name)
-            for module in self._modules
-            for name in _visible(buffers_of(module))
-            if (id(buffers_of(module)), name) not in buffers
-        )
-
-    def buffer_versions(self) -> list[tuple[int, int]]:
+    def buffer_versions(self) -> Versions:
         """Return which the buffers are that are not left out, and how often changed."""
-        if not self._buffers:
+        if not self._buffers.names:
             return []
-        tensors = [there.get(name) for there, name in self._buffers]
+        tensors = self._buffers.tensors()
         return [(0, -1) if t is None else (id(t), version(t)) for t in tensors]
 
-    def refuse_late_change(self, before: list[tuple[int, int]]) -> None:
+    def refuse_late_change(self, before: Versions) -> None:
         """Stop a forward that has changed a buffer as never before.
 
         Args:
             before: The versions before it.
+
+        Raises:
+            LateChangeError: One was changed.
         """
         now = self.buffer_versions()
-        changed = zip(self._buffers, before, now, strict=True)
-        self.on_late_change(tuple(slot for slot, one, other in changed if one != other))
+        if now != before:
+            is_other = map(operator.ne, before, now)
+            changed = compress(zip(*self._buffers, strict=True), is_other)
+            self._notes.refuse_late_change([BufferSlot(*place) for place in changed])
 
     def refuse_edited(self) -> None:
         """Stop a recomputation whose arguments' tensors were edited in place.
@@ -108,30 +127,22 @@ class Surroundings:
         Raises:
             RecomputationError: Always.
         """
-        assert self.naming is not None
         self.naming.refuse("a tensor among its arguments was edited in place")
 
-    def _slots_without(self, left_out: set[object] | None) -> Slots:
-        """Name the weights, and the buffers that are not left out; None: all are."""
-        slots: list[tuple[Mapping[str, torch.Tensor | None], str]] = []
-        for module in self._modules:
-            weights, buffers = parameters_of(module), buffers_of(module)
-            slots.extend((weights, name) for name in _visible(weights))
-            if left_out is not None:
-                found = (
-                    n for n in _visible(buffers) if (id(buffers), n) not in left_out
-                )
-                slots.extend((buffers, name) for name in found)
-        return tuple(slots)
+    def note_recomputed(self) -> None:
+        """Take note that it is about to be recomputed, where no error names it."""
+        self._notes.note_recomputed()
 
-    def look(self, slots: Slots | None = None) -> Look:
-        """Return what is there now, in these slots or in all."""
-        slots = self._slots if slots is None else slots
-        tensors = [there.get(name) for there, name in slots]
-        versions = [version_of(tensor) for tensor in tensors if tensor is not None]
-        return Look(slots, tensors, versions, tuple(map(_TRAINING, self._modules)))
+    def capture(self, places: Places | None = None) -> GuardState:
+        """Return what is there now, in these places or in all."""
+        places = self._all if places is None else places
+        tensors = places.tensors()
+        modes = tuple(map(_TRAINING, self._modules))
+        return GuardState(places, tensors, _versions(tensors), modes)
 
-    def restored(self, before: Look) -> contextlib.AbstractContextManager[None] | None:
+    def restored(
+        self, before: GuardState
+    ) -> contextlib.AbstractContextManager[None] | None:
         """Return what sets the modes back for a while; None where none was changed.
 
         Args:
@@ -139,20 +150,29 @@ class Surroundings:
 
         Raises:
             ChangedWeightsError: The weights are not those of the forward any more.
+            RecomputationError: An attribute is not.
         """
-        self._on_restore()
-        now = self.look(before.slots)
-        same = all(map(operator.is_, now.tensors, before.tensors))
-        if not same or now.versions != before.versions:
-            msg = (
-                f"weights or buffers of {self._name} were replaced or changed in place "
-                f"after its forward and before its backward (torch.func."
-                f"functional_call, or an optimizer step in between?); recomputed with "
-                f"them it would give other gradients. Run the backward before, or "
-                f"leave the layer out with attach(units=...)"
-            )
-            raise ChangedWeightsError(msg)
-        return None if now.modes == before.modes else self._in_modes(before.modes)
+        tensors = before.places.tensors()
+        if not all(map(operator.is_, tensors, before.tensors)):
+            self._refuse(before.places, map(operator.is_not, tensors, before.tensors))
+        versions = _versions(tensors)
+        if versions != before.versions:
+            self._refuse(before.places, map(operator.ne, versions, before.versions))
+        modes = tuple(map(_TRAINING, self._modules))
+        return None if modes == before.modes else self._in_modes(before.modes)
+
+    def _refuse(self, places: Places, is_changed: Iterable[bool]) -> NoReturn:
+        table, name = next(compress(zip(*places, strict=True), is_changed))
+        if any(table is vars(module) for module in self._modules):
+            self.naming.refuse(f"its attribute {name!r} was changed after its forward")
+        msg = (
+            f"weights or buffers of {self._name} were replaced or changed in place "
+            f"after its forward and before its backward (torch.func."
+            f"functional_call, or an optimizer step in between?); recomputed with "
+            f"them it would give other gradients. Run the backward before, or "
+            f"leave the layer out with attach(units=...)"
+        )
+        raise ChangedWeightsError(msg)
 
     @contextlib.contextmanager
     def _in_modes(self, modes: tuple[bool, ...]) -> Iterator[None]:
@@ -168,14 +188,30 @@ class Surroundings:
             module.training = mode
 
 
-def _ignore(_: object) -> None:
-    pass
+def _versions(tensors: list[Any]) -> list[int]:
+    """Count their changes in place; where there is no tensor any more, -1."""
+    try:
+        return list(map(version_of, tensors))
+    except AttributeError:
+        return [version(t) if isinstance(t, torch.Tensor) else -1 for t in tensors]
 
 
-def _visible(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
-    """Name the tensors that count their changes; inference tensors do not."""
-    return [
-        name
-        for name, tensor in tensors.items()
-        if tensor is not None and not tensor.is_inference()
+def _places(
+    tables: Iterable[dict[str, Any]], without: Collection[object] = ()
+) -> Places:
+    """Find the tensors that count their changes; inference tensors do not.
+
+    Args:
+        tables: Where to look.
+        without: Keys of slots that are left out.
+    """
+    found = [
+        (table, name)
+        for table in tables
+        for name, value in table.items()
+        if isinstance(value, torch.Tensor)
+        and not value.is_inference()
+        and name not in INTERNAL
+        and (id(table), name) not in without
     ]
+    return Places(tuple(table for table, _ in found), tuple(name for _, name in found))

@@ -74,14 +74,8 @@ class Knowledge:
 
     def cannot_be_copied(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call is handed an object whose tensors units edit in place."""
-        return _holds(self.edited, args, kwargs)
-
-
-def _holds(kinds: set[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    if not kinds:
-        return False
-    leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
-    return any(type(leaf) in kinds for leaf in leaves)
+        leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
+        return any(type(leaf) in self.edited for leaf in leaves)
 
 
 class HandedObjects:

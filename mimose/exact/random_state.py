@@ -141,14 +141,11 @@ def of_device(device: torch.device) -> DeviceRandom:
 
 def accelerators(tensors: Iterable[object]) -> tuple[torch.device, ...]:
     """Return the devices of these tensors that have a random state of their own."""
-    found = [
-        tensor.device
-        for tensor in tensors
-        if isinstance(tensor, torch.Tensor) and not tensor.is_cpu
-    ]
-    if not found:
-        return ()
-    return tuple(d for d in dict.fromkeys(found) if d.type not in _WITHOUT)
+    found: dict[torch.device, None] = {}
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
+            found[tensor.device] = None
+    return tuple([d for d in found if d.type not in _WITHOUT]) if found else ()
 
 
 def accelerators_of(module: nn.Module) -> tuple[torch.device, ...]:
@@ -167,7 +164,9 @@ class RandomState:
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         self._cpu = torch.get_rng_state()
-        self._others = {device: of_device(device).save() for device in devices}
+        self._others: dict[torch.device, State] = {}
+        for device in devices:
+            self._others[device] = of_device(device).save()
 
     def restore(self) -> None:
         """Put it back."""

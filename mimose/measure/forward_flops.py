@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.exact.changes import Before, random_slots
+from mimose.exact.changes import Saved
+from mimose.exact.impurities import GLOBAL_GENERATORS
 from mimose.exceptions import first_line
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.measure.tracker import StorageTracker
@@ -106,9 +107,12 @@ class ForwardFlops:
             self._copies[key] = _plain_copy(module, fake)
         eager: Any = torch.compiler.set_stance
         tracker = StorageTracker()
-        untouched = Before(random_slots(()))
-        with eager("force_eager"), torch.no_grad(), untouched, fake, tracker:
-            self._copies[key].forward(*args, **kwargs)
+        generators = Saved(GLOBAL_GENERATORS)
+        try:
+            with eager("force_eager"), torch.no_grad(), fake, tracker:
+                self._copies[key].forward(*args, **kwargs)
+        finally:
+            generators.restore()
         return tracker.flops
 
 

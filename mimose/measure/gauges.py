@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from mimose.exact.changes import tensor_attributes
+from mimose.exact.impurities import tensor_attributes
 from mimose.measure.tracker import StorageTracker
 from mimose.tensors import storages_in
 from mimose.types import KEEP, RECOMPUTE
@@ -68,7 +68,7 @@ def by_saved(root: nn.Module, flops: int) -> Gauge:
     def run(
         forward: Callable[[], Any], given: Sequence[torch.Tensor]
     ) -> tuple[Any, Reading]:
-        attributes = (slot.read() for slot in tensor_attributes(root.modules()))
+        attributes = tensor_attributes(root.modules())
         own = itertools.chain(root.parameters(), root.buffers(), attributes, given)
         known = storages_in(list(own))
         with saved_storages() as saved:

@@ -22,12 +22,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mimose.exact.guard import Look, Surroundings
+from mimose.exact.guard import GuardState, ModuleGuard
 from mimose.exact.handed import Handed, HandedObjects
 from mimose.exact.input_watch import Marks, is_edited, marks
 from mimose.exact.named_errors import can_name
@@ -49,9 +49,9 @@ def recompute(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    before: contextlib.AbstractContextManager[None] | None = None,
+    buffers: contextlib.AbstractContextManager[None] | None = None,
     on_recompute: OnRecompute | None = None,
-    surroundings: Surroundings | None = None,
+    guard: ModuleGuard | None = None,
     devices: tuple[torch.device, ...] = (),
     handed: HandedObjects | None = None,
     early_stop: bool = True,
@@ -59,17 +59,18 @@ def recompute(
     """Call `forward` now without keeping its activations, and again in backward.
 
     Exact: gradients, random state and buffers are those of a plain call. `checkpoint`
-    restores autocast, the region torch's random state, and `before` the rest.
+    restores autocast, the region torch's random state, and `buffers` themselves.
 
     Args:
         forward: What to call.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        before: Entered around each recomputation: puts back what `forward` changes.
+        buffers: Entered around each recomputation: puts those back that `forward`
+            changes.
         on_recompute: Called in backward with a function that recomputes, which it has
             to call and whose result it has to return, and with the tensors given. A
             second call of that function begins with the same random state.
-        surroundings: Makes sure of the weights and modes of what is recomputed.
+        guard: Makes sure of the weights and modes of what is recomputed.
         devices: Accelerators that `forward` may draw on, besides those of its tensors.
         handed: Knows what `forward` does to objects among its arguments.
         early_stop: Whether the recomputation may end at the last tensor that is
@@ -83,31 +84,39 @@ def recompute(
         RecomputationError: In backward, where the recomputation is not the same.
         LateChangeError: Now, where a buffer has begun to change.
     """
-    tensors, others, rebuild, taken = _positional(args, kwargs, handed)
-    own = (args, kwargs) if rebuild is not None else None
-    region = _Region(forward, own, rebuild, on_recompute, surroundings, devices)
-    if handed is not None and taken:
-        region.on_called = lambda: handed.settle(taken)
-    naming = None if surroundings is None else surroundings.naming
-    if (before is None and naming is None) or not can_name():
-        return checkpoint(
-            region,
-            *tensors,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            early_stop=early_stop,
-            **others,
-        )
-    contexts = (naming or contextlib.nullcontext(), before or contextlib.nullcontext())
+    call = _positional(args, kwargs, handed)
+    own = None if call.rebuild is None else (args, kwargs)
+    names = can_name()
+    region = _Region(
+        forward, own, call, handed, on_recompute, guard, devices, names=names
+    )
+    options: dict[str, Any] = {}
+    if (buffers is not None or guard is not None) and names:
+        naming = contextlib.nullcontext() if guard is None else guard.naming
+        contexts = naming, buffers or contextlib.nullcontext()
+        options["context_fn"] = lambda: contexts
     return checkpoint(
         region,
-        *tensors,
+        *call.tensors,
         use_reentrant=False,
         preserve_rng_state=False,
         early_stop=early_stop,
-        context_fn=lambda: contexts,
-        **others,
+        **options,
+        **call.others,
     )
+
+
+class _Passed(NamedTuple):
+    """A call's arguments as `checkpoint` is given them."""
+
+    tensors: Sequence[Any]
+    """By position."""
+    others: Mapping[str, Any]
+    """By name."""
+    rebuild: Rebuild | None = None
+    """Puts them back in their places; None where they are there."""
+    objects: Sequence[Handed] = ()
+    """Those among them that may change."""
 
 
 class _Region:
@@ -119,58 +128,65 @@ class _Region:
     __slots__ = (
         "_devices",
         "_forward",
+        "_guard",
+        "_handed",
         "_is_first",
-        "_look",
         "_marks",
+        "_names",
+        "_objects",
         "_on_recompute",
         "_own",
         "_random",
         "_rebuild",
-        "_surroundings",
-        "on_called",
+        "_state",
     )
 
     def __init__(
         self,
         forward: Forward,
         own: tuple[Sequence[Any], Mapping[str, Any]] | None,
-        rebuild: Rebuild | None,
+        call: _Passed,
+        handed: HandedObjects | None,
         on_recompute: OnRecompute | None,
-        surroundings: Surroundings | None,
+        guard: ModuleGuard | None,
         devices: tuple[torch.device, ...],
+        *,
+        names: bool,
     ) -> None:
         self._forward = forward
         self._own = own
-        self._rebuild = rebuild
+        self._rebuild = call.rebuild
+        self._objects = call.objects
+        self._handed = handed
         self._on_recompute = on_recompute
-        self._surroundings = surroundings
+        self._guard = guard
         self._devices = devices
+        self._names = names
         self._random: RandomState | None = None
-        self._look: Look | None = None
+        self._state: GuardState | None = None
         self._marks: Marks | None = None
         self._is_first = True
-        self.on_called: Callable[[], None] | None = None
-        """Called once, when the first call has run."""
 
     def __call__(self, *given: Any, **others: Any) -> Any:
         if self._is_first:
             self._is_first = False
             return self._first(given, others)
-        around = self._surroundings
-        if around is None or self._look is None:
+        guard, before = self._guard, self._state
+        if guard is None or before is None:
             return self._again(given, others)
-        before = self._look
-        context = around.restored(before)
+        if not self._names:
+            guard.note_recomputed()
+        modes = guard.restored(before)
         if self._marks is not None and is_edited(self._marks):
-            around.refuse_edited()
-        if context is None and not around.changes_itself:
+            guard.refuse_edited()
+        if modes is None and not guard.changes_weights:
             return self._again(given, others)
         try:
-            with context or contextlib.nullcontext():
+            with modes or contextlib.nullcontext():
                 return self._again(given, others)
         finally:
             # What the recomputation itself has changed, another may find changed.
-            self._look = around.look(before.slots)._replace(modes=before.modes)
+            self._state = guard.capture(before.places)._replace(modes=before.modes)
 
     def _first(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:
         args, kwargs = given, others
@@ -178,17 +194,17 @@ class _Region:
             args, kwargs = self._own
             self._own = None
             self._marks = marks(args, kwargs)
-        around = self._surroundings
-        counted = [] if around is None else around.buffer_versions()
+        guard = self._guard
+        counted = [] if guard is None else guard.buffer_versions()
         self._random = self._random_state(given)
         output = self._forward(*args, **kwargs)
-        if self.on_called is not None:
-            self.on_called()
-            self.on_called = None
-        if around is not None:
-            if counted != around.buffer_versions():
-                around.refuse_late_change(counted)
-            self._look = around.look()
+        if self._handed is not None and self._objects:
+            self._handed.settle(self._objects)
+            self._objects = ()
+        if guard is not None:
+            if counted:
+                guard.refuse_late_change(counted)
+            self._state = guard.capture()
         return output
 
     def _random_state(self, given: Sequence[Any]) -> RandomState:
@@ -221,8 +237,8 @@ class _Region:
 
 def _positional(
     args: Sequence[Any], kwargs: Mapping[str, Any], handed: HandedObjects | None
-) -> tuple[Sequence[Any], Mapping[str, Any], Rebuild | None, list[Handed]]:
-    """Return what to pass by position, by name, and how to put it back in place.
+) -> _Passed:
+    """Pass all tensors by position.
 
     See Note: [Why the tensors travel positionally].
     """
@@ -236,7 +252,7 @@ def _positional(
         if not isinstance(value, _PASSED):
             return _flattened(args, kwargs, handed)
     if not names:
-        return args, kwargs, None, []
+        return _Passed(args, kwargs)
     others = {name: kwargs[name] for name in kwargs if name not in names}
     n_args = len(args)
 
@@ -244,18 +260,18 @@ def _positional(
         named = dict(zip(names, given[n_args:], strict=True))
         return given[:n_args], {**others, **named}
 
-    return (*args, *[kwargs[name] for name in names]), {}, rebuild, []
+    return _Passed((*args, *[kwargs[name] for name in names]), {}, rebuild)
 
 
 def _flattened(
     args: Sequence[Any], kwargs: Mapping[str, Any], handed: HandedObjects | None
-) -> tuple[Sequence[Any], Mapping[str, Any], Rebuild, list[Handed]]:
+) -> _Passed:
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     tensors = [leaves[i] for i in where]
     for i in where:
         leaves[i] = None
-    taken = [] if handed is None else handed.take(leaves)
+    objects = () if handed is None else handed.take(leaves)
 
     def rebuild(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
         copies: dict[int, Any] = {}
@@ -267,4 +283,4 @@ def _flattened(
         call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
         return call_args, call_kwargs
 
-    return tensors, {}, rebuild, taken
+    return _Passed(tensors, {}, rebuild, objects)

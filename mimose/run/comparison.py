@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from mimose.exact.changes import Before
+from mimose.exact.changes import SavedBuffers
 from mimose.exact.fingerprints import Fingerprint, differences, fingerprint
 from mimose.exact.late_answers import LateAnswers
-from mimose.run.findings import Findings
 from mimose.run.unit import Unit
 from mimose.types import OnRecompute
 
@@ -24,13 +23,11 @@ class Comparison:
     Args:
         unit: The unit. If it is in doubt, it is recomputed twice.
         answers: Tells what only an accelerator knows.
-        findings: Is told what is found.
     """
 
-    def __init__(self, unit: Unit, answers: LateAnswers, findings: Findings) -> None:
+    def __init__(self, unit: Unit, answers: LateAnswers) -> None:
         self._unit = unit
         self._answers = answers
-        self._findings = findings
         self._runs_twice = unit.is_doubted
         self._seen: Fingerprint | None = None
 
@@ -62,7 +59,7 @@ class Comparison:
         The hooks keep what is saved from `checkpoint`, which would count it.
         """
         aside = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, _same)
-        with Before(self._unit.slots), aside:
+        with SavedBuffers(self._unit.buffers), aside:
             return fingerprint(forward())
 
     def _ask(
@@ -80,12 +77,12 @@ class Comparison:
             elif first and again.is_on_cpu:
                 self._keep()
             elif first:
-                self._unit.is_doubted, self._unit.is_compared = True, False
+                self._unit.note_compared(is_doubted=True)
 
         self._answers.ask(flags, tell)
 
     def _settle(self, *, is_other: bool, is_unsteady: bool) -> None:
-        self._unit.is_doubted, self._unit.is_compared = False, True
+        self._unit.note_compared(is_doubted=False)
         if is_other and not is_unsteady:
             self._keep()
             return
@@ -95,14 +92,14 @@ class Comparison:
             if is_unsteady
             else "one recomputation differed from its forward, and a later one did not"
         )
-        self._findings.note_inexact(self._unit, why)
+        self._unit.note_inexact(why)
 
     def _keep(self) -> None:
         why = (
             "run again with the same input, it returned something else; until now its "
             "gradients were those of the second run"
         )
-        self._findings.keep(self._unit, why)
+        self._unit.keep(why)
 
 
 def _same(saved: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,6 @@ from mimose.learn.learner import Learner
 from mimose.learn.problem import exact_cost
 from mimose.measure.forward_flops import ForwardFlops, UncountableError
 from mimose.measure.tracker import StorageTracker
-from mimose.run.findings import Findings
 from mimose.run.unit import Unit
 from mimose.torch_private import StopRecomputation
 from mimose.types import RECOMPUTE, CostOf, OnRecompute
@@ -28,18 +27,11 @@ class RecomputationFlops:
     Args:
         learner: Learns FLOPs by family and sizes, and holds those known exactly.
         device: The model's.
-        findings: Takes note of units whose FLOPs cannot be told: they are kept.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        device: torch.device,
-        findings: Findings,
-    ) -> None:
+    def __init__(self, learner: Learner, device: torch.device) -> None:
         self._learner = learner
         self._device = device
-        self._findings = findings
         self._forwards = ForwardFlops()
 
     def unplanned(
@@ -129,5 +121,5 @@ class RecomputationFlops:
         try:
             return self._forwards.count(key, unit.module, args, kwargs)
         except UncountableError as error:
-            self._findings.keep(unit, f"its FLOPs cannot be counted: {error}")
+            unit.keep(f"its FLOPs cannot be counted: {error}")
             return 0

@@ -159,7 +159,7 @@ class Driver:
         self._events.begin(step, None if chosen is None else chosen.by_unit)
         try:
             output = forward(*call.args, **call.kwargs)
-            self._events.refuse_edited_inputs()
+            self._events.refuse_unrepeatable(self._parts.rollback.learn())
             return output, None
         except BaseException as error:  # every one is raised again, or retried
             return None, error
@@ -304,7 +304,6 @@ class Driver:
     def _end_forward(self, step: Step, output: Any) -> None:
         if step.trace is not None:
             step.trace.mark("root_exit")
-        self._parts.rollback.learn()
         calls = tuple([unit.calls for unit in self._events.units])
         if not self._ends.forward_ended(step, output, calls):
             self._policy.forget(step.facts.context)

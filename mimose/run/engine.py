@@ -12,6 +12,7 @@ from torch import nn
 from mimose.budget import parse_budget
 from mimose.decide.policy import Policy
 from mimose.decide.reserve import Reserve
+from mimose.exact.handed import Knowledge
 from mimose.exact.random_state import refuse_unsaveable
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
@@ -81,7 +82,6 @@ class Engine:
         self.budget_bytes = parse_budget(
             options.budget, meter.total_bytes(), meter.held_bytes
         )
-        self.units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
         kinds = kinds_of(options.predictor, meter.noise_bytes)
         self.learner = Learner(CostModel(kinds))
         reserve = options.reserve or Reserve(meter.noise_bytes)
@@ -93,9 +93,14 @@ class Engine:
             options.cache_size,
             raises=not options.warns and not meter.reads_peak,
         )
-        self.findings = Findings(self.units, self.learner)
+        self.findings = Findings([name for name, _ in found], self.learner)
+        knowledge = Knowledge()
+        self.units = [
+            Unit(i, name, module, self.findings, knowledge)
+            for i, (name, module) in enumerate(found)
+        ]
         self.events = EventRunner(
-            self.units, self.learner, self.device, model, self.findings
+            self.units, self.learner, self.device, model, knowledge
         )
         self.describer = Describer(
             model, self.device, [unit.module for unit in self.units]

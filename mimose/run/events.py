@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
 
-from mimose.exact.changes import Before
+from mimose.exact.changes import SavedBuffers
 from mimose.exact.first_call import FirstCall
-from mimose.exact.handed import HandedObjects, Knowledge
+from mimose.exact.handed import Knowledge
 from mimose.exact.input_watch import Marks, cut_off, is_edited, marks
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.named_errors import is_inside_checkpoint
@@ -22,7 +22,6 @@ from mimose.measure.trace import Trace, input_storages
 from mimose.run.actions import recompute
 from mimose.run.comparison import Comparison
 from mimose.run.counting import RecomputationFlops
-from mimose.run.findings import Findings
 from mimose.run.unit import Unit
 from mimose.torch_private import COMPILED_CALL
 from mimose.types import (
@@ -41,6 +40,7 @@ from mimose.watch.shapes import argument_tensors, call_shape
 
 _log = logging.getLogger(__name__)
 
+_EDITED = "its input is edited in place after it was read"
 _EDITS_OBJECT = "a tensor of an object that it is handed is edited in place"
 _OUTSIDE = 3
 """Calls a layer without the model before a word is said."""
@@ -91,8 +91,8 @@ class UnitPatch(Patch):
                     self.original,
                     args,
                     kwargs,
-                    before=Before(unit.slots) if unit.slots else None,
-                    surroundings=unit.surroundings,
+                    buffers=SavedBuffers(unit.buffers) if unit.buffers else None,
+                    guard=unit.guard,
                     devices=unit.devices,
                     handed=unit.handed,
                     early_stop=not unit.is_compiled,
@@ -147,7 +147,7 @@ class EventRunner:
         learner: Learns FLOPs.
         device: The model's.
         root: The model.
-        findings: Takes note of units that have to be kept.
+        knowledge: What the units do to objects that they are handed.
     """
 
     def __init__(
@@ -156,28 +156,23 @@ class EventRunner:
         learner: Learner,
         device: torch.device,
         root: nn.Module,
-        findings: Findings,
+        knowledge: Knowledge,
     ) -> None:
         self.units = units
-        self._findings = findings
-        self.knowledge = Knowledge()
-        """What the units do to objects that they are handed."""
-        for unit in units:
-            unit.handed = HandedObjects(self.knowledge)
-            unit.on_recompute = self._note
-            unit.on_failure = self._note_failure
+        self.knowledge = knowledge
         self.answers = LateAnswers()
         """What only an accelerator knows, to be read when the step has ended."""
         self.inputs: list[tuple[Unit, Marks]] = []
         """Of the running step's recomputed calls, as they were read."""
+        self._impure: dict[Unit, str] = {}
+        """Units that the running step was told of in their first call, and why."""
         self._device = device
         self.step: RunningStep | None = None
         self._mode = Mode("", ())
         self._known_modes: set[str] = set()
-        self.last_recomputed: Unit | None = None
         self._n_unplanned = 0
         self._root = root
-        self._flops = RecomputationFlops(learner, device, findings)
+        self._flops = RecomputationFlops(learner, device)
         self.counts_outside = True
         """Whether layers called without the model are counted: until it is called."""
         self._n_outside = 0
@@ -214,13 +209,6 @@ class EventRunner:
         for unit in self.units:
             unit.forget()
 
-    def _note(self, unit: Unit) -> None:
-        self.last_recomputed = unit
-
-    def _note_failure(self, unit: Unit, why: str) -> None:
-        self.last_recomputed = unit
-        self._findings.keep(unit, why)
-
     def called_outside(self, unit: Unit) -> None:
         """Say once that layers train and the model itself is never called."""
         if not (unit.module.training and torch.is_grad_enabled()):
@@ -242,7 +230,7 @@ class EventRunner:
         """Set the running step and, by unit, the actions of its calls."""
         self.counts_outside = False
         self._n_unplanned = 0
-        self.inputs = []
+        self.inputs, self._impure = [], {}
         self.plan(plan)
         self.step = step
 
@@ -260,25 +248,35 @@ class EventRunner:
         self.step = None
         self.inputs = []
 
-    def refuse_edited_inputs(self) -> None:
-        """Make sure, as the root is left, that what was read is as it was.
+    def refuse_unrepeatable(self, changed: Mapping[object, str]) -> None:
+        """Make sure, as the root is left, that what was recomputed may run again.
+
+        Units that may not are kept from now on.
+
+        Args:
+            changed: What the forward has changed, as `Rollback.learn` tells.
 
         Raises:
-            NotRecomputableError: Inputs of recomputed units were edited in place.
+            NotRecomputableError: Some of them were to be recomputed in this step.
         """
-        editors = {
-            unit.index: unit.name
-            for unit in self.units
-            if unit.handed.has_edited and not unit.is_kept
-        }
-        if editors:
-            raise NotRecomputableError(editors, _EDITS_OBJECT)
-        edited = {u.index: u.name for u, noted in self.inputs if is_edited(noted)}
-        if edited:
+        found = {u: _EDITED for u, noted in self.inputs if is_edited(noted)}
+        if self.knowledge.edited:
+            found.update({u: _EDITS_OBJECT for u in self.units if u.handed.has_edited})
+        if changed:
+            found.update({u: why for u in self.units if (why := u.impurity(changed))})
+        found.update(self._impure)
+        found = {unit: why for unit, why in found.items() if not unit.is_kept}
+        if not found:
+            return
+        for unit, why in found.items():
+            unit.keep(why)
+        recomputed = {unit for unit, _ in self.inputs}
+        units = [unit for unit in found if unit in recomputed]
+        if units:
             for _, noted in self.inputs:
                 cut_off(noted)
-            why = "its input is edited in place after it was read"
-            raise NotRecomputableError(edited, why)
+            names = {unit.index: unit.name for unit in units}
+            raise NotRecomputableError(names, found[units[0]])
 
     def run(
         self, unit: Unit, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -296,11 +294,12 @@ class EventRunner:
         """Run a call that is kept; a first one tells what it changes."""
         if unit.is_known or unit.is_kept:
             return unit.forward(*args, **kwargs)
-        first, around = FirstCall(unit.module), unit.surroundings
-        around.begin_anew()
-        versions = around.look().versions
+        first = FirstCall(unit.module)
+        unit.guard.begin_anew()
         output = unit.forward(*args, **kwargs)
-        unit.learn(first, (versions, around.look().versions), self.answers)
+        why = unit.learn(first, self.answers)
+        if why:
+            unit.keep(why)
         return output
 
     def _other(self, step: RunningStep) -> str:
@@ -329,7 +328,7 @@ class EventRunner:
             on_recompute = self._flops.counted(
                 step.add_flops, known_as, unit, key, args, kwargs
             )
-        if unit.is_kept:
+        if unit.is_compiled and unit.is_kept:  # now that its FLOPs are counted
             return unit.forward(*args, **kwargs)
         return self._run(unit, args, kwargs, on_recompute)
 
@@ -337,11 +336,15 @@ class EventRunner:
         self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         """Whether a unit is kept, now that it is called, where and with what it is."""
-        if not unit.is_kept and self.knowledge.cannot_be_copied(args, kwargs):
-            self._findings.keep(unit, _EDITS_OBJECT)
-        if not unit.is_kept and not unit.is_compared and is_inside_checkpoint():
-            self._findings.keep(unit, "the model itself checkpoints it")
-        return unit.is_kept
+        if unit.is_kept:
+            return True
+        if self.knowledge.edited and self.knowledge.cannot_be_copied(args, kwargs):
+            unit.keep(_EDITS_OBJECT)
+            return True
+        if not unit.is_compared and is_inside_checkpoint():
+            unit.keep("the model itself checkpoints it")
+            return True
+        return False
 
     def _run(
         self,
@@ -354,26 +357,23 @@ class EventRunner:
     ) -> Any:
         """Run a call that is recomputed; a first one tells what it changes."""
         noted = marks(args, kwargs)
-        around = unit.surroundings
-        first, before, versions = None, None, [0]
-        comparison = None
+        first, buffers, comparison = None, None, None
         if not unit.is_compared:
-            comparison = Comparison(unit, self.answers, self._findings)
+            comparison = Comparison(unit, self.answers)
             on_recompute = comparison.compared(on_recompute)
         if not unit.is_known:
             first = FirstCall(unit.module)
-            before = first.before
-            around.begin_anew()
-            versions = around.look().versions
-        elif unit.slots:
-            before = Before(unit.slots)
+            buffers = first.buffers
+            unit.guard.begin_anew()
+        elif unit.buffers:
+            buffers = SavedBuffers(unit.buffers)
         output = recompute(
             unit.forward,
             args,
             kwargs,
-            before=before,
+            buffers=buffers,
             on_recompute=on_recompute,
-            surroundings=around,
+            guard=unit.guard,
             devices=unit.devices,
             handed=unit.handed,
             early_stop=early_stop and comparison is None and not unit.is_compiled,
@@ -383,10 +383,11 @@ class EventRunner:
             why = "it edits its own input in place"
             raise NotRecomputableError({unit.index: unit.name}, why)
         self.inputs.append((unit, noted))
-        if first is not None:
-            unit.learn(first, (versions, around.look().versions), self.answers)
-        unit.is_compared = not unit.is_doubted
-        if comparison is not None and not around.changes_itself:
+        why = "" if first is None else unit.learn(first, self.answers)
+        if why:
+            self._impure[unit] = why
+        unit.note_compared(is_doubted=unit.is_doubted)
+        if comparison is not None and not unit.guard.changes_weights:
             comparison.take(output)
         return output
 

@@ -4,46 +4,54 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from mimose.learn.learner import Learner
-from mimose.run.unit import Unit
 from mimose.types import KEEP
 
 _log = logging.getLogger(__name__)
+
+
+class Named(Protocol):
+    """A unit, as far as it matters here."""
+
+    index: int
+    name: str
 
 
 class Findings:
     """Takes note of each unit that cannot be recomputed, or not to the bit.
 
     Args:
-        units: The units.
+        names: The units' names, in their order.
         learner: Learns which of them are always kept.
 
     Attributes:
         kept: By name, why a unit cannot be recomputed.
         inexact: By name, why a unit gives other bits when it is recomputed.
+        last_recomputed: The unit whose recomputation began last.
     """
 
-    def __init__(self, units: Sequence[Unit], learner: Learner) -> None:
-        self._units = units
+    def __init__(self, names: Sequence[str], learner: Learner) -> None:
+        self._names = names
         self._learner = learner
         self.kept: dict[str, str] = {}
         self.inexact: dict[str, str] = {}
+        self.last_recomputed: Named | None = None
 
-    def keep(self, unit: Unit, why: str) -> None:
+    def keep(self, unit: Named, why: str) -> None:
         """Never recompute a unit again."""
-        if unit.is_kept:
+        if unit.name in self.kept:
             return
-        self._keep(unit)
+        self._learner.restrict(unit.index, [KEEP])
         self.kept[unit.name] = why
         _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
 
-    def _keep(self, unit: Unit) -> None:
-        unit.is_kept = True
-        self._learner.restrict(unit.index, [KEEP])
+    def note_recomputed(self, unit: Named) -> None:
+        """Take note that a unit is about to be recomputed."""
+        self.last_recomputed = unit
 
-    def note_inexact(self, unit: Unit, why: str) -> None:
+    def note_inexact(self, unit: Named, why: str) -> None:
         """Take note of a unit that is recomputed, but not to the bit."""
         if not self.inexact:
             _log.warning(
@@ -66,7 +74,6 @@ class Findings:
         """
         saved = {str(name): str(why) for name, why in state.items()}
         self.kept = {**saved, **self.kept}
-        for unit in self._units:
-            unit.is_kept = unit.name in self.kept
-            if unit.is_kept:
-                self._keep(unit)
+        for index, name in enumerate(self._names):
+            if name in self.kept:
+                self._learner.restrict(index, [KEEP])

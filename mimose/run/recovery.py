@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from mimose.exact.changes import Before, BufferSlot, Compared, Slot, union
+from mimose.exact.changes import BufferSlot, Compared, Saved, Slot, union
 from mimose.exact.random_state import RandomState
 
 
@@ -38,7 +38,7 @@ class Snapshot:
         ]
         self._others = union(others)
         self._random: RandomState | None = None
-        self._states = Before(())
+        self._states = Saved(())
 
     def take(self, *, is_wide: bool = True) -> None:
         """Take the snapshot, over an earlier one.
@@ -48,7 +48,7 @@ class Snapshot:
         """
         self._random = RandomState(self._devices)
         slots = union(self._slots, self._others) if is_wide else self._slots
-        self._states = Before(slots)
+        self._states = Saved(slots)
         self._constants = [
             (slot, slot.read_after(old)) for slot, old in self._constants
         ]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 
 from torch import nn
 
 from mimose.exact.changes import (
     Slot,
-    attribute_slots,
     buffer_slots,
-    random_slots,
     running_statistics,
-    tensor_attributes,
     union,
+)
+from mimose.exact.impurities import (
+    GLOBAL_GENERATORS,
+    AttributesSlot,
+    RandomSlot,
+    own_slots,
 )
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import accelerators_of
@@ -52,15 +56,18 @@ class Rollback:
     def snapshot(self) -> Snapshot:
         """Return a snapshot, not yet taken, of what a forward changes."""
         modules = list(self._model.modules())
-        units = [slot for unit in self._units for slot in unit.places()]
+        units = [slot for unit in self._units for slot in unit.changing()]
         small = [slot for slot in buffer_slots(modules) if slot.numel <= _SMALL]
         known = union(running_statistics(modules), units, self._changing)
-        tensors = [slot.edited() for slot in tensor_attributes(modules)]
-        others: list[Slot] = [
-            *attribute_slots(modules),
-            *[slot for slot in tensors if slot.numel <= _SMALL],
-            *random_slots(modules),
-        ]
+        planned = {
+            id(module)
+            for unit in self._units
+            if not unit.is_kept
+            for module in unit.module.modules()
+        }
+        inside = own_slots([m for m in modules if id(m) in planned], math.inf)
+        outside = own_slots([m for m in modules if id(m) not in planned], _SMALL)
+        others = [*inside, *outside, *GLOBAL_GENERATORS]
         return Snapshot(accelerators_of(self._model), known, others, small)
 
     def take(self, *, is_planned: bool) -> None:
@@ -81,18 +88,27 @@ class Rollback:
         if self._is_settled:
             self._is_wide = False
 
-    def learn(self) -> None:
-        """Take note, where all was saved, of what the forward has changed."""
+    def learn(self) -> Mapping[object, str]:
+        """Take note, where all was saved, of what the forward has changed.
+
+        Returns:
+            By slot, what makes a layer impure that has it: see `Unit.impurity`.
+        """
         if not self._is_wide:
-            return
+            return {}
         running = running_statistics(self._model.modules())
         found = self._snapshot.compare(without=running)
-        self._note(found.changed)
+        self._note(slot for slot, _ in found.changed)
         if found.flags:
             self._answers.ask(
                 found.flags,
                 lambda changed: self._note(compress(found.unclear, changed)),
             )
+        return {
+            slot.key: slot.why(state)
+            for slot, state in found.changed
+            if isinstance(slot, AttributesSlot | RandomSlot)
+        }
 
     def covers(self, keys: Iterable[object]) -> bool:
         """Whether the slots of all these keys were saved."""

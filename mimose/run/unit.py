@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from mimose.exact.changes import Slot, all_slots, union
+from mimose.exact.changes import BufferSlot, buffer_slots, union
 from mimose.exact.first_call import FirstCall
-from mimose.exact.guard import Buffers, Surroundings
+from mimose.exact.guard import ModuleGuard
 from mimose.exact.handed import HandedObjects, Knowledge
+from mimose.exact.impurities import own_slots
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import accelerators_of
 from mimose.exceptions import LateChangeError
+from mimose.run.findings import Findings
 from mimose.watch.compiled import is_compiled
 
 
 class Unit:
-    """A module planned for, and where its calls stand in the running step."""
+    """A module planned for, and where its calls stand in the running step.
 
-    def __init__(self, index: int, name: str, module: nn.Module) -> None:
+    Args:
+        index: Its place among the units.
+        name: Its qualified name.
+        module: The module.
+        findings: Takes note of what is found of it.
+        knowledge: What units do to objects that they are handed.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        module: nn.Module,
+        findings: Findings,
+        knowledge: Knowledge,
+    ) -> None:
         self.index = index
         self.name = name
         self.module = module
-        self.slots: tuple[Slot, ...] = ()
-        """What its forward changes, as far as its calls have told."""
+        self._findings = findings
+        self.buffers: tuple[BufferSlot, ...] = ()
+        """Those that its forward changes, as far as its calls have told."""
         self.is_known = False
         """Whether a call has told in the present mode."""
         self.is_compared = False
         """Whether a recomputation was compared with its call in the present mode."""
         self.is_doubted = False
         """Whether it differed, and the next one is to tell why."""
-        self.handed = HandedObjects(Knowledge())
+        self.handed = HandedObjects(knowledge)
         """What it does to objects among its arguments."""
         self.actions: tuple[str, ...] = ()
         """Under the running step's plan, by call."""
@@ -41,68 +59,86 @@ class Unit:
         self.is_compiled = is_compiled(module)
         self.devices = accelerators_of(module)
         """Where its weights are; on a CPU none."""
-        self.is_kept = False
+        self.guard = ModuleGuard(name, module, self)
+
+    @property
+    def is_kept(self) -> bool:
         """Whether it turned out that it cannot be recomputed."""
-        self.surroundings = Surroundings(
-            name,
-            module,
-            lambda: self.on_recompute(self),
-            lambda why: self.on_failure(self, why),
-        )
-        self.surroundings.on_late_change = self._changed_late
-        self.on_recompute: Callable[[Unit], None] = ignore
-        """Called before it is recomputed."""
-        self.on_failure: Callable[[Unit, str], None] = ignore
-        """Called when it could not be recomputed."""
+        return self.name in self._findings.kept
 
-    def places(self) -> tuple[Slot, ...]:
-        """Return what its forward changes; as long as none has told, all it could."""
+    def keep(self, why: str) -> None:
+        """Never recompute it again."""
+        self._findings.keep(self, why)
+
+    def note_inexact(self, why: str) -> None:
+        """Take note that it is recomputed, but not to the bit."""
+        self._findings.note_inexact(self, why)
+
+    def note_recomputed(self) -> None:
+        """Take note that it is about to be recomputed."""
+        self._findings.note_recomputed(self)
+
+    def changing(self) -> tuple[BufferSlot, ...]:
+        """Return the buffers that it changes; as long as no call has told, all."""
         if self.is_known or self.is_kept:
-            return self.slots
-        return union(self.slots, all_slots(tuple(self.module.modules())))
+            return self.buffers
+        return union(self.buffers, buffer_slots(self.module.modules()))
 
-    def learn(
-        self,
-        first: FirstCall,
-        versions: tuple[list[int], list[int]],
-        answers: LateAnswers,
-    ) -> None:
+    def learn(self, first: FirstCall, answers: LateAnswers) -> str:
         """Take note of what a first call has changed.
 
         Args:
             first: The call, run once.
-            versions: Of the weights, before and after.
             answers: Tells what only an accelerator knows.
+
+        Returns:
+            Why it may not be recomputed; empty where it may.
         """
-        self.surroundings.changes_itself = versions[0] != versions[1]
-        found = first.compare()
-        known = union(self.slots, found.changed)
-        self._save(union(known, found.unclear))
+        told = first.tell()
+        self.guard.changes_weights = told.changes_weights
+        unclear = [slot for slot, _ in told.unclear]
+        known = union(self.buffers, told.buffers)
+        self._save(union(known, unclear))
         self.is_known = True
-        if not found.flags:
-            return
+        if not unclear:
+            return told.impurity
 
         def tell(changed: Sequence[bool]) -> None:
-            unclear = zip(found.unclear, changed, strict=True)
-            same = {slot.key for slot, is_changed in unclear if not is_changed}
+            pairs = zip(unclear, changed, strict=True)
+            same = {slot.key for slot, is_changed in pairs if not is_changed}
             same -= {slot.key for slot in known}
-            self._save(tuple(slot for slot in self.slots if slot.key not in same))
+            self._save(slot for slot in self.buffers if slot.key not in same)
 
-        answers.ask(found.flags, tell)
+        answers.ask([flag for _, flag in told.unclear], tell)
+        return told.impurity
 
-    def _save(self, slots: tuple[Slot, ...]) -> None:
-        self.slots = slots
-        self.surroundings.leave_out([slot.key for slot in slots])
+    def _save(self, buffers: Iterable[BufferSlot]) -> None:
+        self.buffers = tuple(buffers)
+        self.guard.watch(self.buffers)
+
+    def impurity(self, changed: Mapping[object, str]) -> str:
+        """Return why it may not be recomputed; empty where it may.
+
+        Args:
+            changed: What a forward of the model has changed, as `Rollback.learn` tells.
+        """
+        keys = (slot.key for slot in own_slots(self.module.modules(), 0))
+        return next((changed[key] for key in keys if key in changed), "")
+
+    def note_compared(self, *, is_doubted: bool) -> None:
+        """Take note that a recomputation was compared, and whether it is in doubt."""
+        self.is_doubted, self.is_compared = is_doubted, not is_doubted
 
     def forget(self) -> None:
         """Find out anew what its calls change, and whether they can be repeated."""
         self.is_known = self.is_compared = self.is_doubted = False
         self.handed.forget()
 
-    def _changed_late(self, where: Buffers) -> None:
+    def refuse_late_change(self, buffers: list[BufferSlot]) -> None:
+        """Raise an error: its forward has changed buffers as never before.
+
+        Raises:
+            LateChangeError: Always.
+        """
         self.is_known = self.is_compared = False
-        raise LateChangeError(self.name, [(id(there), name) for there, name in where])
-
-
-def ignore(*_: object) -> None:
-    """Do nothing: what is called as long as nobody asks to be."""
+        raise LateChangeError(self.name, [slot.key for slot in buffers])

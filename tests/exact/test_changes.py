@@ -1,4 +1,4 @@
-"""What layers change or read besides their inputs: all exact, or an error that says so.
+"""What layers change or read besides their inputs: served, or found and kept; exact.
 
 Each model trains bare and under a session; everything must agree to the bit.
 """
@@ -6,6 +6,7 @@ Each model trains bare and under a session; everything must agree to the bit.
 import copy
 import dataclasses
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import mimose
-from mimose.exact.changes import AttributeSlot, Before, BufferSlot, all_slots
+from mimose.exact.changes import BufferSlot, Saved, SavedBuffers, buffer_slots
+from mimose.exact.impurities import AttributesSlot
 from mimose.exact.input_watch import is_edited, marks
 from mimose.exceptions import RecomputationError
 from mimose.tensors import same_bits
@@ -114,14 +116,58 @@ class _Edited(_Block):
         return y
 
 
-CHANGING = {
-    "python": _Python,
-    "numpy": _Numpy,
-    "generators": _Generators,
-    "buffers of other names": _OtherNames,
-    "late": _Late,
-    "counter": _Counter,
-    "edited": _Edited,
+class _Lazy(_Block):
+    """Makes its counter in its first call."""
+
+    def forward(self, x):
+        self.n_calls = getattr(self, "n_calls", 0) + 1
+        return x + self.compute(x) * (1 + 0.1 * self.n_calls)
+
+
+class _Penalty(_Block):
+    """Leaves a loss of its own where the model finds it; it has a graph."""
+
+    penalty = 0.0
+
+    def forward(self, x):
+        y = self.compute(x)
+        self.penalty = y.square().mean()
+        return x + y
+
+
+class _Penalised(nn.Module):
+    """Adds up what its layers left."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_Penalty() for _ in range(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean() + sum(block.penalty for block in self.blocks)
+
+
+class _Table(_Block):
+    """Keeps a tuple of tensors for the longest batch so far."""
+
+    table = (torch.ones(0),)
+
+    def forward(self, x):
+        if len(self.table[0]) < len(x):
+            self.table = (torch.linspace(1, 2, len(x))[:, None],)
+        return x + self.compute(x) * self.table[0][: len(x)]
+
+
+SERVED = {"buffers of other names": _OtherNames, "late": _Late}
+IMPURE = {
+    "python": (_Python, "its forward draws from Python's generator"),
+    "numpy": (_Numpy, "its forward draws from NumPy's generator"),
+    "generators": (_Generators, "its forward draws from a generator of its own"),
+    "counter": (_Counter, "its attribute 'n_calls' is changed by the forward"),
+    "lazy": (_Lazy, "its attribute 'n_calls' is changed by the forward"),
+    "edited": (_Edited, "its attribute 'mean' is changed by the forward"),
+    "table": (_Table, "its attribute 'table' is changed by the forward"),
 }
 
 
@@ -166,11 +212,39 @@ def _seeded(seed):
 
 
 @PLANNERS
-@pytest.mark.parametrize("name", CHANGING)
-def test_layers_that_change_things(toys, name, planner):
+@pytest.mark.parametrize("name", SERVED)
+def test_buffers_that_change_are_served(toys, name, planner):
     """Gradients, buffers, attributes and random states are the bare model's."""
-    session = _compare(toys.chain(4, make=CHANGING[name]), planner)
+    session = _compare(toys.chain(4, make=SERVED[name]), planner)
     assert {} == session.summary().kept_units
+
+
+@PLANNERS
+@pytest.mark.parametrize("name", IMPURE)
+def test_impure_layers_are_found_and_kept(toys, name, planner):
+    """All in the first step, which is run again at once: each step is the bare one."""
+    kind, why = IMPURE[name]
+    session = _compare(toys.chain(4, make=kind), planner)
+    assert {f"blocks.{i}": why for i in range(4)} == session.summary().kept_units
+    assert [1, 0, 0, 0, 0, 0] == [record.retries for record in session.records]
+    if planner == "auto":
+        assert {"keep"} == set(session.records[-1].actions)
+
+
+@PLANNERS
+def test_a_loss_left_in_an_attribute(planner):
+    """It has a graph, is not held by the session, and its layer is kept."""
+    torch.manual_seed(0)
+    kept = _compare(_Penalised(), planner).summary().kept_units
+    assert {"its attribute 'penalty' is changed by the forward"} == set(kept.values())
+    assert 4 == len(kept)
+
+
+def test_impure_layers_that_are_kept_anyway_cost_nothing(toys):
+    """Under a plan that keeps them they are found all the same, and nothing is run."""
+    session = _compare(toys.chain(4, make=_Counter), "none")
+    assert 4 == len(session.summary().kept_units)
+    assert 0 == session.summary().retries
 
 
 def test_a_large_buffer_that_begins_to_change_is_an_error_once(toys):
@@ -302,7 +376,36 @@ def test_an_attribute_that_another_forward_replaces(planner):
         return tuple(torch.randn(5, 16, generator=_seeded(4 * i + j)) for j in range(4))
 
     torch.manual_seed(0)
-    _compare(_Masked(), planner, step=step, make=make)
+    session = _compare(_Masked(), planner, step=step, make=make)
+    whys = session.summary().kept_units.values()
+    assert ["its attribute 'mask' is changed by the forward"] * 3 == list(whys)
+
+
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_an_attribute_that_the_loop_changes_before_the_backward(is_edited):
+    """An error names it, before a gradient could be wrong; then the layer is kept."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(_Attribute() for _ in range(2)))
+    first, second = torch.rand(16), torch.rand(16)
+    model[0].mask, model[1].mask = first.clone(), second
+    with mimose.attach(model, "1TiB", planner="full", meter="prediction") as session:
+        model(torch.randn(5, 16)).sum().backward()
+        loss = model(torch.randn(5, 16)).sum()
+        if is_edited:
+            model[0].mask.add_(1.0)
+        else:
+            model[0].mask = None
+        with pytest.raises(RecomputationError, match=r"attribute 'mask' was changed"):
+            loss.backward()
+        del loss
+        model.zero_grad()
+        model[0].mask = first
+        twin = copy.deepcopy(model)
+        for each in (model, twin):
+            each(torch.ones(5, 16)).sum().backward()
+    assert ["0"] == list(session.summary().kept_units)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
 
 
 class _Routes(_Block):
@@ -445,28 +548,61 @@ def test_outputs_that_hold_no_tensors_are_told_of(caplog):
     assert KEEP not in session.records[-1].actions
 
 
-def test_slots_put_back_what_they_read():
-    """Entered, the old state is there; left, the present one."""
+def test_buffers_are_swapped_in_for_a_while():
+    """Entered, the old values are there; left, the present tensor is."""
     layer = nn.Module()
     layer.register_buffer("mean", torch.zeros(2))
-    layer.scale, layer.table = 1.0, torch.zeros(2)
-    before = Before(all_slots([layer]))
-    assert [] == before.compare().changed
+    layer.register_buffer("scale", torch.ones(2))
+    saved = SavedBuffers(buffer_slots([layer]))
     mean = layer.mean
-    layer.mean.add_(1.0)
-    layer.scale, layer.table = 2.0, torch.ones(2)
-    kinds = [type(slot) for slot in before.compare().changed]
-    assert {BufferSlot, AttributeSlot} == set(kinds)
-    assert 3 == len(kinds)
-    with before:
-        assert 0.0 == layer.mean.sum() == layer.table.sum()
-        assert 1.0 == layer.scale
-    assert layer.mean is mean
-    assert 2.0 == layer.scale
-    before.restore()
-    assert layer.mean is mean
-    assert 0.0 == layer.mean.sum()
+    mean.add_(1.0)
+    changed, unclear = saved.changed(())
+    assert ([BufferSlot], []) == ([*map(type, changed)], unclear)
+    for _ in range(2):
+        with saved:
+            assert 0.0 == layer.mean.sum()
+            layer.mean.add_(5.0)
+        assert layer.mean is mean
+        assert 2.0 == mean.sum()
+
+
+def test_what_was_saved_is_restored():
+    """Buffers and attributes in place; what was not there goes."""
+    layer, fixed = nn.Module(), torch.ones(3)
+    layer.register_buffer("mean", torch.zeros(2))
+    layer.scale, layer.table, layer.pair = 1.0, torch.zeros(2), (fixed, 4)
+    loss = torch.ones(1, requires_grad=True) * 2
+    layer.loss = loss
+    attributes = AttributesSlot(layer, 100)
+    saved = Saved([*buffer_slots([layer]), attributes])
+    state = attributes.read()
+    assert [] == saved.compare().changed
+    layer.scale = float("1")
+    assert [] == saved.compare().changed
+    mean, table = layer.mean, layer.table
+    mean.add_(1.0)
+    table.add_(1.0)
+    assert "its attribute 'table' is changed by the forward" == attributes.why(state)
+    layer.scale, layer.table, layer.loss, layer.new = 2.0, None, loss * 2, "text"
+    fixed.add_(1.0)
+    assert 2 == len(saved.compare().changed)
+    saved.restore()
+    assert (mean, table, loss) == (layer.mean, layer.table, layer.loss)
+    assert 0.0 == mean.sum() == table.sum()
+    assert 3.0 == fixed.sum()
     assert 1.0 == layer.scale
+    assert not hasattr(layer, "new")
+
+
+def test_a_tensor_with_a_graph_is_not_held():
+    """Another graph's tensor could keep a chain of old steps alive."""
+    layer = nn.Module()
+    layer.loss = torch.ones(1, requires_grad=True) * 2
+    gone = weakref.ref(layer.loss)
+    saved = Saved([AttributesSlot(layer, 100)])
+    layer.loss = layer.loss.detach()
+    assert gone() is None
+    assert 1 == len(saved.compare().changed)
 
 
 def test_bits_are_compared_not_numbers():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mimose.exact.changes import Before, running_statistics
+from mimose.exact.changes import SavedBuffers, running_statistics
 from mimose.run.actions import recompute
 
 
@@ -93,7 +93,7 @@ def test_buffers_change_once():
     expected = _gradients(module, module, x)
     actual = _gradients(
         twin,
-        lambda x: recompute(twin.forward, (x,), {}, before=_statistics(twin)),
+        lambda x: recompute(twin.forward, (x,), {}, buffers=_statistics(twin)),
         x,
     )
     assert all(_equal(expected, actual))
@@ -109,7 +109,7 @@ def test_two_backwards_recompute_twice():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     x = torch.randn(6, 4)
-    output = recompute(module.forward, (x,), {}, before=_statistics(module)).sum()
+    output = recompute(module.forward, (x,), {}, buffers=_statistics(module)).sum()
     output.backward(retain_graph=True)
     first = [p.grad.clone() for p in module.parameters()]
     output.backward()
@@ -168,4 +168,4 @@ def test_what_a_layer_adds_to_a_list_is_the_callers():
 
 
 def _statistics(module):
-    return Before(running_statistics(module.modules()))
+    return SavedBuffers(running_statistics(module.modules()))
