@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import nn
 
-from mimose.types import KEEP, RECOMPUTE
-
 
 def check_choices(
-    actions: Sequence[str],
     on_infeasible: str,
     cache_size: int,
     max_records: int,
@@ -21,9 +18,6 @@ def check_choices(
     Raises:
         ValueError: One cannot; the message has it, and what it may be.
     """
-    if tuple(actions) != (KEEP, RECOMPUTE):
-        msg = f"actions must be ('keep', 'recompute'), got {tuple(actions)!r}"
-        raise ValueError(msg)
     if on_infeasible not in ("raise", "warn"):
         msg = f"on_infeasible must be 'raise' or 'warn', got {on_infeasible!r}"
         raise ValueError(msg)

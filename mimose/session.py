@@ -27,11 +27,12 @@ from mimose.predictors import make_predictor
 from mimose.records import Summary
 from mimose.report import text as _report
 from mimose.report.columns import terminal_width
+from mimose.run.actions.registry import choose
 from mimose.run.attachment import Attachment, refuse_second
 from mimose.run.engine import Engine, Options
 from mimose.run.recovery import Gradients
 from mimose.state import describe, refuse_other
-from mimose.types import KEEP, RECOMPUTE, StepFacts
+from mimose.types import StepFacts
 from mimose.watch.size_table import SizeTable
 from mimose.watch.units import UnitsSpec
 
@@ -46,7 +47,7 @@ def attach(
     budget: float | str,
     *,
     units: UnitsSpec = None,
-    actions: Sequence[str] = (KEEP, RECOMPUTE),
+    actions: str | Sequence[str] = "exact",
     planner: str | Planner = "auto",
     predictor: str | Callable[[], Any] = "polynomial",
     round_to: int | Mapping[str, int] = 1,
@@ -77,7 +78,8 @@ def attach(
         units: The modules to plan for: None to discover them, a module class, a
             qualified name, several of these, or a predicate over ``(module)`` or
             ``(name, module)``.
-        actions: What may happen to a layer's activations.
+        actions: What may happen to a layer's activations: ``"exact"`` for all that
+            leaves gradients as they are, or names, such as ``("keep", "recompute")``.
         planner: ``"auto"``, ``"marginal"``, ``"optimal"``, ``"greedy"`` (Mimose's
             Algorithm 1), ``"none"``, ``"full"``, ``"every-K"``, or a `Planner` such as
             `mimose.planners.Static`.
@@ -112,12 +114,13 @@ def attach(
         ValueError: Another argument is none of those above.
         TypeError: The model is no module.
     """
-    check_choices(actions, on_infeasible, cache_size, max_records, round_to)
+    check_choices(on_infeasible, cache_size, max_records, round_to)
     if isinstance(predictor, str):
         make_predictor(predictor)
     del refine
     options = Options(
         budget=budget,
+        actions=choose(actions),
         units=units,
         planner=make_planner(planner),
         predictor=predictor,

@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from mimose.planners.actions import KEEP as _KEEP
-from mimose.planners.actions import RECOMPUTE as _RECOMPUTE
-
 Sizes: TypeAlias = tuple[int, ...]
 
 
@@ -48,11 +45,6 @@ OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[Any]], Any]
 """Called in backward with what recomputes, which it has to call, and the tensors that
 are given; returns what that returns."""
 
-KEEP = _KEEP.name
-
-
-RECOMPUTE = _RECOMPUTE.name
-
 
 @dataclass(slots=True)
 class Measured:
@@ -79,6 +71,30 @@ class Measured:
     saved_inputs: set[int] = field(default_factory=set)
     """Those of them that it would hold if it were kept."""
     has_gradient: bool = False
+
+    def leave(self, sizes: Sizes) -> None:
+        """Take in the sizes of its outputs."""
+        self.sizes += sizes
+
+    def belong_to(self, family: str) -> None:
+        """Take note of its family."""
+        self.family = family
+
+    def read(self, saved: set[int]) -> None:
+        """Take note of the inputs that it would hold if it were kept."""
+        self.saved_inputs = saved
+
+    def note_gradient(self) -> bool:
+        """Take note of a gradient; return whether it is the first."""
+        is_first, self.has_gradient = not self.has_gradient, True
+        return is_first
+
+    def count(
+        self, held_bytes: dict[str, float], copied_bytes: float, *, flops: int
+    ) -> None:
+        """Take in what was counted while the event ran in full."""
+        self.held_bytes, self.copied_bytes = held_bytes, copied_bytes
+        self.flops = flops
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ __all__ = [
     "NOISY_STRETCH",
     "PREDICTORS",
     "STRETCH",
-    "Calibration",
     "EnvelopeRegressor",
     "EstimatorPredictor",
     "FragmentationRatio",

@@ -77,7 +77,8 @@ def _needed(
     for index, neighbours in pattern.layout.classes:
         event = pattern.events[index]
         layer = _Layer(model, facts, event.family, neighbours)
-        for what, series in layer.needed(model.allowed(event.unit)):
+        allowed = layer.told(model.allowed(event.unit))
+        for what, series in layer.needed(allowed, own[index]):
             yield f"{what} of {event.name}", series, own[index]
     for pair in pattern.layout.gaps:
         key = gap_key(facts, pair)
@@ -109,22 +110,41 @@ class _Layer:
     def held(self, action: str) -> Series:
         return self._model.exact(self._family, "held", action)
 
-    def forward(self, action: str) -> Series:
-        return self._model.excess(self._family, "forward", action)
+    def forward(self, action: str, sizes: Sizes) -> Series:
+        # Who holds everything holds the most at every moment of the forward.
+        own = self._model.excess(self._family, "forward", action)
+        first = self._model.excess(self._family, "forward", self._menu.first)
+        return self._trusted(action, own, first, sizes)
+
+    def _trusted(
+        self, action: str, own: Series, stand_in: Series, sizes: Sizes
+    ) -> Series:
+        """Return an action's own series; another's, as long as few steps ran under it.
+
+        Steps are collected under the least action, which tells of the first as well.
+        """
+        if action in (self._menu.first, self._menu.least):
+            return own
+        return own if len(own) and not own.doubt(sizes) else stand_in
+
+    def told(self, allowed: Sequence[str]) -> tuple[str, ...]:
+        """Return the actions of which anything is known, those at both ends always."""
+        ends = self._menu.first, self._menu.least
+        return tuple(a for a in allowed if a in ends or len(self.held(a)))
 
     def backward(self, action: str) -> Series:
         return self._model.excess(*self._backward, action)
 
-    def backward_or_least(self, action: str) -> Series:
-        own = self.backward(action)
-        return own if len(own) else self.backward(self._menu.least)
+    def backward_or_least(self, action: str, sizes: Sizes) -> Series:
+        own, least = self.backward(action), self.backward(self._menu.least)
+        return self._trusted(action, own, least, sizes)
 
-    def own_net(self, action: str) -> Series:
-        return self._model.net(*self._backward, action)
-
-    def net(self, action: str) -> Series:
-        own = self.own_net(action)
-        return own if len(own) else self.own_net(self._menu.least)
+    def net(self, action: str, sizes: Sizes) -> Series:
+        own = self._model.net(*self._backward, action)
+        least = self._model.net(*self._backward, self._menu.least)
+        if action == self._menu.first:
+            return own if len(own) else least
+        return self._trusted(action, own, least, sizes)
 
     def cost(self, action: str) -> Series:
         counted = self._model.exact(self._family, "cost", action)
@@ -132,7 +152,9 @@ class _Layer:
             return counted
         return self._model.exact(self._family, "whole cost", action)
 
-    def needed(self, allowed: Sequence[str]) -> Iterator[tuple[str, Series]]:
+    def needed(
+        self, allowed: Sequence[str], sizes: Sizes
+    ) -> Iterator[tuple[str, Series]]:
         """Yield what a plan rests on, with a name for people.
 
         How the first action's backward differs from the least's is learned from plans,
@@ -142,14 +164,12 @@ class _Layer:
         for action in allowed:
             yield f"bytes held ({action})", self.held(action)
         for action in allowed:
-            yield f"forward ({action})", self.forward(action)
+            yield f"forward ({action})", self.forward(action, sizes)
         for action in allowed:
             if action != first:
-                yield f"backward ({action})", self.backward_or_least(action)
-        for action in allowed[:-1]:
-            if len(self.own_net(action)):
-                yield f"gradients ({action})", self.own_net(action)
-        yield "gradients", self.net(allowed[-1])
+                yield f"backward ({action})", self.backward_or_least(action, sizes)
+        for action in allowed:
+            yield f"gradients ({action})", self.net(action, sizes)
 
     def numbers(self, sizes: Sizes, beyond: Mapping[str, float]) -> NDArray[np.float64]:
         """Return (5, K): held, forward and backward excess, net, and cost, by action.
@@ -162,14 +182,14 @@ class _Layer:
         names, first = self._menu.names, self._menu.first
         held = [self.held(action).predict(sizes) for action in names]
         held[0] = max(held)
-        forward = [self.forward(action).predict(sizes) for action in names]
+        forward = [self.forward(action, sizes).predict(sizes) for action in names]
         backward = [self._first_backward(sizes, held[-1], beyond.get(first, 0.0))]
         for index, spec in enumerate(self._menu.specs[1:], 1):
             # What it brings back was left out of the readings.
-            excess = self.backward_or_least(spec.name).predict(sizes)
+            excess = self.backward_or_least(spec.name, sizes).predict(sizes)
             over = excess + held[0] - held[index] + beyond.get(spec.name, 0.0)
             backward.append(max(forward[0], over) if spec.recomputes else over)
-        net = [self.net(action).predict(sizes) for action in names]
+        net = [self.net(action, sizes).predict(sizes) for action in names]
         cost = [self.cost(action).predict(sizes) or 1.0 for action in names]
         cost[0] = 0.0
         return np.array((held, forward, backward, net, cost))
@@ -218,10 +238,7 @@ def fill_problem(
     held, forward, backward, net, cost = table.transpose(1, 0, 2)
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
     gaps = np.vstack((gaps, (found.net_bytes - released, found.excess_bytes)))
-    allowed = [
-        [action in model.allowed(event.unit) for action in menu.names]
-        for event in pattern.events
-    ]
+    allowed = [_choices(model, event.family, event.unit) for event in pattern.events]
     budget = memory.budget_bytes if budget_bytes is None else budget_bytes
     shape = len(pattern.events), len(menu.names)
     return PlanningProblem(
@@ -243,6 +260,16 @@ def fill_problem(
         host_budget_bytes=float("inf"),
         lossy=menu.lossy,
     )
+
+
+def _choices(model: CostModel, family: str, unit: int) -> list[bool]:
+    """Return (K,) whether an event may run under each action: allowed, and told of."""
+    ends, allowed = (model.menu.first, model.menu.least), model.allowed(unit)
+    return [
+        action in allowed
+        and (action in ends or bool(len(model.exact(family, "held", action))))
+        for action in model.menu.names
+    ]
 
 
 def _class_table(

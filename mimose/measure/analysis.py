@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Sequence
 
 from mimose.measure.trace import Mark
+from mimose.planners import Menu
 from mimose.types import (
-    KEEP,
-    RECOMPUTE,
     EventSample,
     Measured,
     SegmentSample,
@@ -16,7 +15,9 @@ from mimose.types import (
 )
 
 
-def analyse(marks: Sequence[Mark], events: Sequence[Measured]) -> StepSample:
+def analyse(
+    marks: Sequence[Mark], events: Sequence[Measured], menu: Menu
+) -> StepSample:
     """Turn a step's marks into samples of its segments.
 
     What an event holds after its exit is what the tracker says; what the level says
@@ -25,6 +26,7 @@ def analyse(marks: Sequence[Mark], events: Sequence[Measured]) -> StepSample:
     Args:
         marks: The marks of one whole step, from ``start``.
         events: The events, in the order in which they ran.
+        menu: The actions in use.
     """
     first_gradient = next(
         (i for i, mark in enumerate(marks) if mark.kind == "gradient"), len(marks)
@@ -36,13 +38,13 @@ def analyse(marks: Sequence[Mark], events: Sequence[Measured]) -> StepSample:
     loss = None
     if first_gradient < len(marks):
         loss = _between(marks[first_gradient], level)
-        order, backward = _backward_segments(marks[first_gradient:], events)
+        order, backward = _backward_segments(marks[first_gradient:], events, menu)
     samples = tuple(
         EventSample(
             index,
             event.held_bytes,
-            _with_recomputation(marks, index, forward.get(index, {})),
-            *_told(event, *backward.get(index, (None, None))),
+            _with_rerun(marks, index, forward.get(index, {}), menu.first),
+            *_told(event, menu, *backward.get(index, (None, None))),
         )
         for index, event in enumerate(events)
     )
@@ -71,19 +73,18 @@ def without_readings(sample: StepSample) -> StepSample:
 
 
 def _told(
-    event: Measured, excess: float | None, net: float | None
+    event: Measured, menu: Menu, excess: float | None, net: float | None
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Return excess and net of a backward, and what was counted, by action.
 
-    What a backward leaves is the same under both actions.
+    What a kept event's backward leaves is what the least's would leave.
     """
-    cost = {}
-    if event.flops or event.held_bytes:
-        cost[RECOMPUTE] = float(event.flops)
+    rerun = menu.least if event.action == menu.first else event.action
+    is_counted = event.flops or event.held_bytes
     return (
         {} if excess is None else {event.action: excess},
-        {} if net is None else {RECOMPUTE: net},
-        cost,
+        {} if net is None else {rerun: net},
+        {rerun: float(event.flops)} if is_counted else {},
     )
 
 
@@ -125,20 +126,20 @@ def _forward_segments(
     return excess, gaps, level
 
 
-def _with_recomputation(
-    marks: Sequence[Mark], index: int, excess: dict[str, float]
+def _with_rerun(
+    marks: Sequence[Mark], index: int, excess: dict[str, float], first: str
 ) -> dict[str, float]:
-    """Add what the recomputation says of a kept event's forward."""
+    """Add what running again says of the forward of an event that is kept."""
     for before, mark in itertools.pairwise(marks):
         ends = mark.kind in ("recomputed", "working") and mark.event == index
         if ends and mark.is_clean:
             working = max(0.0, mark.peak_bytes - before.live_bytes)
-            excess = {**excess, KEEP: max(working, excess.get(KEEP, 0.0))}
+            excess = {**excess, first: max(working, excess.get(first, 0.0))}
     return excess
 
 
 def _backward_segments(
-    marks: Sequence[Mark], events: Sequence[Measured]
+    marks: Sequence[Mark], events: Sequence[Measured], menu: Menu
 ) -> tuple[list[int], dict[int, tuple[float | None, float | None]]]:
     """Return the order of arrival and each event's (excess if kept, net)."""
     order: list[int] = []
@@ -147,15 +148,17 @@ def _backward_segments(
     for start, end in zip(starts, [*starts[1:], len(marks) - 1], strict=True):
         index = marks[start].event
         order.append(index)
-        segments[index] = _backward_segment(marks[start : end + 1], events[index])
+        segments[index] = _backward_segment(
+            marks[start : end + 1], events[index], menu.first
+        )
     return order, segments
 
 
 def _backward_segment(
-    marks: Sequence[Mark], event: Measured
+    marks: Sequence[Mark], event: Measured, first: str
 ) -> tuple[float | None, float | None]:
     held = event.held_bytes
-    if len(marks) < 2 or (event.action != KEEP and not held):
+    if len(marks) < 2 or (event.action != first and not held):
         return None, None
     arrival = marks[0].live_bytes
     added = 0.0
@@ -163,7 +166,7 @@ def _backward_segment(
     is_clean = True
     for mark in marks[1:]:
         if mark.kind in ("recomputed", "working"):
-            added = held[KEEP] - held[RECOMPUTE]
+            added = held[first] - held[event.action]
             continue
         excess = max(excess, mark.peak_bytes - arrival - added)
         is_clean = is_clean and mark.is_clean

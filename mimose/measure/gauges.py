@@ -12,16 +12,28 @@ from torch import nn
 from mimose.exact.impurities import tensor_attributes
 from mimose.measure.tracker import StorageTracker
 from mimose.tensors import storages_in
-from mimose.types import KEEP, RECOMPUTE
 from mimose.watch.compiled import saved_storages
 from mimose.watch.families import autocast_keeps_copies
+
+
+class Counted(NamedTuple):
+    """Bytes of what a whole call made, at its end."""
+
+    live_bytes: float
+    """All that lives."""
+    output_bytes: float
+    """What of it was returned."""
+
+
+Teach: TypeAlias = Callable[[Counted], dict[str, float]]
+"""Tells, by action, what would be held of a call from its end to its backward."""
 
 
 class Reading(NamedTuple):
     """What was counted of one call."""
 
     held_bytes: dict[str, float]
-    """By action: what stays alive from the call's end to its backward."""
+    """By action: what would stay alive from the call's end to its backward."""
     flops: int
     peak_bytes: int
     """The highest total of what it made, as far as that can be counted."""
@@ -35,32 +47,33 @@ Gauge: TypeAlias = Callable[
 """Runs a call that is given some tensors; returns its output and what was counted."""
 
 
-def by_operators(
-    forward: Callable[[], Any], given: Sequence[torch.Tensor]
-) -> tuple[Any, Reading]:
-    """Run a call and count the storages that its operators make.
+def by_operators(teach: Teach) -> Gauge:
+    """Return a gauge that counts the storages that a call's operators make.
 
     Args:
-        forward: Runs it.
-        given: Its tensors.
+        teach: Tells what actions would hold of it.
     """
-    del given
-    tracker = StorageTracker()
-    with tracker:
-        output = forward()
-        held = float(tracker.live_bytes)
-        copied = float(tracker.copied_bytes()) if autocast_keeps_copies() else 0.0
-    made = float(tracker.bytes_made(output))
-    reading = Reading(
-        {KEEP: held, RECOMPUTE: made}, tracker.flops, tracker.peak_bytes, copied
-    )
-    return output, reading
+
+    def run(
+        forward: Callable[[], Any], given: Sequence[torch.Tensor]
+    ) -> tuple[Any, Reading]:
+        del given
+        tracker = StorageTracker()
+        with tracker:
+            output = forward()
+            live = float(tracker.live_bytes)
+            copied = float(tracker.copied_bytes()) if autocast_keeps_copies() else 0.0
+        held = teach(Counted(live, float(tracker.bytes_made(output))))
+        return output, Reading(held, tracker.flops, tracker.peak_bytes, copied)
+
+    return run
 
 
-def by_saved(root: nn.Module, flops: int) -> Gauge:
+def by_saved(teach: Teach, root: nn.Module, flops: int) -> Gauge:
     """Return a gauge for compiled code, whose operators cannot be watched.
 
     Args:
+        teach: Tells what actions would hold of it.
         root: The model, whose own tensors do not count.
         flops: Of the layer's forward.
     """
@@ -74,11 +87,9 @@ def by_saved(root: nn.Module, flops: int) -> Gauge:
         with saved_storages() as saved:
             output = forward()
             returned = storages_in(output)
-            held = _total({**saved, **returned}, known)
-        reading = Reading(
-            {KEEP: held, RECOMPUTE: _total(returned, known)}, flops, int(held)
-        )
-        return output, reading
+            live = _total({**saved, **returned}, known)
+        held = teach(Counted(live, _total(returned, known)))
+        return output, Reading(held, flops, int(live))
 
     return run
 

@@ -128,7 +128,7 @@ class Trace:
         """
         self.mark("exit", index)
         shapes = [tuple(tensor.shape) for tensor in tensors_in(output)]
-        self.events[index].sizes += tuple(itertools.chain(*shapes))
+        self.events[index].leave(tuple(itertools.chain(*shapes)))
         for tensor in _made_outputs(inputs, output):
             tensor.register_hook(self._on_gradient(index))  # type: ignore[no-untyped-call]
         return tuple(map(len, shapes))
@@ -143,8 +143,7 @@ class Trace:
         """Run an event that is kept, and count what it holds."""
         event = self.events[index]
         output, reading = _run_watched(event, forward, inputs, gauge)
-        event.held_bytes = reading.held_bytes
-        event.copied_bytes = reading.copied_bytes
+        event.count(reading.held_bytes, reading.copied_bytes, flops=0)
         return output
 
     def recomputed(self, index: int, gauge: Gauge) -> OnRecompute:
@@ -156,8 +155,7 @@ class Trace:
             self.mark("recompute", index)
             event = self.events[index]
             output, reading = _run_watched(event, forward, given, gauge)
-            event.held_bytes, event.flops = reading.held_bytes, reading.flops
-            event.copied_bytes = reading.copied_bytes
+            event.count(reading.held_bytes, reading.copied_bytes, flops=reading.flops)
             if not self._meter.reads_peak:
                 self._raise_peak(reading.peak_bytes)
             self.mark("recomputed", index)
@@ -174,8 +172,7 @@ class Trace:
 
     def _on_gradient(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
-            if not self.events[index].has_gradient:
-                self.events[index].has_gradient = True
+            if self.events[index].note_gradient():
                 self.mark("gradient", index)
 
         return hook
@@ -206,7 +203,7 @@ def _run_watched(
     output, reading = gauge(forward, given)
     after = _count_users(given, list(tensors_in(output)))
     unchanged = {key for key, n in before.items() if after[key] <= n}
-    event.saved_inputs = event.inputs.keys() - unchanged
+    event.read(event.inputs.keys() - unchanged)
     return output, reading
 
 

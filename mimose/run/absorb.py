@@ -15,7 +15,6 @@ from mimose.run.footprint import Footprint
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.outcome import Measurement, StepOutcome
 from mimose.run.refusals import Refusals
-from mimose.types import KEEP, RECOMPUTE
 
 _log = logging.getLogger(__name__)
 
@@ -85,10 +84,11 @@ class Writers:
         self, outcome: StepOutcome, growth: int, read: Measurement
     ) -> float:
         """Return what a plan could grow by: all kept, or all the headroom."""
+        first = self._learner.model.menu.first
         kept = sum(
-            event.held_bytes[KEEP] - event.held_bytes[RECOMPUTE]
+            event.held_bytes[first] - event.held_bytes[event.action]
             for event in read.events
-            if event.action == RECOMPUTE and event.held_bytes
+            if event.action != first and event.held_bytes
         )
         return max(growth, min(growth + kept, self._headroom_bytes(outcome)))
 

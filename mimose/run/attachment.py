@@ -12,8 +12,8 @@ from torch import nn
 from mimose.exceptions import AlreadyAttachedError, BudgetError
 from mimose.measure.meters import AllocatorMeter, Meter
 from mimose.run.engine import Engine
-from mimose.run.events import UnitPatch
 from mimose.run.root import RootPatch
+from mimose.run.unit_patch import UnitPatch
 from mimose.torch_private import COMPILED_CALL
 from mimose.watch.compiled import OneGraph
 from mimose.watch.kv_cache import WithoutCache, caching_modules, tell_of_cache

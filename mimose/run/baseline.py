@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mimose.types import KEEP, RECOMPUTE
+from mimose.planners import Menu
 
 ActionAt = Callable[[int], str]
 """Returns the action of an event, by its position."""
@@ -14,17 +14,19 @@ class Unplanned:
     """The actions of the events of a step without a plan, as they run.
 
     Args:
+        menu: The actions in use.
         action_at: A baseline's; None where plans are made.
     """
 
-    def __init__(self, action_at: ActionAt | None) -> None:
+    def __init__(self, menu: Menu, action_at: ActionAt | None) -> None:
+        self._menu = menu
         self._action_at = action_at
         self.actions: list[str] = []
         """Of the events that have run."""
 
     def next(self, index: int) -> str:
         """Return the action of the next event, and take note of it."""
-        action = RECOMPUTE if self._action_at is None else self._action_at(index)
+        action = self._menu.least if self._action_at is None else self._action_at(index)
         self.actions.append(action)
         return action
 
@@ -37,4 +39,4 @@ class Unplanned:
     def keeps_some(self) -> bool:
         """Whether a baseline keeps events."""
         at = self._action_at
-        return at is not None and KEEP in (at(0), at(1))
+        return at is not None and self._menu.first in (at(0), at(1))

@@ -13,7 +13,7 @@ from mimose.measure.forward_flops import ForwardFlops, UncountableError
 from mimose.measure.tracker import StorageTracker
 from mimose.run.unit import Unit
 from mimose.torch_private import StopRecomputation
-from mimose.types import RECOMPUTE, CostOf, OnRecompute
+from mimose.types import CostOf, OnRecompute
 from mimose.watch.families import digest, family_key
 from mimose.watch.shapes import call_shape
 
@@ -52,7 +52,7 @@ class RecomputationFlops:
         shape = call_shape(args, kwargs)
         alike = family_key(key, shape, self._device)
         family = digest((alike, unit.index, "unplanned"))
-        cost_of = family, RECOMPUTE, shape.sizes
+        cost_of = family, self._learner.model.menu.least, shape.sizes
         flops = exact_cost(self._learner.model, cost_of)
         if flops is None:
             return self.counted(add, cost_of, unit, key, args, kwargs)

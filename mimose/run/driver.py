@@ -24,6 +24,7 @@ from mimose.exceptions import (
 from mimose.learn.problem import Memory
 from mimose.measure.meters import Meter
 from mimose.measure.out_of_memory import is_out_of_memory
+from mimose.planners import Menu
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.ending import StepEnds
 from mimose.run.events import EventRunner
@@ -54,6 +55,8 @@ class Parts:
     device: torch.device
     footprint: Footprint
     budget_bytes: int
+    menu: Menu
+    """The actions in use."""
     action_at: Callable[[int], str] | None
     """A baseline's action, by position; None where plans are made."""
     policy: Policy
@@ -193,6 +196,7 @@ class Driver:
             carried_bytes=carried,
             n_graphs=self._graphs_at_clean_up,
             began=began,
+            menu=self._parts.menu,
             action_at=self._parts.action_at,
         )
         if is_again:

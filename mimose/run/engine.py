@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
@@ -20,6 +20,8 @@ from mimose.measure.meters import BasicMeter, Meter, make_meter
 from mimose.planners import Planner
 from mimose.records import Records
 from mimose.run.absorb import Writers
+from mimose.run.actions.base import Action
+from mimose.run.actions.registry import choose, menu_of
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.driver import Driver, Parts
 from mimose.run.ending import StepEnds
@@ -43,6 +45,7 @@ class Options:
 
     budget: float | str
     planner: Planner
+    actions: Sequence[Action] = field(default_factory=lambda: choose("exact"))
     units: UnitsSpec = None
     predictor: str | Callable[[], Any] = "polynomial"
     round_to: int | Mapping[str, int] = 1
@@ -83,7 +86,7 @@ class Engine:
             options.budget, meter.total_bytes(), meter.held_bytes
         )
         kinds = kinds_of(options.predictor, meter.noise_bytes)
-        self.learner = Learner(CostModel(kinds))
+        self.learner = Learner(CostModel(kinds, menu_of(options.actions)))
         reserve = options.reserve or Reserve(meter.noise_bytes)
         self.policy = Policy(
             self.learner,
@@ -100,7 +103,7 @@ class Engine:
             for i, (name, module) in enumerate(found)
         ]
         self.events = EventRunner(
-            self.units, self.learner, self.device, model, knowledge
+            self.units, options.actions, self.learner, self.device, model, knowledge
         )
         self.describer = Describer(
             model, self.device, [unit.module for unit in self.units]
@@ -151,6 +154,7 @@ class Engine:
                 device=self.device,
                 footprint=self.footprint,
                 budget_bytes=self.budget_bytes,
+                menu=self.learner.model.menu,
                 action_at=action_at,
                 policy=self.policy,
                 events=self.events,

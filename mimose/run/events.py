@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
 
-from mimose.exact.changes import SavedBuffers
-from mimose.exact.first_call import FirstCall
 from mimose.exact.handed import Knowledge
-from mimose.exact.input_watch import Marks, cut_off, is_edited, marks
+from mimose.exact.input_watch import Marks, cut_off, is_edited
 from mimose.exact.late_answers import LateAnswers
-from mimose.exact.named_errors import is_inside_checkpoint
 from mimose.exceptions import MimoseError, NotRecomputableError
 from mimose.learn.learner import Learner
-from mimose.measure.gauges import Gauge, by_operators, by_saved
+from mimose.measure.gauges import Counted, by_operators, by_saved
 from mimose.measure.trace import Trace, input_storages
-from mimose.run.actions import recompute
-from mimose.run.comparison import Comparison
+from mimose.run.actions.base import Action, Probe, UnitCall
 from mimose.run.counting import RecomputationFlops
 from mimose.run.unit import Unit
 from mimose.torch_private import COMPILED_CALL
 from mimose.types import (
-    KEEP,
     MOST_CONTEXTS,
-    RECOMPUTE,
     Measured,
     OnRecompute,
     Uncounted,
@@ -44,71 +39,6 @@ _EDITED = "its input is edited in place after it was read"
 _EDITS_OBJECT = "a tensor of an object that it is handed is edited in place"
 _OUTSIDE = 3
 """Calls a layer without the model before a word is said."""
-
-
-class UnitPatch(Patch):
-    """A unit's forward: an event of the running step, if there is one.
-
-    Args:
-        unit: The unit.
-        runner: Knows the running step.
-    """
-
-    def __init__(self, unit: Unit, runner: EventRunner) -> None:
-        super().__init__(unit.module)
-        self.unit = unit
-        self._runner = runner
-        unit.forward = self.original
-        disable: Any = torch.compiler.disable
-        self._untraced = disable(_call)
-        if unit.is_compiled:
-            runner.patches.append(self)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the unit as the step says; most often it is kept."""
-        if torch.compiler.is_compiling():  # by somebody who compiles it after attach
-            return self._untraced(self, args, kwargs)
-        runner = self._runner
-        step = runner.step
-        if step is None:
-            if runner.counts_outside:
-                runner.called_outside(self.unit)
-            return self.original(*args, **kwargs)
-        if step.on_first_call is not None:
-            step.on_first_call(args, kwargs)
-        unit = self.unit
-        call = unit.calls
-        unit.calls = call + 1
-        actions = unit.actions
-        if call < len(actions) and step.trace is None:
-            if actions[call] == KEEP:
-                if unit.is_known or unit.is_kept:
-                    return self.original(*args, **kwargs)
-                return runner.keep(unit, args, kwargs)
-            if step.knows_flops and unit.is_compared and not unit.is_kept:
-                runner.inputs.append((unit, marks(args, kwargs)))
-                return recompute(
-                    self.original,
-                    args,
-                    kwargs,
-                    buffers=SavedBuffers(unit.buffers) if unit.buffers else None,
-                    guard=unit.guard,
-                    devices=unit.devices,
-                    handed=unit.handed,
-                    early_stop=not unit.is_compiled,
-                )
-        return runner.run(unit, call, args, kwargs)
-
-    @property
-    def is_replaced(self) -> bool:
-        """Whether the unit was compiled in place anew, so that this is not called."""
-        return called_attribute(self._module) == COMPILED_CALL and (
-            vars(self._module)[COMPILED_CALL] is not self
-        )
-
-
-def _call(patch: UnitPatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return patch(*args, **kwargs)
 
 
 FirstCallSeen: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], None]
@@ -144,6 +74,7 @@ class EventRunner:
 
     Args:
         units: The units, by index.
+        actions: Those in use, from the one that holds most to the one that holds least.
         learner: Learns FLOPs.
         device: The model's.
         root: The model.
@@ -153,12 +84,17 @@ class EventRunner:
     def __init__(
         self,
         units: Sequence[Unit],
+        actions: Sequence[Action],
         learner: Learner,
         device: torch.device,
         root: nn.Module,
         knowledge: Knowledge,
     ) -> None:
         self.units = units
+        self._actions = {action.spec.name: action for action in actions}
+        self.first = actions[0].spec.name
+        """The action of a call that nothing is done about."""
+        self._least = actions[-1].spec.name
         self.knowledge = knowledge
         self.answers = LateAnswers()
         """What only an accelerator knows, to be read when the step has ended."""
@@ -176,8 +112,12 @@ class EventRunner:
         self.counts_outside = True
         """Whether layers called without the model are counted: until it is called."""
         self._n_outside = 0
-        self.patches: list[UnitPatch] = []
-        """Those of compiled units tell when they are replaced."""
+        self._compiled: list[tuple[Unit, Patch]] = []
+        """Compiled units, which may be compiled anew."""
+
+    def watch_compiled(self, unit: Unit, patch: Patch) -> None:
+        """Look after a compiled unit, whose patch may be replaced."""
+        self._compiled.append((unit, patch))
 
     def refuse_replaced(self) -> None:
         """Make sure that units compiled in place were not compiled anew.
@@ -185,11 +125,13 @@ class EventRunner:
         Raises:
             MimoseError: One was.
         """
-        for patch in self.patches:
-            if patch.is_replaced:
+        for unit, patch in self._compiled:
+            if called_attribute(unit.module) != COMPILED_CALL:
+                continue
+            if vars(unit.module)[COMPILED_CALL] is not patch:
                 msg = (
-                    f"{patch.unit.name} was compiled again after attach, and is not "
-                    f"planned any more: detach, and attach again"
+                    f"{unit.name} was compiled again after attach, and is not planned "
+                    f"any more: detach, and attach again"
                 )
                 raise MimoseError(msg)
 
@@ -238,10 +180,10 @@ class EventRunner:
         """Set, by unit, the actions of the calls to come, none of which was made."""
         if plan is None:
             for unit in self.units:
-                unit.actions, unit.calls = (), 0
+                unit.begin(())
         else:
             for unit, actions in zip(self.units, plan, strict=True):
-                unit.actions, unit.calls = actions, 0
+                unit.begin(actions)
 
     def end(self) -> None:
         """Pass through from now on."""
@@ -279,159 +221,122 @@ class EventRunner:
             raise NotRecomputableError(names, found[units[0]])
 
     def run(
-        self, unit: Unit, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run one event that is not simply kept."""
-        step = self.step
-        assert step is not None
-        if step.trace is not None:
-            return self._measure(step.trace, unit, call, args, kwargs)
-        if call >= len(unit.actions) and self._other(step) == KEEP:
-            return self.keep(unit, args, kwargs)
-        return self._recompute(step, unit, call, args, kwargs)
-
-    def keep(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call that is kept; a first one tells what it changes."""
-        if unit.is_known or unit.is_kept:
-            return unit.forward(*args, **kwargs)
-        first = FirstCall(unit.module)
-        unit.guard.begin_anew()
-        output = unit.forward(*args, **kwargs)
-        why = unit.learn(first, self.answers)
-        if why:
-            unit.keep(why)
-        return output
-
-    def _other(self, step: RunningStep) -> str:
-        self._n_unplanned += 1
-        return step.action(self._n_unplanned - 1)
-
-    def _recompute(
         self,
-        step: RunningStep,
         unit: Unit,
-        call: int,
+        planned: str | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if self._must_keep(unit, args, kwargs) or not torch.is_grad_enabled():
-            return unit.forward(*args, **kwargs)
-        on_recompute = None
+        """Run one event that is not simply kept.
+
+        Args:
+            unit: The unit.
+            planned: Its action under the step's plan; None without one.
+            args: What it is called with.
+            kwargs: What it is called with by name.
+        """
+        step = self.step
+        assert step is not None
+        if step.trace is not None:
+            return self._measure(step.trace, unit, planned, args, kwargs)
+        name = planned or self._unplanned(step)
+        call = UnitCall(unit, args, kwargs, self)
+        if name == self.first:
+            return self._actions[name].run(call, None)
+        if not torch.is_grad_enabled() or self._must_keep(name, unit, args, kwargs):
+            return call.forward()
+        action = self._actions[name]
+        if action.spec.recomputes and not step.knows_flops:
+            call = replace(call, on_recompute=self._counted(step, call))
+            if unit.is_compiled and unit.is_kept:  # its FLOPs cannot be counted
+                return call.forward()
+        return action.run(call, None)
+
+    def note_read(self, unit: Unit, noted: Marks) -> None:
+        """Take note of the inputs of a call that will run again."""
+        self.inputs.append((unit, noted))
+
+    def note_impure(self, unit: Unit, why: str) -> None:
+        """Take note that a unit turned out one that may not run again."""
+        self._impure[unit] = why
+
+    def _unplanned(self, step: RunningStep) -> str:
+        self._n_unplanned += 1
+        return step.action(self._n_unplanned - 1)
+
+    def _counted(self, step: RunningStep, call: UnitCall) -> OnRecompute | None:
+        """Return what counts the FLOPs of a call's recomputation, if that is needed."""
+        unit, args, kwargs = call.unit, call.args, call.kwargs
+        key = self._mode.unit_keys[unit.index]
         if step.uncounted is None:
-            key = self._mode.unit_keys[unit.index]
-            on_recompute = self._flops.unplanned(
-                step.add_flops, unit, key, args, kwargs
-            )
-        elif (unit.index, call) in step.uncounted:
-            key = self._mode.unit_keys[unit.index]
-            known_as = step.uncounted[unit.index, call]
-            on_recompute = self._flops.counted(
-                step.add_flops, known_as, unit, key, args, kwargs
-            )
-        if unit.is_compiled and unit.is_kept:  # now that its FLOPs are counted
-            return unit.forward(*args, **kwargs)
-        return self._run(unit, args, kwargs, on_recompute)
+            return self._flops.unplanned(step.add_flops, unit, key, args, kwargs)
+        known_as = step.uncounted.get((unit.index, unit.calls - 1))
+        if known_as is None:
+            return None
+        return self._flops.counted(step.add_flops, known_as, unit, key, args, kwargs)
 
     def _must_keep(
-        self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        name: str,
+        unit: Unit,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> bool:
         """Whether a unit is kept, now that it is called, where and with what it is."""
         if unit.is_kept:
             return True
+        why = self._actions[name].refuses(unit)
         if self.knowledge.edited and self.knowledge.cannot_be_copied(args, kwargs):
-            unit.keep(_EDITS_OBJECT)
-            return True
-        if not unit.is_compared and is_inside_checkpoint():
-            unit.keep("the model itself checkpoints it")
-            return True
-        return False
-
-    def _run(
-        self,
-        unit: Unit,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        on_recompute: OnRecompute | None,
-        *,
-        early_stop: bool = True,
-    ) -> Any:
-        """Run a call that is recomputed; a first one tells what it changes."""
-        noted = marks(args, kwargs)
-        first, buffers, comparison = None, None, None
-        if not unit.is_compared:
-            comparison = Comparison(unit, self.answers)
-            on_recompute = comparison.compared(on_recompute)
-        if not unit.is_known:
-            first = FirstCall(unit.module)
-            buffers = first.buffers
-            unit.guard.begin_anew()
-        elif unit.buffers:
-            buffers = SavedBuffers(unit.buffers)
-        output = recompute(
-            unit.forward,
-            args,
-            kwargs,
-            buffers=buffers,
-            on_recompute=on_recompute,
-            guard=unit.guard,
-            devices=unit.devices,
-            handed=unit.handed,
-            early_stop=early_stop and comparison is None and not unit.is_compiled,
-        )
-        if is_edited(noted):
-            cut_off(noted)
-            why = "it edits its own input in place"
-            raise NotRecomputableError({unit.index: unit.name}, why)
-        self.inputs.append((unit, noted))
-        why = "" if first is None else unit.learn(first, self.answers)
+            why = _EDITS_OBJECT
         if why:
-            self._impure[unit] = why
-        unit.note_compared(is_doubted=unit.is_doubted)
-        if comparison is not None and not unit.guard.changes_weights:
-            comparison.take(output)
-        return output
+            unit.keep(why)
+        return bool(why)
 
     def _measure(
         self,
         trace: Trace,
         unit: Unit,
-        call: int,
+        planned: str | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        call = UnitCall(unit, args, kwargs, self)
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
         if not _makes_gradients(unit.module, inputs):
-            return unit.forward(*args, **kwargs)
+            return call.forward()
+        name = planned or self._least
+        is_free = planned == self.first
+        gauge = by_operators(self._teach)
+        if unit.is_compiled and not is_free:
+            key = self._mode.unit_keys[unit.index]
+            flops = self._flops.of_compiled(unit, key, args, kwargs)
+            gauge = by_saved(self._teach, self._root, flops)
+        if name != self.first and self._must_keep(name, unit, args, kwargs):
+            name = self.first
         shape = call_shape(args, kwargs)
-        is_planned = call < len(unit.actions) and unit.actions[call] == KEEP
-        gauge: Gauge = by_operators
-        if unit.is_compiled and not is_planned:
-            unit_key = self._mode.unit_keys[unit.index]
-            flops = self._flops.of_compiled(unit, unit_key, args, kwargs)
-            gauge = by_saved(self._root, flops)
-        is_kept = is_planned or self._must_keep(unit, args, kwargs)
-        key = family_key(self._mode.unit_keys[unit.index], shape, self._device)
         measured = Measured(
-            name=f"{unit.name}#{call}",
+            name=f"{unit.name}#{unit.calls - 1}",
             unit=unit.index,
-            call=call,
+            call=unit.calls - 1,
             sizes=shape.sizes,
-            action=KEEP if is_kept else RECOMPUTE,
+            action=name,
             inputs=input_storages(inputs),
         )
         index = trace.enter(measured)
-        if is_planned:
-            output = unit.forward(*args, **kwargs)
-        elif is_kept:
-            output = trace.kept(
-                index, lambda: unit.forward(*args, **kwargs), inputs, gauge
-            )
-        else:
-            on_recompute = trace.recomputed(index, gauge)
-            output = self._run(unit, args, kwargs, on_recompute, early_stop=False)
+        # Where it is kept by choice, other steps have told what it holds.
+        probe = None if is_free else Probe(trace, index, gauge, inputs)
+        output = self._actions[name].run(call, probe)
         ranks = trace.leave(index, inputs, output)
-        measured.family = digest((key, ranks))
+        alike = family_key(self._mode.unit_keys[unit.index], shape, self._device)
+        measured.belong_to(digest((alike, ranks)))
         return output
+
+    def _teach(self, counted: Counted) -> dict[str, float]:
+        """Return what each action would hold of a call that was counted."""
+        held = {
+            name: action.held_bytes(counted) for name, action in self._actions.items()
+        }
+        return {name: n_bytes for name, n_bytes in held.items() if n_bytes is not None}
 
 
 def _makes_gradients(module: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mimose.learn.learner import Learner
-from mimose.types import KEEP
 
 _log = logging.getLogger(__name__)
 
@@ -43,9 +42,12 @@ class Findings:
         """Never recompute a unit again."""
         if unit.name in self.kept:
             return
-        self._learner.restrict(unit.index, [KEEP])
+        self._keep_only(unit.index)
         self.kept[unit.name] = why
         _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
+
+    def _keep_only(self, index: int) -> None:
+        self._learner.restrict(index, [self._learner.model.menu.first])
 
     def note_recomputed(self, unit: Named) -> None:
         """Take note that a unit is about to be recomputed."""
@@ -76,4 +78,4 @@ class Findings:
         self.kept = {**saved, **self.kept}
         for index, name in enumerate(self._names):
             if name in self.kept:
-                self._learner.restrict(index, [KEEP])
+                self._keep_only(index)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mimose.decide.decision import Decision
 from mimose.measure.analysis import analyse
 from mimose.measure.trace import Trace
+from mimose.planners import Menu
 from mimose.records import StepRecord
 from mimose.types import Measured, StepFacts, StepSample
 
@@ -24,13 +25,14 @@ class Measurement:
     """Of files mapped during the step."""
 
     @classmethod
-    def of(cls, trace: Trace) -> Measurement:
+    def of(cls, trace: Trace, menu: Menu) -> Measurement:
         """Analyse a trace.
 
         Args:
             trace: Of a step whose backward has ended.
+            menu: The actions in use.
         """
-        sample = analyse(trace.marks, trace.events)
+        sample = analyse(trace.marks, trace.events, menu)
         events = tuple(trace.events)
         return cls(events, sample, trace.peak_bytes, trace.file_growth_bytes)
 

@@ -11,6 +11,7 @@ from mimose.decide.decision import Decision
 from mimose.measure.meters import Meter
 from mimose.measure.retained import RetainedOutputs
 from mimose.measure.trace import Trace
+from mimose.planners import Menu
 from mimose.records import Phase, StepRecord
 from mimose.run.backward import Backward, Stage
 from mimose.run.baseline import ActionAt, Unplanned
@@ -34,6 +35,7 @@ class Step:
         carried_bytes: What it begins with of the outputs of the step before.
         n_graphs: Compiled before it.
         began: When the root was entered, by `time.perf_counter`.
+        menu: The actions in use.
         action_at: A baseline's, by position; None where plans are made.
     """
 
@@ -49,6 +51,7 @@ class Step:
         carried_bytes: int,
         n_graphs: int,
         began: float,
+        menu: Menu,
         action_at: ActionAt | None,
     ) -> None:
         self.number = number
@@ -67,7 +70,8 @@ class Step:
         """A trace that has its start, for a step that may yet be one to measure."""
         self._budget_bytes = budget_bytes
         self._is_baseline = action_at is not None
-        self._unplanned = Unplanned(action_at)
+        self._menu = menu
+        self._unplanned = Unplanned(menu, action_at)
         self._began = began
         self._plan_seconds = 0.0
         self._seconds: float | None = None
@@ -251,7 +255,7 @@ class Step:
         seen = self.backward
         if self.trace is None or seen.is_shared or not seen.n_ended:
             return None
-        return Measurement.of(self.trace)
+        return Measurement.of(self.trace, self._menu)
 
     def record(self) -> StepRecord:
         """Return what can be told of the step by now."""

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import mimose
-from mimose.decide.policy import Decision
+from mimose.decide import planning
+from mimose.decide.decision import Decision
 from mimose.planners import Static
 
 
@@ -200,7 +201,7 @@ def test_autocast_has_its_own_plans(toys, meter):
     assert plain.observed_growth_bytes != cast.observed_growth_bytes
 
 
-def test_a_prediction_alone_does_not_end_a_training(toys, meter):
+def test_a_prediction_alone_does_not_end_a_training(toys, meter, monkeypatch):
     """Where no plan is predicted to fit, all is recomputed, and what it takes decides.
 
     The budget has room for the batch, but not for what is predicted of it.
@@ -210,14 +211,13 @@ def test_a_prediction_alone_does_not_end_a_training(toys, meter):
         lengths = (8, 24, 16, 12, 20, 32, 28, 10, 14, 18, 22, 26)
         toys.train(model, [toys.inputs(n) for n in lengths])
         assert "plan" == session.records[-1].phase
-        policy = session._engine.policy
-        original = policy.problem
+        original = planning.fill_problem
 
         def heavier(*args, **kwargs):
             problem = original(*args, **kwargs)
             return replace(problem, gap_bytes=problem.gap_bytes + 2.0**41)
 
-        policy.problem = heavier
+        monkeypatch.setattr(planning, "fill_problem", heavier)
         model(toys.inputs(30)).backward()
     record = session.records[-1]
     assert ("fallback", {"recompute"}) == (record.phase, set(record.actions))
@@ -310,14 +310,14 @@ def test_the_farther_beyond_what_was_measured_the_more_is_kept_free(toys, meter)
     with mimose.attach(model, "1GiB", meter=meter) as session:
         policy = session._engine.policy
         kept_free = []
-        make = policy._make
+        make = policy._maker.make
 
-        def making(facts, memory, share, beyond):
-            bound = policy.reserve.bound
-            kept_free.append((facts.sizes[0], bound.margin(beyond) - bound.margin()))
-            return make(facts, memory, share, beyond)
+        def making(model, facts, memory, *, extrapolation_ratio, **others):
+            bound, ratio = policy.reserve.bound, extrapolation_ratio
+            kept_free.append((facts.sizes[0], bound.margin(ratio) - bound.margin()))
+            return make(model, facts, memory, extrapolation_ratio=ratio, **others)
 
-        policy._make = making
+        policy._maker.make = making
         toys.train(model, [toys.inputs(n) for n in [*lengths, 42, 41, 58]])
     free = dict(kept_free)
     assert free[36] == 0.0

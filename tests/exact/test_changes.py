@@ -20,8 +20,10 @@ from mimose.exact.changes import BufferSlot, Saved, SavedBuffers, buffer_slots
 from mimose.exact.impurities import AttributesSlot
 from mimose.exact.input_watch import is_edited, marks
 from mimose.exceptions import RecomputationError
+from mimose.planners.actions import EXACT_MENU
 from mimose.tensors import same_bits
-from mimose.types import KEEP
+
+KEEP, RECOMPUTE = EXACT_MENU.names
 
 PLANNERS = pytest.mark.parametrize("planner", ["auto", "full", "every-2"])
 

@@ -11,7 +11,7 @@ from torch import nn
 import mimose
 from mimose.exact import random_state
 from mimose.exact.random_state import DeviceRandom, RandomState, refuse_unsaveable
-from mimose.run.actions import recompute
+from mimose.run.actions.checkpointing import recompute
 
 ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
 WITHOUT_DROPOUT = {

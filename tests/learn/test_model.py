@@ -8,14 +8,10 @@ import mimose
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
 from mimose.learn.problem import doubt, exact_cost, fill_problem
-from mimose.types import (
-    KEEP,
-    MOST_CONTEXTS,
-    RECOMPUTE,
-    SegmentSample,
-    StepFacts,
-    StepSample,
-)
+from mimose.planners.actions import EXACT_MENU
+from mimose.types import MOST_CONTEXTS, SegmentSample, StepFacts, StepSample
+
+KEEP, RECOMPUTE = EXACT_MENU.names
 
 
 def _nothing():

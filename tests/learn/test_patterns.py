@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from mimose.learn.patterns import Event, Pattern, SizeRule
+from mimose.planners.actions import EXACT_MENU
 from mimose.predictors import SizeMap
-from mimose.types import KEEP, RECOMPUTE
+
+KEEP, RECOMPUTE = EXACT_MENU.names
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from torch import nn
 
 import mimose
 from mimose.planners import peak_bytes
-from mimose.types import KEEP, RECOMPUTE
+from mimose.planners.actions import EXACT_MENU
+
+KEEP, RECOMPUTE = EXACT_MENU.names
 
 
 def _trained(toys, meter, model, batches, **options):

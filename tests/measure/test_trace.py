@@ -11,7 +11,10 @@ from mimose.measure.analysis import analyse, without_readings
 from mimose.measure.retained import RetainedOutputs
 from mimose.measure.trace import Mark
 from mimose.measure.tracker import StorageTracker
-from mimose.types import KEEP, RECOMPUTE, Measured
+from mimose.planners.actions import EXACT_MENU
+from mimose.types import Measured
+
+KEEP, RECOMPUTE = EXACT_MENU.names
 
 ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
 
@@ -106,7 +109,7 @@ def test_the_recomputation_holds_what_keeping_does(toys, monkeypatch, name):
     with toys.counting() as meter, mimose.attach(model, "1TiB", meter=meter):
         toys.train(model, [batch])
     (trace,) = traces
-    sample = analyse(trace.marks, trace.events)
+    sample = analyse(trace.marks, trace.events, EXACT_MENU)
     actual = [
         (
             event.held_bytes[KEEP],
@@ -175,7 +178,7 @@ STEP = (
 
 def test_samples_of_a_written_step():
     """Each number of a step with one event follows from the marks around it."""
-    sample = analyse(_written(*STEP), [_event(0)])
+    sample = analyse(_written(*STEP), [_event(0)], EXACT_MENU)
     (event,) = sample.events
     assert (5, 30.0) == (sample.gaps[0].net_bytes, sample.gaps[0].excess_bytes)
     assert {RECOMPUTE: 70.0, KEEP: 70.0} == event.forward_excess_bytes
@@ -192,7 +195,7 @@ def test_a_disturbed_reading_gives_no_excess():
     marks = _written(*STEP)
     marks[1] = marks[1]._replace(is_clean=False)
     marks[-1] = marks[-1]._replace(is_clean=False)
-    sample = analyse(marks, [_event(0)])
+    sample = analyse(marks, [_event(0)], EXACT_MENU)
     assert (5, None) == (sample.gaps[0].net_bytes, sample.gaps[0].excess_bytes)
     assert {} == sample.events[0].backward_excess_bytes
     assert {RECOMPUTE: 70.0, KEEP: 70.0} == sample.events[0].forward_excess_bytes
@@ -200,7 +203,7 @@ def test_a_disturbed_reading_gives_no_excess():
 
 def test_a_step_without_backward_has_forward_samples():
     """What ran is told; of the loss and the backward nothing is."""
-    sample = analyse(_written(*STEP[:4]), [_event(0)])
+    sample = analyse(_written(*STEP[:4]), [_event(0)], EXACT_MENU)
     assert {RECOMPUTE: 70.0} == sample.events[0].forward_excess_bytes
     assert {} == sample.events[0].backward_excess_bytes
     assert sample.loss is None
@@ -219,12 +222,12 @@ def test_gradients_out_of_order_are_noticed():
         ("gradient", 1, 0, 0),
         ("end", -1, 0, 0),
     )
-    assert not analyse(marks, [_event(0), _event(1)]).is_ordered
+    assert not analyse(marks, [_event(0), _event(1)], EXACT_MENU).is_ordered
 
 
 def test_without_readings_only_counts_are_left():
     """The first step of a process keeps its held bytes and nothing that was read."""
-    sample = without_readings(analyse(_written(*STEP), [_event(0)]))
+    sample = without_readings(analyse(_written(*STEP), [_event(0)], EXACT_MENU))
     assert {KEEP: 60.0, RECOMPUTE: 10.0} == sample.events[0].held_bytes
     assert {} == sample.events[0].forward_excess_bytes
     assert {} == sample.events[0].backward_net_bytes

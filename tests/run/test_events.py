@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import mimose
-import mimose.run.events
+import mimose.run.actions.recompute
 from mimose.watch.kv_cache import caching_modules
 
 
@@ -113,7 +113,7 @@ def test_frozen_layers_are_not_checkpointed(toys, meter, monkeypatch):
     for block in model.blocks[:2]:
         block.requires_grad_(False)
     recomputed = []
-    original = mimose.run.events.recompute
+    original = mimose.run.actions.recompute.recompute
 
     def counting(*args, **kwargs):
         recomputed.append(1)
@@ -124,7 +124,7 @@ def test_frozen_layers_are_not_checkpointed(toys, meter, monkeypatch):
     assert [] == found
     with mimose.attach(model, "1TiB", meter=meter) as again:
         again.load_state_dict(session.state_dict())
-        monkeypatch.setattr(mimose.run.events, "recompute", counting)
+        monkeypatch.setattr(mimose.run.actions.recompute, "recompute", counting)
         toys.train(model, batches)
     assert {"plan"} == {record.phase for record in again.records}
     assert again.records[-1].cache_hit

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mimose.exact.changes import SavedBuffers, running_statistics
-from mimose.run.actions import recompute
+from mimose.run.actions.checkpointing import recompute
 
 
 def _gradients(module, run, *inputs):

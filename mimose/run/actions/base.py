@@ -1,0 +1,93 @@
+"""What an action is, and what it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mimose.exact.input_watch import Marks
+from mimose.exact.late_answers import LateAnswers
+from mimose.measure.gauges import Counted, Gauge
+from mimose.measure.trace import Trace
+from mimose.planners import ActionSpec
+from mimose.run.unit import Unit
+from mimose.types import OnRecompute
+
+
+class Notes(Protocol):
+    """Where a running step takes note of what its calls show."""
+
+    answers: LateAnswers
+    """Tells what only an accelerator knows, when the step has ended."""
+
+    def note_read(self, unit: Unit, noted: Marks) -> None:
+        """Take note of the inputs of a call that will run again."""
+        ...
+
+    def note_impure(self, unit: Unit, why: str) -> None:
+        """Take note that a unit turned out one that may not run again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How a call is measured."""
+
+    trace: Trace
+    index: int
+    """The event's, in the trace."""
+    gauge: Gauge
+    """Counts what a run of the forward holds and computes."""
+    inputs: list[Any]
+    """The tensors that the call is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCall:
+    """One call of a unit, in a step that trains."""
+
+    unit: Unit
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    notes: Notes
+    on_recompute: OnRecompute | None = None
+    """Has to see the forward run again, such as to count its FLOPs."""
+
+    def forward(self) -> Any:
+        """Run the unit's own forward."""
+        return self.unit.forward(*self.args, **self.kwargs)
+
+
+class Action(Protocol):
+    """What may happen to the activations of a call."""
+
+    spec: ActionSpec
+
+    def refuses(self, unit: Unit) -> str:
+        """Return why a unit cannot run under it, for the report; "" if it can."""
+        ...
+
+    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+        """Run the forward under the action; its backward is arranged for.
+
+        Args:
+            call: The call.
+            probe: Measures it; None in a step that is not measured.
+
+        Returns:
+            What the unit returns.
+
+        Raises:
+            NotRecomputableError: It turned out one that cannot run so.
+        """
+        ...
+
+    def held_bytes(self, counted: Counted) -> float | None:
+        """Return what it would hold of a call that was run and counted in full.
+
+        This is how one execution teaches of other actions. None where it cannot tell.
+
+        Args:
+            counted: What the call's forward made, and what of that it returned.
+        """
+        ...

@@ -1,0 +1,74 @@
+"""Running a call's forward again in backward, in place of holding what it saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mimose.exact.changes import SavedBuffers
+from mimose.exact.first_call import FirstCall
+from mimose.exact.input_watch import cut_off, is_edited, marks
+from mimose.exact.named_errors import is_inside_checkpoint
+from mimose.exceptions import NotRecomputableError
+from mimose.measure.gauges import Counted
+from mimose.planners.actions import RECOMPUTE
+from mimose.run.actions.base import Probe, UnitCall
+from mimose.run.actions.checkpointing import recompute
+from mimose.run.comparison import Comparison
+from mimose.run.unit import Unit
+
+
+class Recompute:
+    """Holds a call's inputs and outputs, and nothing of what is made in between."""
+
+    spec = RECOMPUTE
+
+    def refuses(self, unit: Unit) -> str:
+        """Return why a call cannot run again, where that shows before it runs."""
+        if not unit.is_compared and is_inside_checkpoint():
+            return "the model itself checkpoints it"
+        return ""
+
+    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+        """Run the forward; a first call tells what it changes."""
+        unit, on_recompute = call.unit, call.on_recompute
+        if probe is not None:
+            on_recompute = probe.trace.recomputed(probe.index, probe.gauge)
+        noted = marks(call.args, call.kwargs)
+        first, buffers, comparison = None, None, None
+        if not unit.is_compared:
+            comparison = Comparison(unit, call.notes.answers)
+            on_recompute = comparison.compared(on_recompute)
+        if not unit.is_known:
+            first = FirstCall(unit.module)
+            buffers = first.buffers
+            unit.guard.begin_anew()
+        elif unit.buffers:
+            buffers = SavedBuffers(unit.buffers)
+        is_whole = probe is not None or comparison is not None or unit.is_compiled
+        output = recompute(
+            unit.forward,
+            call.args,
+            call.kwargs,
+            buffers=buffers,
+            on_recompute=on_recompute,
+            guard=unit.guard,
+            devices=unit.devices,
+            handed=unit.handed,
+            early_stop=not is_whole,
+        )
+        if is_edited(noted):
+            cut_off(noted)
+            why = "it edits its own input in place"
+            raise NotRecomputableError({unit.index: unit.name}, why)
+        call.notes.note_read(unit, noted)
+        why = "" if first is None else unit.learn(first, call.notes.answers)
+        if why:
+            call.notes.note_impure(unit, why)
+        unit.note_compared(is_doubted=unit.is_doubted)
+        if comparison is not None and not unit.guard.changes_weights:
+            comparison.take(output)
+        return output
+
+    def held_bytes(self, counted: Counted) -> float:
+        """Return what of the call is handed on: its outputs."""
+        return counted.output_bytes

@@ -1,0 +1,57 @@
+"""The actions there are, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mimose.planners import Menu
+from mimose.run.actions.base import Action
+from mimose.run.actions.keep import Keep
+from mimose.run.actions.recompute import Recompute
+
+_ACTIONS: list[Action] = [Keep(), Recompute()]
+"""From the one that holds most to the one that holds least."""
+
+
+def register(action: Action) -> None:
+    """Add an action, between those that hold more and the one that holds least.
+
+    Args:
+        action: The action; its name is its own.
+    """
+    _ACTIONS.insert(-1, action)
+
+
+def forget(action: Action) -> None:
+    """Take an action out again."""
+    _ACTIONS.remove(action)
+
+
+def choose(actions: str | Sequence[str]) -> tuple[Action, ...]:
+    """Return the actions that a session may use, the one that holds most first.
+
+    Args:
+        actions: ``"exact"`` for all that leave gradients as they are, or names.
+
+    Raises:
+        ValueError: A name is unknown, or keeping or the least is not among them.
+    """
+    names = [action.spec.name for action in _ACTIONS]
+    if isinstance(actions, str):
+        if actions == "exact":
+            return tuple(action for action in _ACTIONS if action.spec.is_exact)
+        actions = (actions,)
+    unknown = [name for name in actions if name not in names]
+    needed = {names[0], names[-1]}
+    if unknown or not needed <= set(actions):
+        msg = (
+            f"actions must be 'exact', or {names[0]!r} and {names[-1]!r} with any of "
+            f"{names[1:-1]!r} between them, got {tuple(actions)!r}"
+        )
+        raise ValueError(msg)
+    return tuple(action for action in _ACTIONS if action.spec.name in actions)
+
+
+def menu_of(actions: Sequence[Action]) -> Menu:
+    """Return what planners and the cost model need to know of actions."""
+    return Menu(tuple(action.spec for action in actions))
