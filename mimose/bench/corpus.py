@@ -18,6 +18,7 @@ The rule, so that two people with one Python version get the same corpus:
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import sysconfig
 import warnings
@@ -132,6 +133,7 @@ def read_docstrings(root: Path | None = None) -> tuple[Docstring, ...]:
     return tuple(found.values())
 
 
+@functools.cache
 def load_corpus(n_labels: int = 24, root: Path | None = None) -> Corpus:
     """Build the classification task: from which package does a docstring come?
 
@@ -190,6 +192,7 @@ def train_tokenizer(
     return tokenizer
 
 
+@functools.cache
 def encode_corpus(
     corpus: Corpus, max_tokens: int = 512, vocabulary_size: int = VOCABULARY_SIZE
 ) -> EncodedCorpus:

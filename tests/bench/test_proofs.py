@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench.proofs import child, common, models, soak
+from mimose.bench.child import RunFailedError
+from mimose.bench.proofs import common, models, soak
 from mimose.bench.proofs.__main__ import PROOFS, main
 from mimose.bench.proofs.common import Answer, Bar, Settings
 from mimose.usage import UsageError
@@ -106,15 +107,15 @@ def test_soak_row_reads_itself() -> None:
     assert pytest.approx(0.1) == row.error
 
 
-def test_setup_draws_within_a_part() -> None:
+def test_sizes_are_drawn_within_a_part() -> None:
     """Sizes keep to their multiple and to the part of the range that was asked for."""
     torch = pytest.importorskip("torch")
-    setup = models.Setup(
+    spec = models.ModelSpec(
         model="vit", sizes={"batch": (2, 3), "height": (32, 320)}, multiple=32
     )
     generator = torch.Generator().manual_seed(0)
 
-    drawn = [setup.draw(generator, 0.0, 0.5) for _ in range(50)]
+    drawn = [spec.draw(generator, 0.0, 0.5) for _ in range(50)]
 
     assert {32, 64, 96, 128, 160} >= {sizes["height"] for sizes in drawn}
     assert {2, 3} >= {sizes["batch"] for sizes in drawn}
@@ -123,13 +124,13 @@ def test_setup_draws_within_a_part() -> None:
 def test_unknown_model() -> None:
     """The error names the models that there are."""
     with pytest.raises(UsageError, match=r"--models lstm: choose among bert"):
-        models.chosen((models.Setup(model="bert", sizes={}),), ["lstm"])
+        models.names_of([models.ModelSpec(model="bert", sizes={})], ["lstm"])
 
 
 def test_child_tells_how_it_died() -> None:
     """What a child wrote last is part of the error."""
-    with pytest.raises(child.ChildFailedError, match="KeyError: 'model'"):
-        list(child.run_child("held", {}, 1))
+    with pytest.raises(RunFailedError, match="KeyError: 'model'"):
+        list(common.said_by("held", Settings(threads=1)))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from mimose.bench.check.model import Transformer, make_batch
-from mimose.bench.proofs.loop import Loop, Measured
-from mimose.bench.step_meter import ReservedStepMeter
+from mimose.bench.proofs.loop import Loop
+from mimose.bench.step_meter import MeasuredStep, ReservedStepMeter
 from mimose.bench.zoo import ZOO, Batch
 
 AMPLE_BYTES = 2**40
@@ -146,7 +146,7 @@ class Training(Loop):
         make = (like or self._subject).batch
         return make(self.scale, length, self._generator)
 
-    def train(self, lengths: Iterable[int]) -> Iterator[Measured]:
+    def train(self, lengths: Iterable[int]) -> Iterator[MeasuredStep]:
         """Train a step at each length."""
         return (self.step(self.batch(length)) for length in lengths)
 

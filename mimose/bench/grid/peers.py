@@ -16,14 +16,10 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from mimose.bench.child import RunFailedError
 from mimose.bench.grid.autosac import auto_sac, why_no_auto_sac
 from mimose.bench.grid.selective import EverySecondProduct, Selective
-from mimose.bench.grid.strategies import (
-    Applied,
-    CannotRunError,
-    Setup,
-    Strategy,
-)
+from mimose.bench.grid.strategies import Applied, Setup, Strategy
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.watch.patch import Patch
 from mimose.watch.units import find_units
@@ -60,13 +56,13 @@ def _transformers(**options: Any) -> Callable[[Setup], Applied]:
     def apply(setup: Setup) -> Applied:
         if not hasattr(setup.model, "gradient_checkpointing_enable"):
             msg = f"{type(setup.model).__name__} is no model of transformers"
-            raise CannotRunError(msg)
+            raise RunFailedError(msg)
         enable, disable = _switch(setup)
         known = inspect.signature(enable).parameters
         unknown = [name for name in options if name not in known]
         if unknown:
             msg = f"this version of transformers knows no {', '.join(unknown)}"
-            raise CannotRunError(msg)
+            raise RunFailedError(msg)
         enable(**options)
         return _Closing(disable)
 
@@ -233,7 +229,7 @@ def _rockmate(kind: str) -> str:
 
 
 def _unable(setup: Setup) -> Applied:
-    raise CannotRunError(_ONE_SHAPE)
+    raise RunFailedError(_ONE_SHAPE)
 
 
 PEERS = (

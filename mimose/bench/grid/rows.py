@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mimose.bench.rows import Row
+
 INTERRUPTED = "interrupted"
 """The `problem` of a strategy that was stopped from outside."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GridRow:
+class GridRow(Row):
     """One training step; or, with `problem`, why there is none."""
 
     workload: str
@@ -57,17 +59,11 @@ class GridRow:
     loss: float
     problem: str
     """Why the strategy did not run, or did not go on; empty if all went well."""
-    load_average: float
-    seed: int
-    threads: int
     dtype: str
-    date: str
-    """When the run began, ISO 8601."""
-    device: str
-    python: str
-    torch: str
-    transformers: str
-    mimose: str
+    is_limited: bool = False
+    """Whether the system enforced the budget."""
+    accuracy: float | None = None
+    """On held-out data after the last step, where the workload has any."""
 
     @property
     def growth_bytes(self) -> int:

@@ -46,10 +46,6 @@ class Setup:
         return self.meter.settled_bytes(0) + self.headroom_bytes
 
 
-class CannotRunError(Exception):
-    """A strategy cannot be applied here; the message says why."""
-
-
 class Facts(NamedTuple):
     """What a strategy says of the step that it has just taken."""
 

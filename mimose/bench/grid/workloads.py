@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 from mimose.bench.grid.detector import Detector
+from mimose.bench.grid.docstrings import DOCSTRINGS
 from mimose.bench.grid.scaling import SCALING
 from mimose.bench.grid.traces import (
-    Trace,
+    SizeTrace,
     bell_with_spike,
     docstrings,
     images,
@@ -213,7 +214,7 @@ def _boxes_batch(
     return {**batch, "boxes": torch.cat((low, high), dim=-1), "labels": kinds}
 
 
-def _images_trace(scale: str) -> Trace:
+def _images_trace(scale: str) -> SizeTrace:
     return (
         images((480, 800), 1333, 32) if scale == "base" else images((240, 400), 667, 32)
     )
@@ -280,6 +281,7 @@ WORKLOADS: Mapping[str, Workload] = {
             sizes=("height", "width"),
             trace=_images_trace,
         ),
+        DOCSTRINGS,
     )
 }
 """The tasks, by name."""

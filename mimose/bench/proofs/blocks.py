@@ -1,4 +1,4 @@
-"""A row of small equal blocks: a model whose own work hardly hides the library's."""
+"""Small equal blocks in a row: a model whose own work hardly hides the library's."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Block(nn.Module):
 
 
 class Output(NamedTuple):
-    """What a row returns."""
+    """What blocks return."""
 
     loss: torch.Tensor
     """One number."""
 
 
-class Row(nn.Module):
+class Blocks(nn.Module):
     """Blocks one behind another, and a loss of one number.
 
     Args:

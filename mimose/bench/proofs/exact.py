@@ -23,41 +23,40 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
     Answer,
     Bar,
-    Row,
     Settings,
     mebibytes,
-    progress,
+    rows_of,
 )
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import Setup, chosen
+from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
+from mimose.bench.rows import Row
 from mimose.bench.zoo import ZOO, Batch
 from mimose.session import attach
 from mimose.usage import at_least_one
 
 QUESTION = "Is training on an accelerator the same to the last bit?"
 
-_SETUPS = (
-    Setup(model="bert", sizes={"batch": (8, 8), "length": (64, 256)}),
-    Setup(model="gpt2", sizes={"batch": (4, 4), "length": (64, 256)}),
-    Setup(
+_SPECS = (
+    ModelSpec(model="bert", sizes={"batch": (8, 8), "length": (64, 256)}),
+    ModelSpec(model="gpt2", sizes={"batch": (4, 4), "length": (64, 256)}),
+    ModelSpec(
         model="t5", sizes={"batch": (4, 4), "source": (64, 256), "target": (32, 128)}
     ),
-    Setup(
+    ModelSpec(
         model="vit",
         sizes={"batch": (6, 6), "height": (128, 256), "width": (128, 256)},
         multiple=16,
     ),
-    Setup(model="albert", sizes={"batch": (8, 8), "length": (64, 256)}),
-    Setup(
+    ModelSpec(model="albert", sizes={"batch": (8, 8), "length": (64, 256)}),
+    ModelSpec(
         model="resnet",
         sizes={"batch": (6, 6), "height": (96, 256), "width": (96, 256)},
     ),
 )
-_AMPLE_BYTES = 2**40
 _SHARE, _OVER_LEAST = 0.35, 1.2
 """Where the budget lies between the least and the most that the longest reserves, and
 how far above the least it is at any rate: other shapes may reserve more."""
@@ -104,24 +103,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every model twice, and compare."""
-    rows: list[ExactRow] = []
-    table, bars = [], []
-    for setup in chosen(_SETUPS, settings.models):
-        task = {
-            "model": setup.model,
-            "seed": settings.seed,
-            "device": settings.device,
-            "steps": options.steps,
-        }
-        own = [
-            ExactRow(**said, **settings.provenance())
-            for said in run_child("exact", task, settings.threads)
-        ]
-        rows.extend(own)
-        table.append(_summarise(setup.model, own))
-        bars.extend(_judge(setup.model, own, options.steps))
-        progress(f"exact {setup.model}: done")
-    return Answer(rows=rows, table=table, bars=bars)
+    answer = Answer()
+    for name in names_of(_SPECS, settings.models):
+        own = rows_of(ExactRow, "exact", settings, model=name, steps=options.steps)
+        answer.add(own, _summarise(name, own), _judge(name, own, options.steps))
+    return answer
 
 
 def _n_different(rows: Sequence[ExactRow]) -> int:
@@ -159,15 +145,13 @@ def _judge(model: str, rows: Sequence[ExactRow], steps: int) -> list[Bar]:
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train a model bare, then a copy of it under the library."""
-    (setup,) = chosen(_SETUPS, [task["model"]])
+    spec = spec_of(_SPECS, task["model"])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     torch.manual_seed(task["seed"])
-    model = ZOO[setup.model].build().to(task["device"])
-    shapes = [setup.draw(generator) for _ in range(task["steps"])]
-    batches = [setup.batch(sizes, generator) for sizes in shapes]
-    budget_bytes = _budget(
-        copy.deepcopy(model), setup.batch(setup.longest(), generator)
-    )
+    model = ZOO[spec.model].build().to(task["device"])
+    shapes = [spec.draw(generator) for _ in range(task["steps"])]
+    batches = [spec.batch(sizes, generator) for sizes in shapes]
+    budget_bytes = _budget(copy.deepcopy(model), spec.batch(spec.longest(), generator))
     bare = Run(copy.deepcopy(model), task["seed"])
     losses = [bare.step(batch) for batch in batches]
     expected = bare.state()
@@ -179,7 +163,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             is_last = step == len(batches) - 1
             compared = _compare(expected, own.state()) if is_last else {}
             yield {
-                "model": setup.model,
+                "model": spec.model,
                 "step": record.step,
                 "sizes": json.dumps(sizes),
                 "phase": record.phase,
@@ -216,7 +200,7 @@ def _budget(model: nn.Module, batch: Batch) -> int:
     peaks = []
     for planner in ("full", "none"):
         loop.meter.resting_bytes()
-        with attach(model, _AMPLE_BYTES, planner=planner, meter=loop.meter):
+        with attach(model, AMPLE_BYTES, planner=planner, meter=loop.meter):
             peaks.append(loop.step(batch).peak_bytes)
     least, most = peaks
     return int(max(least + _SHARE * (most - least), _OVER_LEAST * least))

@@ -17,31 +17,33 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import (
     Answer,
     Bar,
-    Row,
     Settings,
     mean,
     mebibytes,
     percent,
     progress,
     quantile,
+    said_by,
 )
-from mimose.bench.proofs.loop import Loop, Measured
-from mimose.bench.proofs.models import Setup
+from mimose.bench.proofs.loop import Loop
+from mimose.bench.proofs.models import ModelSpec
+from mimose.bench.rows import Row
+from mimose.bench.step_meter import MeasuredStep
 from mimose.measure.meters import AllocatorMeter
 from mimose.session import Session, attach
 from mimose.usage import at_least_one
 
 QUESTION = "Does a budget of reserved bytes hold where lengths jump?"
 
-_SETUP = Setup(
+_SPEC = ModelSpec(
     model="bert",
     sizes={"batch": (4, 4), "length": (16, 512)},
     changes={"num_attention_heads": 1},
@@ -113,20 +115,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train plainly, choose a budget, and train within it."""
-    task = {
-        "seed": settings.seed,
-        "device": settings.device,
-        "steps": options.steps,
-        "is_expandable": options.expandable,
-    }
-    *cold, plain = run_child(
-        "fragmentation", {**task, "part": "plain"}, settings.threads
+    run = partial(
+        said_by,
+        "fragmentation",
+        settings,
+        steps=options.steps,
+        is_expandable=options.expandable,
     )
+    *cold, plain = run(part="plain")
     growths = {said["length"]: said["growth_bytes"] for said in cold}
     headroom = _headroom([growths[length] for length in plain["lengths"]])
-    task["budget_bytes"] = plain["rest_bytes"] + headroom
     rows = []
-    for said in run_child("fragmentation", {**task, "part": "train"}, settings.threads):
+    for said in run(part="train", budget_bytes=plain["rest_bytes"] + headroom):
         known = {
             "keep_all_growth_bytes": growths[said["length"]],
             "headroom_bytes": headroom,
@@ -134,9 +134,9 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         rows.append(FragmentationRow(**said, **known, **settings.provenance()))
         if len(rows) % 100 == 0:
             progress(f"fragmentation: {len(rows)} of {options.steps} steps")
-    return Answer(
-        rows=rows, table=[_summarise(rows, plain)], bars=_judge(rows, options.steps)
-    )
+    answer = Answer()
+    answer.add(rows, _summarise(rows, plain), _judge(rows, options.steps))
+    return answer
 
 
 def _headroom(growths: Sequence[int]) -> int:
@@ -196,7 +196,7 @@ def _judge(rows: Sequence[FragmentationRow], steps: int) -> list[Bar]:
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Do one part: ``"plain"`` or ``"train"``."""
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    lengths = [_SETUP.draw(generator)["length"] for _ in range(task["steps"])]
+    lengths = [_SPEC.draw(generator)["length"] for _ in range(task["steps"])]
     jumping = Jumping(task)
     if task["part"] == "plain":
         yield from jumping.plain(lengths)
@@ -223,7 +223,7 @@ class Jumping:
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._generator = torch.Generator().manual_seed(task["seed"] + 2)
-        self.loop = Loop(_SETUP.build(task["seed"], task["device"]))
+        self.loop = Loop(_SPEC.build(task["seed"], task["device"]))
         if not isinstance(self.loop.meter, AllocatorMeter):
             msg = (
                 f"{task['device']} reserves nothing ahead: fragmentation is that of an "
@@ -231,12 +231,12 @@ class Jumping:
             )
             raise TypeError(msg)
         self.meter = self.loop.meter
-        self.loop.warm_up(_SETUP.batch(_SETUP.shortest(), self._generator))
+        self.loop.warm_up(_SPEC.batch(_SPEC.shortest(), self._generator))
 
-    def step(self, length: int) -> Measured:
+    def step(self, length: int) -> MeasuredStep:
         """Train on one batch."""
-        sizes = {**_SETUP.longest(), "length": length}
-        return self.loop.step(_SETUP.batch(sizes, self._generator))
+        sizes = {**_SPEC.longest(), "length": length}
+        return self.loop.step(_SPEC.batch(sizes, self._generator))
 
     def plain(self, lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Yield what each length reserves by itself, then what all reserve together."""
@@ -260,7 +260,7 @@ class Jumping:
         }
 
 
-def _observed(session: Session, measured: Measured) -> dict[str, Any]:
+def _observed(session: Session, measured: MeasuredStep) -> dict[str, Any]:
     record, summary = session.records[-1], session.summary()
     return {
         "step": record.step,

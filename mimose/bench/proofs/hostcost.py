@@ -26,18 +26,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
     Answer,
     Bar,
-    Row,
     Settings,
-    progress,
     quantile,
+    rows_of,
     worst,
 )
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import refuse_unknown
+from mimose.bench.proofs.models import names_of, spec_of
+from mimose.bench.rows import Row
 from mimose.bench.zoo import ZOO, Batch
 from mimose.measure.meters import AllocatorMeter
 from mimose.planners import Plan, PlanningProblem
@@ -47,7 +47,6 @@ from mimose.usage import at_least_one
 
 QUESTION = "What does a step make the host wait for, copy and compute?"
 
-_AMPLE_BYTES = 2**40
 _TRIES = 6
 """Steps for each planned one that is wanted, at the most."""
 _METER_BAR_MICROSECONDS = 40.0
@@ -56,10 +55,10 @@ _MICRO = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class SmallModel:
     """A model with its dropout on, and the sizes it is trained on."""
 
-    name: str
+    model: str
     zoo: str
     """Its name in the zoo."""
     sizes: Sequence[Mapping[str, int]]
@@ -77,9 +76,9 @@ _PAIRS = [
     for source, target in ((16, 8), (24, 12), (32, 24), (20, 16))
 ]
 _IMAGES = [{"batch": 2, "height": size, "width": size} for size in (32, 48, 64)]
-_CASES = (
-    Case(
-        name="deep",
+_SPECS = (
+    SmallModel(
+        model="deep",
         zoo="bert",
         sizes=_TEXTS,
         changes={
@@ -89,12 +88,12 @@ _CASES = (
             "num_attention_heads": 2,
         },
     ),
-    Case(name="bert", zoo="bert", sizes=_TEXTS),
-    Case(name="gpt2", zoo="gpt2", sizes=_TEXTS),
-    Case(name="t5", zoo="t5", sizes=_PAIRS),
-    Case(name="vit", zoo="vit", sizes=_IMAGES),
-    Case(name="albert", zoo="albert", sizes=_TEXTS),
-    Case(name="resnet", zoo="resnet", sizes=_IMAGES),
+    SmallModel(model="bert", zoo="bert", sizes=_TEXTS),
+    SmallModel(model="gpt2", zoo="gpt2", sizes=_TEXTS),
+    SmallModel(model="t5", zoo="t5", sizes=_PAIRS),
+    SmallModel(model="vit", zoo="vit", sizes=_IMAGES),
+    SmallModel(model="albert", zoo="albert", sizes=_TEXTS),
+    SmallModel(model="resnet", zoo="resnet", sizes=_IMAGES),
 )
 
 
@@ -148,29 +147,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Count and time every model."""
-    rows: list[HostRow] = []
-    table, bars = [], []
-    for case in _chosen(settings.models):
-        task = {
-            "model": case.name,
-            "seed": settings.seed,
-            "device": settings.device,
-            "steps": options.steps,
-        }
-        own = [
-            HostRow(**said, **settings.provenance())
-            for said in run_child("hostcost", task, settings.threads)
-        ]
-        rows.extend(own)
-        table.append(_summarise(case.name, own))
-        bars.extend(_judge(case.name, own, options.steps))
-        progress(f"hostcost {case.name}: {len(own)} steps")
-    return Answer(rows=rows, table=table, bars=bars)
-
-
-def _chosen(names: Sequence[str]) -> list[Case]:
-    refuse_unknown(names, [case.name for case in _CASES])
-    return [case for case in _CASES if not names or case.name in names]
+    answer = Answer()
+    for name in names_of(_SPECS, settings.models):
+        own = rows_of(HostRow, "hostcost", settings, model=name, steps=options.steps)
+        answer.add(own, _summarise(name, own), _judge(name, own, options.steps))
+    return answer
 
 
 # ------------------------------------------------------------------ judging
@@ -307,18 +288,18 @@ for _name in (
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one model and its twin until enough planned steps are there."""
-    (case,) = _chosen([task["model"]])
+    spec = spec_of(_SPECS, task["model"])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    model = case.build(task["seed"], task["device"])
+    model = spec.build(task["seed"], task["device"])
     bare, planned = Loop(copy.deepcopy(model)), Loop(model)
     batches = [
         {k: _moved(v, task["device"]) for k, v in batch.items()}
-        for batch in (ZOO[case.zoo].batch(sizes, generator) for sizes in case.sizes)
+        for batch in (ZOO[spec.zoo].batch(sizes, generator) for sizes in spec.sizes)
     ]
     draws = _draws(bare, batches[0])
     meter = TimedMeter(bare.device)
     n_planned = 0
-    with attach(model, _AMPLE_BYTES, planner=EverySecond(), meter=meter) as session:
+    with attach(model, AMPLE_BYTES, planner=EverySecond(), meter=meter) as session:
         for step in range(_TRIES * task["steps"] + 30):
             batch = batches[step % len(batches)]
             bare_counts = _counts(bare, batch)
@@ -326,7 +307,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             counts = _counts(planned, batch)
             record = session.records[-1]
             yield {
-                "model": case.name,
+                "model": spec.model,
                 "step": record.step,
                 "phase": record.phase,
                 "cache_hit": record.cache_hit,

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from typing import NamedTuple
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mimose.bench.step_meter import budget_meter
+from mimose.bench.step_meter import MeasuredStep, RunningStep, budget_meter
 from mimose.bench.zoo import Batch
-
-
-class Measured(NamedTuple):
-    """One step: forward, backward, and the optimizer's step where the window ends."""
-
-    start_bytes: int
-    """Held when it began."""
-    peak_bytes: int
-    """The most held at any moment until its end, over every reset of the peak."""
-    seconds: float
-
-    @property
-    def growth_bytes(self) -> int:
-        """The peak over what was held at the start."""
-        return self.peak_bytes - self.start_bytes
 
 
 class Loop:
@@ -73,17 +55,15 @@ class Loop:
         loss: torch.Tensor = self.model(**there).loss
         return loss
 
-    def step(self, batch: Batch) -> Measured:
+    def step(self, batch: Batch) -> MeasuredStep:
         """Train on one batch."""
-        start_bytes = self.meter.begin_step()
-        began = time.perf_counter()
+        step = RunningStep(self.meter, self.device)
         self.forward_and_backward(batch)
         self._n_steps += 1
         if self._n_steps % self._window == 0:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        seconds = time.perf_counter() - began
-        return Measured(start_bytes, self.meter.step_peak_bytes(), seconds)
+        return step.end()
 
     def forward_and_backward(self, batch: Batch) -> None:
         """Run one micro-step; proofs with another loop replace this."""

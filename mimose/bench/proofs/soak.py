@@ -30,31 +30,35 @@ from typing import Any
 import numpy as np
 import torch
 
+from mimose.bench.child import RunFailedError
+from mimose.bench.device import is_cpu
 from mimose.bench.limits import SLACK_BYTES, limit_memory
-from mimose.bench.proofs.child import ChildFailedError, run_child
 from mimose.bench.proofs.common import (
     MIB,
     Answer,
     Bar,
-    Row,
     Settings,
     mean,
     mebibytes,
     percent,
     progress,
     quantile,
+    said_by,
     worst,
 )
-from mimose.bench.proofs.device import is_cpu
-from mimose.bench.proofs.loop import Loop, Measured
+from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import (
-    Setup,
+    ModelSpec,
     Sizes,
     argument_sizes,
-    chosen,
+    names_of,
+    spec_of,
     volume,
 )
+from mimose.bench.rows import Row
+from mimose.bench.step_meter import MeasuredStep
 from mimose.bench.zoo import Batch
+from mimose.exceptions import first_line
 from mimose.measure.meters import AllocatorMeter
 from mimose.planners import lay_out
 from mimose.records import StepRecord
@@ -63,21 +67,21 @@ from mimose.usage import at_least_one
 
 QUESTION = "Do mixed lengths stay within the budget, and is the budget used?"
 
-SETUPS = (
-    Setup(
+SPECS = (
+    ModelSpec(
         model="bert",
         sizes={"batch": (16, 16), "length": (32, 384)},
         changes={"num_attention_heads": 1},
     ),
-    Setup(
+    ModelSpec(
         model="gpt2",
         sizes={"batch": (6, 6), "length": (64, 384)},
         changes={"n_layer": 12},
     ),
-    Setup(
+    ModelSpec(
         model="t5", sizes={"batch": (8, 8), "source": (32, 320), "target": (16, 192)}
     ),
-    Setup(
+    ModelSpec(
         model="resnet",
         sizes={"batch": (8, 8), "height": (128, 320), "width": (128, 320)},
         multiple=32,
@@ -190,30 +194,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every model, and judge its steps."""
-    rows: list[SoakRow] = []
-    table, bars, notes = [], [], []
-    for setup in chosen(SETUPS, settings.models):
-        task = {
-            "model": setup.model,
-            "seed": settings.seed,
-            "device": settings.device,
+    answer = Answer()
+    for name in names_of(SPECS, settings.models):
+        task: dict[str, Any] = {
+            "model": name,
             "steps": options.steps,
             "is_expandable": options.expandable,
         }
-        probe = list(run_child("soak", {**task, "part": "probe"}, settings.threads))
-        task = {
-            **task,
-            **_headroom(probe, settings.device),
-            "is_limited": options.limit,
-        }
+        probe = list(said_by("soak", settings, part="probe", **task))
+        task |= {**_headroom(probe, settings.device), "is_limited": options.limit}
         own, keep_all = _train(settings, task)
-        rows.extend(own)
         truth = _truth(probe, keep_all, task["level_headroom_bytes"])
-        table.append(_summarise(setup.model, own, truth))
-        bars.extend(_judge(setup.model, own, options.steps, settings.device))
+        bars = _judge(name, own, options.steps, settings.device)
+        answer.add(own, _summarise(name, own, truth), bars)
         if options.limit:
-            notes.append(_plain_under_limit(settings, task))
-    return Answer(rows=rows, table=table, bars=bars, notes=notes)
+            answer.notes.append(_plain_under_limit(settings, task))
+    return answer
 
 
 def _train(
@@ -222,7 +218,7 @@ def _train(
     """Return the steps, and by sizes what keeping everything would grow by."""
     steps: list[Mapping[str, Any]] = []
     keep_all: Mapping[str, float] = {}
-    for said in run_child("soak", {**task, "part": "train"}, settings.threads):
+    for said in said_by("soak", settings, part="train", **task):
         if "keep_all" in said:
             keep_all = said["keep_all"]
             continue
@@ -238,15 +234,14 @@ def _train(
 
 
 def _plain_under_limit(settings: Settings, task: Mapping[str, Any]) -> str:
-    taken, slack = 0, SLACK_BYTES if is_cpu(task["device"]) else 0
+    taken, slack = 0, SLACK_BYTES if is_cpu(settings.device) else 0
     try:
-        for _ in run_child("soak", {**task, "part": "plain"}, settings.threads):
+        for _ in said_by("soak", settings, part="plain", **task):
             taken += 1
-    except ChildFailedError as error:
-        why = str(error).splitlines()[-1]
+    except RunFailedError as error:
         return (
             f"{task['model']}: plain training under the same limit (slack "
-            f"{slack / MIB:.0f} MiB) failed at step {taken + 1}: {why}"
+            f"{slack / MIB:.0f} MiB) failed at step {taken + 1}: {first_line(error)}"
         )
     return f"{task['model']}: plain training finished under the limit as well"
 
@@ -365,41 +360,41 @@ def _truth(
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Do one part: ``"probe"``, ``"train"`` or ``"plain"``."""
-    setup = setup_on(task["model"], task["device"])
+    spec = spec_on(task["model"], task["device"])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    shapes = _shapes(setup, task["steps"], generator)
+    shapes = _shapes(spec, task["steps"], generator)
     loop = Loop(
-        setup.build(task["seed"], task["device"]),
-        window=WINDOWS.get(setup.model, 1),
+        spec.build(task["seed"], task["device"]),
+        window=WINDOWS.get(spec.model, 1),
     )
-    base_bytes = loop.warm_up(setup.batch(setup.shortest(), generator))
+    base_bytes = loop.warm_up(spec.batch(spec.shortest(), generator))
     if task["part"] == "probe":
-        yield from _probe(setup, loop, shapes, generator)
+        yield from _probe(spec, loop, shapes, generator)
         held = loop.meter.resting_bytes() - base_bytes - loop.state_bytes
         yield {"drift_bytes": max(0, held)}
         return
     budget_bytes = base_bytes + loop.state_bytes + task["headroom_bytes"]
     budget_bytes += task["drift_bytes"]
     if task["part"] == "plain":
-        yield from _plain(setup, loop, shapes, budget_bytes, generator)
+        yield from _plain(spec, loop, shapes, budget_bytes, generator)
         return
     on_device = task["is_limited"] and not is_cpu(task["device"])
     with attach(
         loop.model, budget_bytes, meter=loop.meter, hard_limit=on_device
     ) as session:
-        yield from _train_on(setup, loop, session, shapes, task, generator)
+        yield from _train_on(spec, loop, session, shapes, task, generator)
 
 
-def setup_on(model: str, device: str) -> Setup:
-    """Return a model's setup, as it is trained on a device."""
-    (setup,) = chosen(SETUPS, [model])
+def spec_on(model: str, device: str) -> ModelSpec:
+    """Return a model's spec, as it is trained on a device."""
+    spec = spec_of(SPECS, model)
     if is_cpu(device):
-        return setup
-    return replace(setup, changes={**setup.changes, **_ON_DEVICES.get(model, {})})
+        return spec
+    return replace(spec, changes={**spec.changes, **_ON_DEVICES.get(model, {})})
 
 
 def _plain(
-    setup: Setup,
+    spec: ModelSpec,
     loop: Loop,
     shapes: Sequence[Sizes],
     budget_bytes: int,
@@ -412,41 +407,41 @@ def _plain(
         for sizes in shapes:
             if not isinstance(loop.meter, AllocatorMeter):
                 limit_memory(budget_bytes, loop.meter.live_bytes())
-            loop.step(setup.batch(sizes, generator))
+            loop.step(spec.batch(sizes, generator))
             yield {}
 
 
-def _shapes(setup: Setup, steps: int, generator: torch.Generator) -> list[Sizes]:
+def _shapes(spec: ModelSpec, steps: int, generator: torch.Generator) -> list[Sizes]:
     """Draw the run's shapes: short ones, mixed ones, the longest."""
     edge = round(_EDGE * steps)
     return [
-        *(setup.draw(generator, 0.0, _SHORT) for _ in range(edge)),
-        *(setup.draw(generator, 0.0, _MIXED) for _ in range(steps - 2 * edge)),
-        *(setup.longest() for _ in range(edge)),
+        *(spec.draw(generator, 0.0, _SHORT) for _ in range(edge)),
+        *(spec.draw(generator, 0.0, _MIXED) for _ in range(steps - 2 * edge)),
+        *(spec.longest() for _ in range(edge)),
     ]
 
 
-def _ranked(setup: Setup, shapes: Sequence[Sizes]) -> list[Sizes]:
+def _ranked(spec: ModelSpec, shapes: Sequence[Sizes]) -> list[Sizes]:
     """Sort by the volume of their batches."""
     generator = torch.Generator()
-    return sorted(shapes, key=lambda sizes: volume(setup.batch(sizes, generator)))
+    return sorted(shapes, key=lambda sizes: volume(spec.batch(sizes, generator)))
 
 
 def _probe(
-    setup: Setup, loop: Loop, shapes: Sequence[Sizes], generator: torch.Generator
+    spec: ModelSpec, loop: Loop, shapes: Sequence[Sizes], generator: torch.Generator
 ) -> Iterator[Mapping[str, Any]]:
     """Measure plain training across the run, and the longest with all recomputed."""
-    ranked = _ranked(setup, shapes)
+    ranked = _ranked(spec, shapes)
     rank = _RANK if loop.device.type == "cpu" else _DEVICE_RANK
     middle = ranked[int(rank * len(ranked))]
     for sizes in _sample(ranked, _N_SEEN):
-        loop.step(setup.batch(sizes, generator))
+        loop.step(spec.batch(sizes, generator))
     for sizes in (middle, *_sample(ranked, _N_PROBED)):
-        growths = _growth(loop, setup, sizes, generator)
+        growths = _growth(loop, spec, sizes, generator)
         yield _probed(sizes, growths, is_rank=sizes == middle)
     with attach(loop.model, 2**40, planner="full", meter=loop.meter):
-        growths = _growth(loop, setup, setup.longest(), generator)
-    yield _probed(setup.longest(), growths, is_full=True)
+        growths = _growth(loop, spec, spec.longest(), generator)
+    yield _probed(spec.longest(), growths, is_full=True)
 
 
 def _sample(ranked: Sequence[Sizes], count: int) -> list[Sizes]:
@@ -455,7 +450,7 @@ def _sample(ranked: Sequence[Sizes], count: int) -> list[Sizes]:
 
 
 def _growth(
-    loop: Loop, setup: Setup, sizes: Sizes, generator: torch.Generator
+    loop: Loop, spec: ModelSpec, sizes: Sizes, generator: torch.Generator
 ) -> tuple[int, int]:
     """Return growth, and that of the level; the smaller of two readings.
 
@@ -467,7 +462,7 @@ def _growth(
         loop.optimizer.zero_grad(set_to_none=True)
         loop.meter.resting_bytes()
         level = loop.meter.live_bytes()
-        measured = loop.step(setup.batch(sizes, generator))
+        measured = loop.step(spec.batch(sizes, generator))
         growth = measured.growth_bytes
         if loop.device.type == "cpu":
             readings.append((growth, growth))
@@ -510,7 +505,7 @@ class _Box:
 
 
 def _train_on(
-    setup: Setup,
+    spec: ModelSpec,
     loop: Loop,
     session: Session,
     shapes: Sequence[Sizes],
@@ -522,9 +517,9 @@ def _train_on(
         is_seen = box.takes(sizes)
         if task["is_limited"] and is_cpu(task["device"]):
             limit_memory(session.budget_bytes, loop.meter.live_bytes())
-        measured = loop.step(setup.batch(sizes, generator))
+        measured = loop.step(spec.batch(sizes, generator))
         yield {
-            "model": setup.model,
+            "model": spec.model,
             "is_limited": task["is_limited"],
             "is_expandable": task["is_expandable"],
             "sizes": json.dumps(sizes),
@@ -534,13 +529,13 @@ def _train_on(
     distinct = {json.dumps(sizes): sizes for sizes in shapes}
     yield {
         "keep_all": {
-            text: _keep_all(session, setup.batch(sizes, generator))
+            text: _keep_all(session, spec.batch(sizes, generator))
             for text, sizes in distinct.items()
         }
     }
 
 
-def _observed(session: Session, measured: Measured) -> dict[str, Any]:
+def _observed(session: Session, measured: MeasuredStep) -> dict[str, Any]:
     record = session.records[-1]
     return {
         "step": record.step,

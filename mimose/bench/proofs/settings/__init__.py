@@ -22,21 +22,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mimose.bench.proofs import device
-from mimose.bench.proofs.child import run_child
+from mimose.bench.device import SIM, kind_of
 from mimose.bench.proofs.common import (
     Answer,
     Bar,
-    Row,
     Settings,
     mebibytes,
     progress,
     quantile,
+    said_by,
 )
 from mimose.bench.proofs.settings import families, layers, loops, pairs
 from mimose.bench.proofs.settings.apart import DiedError, apart
 from mimose.bench.proofs.settings.case import SETTINGS, Outcome
 from mimose.bench.proofs.settings.trial import Trial
+from mimose.bench.rows import Row
 from mimose.usage import at_least_one
 
 __all__ = ["QUESTION", "add_options", "ask", "work"]
@@ -112,17 +112,11 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train in every setting, and judge what came of it."""
     names = list(options.cases or SETTINGS)
     rows: list[SettingRow] = []
-    task = {
-        "settings": names,
-        "seed": settings.seed,
-        "device": settings.device,
-        "steps": options.steps,
-    }
-    for said in run_child("settings", task, settings.threads):
+    for said in said_by("settings", settings, settings=names, steps=options.steps):
         rows.append(SettingRow(**said, **settings.provenance()))
         progress(f"settings {said['setting']}: {said['outcome']}")
     return Answer(
-        rows=rows,
+        rows=[*rows],
         table=[_summarise(row) for row in rows],
         bars=_judge(rows),
         notes=_notes(rows),
@@ -196,7 +190,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     before has left would lie in the way of the next.
     """
     importlib.import_module("torch._dynamo")  # once, not in every copy
-    can_fork = task["device"].partition(":")[0] in ("cpu", device.SIM)
+    can_fork = kind_of(task["device"]) in ("cpu", SIM)
     for name in task["settings"]:
         trial = Trial(SETTINGS[name], task)
         if not can_fork:
