@@ -32,7 +32,16 @@ from mimose.bench.proofs.common import (
     quantile,
     said_by,
 )
-from mimose.bench.proofs.settings import families, layers, loops, pairs
+from mimose.bench.proofs.settings import (
+    domains,
+    families,
+    layers,
+    loops,
+    operations,
+    pairs,
+    teachers,
+    weights,
+)
 from mimose.bench.proofs.settings.apart import DiedError, apart
 from mimose.bench.proofs.settings.case import SETTINGS, Outcome
 from mimose.bench.proofs.settings.trial import Trial
@@ -43,7 +52,7 @@ __all__ = ["QUESTION", "add_options", "ask", "work"]
 
 QUESTION = "What do people get who train in other ways than one loss of one forward?"
 
-_SOURCES = (families, layers, loops, pairs)
+_SOURCES = (domains, families, layers, loops, operations, pairs, teachers, weights)
 """Importing them fills `SETTINGS`."""
 
 

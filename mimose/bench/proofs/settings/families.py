@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mimose.bench.proofs.settings.case import ROWS, Training, World, setting
 from mimose.bench.proofs.settings.parts import cross_entropy, next_token_loss
@@ -28,13 +28,7 @@ def _training(
     world: World, model: nn.Module, batch: Callable[[int], Batch], **changes: Any
 ) -> Training:
     """Train a model that returns its loss."""
-    model.to(world.device)
-    optimizer = world.adamw(model)
-
-    def step(length: int) -> torch.Tensor:
-        return world.descend(optimizer, model(**batch(length)).loss)
-
-    return Training(roots=[model], step=step, **changes)
+    return world.train(model, lambda length: model(**batch(length)).loss, **changes)
 
 
 def _masked(world: World, length: int, rows: int = ROWS) -> Batch:
@@ -300,35 +294,33 @@ def _t5() -> Any:
 @setting()
 def teacher_forcing(world: World) -> Training:
     """T5: decoder inputs and the loss, with label smoothing, made outside."""
-    model = _t5().to(world.device)
-    optimizer = world.adamw(model)
+    model = _t5()
 
-    def step(length: int) -> torch.Tensor:
+    def loss(length: int) -> Any:
         source, target = world.ids(length), world.ids(max(4, length // 2))
         shifted = torch.cat([torch.zeros_like(target[:, :1]), target[:, :-1]], dim=1)
         logits = model(input_ids=source, decoder_input_ids=shifted).logits
         smooth = -logits.log_softmax(-1).mean()
         loss = 0.9 * cross_entropy(logits, target) + 0.1 * smooth
-        return world.descend(optimizer, loss)
+        return loss
 
-    return Training(roots=[model], step=step)
+    return world.train(model, loss)
 
 
 @setting()
 def scheduled_sampling(world: World) -> Training:
     """T5: a first forward under no_grad makes what the second is fed."""
-    model = _t5().to(world.device)
-    optimizer = world.adamw(model)
+    model = _t5()
 
-    def step(length: int) -> torch.Tensor:
+    def loss(length: int) -> Tensor:
         source, target = world.ids(length), world.ids(length // 2)
         with torch.no_grad():
             logits = model(input_ids=source, decoder_input_ids=target).logits
         fed = torch.where(world.floats(*target.shape) > 0, target, logits.argmax(-1))
         logits = model(input_ids=source, decoder_input_ids=fed).logits
-        return world.descend(optimizer, next_token_loss(logits, target))
+        return next_token_loss(logits, target)
 
-    return Training(roots=[model], step=step)
+    return world.train(model, loss)
 
 
 @setting()
@@ -337,13 +329,13 @@ def generation_between(world: World) -> Training:
     model = _t5().to(world.device)
     optimizer = world.adamw(model)
 
-    def step(length: int) -> torch.Tensor:
+    def step(length: int) -> Tensor:
         source, target = world.ids(length), world.ids(length // 2)
         loss = world.descend(optimizer, model(input_ids=source, labels=target).loss)
         model.eval()
         made = model.generate(source[:2], max_new_tokens=3, do_sample=False)
         model.train()
-        score: torch.Tensor = made.float().mean()
+        score: Tensor = made.float().mean()
         return loss + score
 
     return Training(roots=[model], step=step)

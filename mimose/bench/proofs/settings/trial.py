@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mimose.bench.proofs.common import quantile
 from mimose.bench.proofs.settings.case import Outcome, Setting, Training, World
@@ -43,7 +44,7 @@ class Trial:
         self._device = torch.device(task["device"])
         self._seed = int(task["seed"])
         self._steps = int(task["steps"])
-        self._losses: list[torch.Tensor] = []
+        self._losses: list[Tensor] = []
         self._records: list[StepRecord] = []
         self._found: dict[str, Any] = {}
 
@@ -123,7 +124,7 @@ class Trial:
             return 0
         return int(torch.get_device_module(self._device).memory_allocated())
 
-    def _bare(self) -> dict[str, torch.Tensor]:
+    def _bare(self) -> dict[str, Tensor]:
         world, training = self._build()
         losses = [training.step(length).cpu() for length in self._lengths(training)]
         return _all(world, training, losses)
@@ -140,10 +141,10 @@ class Trial:
             training.step(training.lengths[1])
             return meter.step_peak_bytes()
 
-    def _under(self, budget_bytes: int) -> dict[str, torch.Tensor]:
+    def _under(self, budget_bytes: int) -> dict[str, Tensor]:
         world, training = self._build()
         lengths = self._lengths(training)
-        losses: list[torch.Tensor] = []
+        losses: list[Tensor] = []
         with _attached(training, budget_bytes) as sessions:
             try:
                 for step, length in enumerate(lengths):
@@ -159,7 +160,7 @@ class Trial:
 
     @staticmethod
     def _different(
-        expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]
+        expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]
     ) -> list[str]:
         return [
             name
@@ -239,8 +240,8 @@ def _seed(seed: int) -> None:
 
 
 def _all(
-    world: World, training: Training, losses: Sequence[torch.Tensor]
-) -> dict[str, torch.Tensor]:
+    world: World, training: Training, losses: Sequence[Tensor]
+) -> dict[str, Tensor]:
     gradients = enumerate(world.gradients)
     return {
         **{f"loss {step}": loss for step, loss in enumerate(losses)},
