@@ -109,8 +109,13 @@ class EncodedCorpus:
         return cls(
             labels=tuple(raw["labels"]),
             vocabulary_size=raw["vocabulary_size"],
-            train=_texts_from_json(raw["train"]),
-            held_out=_texts_from_json(raw["held_out"]),
+            **{
+                part: tuple(
+                    EncodedText(tuple(text["token_ids"]), text["label"])
+                    for text in raw[part]
+                )
+                for part in ("train", "held_out")
+            },
         )
 
 
@@ -258,10 +263,3 @@ def _docstrings_below(
 
 def _is_held_out(text: Docstring) -> bool:
     return zlib.crc32(text.text.encode()) % _HELD_OUT_EVERY == 0
-
-
-def _texts_from_json(raw: list[dict[str, object]]) -> tuple[EncodedText, ...]:
-    return tuple(
-        EncodedText(tuple(item["token_ids"]), item["label"])  # type: ignore[arg-type]
-        for item in raw
-    )

@@ -25,6 +25,7 @@ from mimose.bench.proofs import (
     hostcost,
     prediction,
     soak,
+    soak_run,
     tight,
 )
 from mimose.bench.proofs.common import Answer, Bar, Settings
@@ -168,7 +169,7 @@ def test_a_cpu_has_no_segments() -> None:
 )
 def test_soak_setup(name: str, batch: tuple[int, int], layers: int | None) -> None:
     """On an accelerator T5 has more layers; nothing else differs."""
-    spec = soak.spec_on("t5", name)
+    spec = soak_run.spec_on("t5", name)
     assert (batch, layers) == (spec.sizes["batch"], spec.changes.get("num_layers"))
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from mimose.bench.child import RunFailedError
-from mimose.bench.proofs import common, models, soak
+from mimose.bench.proofs import common, models, numbers, soak
 from mimose.bench.proofs.__main__ import PROOFS, main
 from mimose.bench.proofs.common import Answer, Bar, Settings
 from mimose.usage import UsageError
@@ -69,12 +69,12 @@ def test_bar_holds(bar: Bar, expected: bool) -> None:
 )
 def test_quantile_is_a_value_that_occurred(share: float, expected: float) -> None:
     """A percentile of few values is never flattered by interpolation."""
-    assert expected == common.quantile([4.0, 2.0, 1.0, 3.0], share)
+    assert expected == numbers.quantile([4.0, 2.0, 1.0, 3.0], share)
 
 
 def test_quantile_of_nothing() -> None:
     """Nothing has no percentile."""
-    assert common.quantile([], 0.5) is None
+    assert numbers.quantile([], 0.5) is None
 
 
 def test_publish(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from mimose.bench.check.training import (
     measure_room,
     subjects,
 )
-from mimose.bench.proofs.common import MIB
+from mimose.bench.proofs.numbers import MIB
 from mimose.session import Session, attach
 
 _STEPS = 60

@@ -9,14 +9,8 @@ from typing import TypeAlias
 import torch
 
 from mimose.bench.check.line import Line, impossible, judged
-from mimose.bench.check.training import (
-    AMPLE_BYTES,
-    EAGER,
-    FUSED,
-    Subject,
-    Training,
-    subjects,
-)
+from mimose.bench.check.training import EAGER, FUSED, Subject, Training, subjects
+from mimose.bench.proofs.common import AMPLE_BYTES
 from mimose.session import Session, attach
 
 _STEPS = 5

@@ -14,7 +14,7 @@ from mimose.bench.check.training import (
     measure_room,
     subjects,
 )
-from mimose.bench.proofs.common import percent, quantile, worst
+from mimose.bench.proofs.numbers import percent, quantile, worst
 from mimose.records import StepRecord
 from mimose.session import attach
 

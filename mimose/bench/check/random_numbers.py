@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from mimose.bench.check.line import Line, equal, impossible, judged
-from mimose.bench.check.training import AMPLE_BYTES, Training, jumping
+from mimose.bench.check.training import Training, jumping
+from mimose.bench.proofs.common import AMPLE_BYTES
 from mimose.exact.random_state import DeviceRandom
 from mimose.session import attach
 

@@ -8,7 +8,7 @@ import torch
 
 from mimose.bench.check.line import Line, told
 from mimose.bench.check.training import Training, jumping
-from mimose.bench.proofs.common import mebibytes
+from mimose.bench.proofs.numbers import mebibytes
 from mimose.measure.allocator import read_usage
 
 _STEPS = 30

@@ -13,10 +13,8 @@ from torch import nn
 from mimose.bench.check.model import Transformer, make_batch
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.step_meter import MeasuredStep, ReservedStepMeter
-from mimose.bench.zoo import ZOO, Batch
+from mimose.bench.zoo import ZOO, Batch, moved
 
-AMPLE_BYTES = 2**40
-"""A budget that is never used up."""
 _SEED = 0
 
 
@@ -103,6 +101,21 @@ def jumping(scale: Scale, steps: int, seed: int = _SEED) -> list[int]:
     for place in (-min(10, steps), -1):
         drawn[place] = high
     return [int(length) for length in drawn]
+
+
+def bare(device: torch.device, lengths: Sequence[int]) -> tuple[nn.Module, list[Batch]]:
+    """Return a model and batches on a device, without a loop."""
+    torch.manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(_SEED)
+    scale = scale_of(device)
+    batches = [moved(FUSED.batch(scale, n, generator), device) for n in lengths]
+    return FUSED.build(scale).to(device), batches
+
+
+def run_once(model: nn.Module, batch: Batch) -> None:
+    """Run a forward and a backward, and forget the gradients."""
+    model(**batch).loss.backward()
+    model.zero_grad(set_to_none=True)
 
 
 class Training(Loop):

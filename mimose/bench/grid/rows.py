@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mimose.bench.rows import Row
 
 INTERRUPTED = "interrupted"
 """The `problem` of a strategy that was stopped from outside."""
+
+NOTHING: Mapping[str, Any] = {
+    **dict.fromkeys(("phase", "plan"), ""),
+    **dict.fromkeys(("base_bytes", "start_bytes", "peak_bytes", "reserved_bytes"), 0),
+    **dict.fromkeys(("host_bytes", "predicted_growth_bytes", "recomputed_flops")),
+    **dict.fromkeys(("seconds", "plan_seconds"), 0.0),
+    **{"cache_hit": False, "retries": 0, "loss": float("nan")},
+}
+"""What is measured of a step that did not run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from mimose.bench.child import Child, RunFailedError
 from mimose.bench.device import kind_of
 from mimose.bench.grid.recomputation import PLAIN, fill_in
 from mimose.bench.grid.registry import STRATEGIES
-from mimose.bench.grid.rows import INTERRUPTED, GridRow
+from mimose.bench.grid.rows import INTERRUPTED, NOTHING, GridRow
 from mimose.bench.grid.settings import Cell, GridSettings, sizes_of
 from mimose.bench.grid.summary import TURN
 from mimose.bench.grid.traces import Sizes
@@ -282,23 +282,5 @@ class WorkloadRun:
         )
 
     def _failure(self, cell: Cell, step: int, why: str) -> GridRow:
-        return self._row(
-            cell,
-            step,
-            problem=why,
-            sizes="{}" if step < 0 else json.dumps(self._sizes[step]),
-            phase="",
-            plan="",
-            base_bytes=0,
-            start_bytes=0,
-            peak_bytes=0,
-            reserved_bytes=0,
-            host_bytes=None,
-            predicted_growth_bytes=None,
-            seconds=0.0,
-            plan_seconds=0.0,
-            cache_hit=False,
-            recomputed_flops=None,
-            retries=0,
-            loss=float("nan"),
-        )
+        sizes = "{}" if step < 0 else json.dumps(self._sizes[step])
+        return self._row(cell, step, **NOTHING, sizes=sizes, problem=why)

@@ -25,6 +25,7 @@ from mimose.bench.limits import limit_memory
 from mimose.bench.machine import private_bytes
 from mimose.bench.serve import messages
 from mimose.bench.step_meter import RunningStep, step_meter
+from mimose.bench.zoo import moved
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.session import attach
 
@@ -242,10 +243,7 @@ class Worker:
     def _batch(self, index: int, sizes: Mapping[str, int]) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(self._task.seed * 100_003 + index)
         batch = self._workload.batch(sizes, self._task.scale, generator)
-        return {
-            name: value.to(self._device) if isinstance(value, torch.Tensor) else value
-            for name, value in batch.items()
-        }
+        return moved(batch, self._device)
 
     def _forward(
         self, model: torch.nn.Module, batch: Mapping[str, Any]

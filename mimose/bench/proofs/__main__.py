@@ -102,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         own.add_argument("--threads", type=usage.at_least_one, default=defaults.threads)
         own.add_argument("--models", nargs="+", help="some of the zoo's only")
         own.add_argument("--out", type=Path, help=f"{_RESULTS}/DEVICE by default")
-        module.add_options(own)
+        for option, how in module.OPTIONS:
+            own.add_argument(option, **how)
     return parser
 
 

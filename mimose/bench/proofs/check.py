@@ -29,6 +29,11 @@ from mimose.exceptions import first_line
 from mimose.usage import positive
 
 QUESTION = "Does this device do what the library relies on?"
+OPTIONS = (
+    ("--device", {"default": "cuda", "help": "cuda, or sim to try it"}),
+    ("--limit-seconds", {"type": positive, "default": 540.0, "help": "in all"}),
+    ("--groups", {"nargs": "+", "choices": GROUPS, "default": list(GROUPS)}),
+)
 
 _LEAST_SECONDS = 5.0
 """With less than this left no group is begun."""
@@ -50,13 +55,6 @@ class CheckRow(Row):
         """Write it for who waits."""
         expected = f" (expected {self.expected})" if self.expected else ""
         return f"{self.what}: {self.seen}{expected}: {self.verdict}"
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="cuda", help="cuda, or sim to try it")
-    parser.add_argument("--limit-seconds", type=positive, default=540.0, help="in all")
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

@@ -29,19 +29,21 @@ from mimose.bench.proofs.common import (
     Answer,
     Bar,
     Settings,
-    percent,
+    count,
+    recorded,
     rows_of,
 )
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
+from mimose.bench.proofs.numbers import percent
 from mimose.bench.rows import Row
 from mimose.bench.zoo import ZOO, Batch
 from mimose.measure.tracker import StorageTracker
 from mimose.session import attach
-from mimose.usage import at_least_one
 from mimose.watch.units import find_units
 
 QUESTION = "What does learning cost: iterations, forwards, FLOPs and time?"
+OPTIONS = (count("--steps", 20, "at the most, a model"),)
 
 _MULTIPLES = {"vit": 16, "resnet": 32}
 _SPECS = tuple(
@@ -76,13 +78,6 @@ class CollectionRow(Row):
     full_flops: int
     seconds: float
     full_seconds: float
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument(
-        "--steps", type=at_least_one, default=20, help="at the most, a model"
-    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -161,18 +156,18 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         batch = spec.batch(sizes, generator)
         mine, twin = learning.counted_step(batch), full.counted_step(batch)
         record = session.records[-1]
-        kept = record.actions.count("keep")
+        kept = recorded(record, "kept")
         yield {
             "model": spec.model,
             "is_counted": task["is_counted"],
             "step": step,
             "sizes": json.dumps(sizes),
             "phase": record.phase,
-            "kept": kept,
+            **kept,
             **mine,
             **{f"full_{name}": value for name, value in twin.items()},
         }
-        if kept:
+        if kept["kept"]:
             return
 
 

@@ -8,18 +8,42 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mimose.bench.child import run_child
 from mimose.bench.rows import Row, RunSettings, write
+from mimose.records import StepRecord
+from mimose.types import KEEP
+from mimose.usage import at_least_one
 
-MIB = 2**20
 AMPLE_BYTES = 2**40
 """A budget that is never used up."""
 _TOLD_EVERY = 100
 
 
 _PACKAGE = "mimose.bench.proofs"
+
+
+Option: TypeAlias = tuple[str, dict[str, Any]]
+"""Of a command line: its name, and how argparse is to read it."""
+
+
+def device(default: str) -> Option:
+    """Return the option that says where to train."""
+    return "--device", {"default": default, "help": "such as cuda"}
+
+
+def count(name: str, default: int, what: str = "") -> Option:
+    """Return an option for a number of things; `what` says of which."""
+    return name, {"type": at_least_one, "default": default, "help": what}
+
+
+def flag(name: str, what: str) -> Option:
+    """Return an option that is there or is not."""
+    return name, {"action": "store_true", "help": what}
+
+
+EXPANDABLE = flag("--expandable", "segments of the device can grow")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +86,26 @@ def rows_of(
     return rows
 
 
+def recorded(record: StepRecord, *columns: str) -> dict[str, Any]:
+    """Return columns of rows that a step's record has.
+
+    Args:
+        record: Of one forward.
+        columns: Its attributes' names. ``kept`` and ``recomputed`` count its layers'
+            calls by action, ``calls`` counts all.
+    """
+    calls = len(record.actions)
+    counted = {
+        "kept": record.actions.count(KEEP),
+        "recomputed": record.n_recomputed,
+        "calls": calls,
+    }
+    return {
+        name: counted[name] if name in counted else getattr(record, name)
+        for name in columns
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A promise in numbers, set before the measurement."""
@@ -82,14 +126,8 @@ class Bar:
     def __str__(self) -> str:
         """Write the verdict as a line."""
         verdict = "holds" if self.holds else "MISSED"
-        sign, limit = (
-            ("≤", self.at_most)
-            if self.at_most < math.inf
-            else (
-                "≥",
-                self.at_least,
-            )
-        )
+        is_upper = self.at_most < math.inf
+        sign, limit = ("≤", self.at_most) if is_upper else ("≥", self.at_least)
         form = self._form
         return f"{verdict:7} {self.what}: {form(self.value)} (bar {sign} {form(limit)})"
 
@@ -122,35 +160,6 @@ class Answer:
         self.table.append(line)
         self.bars.extend(bars)
         progress(" ".join(map(str, list(line.values())[:1])) + ": done")
-
-
-def quantile(values: Iterable[float], share: float) -> float | None:
-    """Return the smallest value that `share` of all do not exceed; None of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def mean(values: Iterable[float]) -> float | None:
-    """Return the mean, None of nothing."""
-    listed = list(values)
-    return math.fsum(listed) / len(listed) if listed else None
-
-
-def worst(values: Iterable[float]) -> float | None:
-    """Return the largest value, None of nothing."""
-    return max(values, default=None)
-
-
-def percent(share: float | None, digits: int = 2) -> str:
-    """Write a share for people."""
-    return "" if share is None else f"{share:.{digits}%}"
-
-
-def mebibytes(n_bytes: float | None) -> str:
-    """Write bytes for people."""
-    return "" if n_bytes is None else f"{n_bytes / MIB:.1f}"
 
 
 def progress(text: str) -> None:

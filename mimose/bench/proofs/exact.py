@@ -28,40 +28,39 @@ from mimose.bench.proofs.common import (
     Answer,
     Bar,
     Settings,
-    mebibytes,
+    count,
+    device,
+    recorded,
     rows_of,
 )
-from mimose.bench.proofs.loop import Loop
+from mimose.bench.proofs.loop import Loop, differing
 from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
+from mimose.bench.proofs.numbers import mebibytes
 from mimose.bench.rows import Row
 from mimose.bench.zoo import ZOO, Batch
 from mimose.session import attach
-from mimose.usage import at_least_one
 
 QUESTION = "Is training on an accelerator the same to the last bit?"
+OPTIONS = (device("sim"), count("--steps", 20, "a model"))
 
 _SPECS = (
-    ModelSpec(model="bert", sizes={"batch": (8, 8), "length": (64, 256)}),
-    ModelSpec(model="gpt2", sizes={"batch": (4, 4), "length": (64, 256)}),
+    ModelSpec("bert", {"batch": (8, 8), "length": (64, 256)}),
+    ModelSpec("gpt2", {"batch": (4, 4), "length": (64, 256)}),
+    ModelSpec("t5", {"batch": (4, 4), "source": (64, 256), "target": (32, 128)}),
     ModelSpec(
-        model="t5", sizes={"batch": (4, 4), "source": (64, 256), "target": (32, 128)}
+        "vit", {"batch": (6, 6), "height": (128, 256), "width": (128, 256)}, multiple=16
     ),
-    ModelSpec(
-        model="vit",
-        sizes={"batch": (6, 6), "height": (128, 256), "width": (128, 256)},
-        multiple=16,
-    ),
-    ModelSpec(model="albert", sizes={"batch": (8, 8), "length": (64, 256)}),
-    ModelSpec(
-        model="resnet",
-        sizes={"batch": (6, 6), "height": (96, 256), "width": (96, 256)},
-    ),
+    ModelSpec("albert", {"batch": (8, 8), "length": (64, 256)}),
+    ModelSpec("resnet", {"batch": (6, 6), "height": (96, 256), "width": (96, 256)}),
 )
 _SHARE, _OVER_LEAST = 0.35, 1.2
 """Where the budget lies between the least and the most that the longest reserves, and
 how far above the least it is at any rate: other shapes may reserve more."""
 _KINDS = ("gradient", "weight", "optimizer state", "buffer", "random state")
 """What is compared after the last step; the loss is in each."""
+_RECORDED = (
+    *("step", "phase", "reserved_peak_bytes", "recomputed", "retries", "reason"),
+)
 State = dict[str, torch.Tensor]
 
 
@@ -93,12 +92,6 @@ class ExactRow(Row):
     def is_mixed(self) -> bool:
         """Whether some calls were kept and others recomputed."""
         return 0 < self.recomputed < self.actions
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=at_least_one, default=20, help="a model")
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -161,32 +154,30 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             loss = own.step(batch)
             record = session.records[-1]
             is_last = step == len(batches) - 1
-            compared = _compare(expected, own.state()) if is_last else {}
+            nothing = {"compared": "", "different": ""}
             yield {
                 "model": spec.model,
-                "step": record.step,
                 "sizes": json.dumps(sizes),
-                "phase": record.phase,
                 "budget_bytes": budget_bytes,
-                "reserved_peak_bytes": record.reserved_peak_bytes,
                 "actions": len(record.actions),
-                "recomputed": record.n_recomputed,
-                "retries": record.retries,
-                "reason": record.reason,
+                **recorded(record, *_RECORDED),
                 "loss": loss.item(),
                 "is_equal": torch.equal(losses[step], loss),
-                **_said(compared),
+                **(_compare(expected, own.state()) if is_last else nothing),
             }
 
 
-def _said(compared: Mapping[str, Sequence[tuple[str, bool]]]) -> dict[str, str]:
-    if not compared:
-        return {"compared": "", "different": ""}
-    pairs = [pair for names in compared.values() for pair in names]
-    return {
-        "compared": json.dumps({kind: len(names) for kind, names in compared.items()}),
-        "different": json.dumps([name for name, is_same in pairs if not is_same]),
-    }
+def _compare(
+    expected: Mapping[str, State], actual: Mapping[str, State]
+) -> dict[str, str]:
+    """Return the columns that say what was compared, and what differs."""
+    counts = {kind: len({*expected[kind], *actual[kind]}) for kind in expected}
+    different = [
+        f"{kind} {name}"
+        for kind in expected
+        for name in differing(expected[kind], actual[kind])
+    ]
+    return {"compared": json.dumps(counts), "different": json.dumps(different)}
 
 
 def _budget(model: nn.Module, batch: Batch) -> int:
@@ -259,22 +250,3 @@ def _copied(tensors: Mapping[str, Any]) -> State:
         for name, tensor in tensors.items()
         if isinstance(tensor, torch.Tensor)
     }
-
-
-def _compare(
-    expected: Mapping[str, State], actual: Mapping[str, State]
-) -> dict[str, list[tuple[str, bool]]]:
-    """Return of each kind the names, and whether both are equal."""
-    return {
-        kind: [
-            (f"{kind} {name}", _is_same(expected[kind], actual[kind], name))
-            for name in sorted(expected[kind].keys() | actual[kind].keys())
-        ]
-        for kind in expected
-    }
-
-
-def _is_same(expected: State, actual: State, name: str) -> bool:
-    if name not in expected or name not in actual:
-        return False
-    return torch.equal(expected[name], actual[name])

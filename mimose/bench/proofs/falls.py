@@ -28,21 +28,23 @@ from mimose.bench.proofs.common import (
     Answer,
     Bar,
     Settings,
-    mebibytes,
+    count,
+    device,
+    recorded,
     rows_of,
-    worst,
 )
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
-from mimose.bench.proofs.soak import SPECS, WINDOWS
+from mimose.bench.proofs.numbers import mebibytes, worst
+from mimose.bench.proofs.soak_run import SPECS, WINDOWS
 from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.measure.allocator import read_usage
 from mimose.measure.meters import AllocatorMeter
 from mimose.session import Session, attach
-from mimose.usage import at_least_one
 
 QUESTION = "Does training go on where the device's limit falls below what plans need?"
+OPTIONS = (device("sim"), count("--steps", 240, "a model"))
 
 _MODELS = ("bert", "gpt2")
 _SPECS = [spec for spec in SPECS if spec.model in _MODELS]
@@ -89,12 +91,6 @@ class FallRow(Row):
         limit = self.limit_bytes
         is_below = limit is not None and limit < self.needed_before_bytes
         return is_below and self.out_of_memory > 0
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=at_least_one, default=240, help="a model")
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -295,14 +291,12 @@ class Device:
             "fall": self.n_falls,
             "limit_bytes": self._limit_bytes,
             "needed_before_bytes": self._needed_before_bytes,
-            "phase": records[-1].phase,
             "actions": len(records[-1].actions),
-            "kept": records[-1].actions.count("keep"),
+            **recorded(records[-1], "phase", "kept", "reason"),
             "reserved_peak_bytes": measured.peak_bytes,
             "requested_peak_bytes": requested,
             "out_of_memory": self._n_ooms() - n_ooms,
             "retries": sum(record.retries for record in records),
-            "reason": records[-1].reason,
             "loss": self._loop.last_loss,
             "seconds": measured.seconds,
         }

@@ -23,30 +23,29 @@ from typing import Any
 import torch
 
 from mimose.bench.proofs.common import (
+    EXPANDABLE,
     Answer,
     Bar,
     Settings,
-    mean,
-    mebibytes,
-    percent,
+    count,
+    device,
     progress,
-    quantile,
+    recorded,
     said_by,
 )
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import ModelSpec
+from mimose.bench.proofs.numbers import mean, mebibytes, percent, quantile
 from mimose.bench.rows import Row
 from mimose.bench.step_meter import MeasuredStep
 from mimose.measure.meters import AllocatorMeter
 from mimose.session import Session, attach
-from mimose.usage import at_least_one
 
 QUESTION = "Does a budget of reserved bytes hold where lengths jump?"
+OPTIONS = (device("sim"), count("--steps", 1000), EXPANDABLE)
 
 _SPEC = ModelSpec(
-    model="bert",
-    sizes={"batch": (4, 4), "length": (16, 512)},
-    changes={"num_attention_heads": 1},
+    "bert", {"batch": (4, 4), "length": (16, 512)}, changes={"num_attention_heads": 1}
 )
 _NEED = 0.4
 """Share of the steps that are to need a plan."""
@@ -102,15 +101,6 @@ class FragmentationRow(Row):
         return (self.reserved_peak_bytes - self.start_bytes) / (
             self.budget_bytes - self.start_bytes
         )
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=at_least_one, default=1000)
-    parser.add_argument(
-        "--expandable", action="store_true", help="segments of the device can grow"
-    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -263,15 +253,11 @@ class Jumping:
 def _observed(session: Session, measured: MeasuredStep) -> dict[str, Any]:
     record, summary = session.records[-1], session.summary()
     return {
-        "step": record.step,
-        "phase": record.phase,
+        **recorded(record, "step", "phase", "alloc_retries", "retries", "reason"),
         "budget_bytes": session.budget_bytes,
         "start_bytes": measured.start_bytes,
         "reserved_peak_bytes": measured.peak_bytes,
         "requested_peak_bytes": record.observed_peak_bytes,
         "fragmentation": summary.fragmentation,
         "given_back": summary.given_back,
-        "alloc_retries": record.alloc_retries,
-        "retries": record.retries,
-        "reason": record.reason,
     }

@@ -25,26 +25,26 @@ from torch.utils.checkpoint import checkpoint
 
 from mimose.bench.proofs.common import (
     AMPLE_BYTES,
-    MIB,
     Answer,
     Bar,
     Settings,
-    percent,
-    quantile,
+    count,
+    recorded,
     rows_of,
 )
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import ModelSpec, Sizes
+from mimose.bench.proofs.numbers import MIB, percent, quantile
 from mimose.bench.proofs.prediction import Alternating
 from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.session import Session, attach
-from mimose.usage import at_least_one
 
 QUESTION = "Does prediction hold in the cases that break simple models of memory?"
 
 _LEAST_GROWTH_BYTES = 100 * MIB
 _ERROR_BAR = 0.02
+_GROWTHS = ("predicted_growth_bytes", "observed_growth_bytes")
 _TRIES = 4
 """Steps a pair, at the most."""
 
@@ -77,14 +77,6 @@ class HardRow(Row):
     def is_explained(self) -> bool:
         """Whether it ran under a plan with a prediction, or says why it did not."""
         return self.predicted_growth_bytes is not None or bool(self.reason)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument(
-        "--pairs", type=at_least_one, default=60, help="that count, a case"
-    )
-    parser.add_argument("--cases", nargs="+", choices=list(_CASES), default=[*_CASES])
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -209,8 +201,8 @@ class _TwiceLoop(Loop):
         return super().loss(halves[0]) + super().loss(halves[1])
 
 
-_BERT = ModelSpec(model="bert", sizes={"batch": (18, 30), "length": (256, 448)})
-_GPT2 = ModelSpec(model="gpt2", sizes={"batch": (10, 18), "length": (320, 608)})
+_BERT = ModelSpec("bert", {"batch": (18, 30), "length": (256, 448)})
+_GPT2 = ModelSpec("gpt2", {"batch": (10, 18), "length": (320, 608)})
 _CASES: Mapping[str, Case] = {
     "masks": Case(spec=_BERT, fill=_sometimes_full),
     "frozen": Case(spec=_BERT, prepare=_frozen),
@@ -220,6 +212,12 @@ _CASES: Mapping[str, Case] = {
     "twice": Case(spec=_BERT, loop=_TwiceLoop, is_planned=False),
     "checkpointed": Case(spec=_BERT, prepare=_checkpointed),
 }
+
+
+OPTIONS = (
+    count("--pairs", 60, "that count, a case"),
+    ("--cases", {"nargs": "+", "choices": list(_CASES), "default": [*_CASES]}),
+)
 
 
 # ------------------------------------------------------------------ in the child
@@ -256,12 +254,7 @@ def _observed(
 ) -> Iterator[dict[str, Any]]:
     for record in list(session.records)[n_before:]:
         yield {
-            "step": record.step,
             "sizes": json.dumps(sizes),
-            "phase": record.phase,
-            "kept": record.actions.count("keep"),
             "events": len(record.actions),
-            "predicted_growth_bytes": record.predicted_growth_bytes,
-            "observed_growth_bytes": record.observed_growth_bytes,
-            "reason": record.reason,
+            **recorded(record, "step", "phase", "kept", *_GROWTHS, "reason"),
         }

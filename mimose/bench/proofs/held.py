@@ -24,31 +24,32 @@ from mimose.bench.proofs.common import (
     Answer,
     Bar,
     Settings,
-    percent,
-    quantile,
+    count,
     rows_of,
 )
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import ModelSpec, argument_sizes, names_of, spec_of
+from mimose.bench.proofs.numbers import percent, quantile
 from mimose.bench.rows import Row
 from mimose.measure.tracker import StorageTracker
 from mimose.session import attach
-from mimose.usage import at_least_one
 from mimose.watch.patch import Patch
 from mimose.watch.units import find_units
 
 QUESTION = "Are held bytes predicted right at shapes never seen?"
+OPTIONS = (
+    count("--steps", 16, "to learn from"),
+    count("--shapes", 30, "unseen, a model"),
+)
 
 _IMAGE = {"batch": (2, 8), "height": (96, 224), "width": (96, 224)}
 _SPECS = (
-    ModelSpec(model="bert", sizes={"batch": (2, 12), "length": (16, 256)}),
-    ModelSpec(model="gpt2", sizes={"batch": (2, 8), "length": (16, 256)}),
-    ModelSpec(
-        model="t5", sizes={"batch": (2, 8), "source": (16, 192), "target": (16, 192)}
-    ),
-    ModelSpec(model="vit", sizes=_IMAGE, multiple=16),
-    ModelSpec(model="albert", sizes={"batch": (2, 12), "length": (16, 256)}),
-    ModelSpec(model="resnet", sizes=_IMAGE),
+    ModelSpec("bert", {"batch": (2, 12), "length": (16, 256)}),
+    ModelSpec("gpt2", {"batch": (2, 8), "length": (16, 256)}),
+    ModelSpec("t5", {"batch": (2, 8), "source": (16, 192), "target": (16, 192)}),
+    ModelSpec("vit", _IMAGE, multiple=16),
+    ModelSpec("albert", {"batch": (2, 12), "length": (16, 256)}),
+    ModelSpec("resnet", _IMAGE),
 )
 _INSIDE = 0.1, 0.9
 """The part of each range that unseen shapes come from; learning takes all of it."""
@@ -70,14 +71,6 @@ class HeldRow(Row):
     def error(self) -> float:
         """|predicted − counted| ÷ counted."""
         return abs(self.predicted_bytes - self.counted_bytes) / self.counted_bytes
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--steps", type=at_least_one, default=16, help="to learn from")
-    parser.add_argument(
-        "--shapes", type=at_least_one, default=30, help="unseen, a model"
-    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

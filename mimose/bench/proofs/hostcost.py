@@ -31,21 +31,25 @@ from mimose.bench.proofs.common import (
     Answer,
     Bar,
     Settings,
-    quantile,
+    count,
+    recorded,
     rows_of,
-    worst,
 )
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import names_of, spec_of
+from mimose.bench.proofs.numbers import quantile, worst
 from mimose.bench.rows import Row
-from mimose.bench.zoo import ZOO, Batch
+from mimose.bench.zoo import ZOO, Batch, moved
 from mimose.measure.meters import AllocatorMeter
 from mimose.planners import Plan, PlanningProblem
 from mimose.planners.timeline import judge
 from mimose.session import attach
-from mimose.usage import at_least_one
 
 QUESTION = "What does a step make the host wait for, copy and compute?"
+OPTIONS = (
+    ("--device", {"default": "sim", "choices": ["sim"], "help": "that counts"}),
+    count("--steps", 200, "planned ones, a model"),
+)
 
 _TRIES = 6
 """Steps for each planned one that is wanted, at the most."""
@@ -54,7 +58,7 @@ _MEASURED_BAR = 1
 _MICRO = 1e6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SmallModel:
     """A model with its dropout on, and the sizes it is trained on."""
 
@@ -78,9 +82,9 @@ _PAIRS = [
 _IMAGES = [{"batch": 2, "height": size, "width": size} for size in (32, 48, 64)]
 _SPECS = (
     SmallModel(
-        model="deep",
-        zoo="bert",
-        sizes=_TEXTS,
+        "deep",
+        "bert",
+        _TEXTS,
         changes={
             "num_hidden_layers": 24,
             "hidden_size": 16,
@@ -88,12 +92,12 @@ _SPECS = (
             "num_attention_heads": 2,
         },
     ),
-    SmallModel(model="bert", zoo="bert", sizes=_TEXTS),
-    SmallModel(model="gpt2", zoo="gpt2", sizes=_TEXTS),
-    SmallModel(model="t5", zoo="t5", sizes=_PAIRS),
-    SmallModel(model="vit", zoo="vit", sizes=_IMAGES),
-    SmallModel(model="albert", zoo="albert", sizes=_TEXTS),
-    SmallModel(model="resnet", zoo="resnet", sizes=_IMAGES),
+    SmallModel("bert", "bert", _TEXTS),
+    SmallModel("gpt2", "gpt2", _TEXTS),
+    SmallModel("t5", "t5", _PAIRS),
+    SmallModel("vit", "vit", _IMAGES),
+    SmallModel("albert", "albert", _TEXTS),
+    SmallModel("resnet", "resnet", _IMAGES),
 )
 
 
@@ -135,14 +139,6 @@ class HostRow(Row):
         """Copies of random state beyond one a recomputed call that draws."""
         allowed = self.recomputed if self.draws else 0
         return max(0, self.state_copies - self.bare_state_copies - allowed)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="sim", choices=["sim"], help="that counts")
-    parser.add_argument(
-        "--steps", type=at_least_one, default=200, help="planned ones, a model"
-    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -293,8 +289,8 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     model = spec.build(task["seed"], task["device"])
     bare, planned = Loop(copy.deepcopy(model)), Loop(model)
     batches = [
-        {k: _moved(v, task["device"]) for k, v in batch.items()}
-        for batch in (ZOO[spec.zoo].batch(sizes, generator) for sizes in spec.sizes)
+        moved(ZOO[spec.zoo].batch(sizes, generator), task["device"])
+        for sizes in spec.sizes
     ]
     draws = _draws(bare, batches[0])
     meter = TimedMeter(bare.device)
@@ -308,11 +304,8 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             record = session.records[-1]
             yield {
                 "model": spec.model,
-                "step": record.step,
-                "phase": record.phase,
-                "cache_hit": record.cache_hit,
                 "actions": len(record.actions),
-                "recomputed": record.n_recomputed,
+                **recorded(record, "step", "phase", "cache_hit", "recomputed"),
                 "draws": draws,
                 "waits": counts[0],
                 "bare_waits": bare_counts[0],
@@ -325,10 +318,6 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             n_planned += record.phase == "plan" and record.cache_hit
             if n_planned >= task["steps"]:
                 return
-
-
-def _moved(value: Any, device: str) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _draws(loop: Loop, batch: Batch) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mimose.bench.step_meter import MeasuredStep, RunningStep, budget_meter
-from mimose.bench.zoo import Batch
+from mimose.bench.zoo import Batch, moved
 
 
 class Loop:
@@ -48,11 +50,7 @@ class Loop:
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Run a forward; return the loss alone, so that the outputs can go."""
-        there = {
-            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
-            for name, value in batch.items()
-        }
-        loss: torch.Tensor = self.model(**there).loss
+        loss: torch.Tensor = self.model(**moved(batch, self.device)).loss
         return loss
 
     def step(self, batch: Batch) -> MeasuredStep:
@@ -68,3 +66,16 @@ class Loop:
     def forward_and_backward(self, batch: Batch) -> None:
         """Run one micro-step; proofs with another loop replace this."""
         (self.loss(batch) / self._window).backward()  # type: ignore[no-untyped-call]
+
+
+def differing(
+    expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]
+) -> list[str]:
+    """Return the names of tensors that are not the same to the last bit, or missing."""
+    return [
+        name
+        for name in sorted(expected.keys() | actual.keys())
+        if name not in expected
+        or name not in actual
+        or not torch.equal(expected[name], actual[name])
+    ]

@@ -41,7 +41,7 @@ _CHANGES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One architecture, and the shapes it is trained on."""
 

@@ -25,25 +25,29 @@ import numpy as np
 import torch
 
 from mimose.bench.grid.docstrings import OURS
-from mimose.bench.proofs.common import (
-    Answer,
-    Bar,
-    Settings,
-    mean,
-    mebibytes,
-    percent,
-    said_by,
-)
+from mimose.bench.proofs.common import Answer, Bar, Settings, count, recorded, said_by
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import volume
+from mimose.bench.proofs.numbers import mean, mebibytes, percent
 from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.measure.tracker import StorageTracker
 from mimose.planners import Optimal, Planner, Static, lay_out
 from mimose.session import Session, attach
-from mimose.usage import at_least_one, positive
+from mimose.usage import positive
 
 QUESTION = "How much more is recomputed than an exact planner would?"
+OPTIONS = (
+    count("--steps", 600),
+    (
+        "--share",
+        {
+            "type": positive,
+            "default": 0.5,
+            "help": "of plain training's growth on the longest batch, for the budget",
+        },
+    ),
+)
 
 _GIGA = 1e9
 _COUNTED_STEPS = 20
@@ -80,17 +84,6 @@ class OptimumRow(Row):
         """Whether both ran a plan, and the step needed one."""
         needs = self.start_bytes + self.keep_all_growth_bytes > self.budget_bytes
         return needs and self.is_planned
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--steps", type=at_least_one, default=600)
-    parser.add_argument(
-        "--share",
-        type=positive,
-        default=0.5,
-        help="of plain training's growth on the longest batch, for the budget",
-    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -203,13 +196,10 @@ def _probe(loop: Loop, batches: Sequence[Batch]) -> Mapping[str, Any]:
 def _observed(session: Session, length: int) -> Mapping[str, Any]:
     record = session.records[-1]
     said = {
-        "step": record.step,
+        **recorded(record, "step", "phase", "start_bytes", "recomputed_flops"),
+        **recorded(record, "observed_growth_bytes"),
         "length": length,
-        "phase": record.phase,
         "budget_bytes": session.budget_bytes,
-        "start_bytes": record.start_bytes,
-        "observed_growth_bytes": record.observed_growth_bytes,
-        "recomputed_flops": record.recomputed_flops,
         "keep_all_growth_bytes": 0.0,
         "optimum_flops": 0.0,
     }

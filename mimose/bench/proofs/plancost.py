@@ -26,14 +26,16 @@ import torch
 from mimose.bench.proofs import blocks
 from mimose.bench.proofs.common import (
     AMPLE_BYTES,
-    MIB,
     Answer,
     Bar,
     Settings,
+    count,
     progress,
+    recorded,
     rows_of,
 )
 from mimose.bench.proofs.loop import Loop
+from mimose.bench.proofs.numbers import MIB
 from mimose.bench.rows import Row
 from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
 from mimose.session import attach
@@ -42,6 +44,11 @@ from mimose.usage import at_least_one
 QUESTION = "What does a new plan cost, and how does that grow with the events?"
 
 _EVENTS = (12, 24, 48, 100, 200, 500, 1000)
+OPTIONS = (
+    ("--events", {"type": at_least_one, "nargs": "+", "default": _EVENTS}),
+    count("--misses", 30, "a number of events"),
+    ("--picture", {"type": Path, "default": Path("docs/images/plan_cost.png")}),
+)
 _BARS = {24: 1e-3, 500: 50e-3}
 _WIDTH, _FACTOR = 32, 4
 _GROWTH_BYTES = 200 * MIB
@@ -67,17 +74,6 @@ class PlanCostRow(Row):
     """From the root's entry until the plan is known."""
     planner_seconds: float
     """The planner alone."""
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--events", type=at_least_one, nargs="+", default=_EVENTS)
-    parser.add_argument(
-        "--misses", type=at_least_one, default=30, help="a number of events"
-    )
-    parser.add_argument(
-        "--picture", type=Path, default=Path("docs/images/plan_cost.png")
-    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -216,9 +212,8 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                 continue
             yield {
                 "events": n_events,
-                "step": record.step,
+                **recorded(record, "step", "kept"),
                 "rows": rows,
-                "kept": record.actions.count("keep"),
                 "miss_seconds": record.plan_seconds - planner.seconds_besides,
                 "planner_seconds": planner.seconds,
             }

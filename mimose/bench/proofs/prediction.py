@@ -29,44 +29,38 @@ from numpy.typing import NDArray
 from mimose.bench.device import is_cpu
 from mimose.bench.proofs.common import (
     AMPLE_BYTES,
-    MIB,
     Answer,
     Bar,
     Settings,
-    mebibytes,
-    percent,
+    count,
+    device,
     progress,
-    quantile,
+    recorded,
     said_by,
 )
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import ModelSpec, Sizes, names_of, spec_of
+from mimose.bench.proofs.numbers import MIB, mebibytes, percent, quantile
 from mimose.bench.rows import Row
 from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
 from mimose.planners.timeline import judge
 from mimose.records import StepRecord
 from mimose.session import attach
-from mimose.usage import at_least_one
 
 QUESTION = "How far is growth from its prediction, at unseen shapes under any plan?"
+OPTIONS = (device("cpu"), count("--pairs", 300, "that count, a model"))
 
 _SPECS = (
-    ModelSpec(model="bert", sizes={"batch": (18, 30), "length": (256, 448)}),
-    ModelSpec(model="gpt2", sizes={"batch": (10, 18), "length": (320, 608)}),
+    ModelSpec("bert", {"batch": (18, 30), "length": (256, 448)}),
+    ModelSpec("gpt2", {"batch": (10, 18), "length": (320, 608)}),
+    ModelSpec("t5", {"batch": (9, 15), "source": (224, 384), "target": (128, 256)}),
     ModelSpec(
-        model="t5",
-        sizes={"batch": (9, 15), "source": (224, 384), "target": (128, 256)},
-    ),
-    ModelSpec(
-        model="vit",
-        sizes={"batch": (32, 52), "height": (208, 336), "width": (208, 336)},
+        "vit",
+        {"batch": (32, 52), "height": (208, 336), "width": (208, 336)},
         multiple=16,
     ),
-    ModelSpec(model="albert", sizes={"batch": (18, 30), "length": (256, 448)}),
-    ModelSpec(
-        model="resnet",
-        sizes={"batch": (20, 32), "height": (224, 352), "width": (224, 352)},
-    ),
+    ModelSpec("albert", {"batch": (18, 30), "length": (256, 448)}),
+    ModelSpec("resnet", {"batch": (20, 32), "height": (224, 352), "width": (224, 352)}),
 )
 _LEAST_GROWTH_BYTES, _LEAST_DEVICE_GROWTH_BYTES = 100 * MIB, 16 * MIB
 _DEVICE_BATCH = 3
@@ -150,14 +144,6 @@ class Alternating:
         share = self._random.random()
         recomputed = [self._random.random() < share for _ in problem.events]
         return np.array(recomputed, dtype=np.intp) * problem.allowed[:, 1]
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="cpu", help="such as cuda")
-    parser.add_argument(
-        "--pairs", type=at_least_one, default=300, help="that count, a model"
-    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -285,10 +271,8 @@ def _pair(record: StepRecord, source: str) -> dict[str, Any]:
     if not source or predicted is None or observed is None:
         return {"other": record.phase}
     return {
-        "step": record.step,
+        **recorded(record, "step", "phase", "kept"),
         "source": source,
-        "phase": record.phase,
-        "kept": record.actions.count("keep"),
         "events": len(record.actions),
         "predicted_growth_bytes": predicted,
         "observed_growth_bytes": observed,

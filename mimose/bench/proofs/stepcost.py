@@ -30,16 +30,16 @@ from mimose.bench.proofs.common import (
     Answer,
     Bar,
     Settings,
-    percent,
-    quantile,
+    count,
     said_by,
 )
+from mimose.bench.proofs.numbers import percent, quantile
 from mimose.bench.rows import Row
 from mimose.measure.meters import ProcessMeter
 from mimose.session import Session, attach
-from mimose.usage import at_least_one
 
 QUESTION = "What does a step cost on a cache hit, beyond checkpoint's own price?"
+OPTIONS = (count("--rounds", 60, "of each plan"), count("--steps", 50, "a round"))
 
 _N_BLOCKS = 24
 _WIDTH = 16
@@ -79,12 +79,6 @@ class RoundRow(Row):
     def cost_seconds(self) -> float:
         """What the library costs a step."""
         return self.attached_seconds - self.bare_seconds
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--rounds", type=at_least_one, default=60, help="of each plan")
-    parser.add_argument("--steps", type=at_least_one, default=50, help="a round")
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

@@ -29,18 +29,21 @@ from mimose.bench.proofs.common import (
     Answer,
     Bar,
     Settings,
-    mebibytes,
+    count,
+    device,
+    recorded,
     rows_of,
 )
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
+from mimose.bench.proofs.numbers import mebibytes
 from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.session import Session, attach
-from mimose.usage import at_least_one
 
 QUESTION = "Is a tight budget kept from the first step, and an impossible one refused?"
+OPTIONS = (device("cpu"), count("--steps", 30, "that must be kept"))
 
 # Wide enough that the optimizer's state is a good part of the whole.
 _WIDE = {
@@ -49,17 +52,11 @@ _WIDE = {
     "attn_implementation": "eager",
 }
 _SPECS = (
+    ModelSpec("bert", {"batch": (12, 12), "length": (256, 256)}, changes=_WIDE),
+    ModelSpec("gpt2", {"batch": (8, 8), "length": (384, 384)}, changes={"n_embd": 256}),
     ModelSpec(
-        model="bert", sizes={"batch": (12, 12), "length": (256, 256)}, changes=_WIDE
-    ),
-    ModelSpec(
-        model="gpt2",
-        sizes={"batch": (8, 8), "length": (384, 384)},
-        changes={"n_embd": 256},
-    ),
-    ModelSpec(
-        model="t5",
-        sizes={"batch": (8, 8), "source": (320, 320), "target": (224, 224)},
+        "t5",
+        {"batch": (8, 8), "source": (320, 320), "target": (224, 224)},
         changes={"d_model": 256, "d_ff": 1024},
     ),
 )
@@ -94,14 +91,6 @@ class TightRow(Row):
     def rise_bytes(self) -> int:
         """The peak over what was held before the first step."""
         return self.peak_bytes - self.base_bytes
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="cpu", help="such as cuda or sim")
-    parser.add_argument(
-        "--steps", type=at_least_one, default=30, help="that must be kept"
-    )
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -210,8 +199,7 @@ def _step(loop: Loop, session: Session, batch: Batch) -> dict[str, Any]:
         }
     record = session.records[-1]
     return {
-        "phase": record.phase,
-        "kept": record.actions.count("keep"),
+        **recorded(record, "phase", "kept"),
         **measured._asdict(),
         "holders": "",
     }

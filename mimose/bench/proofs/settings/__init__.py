@@ -27,33 +27,31 @@ from mimose.bench.proofs.common import (
     Answer,
     Bar,
     Settings,
-    mebibytes,
+    count,
+    device,
     progress,
-    quantile,
     said_by,
 )
-from mimose.bench.proofs.settings import (
-    domains,
-    families,
-    layers,
-    loops,
-    operations,
-    pairs,
-    teachers,
-    weights,
-)
+from mimose.bench.proofs.numbers import mebibytes, quantile
 from mimose.bench.proofs.settings.apart import DiedError, apart
 from mimose.bench.proofs.settings.case import SETTINGS, Outcome
 from mimose.bench.proofs.settings.trial import Trial
 from mimose.bench.rows import Row
-from mimose.usage import at_least_one
 
-__all__ = ["QUESTION", "add_options", "ask", "work"]
+__all__ = ["OPTIONS", "QUESTION", "ask", "work"]
+
+for _name in (
+    *("domains", "families", "layers", "loops", "operations", "pairs", "teachers"),
+    "weights",
+):
+    importlib.import_module(f"{__name__}.{_name}")  # fills `SETTINGS`
 
 QUESTION = "What do people get who train in other ways than one loss of one forward?"
-
-_SOURCES = (domains, families, layers, loops, operations, pairs, teachers, weights)
-"""Importing them fills `SETTINGS`."""
+OPTIONS = (
+    device("sim"),
+    count("--steps", 24, "a setting"),
+    ("--cases", {"nargs": "+", "choices": sorted(SETTINGS), "default": []}),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,13 +106,6 @@ class SettingRow(Row):
         return self.outcome == self.expected and self.says in (
             f"{self.message}\n{self.reasons}"
         )
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=at_least_one, default=24, help="a setting")
-    parser.add_argument("--cases", nargs="+", choices=sorted(SETTINGS), default=[])
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

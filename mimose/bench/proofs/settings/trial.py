@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mimose.bench.proofs.common import quantile
+from mimose.bench.proofs.loop import differing
+from mimose.bench.proofs.numbers import quantile
 from mimose.bench.proofs.settings.case import Outcome, Setting, Training, World
 from mimose.bench.step_meter import budget_meter
 from mimose.exceptions import MimoseError
@@ -83,7 +84,7 @@ class Trial:
             expected = self._bare()  # behind it, so that nothing lies in its way
             bare_bytes = self._allocated() - before - own_bytes
             self._found["left_bytes"] = own_bytes - bare_bytes
-            different = self._different(expected, actual)
+            different = differing(expected, actual)
         except Exception as error:  # whatever it is, it is what this setting gets
             kind = type(error).__name__
             outcome: Outcome = "refused" if isinstance(error, MimoseError) else "error"
@@ -157,18 +158,6 @@ class Trial:
                 self._found["units"] = sum(s.units for s in summaries)
                 self._losses = losses
         return _all(world, training, losses)
-
-    @staticmethod
-    def _different(
-        expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]
-    ) -> list[str]:
-        return [
-            name
-            for name in sorted(expected.keys() | actual.keys())
-            if name not in expected
-            or name not in actual
-            or not torch.equal(expected[name], actual[name])
-        ]
 
     # -------------------------------------------------------------- the row
 
