@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -23,6 +23,13 @@ def moved(batch: Mapping[str, Any], device: torch.device | str) -> dict[str, Any
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
     }
+
+
+class Output(NamedTuple):
+    """What models of our own return, so that they can be trained as those here are."""
+
+    loss: torch.Tensor
+    """One number."""
 
 
 @dataclass(frozen=True, slots=True)

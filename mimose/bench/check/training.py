@@ -118,7 +118,7 @@ def run_once(model: nn.Module, batch: Batch) -> None:
     model.zero_grad(set_to_none=True)
 
 
-class Training(Loop):
+class DeviceLoop(Loop):
     """A model on a device, its batches, and its loop, under autocast if asked for.
 
     Args:
@@ -190,7 +190,7 @@ class Room(NamedTuple):
         return taken / (budget_bytes - self.base_bytes)
 
 
-def measure_room(training: Training) -> Room:
+def measure_room(training: DeviceLoop) -> Room:
     """Train two short steps and two of the longest without a session."""
     low, high = training.scale.lengths
     list(training.train((low, low, high)))

@@ -98,9 +98,8 @@ def _is_unexpected(row: GridRow) -> bool:
 
 
 def _is_complete(settings: GridSettings, rows: Sequence[GridRow]) -> bool:
-    last = [row for row in rows if row.is_limited][-1:]
-    is_through = bool(last) and last[0].step == settings.n_batches - 1
-    return is_through and settings.is_complete(rows)
+    limited = {row.strategy for row in rows if row.is_limited}
+    return limited == set(settings.limited) and settings.is_complete(rows)
 
 
 def _show(settings: GridSettings, rows: Sequence[GridRow], out: Path) -> None:

@@ -37,7 +37,7 @@ N_TEXTS = 16
 _FILE = "docstrings.json"
 
 
-class Output(NamedTuple):
+class ClassifierOutput(NamedTuple):
     """What the classifier returns."""
 
     loss: torch.Tensor | None
@@ -69,14 +69,14 @@ class DocstringClassifier(nn.Module):
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         labels: torch.Tensor | None = None,
-    ) -> Output:
+    ) -> ClassifierOutput:
         """Return logits, and the loss where labels are given."""
         states = self.encoder(input_ids, attention_mask=attention_mask)[0]
         weights = attention_mask.unsqueeze(-1).to(states.dtype)
         mean = (states * weights).sum(dim=1) / weights.sum(dim=1)
         logits = self.classifier(self.dropout(mean))
         loss = None if labels is None else functional.cross_entropy(logits, labels)
-        return Output(loss, logits)
+        return ClassifierOutput(loss, logits)
 
 
 def encoder_config(corpus: EncodedCorpus, scale: str = "tiny") -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from mimose.bench.zoo import Output
 from mimose.planners import Plan, PlanningProblem
 from mimose.planners.timeline import judge
 
@@ -29,13 +29,6 @@ class Block(nn.Module):
         """Map (rows, width) to the same shape."""
         changed: torch.Tensor = self.narrow(torch.relu(self.wide(states)))
         return states + changed
-
-
-class Output(NamedTuple):
-    """What blocks return."""
-
-    loss: torch.Tensor
-    """One number."""
 
 
 class Blocks(nn.Module):
