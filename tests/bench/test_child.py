@@ -86,24 +86,15 @@ def test_a_process_gives_the_rows_of_the_same_training(task: Task) -> None:
 @pytest.mark.slow
 def test_limit_makes_allocations_fail(task: Task) -> None:
     """A step that needs more than the budget and the slack ends with a message."""
-    limited = {"scale": "base", "headroom_bytes": 1, "is_limited": True}
+    limited = {"headroom_bytes": 1, "is_limited": True, "strategy": "none"}
+    long = {"workload": "tc-bert", "sizes": [{"length": 300}]}
 
     with (
-        _start(task, strategy="none", **limited) as child,
+        _start(task, **limited, **long) as child,
         pytest.raises(RunFailedError, match="can't allocate memory"),
     ):
         child.receive()
-        child.ask(["step", {"index": 1}])
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_is_reported(task: Task) -> None:
-    """The error tells which strategy died, with what status, and its last words."""
-    with (
-        _start(task, strategy="nonsense") as child,
-        pytest.raises(RunFailedError, match="'nonsense' ended with code 1: Key"),
-    ):
-        child.receive()
+        child.ask(["step", {"index": 0}])
 
 
 def test_one_that_takes_too_long_is_ended() -> None:
@@ -113,7 +104,7 @@ def test_one_that_takes_too_long_is_ended() -> None:
 
 
 def test_a_dead_process_can_be_asked_and_closed() -> None:
-    """However often, and although it never read what it was sent."""
+    """However often; the error tells who died, with what status, and its last words."""
     child = Child("hapless", "abc", {"task": 1}, 1)  # a module without work
     for ask in (child.receive, lambda: child.ask({"step": 1}), child.receive):
         with pytest.raises(RunFailedError, match="'hapless' ended with code 1: Attr"):

@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench.child import RunFailedError
 from mimose.bench.proofs import common, models, numbers, soak
 from mimose.bench.proofs.__main__ import PROOFS, main
 from mimose.bench.proofs.common import Answer, Bar, Settings
@@ -125,12 +124,6 @@ def test_unknown_model() -> None:
     """The error names the models that there are."""
     with pytest.raises(UsageError, match=r"--models lstm: choose among bert"):
         models.names_of([models.ModelSpec(model="bert", sizes={})], ["lstm"])
-
-
-def test_child_tells_how_it_died() -> None:
-    """What a child wrote last is part of the error."""
-    with pytest.raises(RunFailedError, match="KeyError: 'model'"):
-        list(common.said_by("held", Settings(threads=1)))
 
 
 @pytest.mark.parametrize(
