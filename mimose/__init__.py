@@ -12,7 +12,9 @@ if TYPE_CHECKING:
         CheckpointingConflictError as CheckpointingConflictError,
     )
     from mimose.exceptions import InfeasibleBudgetError as InfeasibleBudgetError
+    from mimose.exceptions import LateChangeError as LateChangeError
     from mimose.exceptions import MimoseError as MimoseError
+    from mimose.exceptions import NotRecomputableError as NotRecomputableError
     from mimose.exceptions import NoUnitsError as NoUnitsError
     from mimose.exceptions import RecomputationError as RecomputationError
     from mimose.exceptions import StateMismatchError as StateMismatchError
@@ -27,8 +29,10 @@ else:
         "ChangedWeightsError": "exceptions",
         "CheckpointingConflictError": "exceptions",
         "InfeasibleBudgetError": "exceptions",
+        "LateChangeError": "exceptions",
         "MimoseError": "exceptions",
         "NoUnitsError": "exceptions",
+        "NotRecomputableError": "exceptions",
         "RecomputationError": "exceptions",
         "Session": "session",
         "StateMismatchError": "exceptions",
@@ -59,8 +63,10 @@ __all__ = [
     "ChangedWeightsError",
     "CheckpointingConflictError",
     "InfeasibleBudgetError",
+    "LateChangeError",
     "MimoseError",
     "NoUnitsError",
+    "NotRecomputableError",
     "RecomputationError",
     "Session",
     "StateMismatchError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 from mimose.exceptions import BudgetError
+
+_log = logging.getLogger(__name__)
 
 _UNITS = {
     "": 1,
@@ -40,7 +43,8 @@ def parse_budget(
     Args:
         budget: ``"6GiB"`` (2**30 bytes each), ``"6GB"`` (10**9), an integer number
             of bytes, or ``"80%"`` or a float in (0, 1], a fraction of `device_bytes`.
-            Text without a unit is bytes, and no less than 2**20 of them.
+            Text without a unit is bytes, and no less than 2**20 of them; of an integer
+            below that a warning asks what is meant.
             ``"+400MiB"`` is so much more than is held now.
         device_bytes: What the device has, for fractions; None if unknown.
         held_bytes: Tells what is held now; None where nobody can.
@@ -62,7 +66,7 @@ def parse_budget(
             return _positive(budget, n_bytes)
         return _positive(budget, n_bytes) + _held(budget, held_bytes)
     if isinstance(budget, (int, np.integer)) and not isinstance(budget, bool):
-        return _positive(budget, int(budget))
+        return _bare(budget)
     if not isinstance(budget, (float, np.floating)):
         msg = (
             f"budget must be text such as '6GiB', a number of bytes or a fraction of "
@@ -93,6 +97,19 @@ def _parse_text(text: str) -> tuple[float, bool]:
         )
         raise BudgetError(msg)
     return n_bytes, bool(match[1])
+
+
+def _bare(budget: int) -> int:
+    n_bytes = _positive(budget, budget)
+    if n_bytes < _LEAST_BARE:
+        share = ", 1.0 or '100%' for all that the device has" if n_bytes == 1 else ""
+        _log.warning(
+            "mimose: the integer %d as a budget is that many bytes, and so few hold no "
+            "step: write '%dGiB' or '%dMiB' if these are meant%s",
+            *(n_bytes,) * 3,
+            share,
+        )
+    return n_bytes
 
 
 def _held(budget: str, held_bytes: Callable[[], int] | None) -> int:

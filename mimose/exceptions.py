@@ -10,10 +10,15 @@ The tree::
     │   └── CheckpointingConflictError      the model checkpoints by itself
     ├── ChangedWeightsError (RuntimeError)  a layer cannot be recomputed any more
     ├── RecomputationError (RuntimeError)   a layer was not the same when run again
+    ├── NotRecomputableError (RuntimeError) layers must be kept, found out in a forward
+    ├── LateChangeError (RuntimeError)      a layer began to change a buffer
     └── StateMismatchError (ValueError)     saved state of something else
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from mimose.planners import InfeasibleBudgetError as _Infeasible
 
@@ -54,6 +59,54 @@ class ChangedWeightsError(MimoseError, RuntimeError):
 
 class RecomputationError(MimoseError, RuntimeError):
     """A layer could not be computed again as it was; it is kept from now on."""
+
+
+class NotRecomputableError(MimoseError, RuntimeError):
+    """Layers turned out to be such as must be kept, in a forward.
+
+    Most often the forward is run again at once, and nobody sees this. It reaches the
+    user where the forward has changed the batch meanwhile.
+
+    Attributes:
+        units: The layers' names by their place among the session's units.
+        why: What is wrong with them.
+    """
+
+    def __init__(self, units: Mapping[int, str], why: str) -> None:
+        self.units = dict(units)
+        self.why = why
+        super().__init__(
+            f"{', '.join(self.units.values())} cannot be recomputed: {why}. It is kept "
+            f"from now on; run the step again, with the batch as it was."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the arguments, for the message is built from them."""
+        return type(self), (self.units, self.why)
+
+
+class LateChangeError(MimoseError, RuntimeError):
+    """A layer changed a buffer as none of its forwards had done before.
+
+    Most often the buffer is put back and the forward run again, and nobody sees this.
+
+    Attributes:
+        unit: The layer's name.
+        buffers: Each buffer's table, by identity, and its name in it.
+    """
+
+    def __init__(self, unit: str, buffers: Iterable[tuple[int, str]]) -> None:
+        self.unit = unit
+        self.buffers = tuple(buffers)
+        super().__init__(
+            f"{unit} changed a buffer that its forwards had not changed before, "
+            f"and it could not be put back. From the next step on the buffer is saved "
+            f"for the recomputation; this step has changed it without a backward."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the arguments, for the message is built from them."""
+        return type(self), (self.unit, self.buffers)
 
 
 class StateMismatchError(MimoseError, ValueError):

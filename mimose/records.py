@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from mimose.exceptions import MimoseError
+from mimose.planners.actions import EXACT_MENU
 
 _log = logging.getLogger(__name__)
 
@@ -35,11 +36,11 @@ class Peaks(NamedTuple):
     """How often the allocator gave back all its free blocks to go on."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One forward of the root, with its backward where there was one.
 
-    The session fills it while the step runs; it does not change after the step.
+    A record does not change; as more is known of a step, another takes its place.
     """
 
     step: int
@@ -87,13 +88,6 @@ class StepRecord:
     alloc_retries: int | None = None
     """How often the allocator gave back its free blocks to go on."""
 
-    def note_peaks(self, peaks: Peaks) -> None:
-        """Take in what was read as the backward ended."""
-        self.observed_peak_bytes = peaks.level_bytes
-        self.reserved_peak_bytes = peaks.reserved_bytes
-        self.allocated_peak_bytes = peaks.allocated_bytes
-        self.alloc_retries = peaks.n_retries
-
     @property
     def highest_bytes(self) -> int | None:
         """What the budget is about: reserved bytes where they are known."""
@@ -136,8 +130,8 @@ class StepRecord:
 
     @property
     def n_recomputed(self) -> int:
-        """How many layer calls were recomputed."""
-        return self.actions.count("recompute")
+        """How many layer calls were not simply kept."""
+        return len(self.actions) - self.actions.count(EXACT_MENU.first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,22 +231,40 @@ class Records(deque[StepRecord]):
         self._shared: dict[Any, Any] = {}
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._is_new = path is not None and not Path(path).exists()
         # Open for as long as the session lives; `close_file` closes it.
         self._file = None if path is None else Path(path).open("a", encoding="utf-8")  # noqa: SIM115
         self._events: tuple[str, ...] = ()
         if self._file is not None and not _ends_a_line(Path(self._file.name)):
             self._file.write("\n")  # a run that was killed left half a line
 
-    def append(self, record: StepRecord) -> None:
-        """Add a record; of too many the oldest is dropped, and stays in the totals."""
-        self._open[record.step] = False
-        if len(self) == self.maxlen:
-            oldest = self[0]
-            if oldest.step in self._open:
-                self._open[oldest.step] = True
-            else:
-                self._dropped.add(oldest)
-        super().append(record)
+    def put(self, record: StepRecord) -> None:
+        """Add a step's record, or put it in the place of what was known of it before.
+
+        Of too many the oldest is dropped, and stays in the totals.
+        """
+        record = self._with_shared_parts(record)
+        place = self._place(record.step)
+        if place is not None:
+            self[place] = record
+        elif not self or record.step > self[-1].step:
+            self._open[record.step] = False
+            if len(self) == self.maxlen:
+                self._drop(self[0])
+            self.append(record)
+
+    def _place(self, step: int) -> int | None:
+        """Return where a step's record is; most often it is the last."""
+        for place in range(len(self) - 1, -1, -1):
+            if self[place].step <= step:
+                return place if self[place].step == step else None
+        return None
+
+    def _drop(self, oldest: StepRecord) -> None:
+        if oldest.step in self._open:
+            self._open[oldest.step] = True
+        else:
+            self._dropped.add(oldest)
 
     def totals(self) -> Totals:
         """Add up all steps there were."""
@@ -262,36 +274,49 @@ class Records(deque[StepRecord]):
         return totals
 
     def close(self, record: StepRecord) -> None:
-        """Write a record that will not change any more."""
-        self._share(record)
+        """Put a step's record and write it; once more where the step went on."""
+        self.put(record)
+        is_first = record.step in self._open
         if self._open.pop(record.step, False):
             self._dropped.add(record)
         if self._file is None:
             return
         fields = asdict(record)
-        if record.events == self._events:
+        if not is_first:
+            fields[_AMENDS] = True
+        elif record.events == self._events:
             fields["events"] = ()
-        self._events = record.events
+        if is_first:
+            self._events = record.events
         self._file.write(json.dumps(fields) + "\n")
         self._file.flush()
 
-    def _share(self, record: StepRecord) -> None:
+    def _with_shared_parts(self, record: StepRecord) -> StepRecord:
         """Let a record hold what others hold: a shape alone takes 200 bytes."""
         if len(self._shared) >= _MOST_SHARED:
             self._shared.clear()
         shared = self._shared
         shape = tuple(record.shape.items())
-        record.shape = shared.setdefault(("shape", shape), record.shape)
-        record.actions = shared.setdefault(("actions", record.actions), record.actions)
-        record.events = shared.setdefault(("events", record.events), record.events)
+        return replace(
+            record,
+            shape=shared.setdefault(("shape", shape), record.shape),
+            actions=shared.setdefault(("actions", record.actions), record.actions),
+            events=shared.setdefault(("events", record.events), record.events),
+        )
 
     def close_file(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Close the file; one that is new and empty does not stay behind."""
+        if self._file is None:
+            return
+        path = Path(self._file.name)
+        self._file.close()
+        self._file = None
+        if self._is_new and path.exists() and not path.stat().st_size:
+            path.unlink()
 
 
+_AMENDS = "amends"
+"""Marks a line that takes the place of the one before of the same step."""
 _KNOWN = frozenset(f.name for f in fields(StepRecord))
 _NUMBERS = (
     "predicted_peak_bytes",
@@ -344,16 +369,26 @@ def read_records(path: str | PathLike[str]) -> list[StepRecord]:
                 n_broken += line.endswith("\n")  # the last may be in the making
                 continue
             record = _record(said, f"{path}, line {number}")
-            if not record.events and records:
-                record.events = records[-1].events
-            record.actions = plans.setdefault(record.actions, record.actions)
-            records.append(record)
+            if said.get(_AMENDS):
+                _amend(records, record)
+                continue
+            events = record.events or (records[-1].events if records else ())
+            actions = plans.setdefault(record.actions, record.actions)
+            records.append(replace(record, events=events, actions=actions))
     if n_broken and not records:
         msg = f"{path}, line 1: not a step's record, as attach(record_to=...) writes it"
         raise MimoseError(msg)
     if n_broken:
         _log.warning("mimose: %d broken lines of %s were left out", n_broken, path)
     return records
+
+
+def _amend(records: list[StepRecord], record: StepRecord) -> None:
+    """Put a record in the place of the last of the same step."""
+    for place in range(len(records) - 1, -1, -1):
+        if records[place].step == record.step:
+            records[place] = record
+            return
 
 
 def _record(said: Any, where: str) -> StepRecord:

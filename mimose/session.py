@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,39 +12,28 @@ import numpy as np
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
-from mimose.budget import format_bytes, parse_budget
-from mimose.decide.policy import Memory, Policy
-from mimose.exact.random_state import refuse_unsaveable
+from mimose.arguments import check_choices, refuse_no_model
+from mimose.budget import format_bytes
 from mimose.exceptions import (
-    AlreadyAttachedError,
-    BudgetError,
     MimoseError,
     RecomputationError,
     StateMismatchError,
 )
-from mimose.learn.estimator import Estimator
-from mimose.measure.meters import AllocatorMeter, BasicMeter, Meter, make_meter
+from mimose.learn.problem import Memory
+from mimose.measure.meters import BasicMeter, Meter
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
-from mimose.predictors import Margin, make_predictor
-from mimose.records import Records, Summary
+from mimose.predictors import make_predictor
+from mimose.records import Summary
 from mimose.report import text as _report
 from mimose.report.columns import terminal_width
-from mimose.run.device_checks import DeviceChecks
-from mimose.run.driver import Driver, RootPatch
-from mimose.run.events import EventRunner, UnitPatch
-from mimose.run.footprint import make_footprint
-from mimose.run.optimizer_watch import OptimizerWatch
+from mimose.run.attachment import Attachment, refuse_second
+from mimose.run.engine import Engine, Options
 from mimose.run.recovery import Gradients
-from mimose.run.unit import Unit
 from mimose.state import describe, refuse_other
 from mimose.types import KEEP, RECOMPUTE, StepFacts
-from mimose.watch.compiled import COMPILED_CALL, OneGraph, refuse_compiled
-from mimose.watch.kv_cache import WithoutCache, caching_modules, tell_of_cache
-from mimose.watch.patch import Patch
-from mimose.watch.placement import only_device
 from mimose.watch.size_table import SizeTable
-from mimose.watch.units import UnitsSpec, find_units, refuse_other_checkpointing
+from mimose.watch.units import UnitsSpec
 
 _log = logging.getLogger(__name__)
 
@@ -124,13 +112,12 @@ def attach(
         ValueError: Another argument is none of those above.
         TypeError: The model is no module.
     """
-    _check_choices(actions, on_infeasible, cache_size, max_records, round_to)
+    check_choices(actions, on_infeasible, cache_size, max_records, round_to)
     if isinstance(predictor, str):
         make_predictor(predictor)
     del refine
-    return Session(
-        model,
-        budget,
+    options = Options(
+        budget=budget,
         units=units,
         planner=make_planner(planner),
         predictor=predictor,
@@ -142,35 +129,7 @@ def attach(
         max_records=max_records,
         hard_limit=hard_limit,
     )
-
-
-def _check_choices(
-    actions: Sequence[str],
-    on_infeasible: str,
-    cache_size: int,
-    max_records: int,
-    round_to: int | Mapping[str, int],
-) -> None:
-    if tuple(actions) != (KEEP, RECOMPUTE):
-        msg = f"actions must be ('keep', 'recompute'), got {tuple(actions)!r}"
-        raise ValueError(msg)
-    if on_infeasible not in ("raise", "warn"):
-        msg = f"on_infeasible must be 'raise' or 'warn', got {on_infeasible!r}"
-        raise ValueError(msg)
-    for name, count in (("cache_size", cache_size), ("max_records", max_records)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            msg = f"{name} must be an integer of at least 1, got {count!r}"
-            raise ValueError(msg)
-    steps = list(round_to.values()) if isinstance(round_to, Mapping) else [round_to]
-    if any(isinstance(step, bool) or not isinstance(step, int) for step in steps):
-        msg = (
-            f"round_to must be an integer, or map sizes' names to integers, as in "
-            f"{{'input_ids.1': 8}}, got {round_to!r}"
-        )
-        raise ValueError(msg)
-    if any(step < 1 for step in steps):
-        msg = f"round_to must be at least 1 for every size, got {round_to!r}"
-        raise ValueError(msg)
+    return Session(model, options)
 
 
 class Session:
@@ -183,109 +142,37 @@ class Session:
         records: The last steps' `StepRecord`, a bounded sequence, oldest first.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        budget: float | str,
-        *,
-        units: UnitsSpec,
-        planner: Planner,
-        predictor: str | Callable[[], Any],
-        round_to: int | Mapping[str, int],
-        cache_size: int,
-        warns: bool,
-        meter: Meter | BasicMeter | str | None,
-        record_to: str | PathLike[str] | None,
-        max_records: int,
-        hard_limit: bool,
-    ) -> None:
-        _refuse_no_model(model)
-        _refuse_second(model)
-        refuse_other_checkpointing(model)
-        found = find_units(model, units)
-        refuse_compiled(model, [module for _, module in found])
-        device = only_device(model)
-        checks = DeviceChecks(model, device)
-        refuse_unsaveable(device)
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        refuse_no_model(model)
+        refuse_second(model)
         self._model = model
-        self._device = device
-        self._predictor = getattr(predictor, "__qualname__", str(predictor))
-        self._meter = make_meter(meter, device)
-        self.budget_bytes = parse_budget(
-            budget, self._meter.total_bytes(), self._meter.held_bytes
+        self._predictor = getattr(
+            options.predictor, "__qualname__", str(options.predictor)
         )
-        self._units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
-        self._estimator = Estimator(predictor, self._meter.noise_bytes)
-        margin = Margin(noise_bytes=5 * self._meter.noise_bytes)
-        self._policy = Policy(
-            self._estimator,
-            planner,
-            margin,
-            round_to,
-            cache_size,
-            raises=not warns and not self._meter.reads_peak,
-        )
-        self.records = Records(max_records, record_to)
-        self._events = EventRunner(self._units, self._estimator, device, model)
-        records = self.records
-        self._footprint = make_footprint(self._meter, self.budget_bytes)
-        self._optimizers = OptimizerWatch(
-            model,
-            self._meter,
-            lambda: records[-1].step if records else -1,
-            on_stepped=self._footprint.optimizer_stepped,
-        )
-        self._driver = Driver(
-            model=model,
-            device=device,
-            footprint=self._footprint,
-            budget_bytes=self.budget_bytes,
-            planner=planner,
-            policy=self._policy,
-            estimator=self._estimator,
-            events=self._events,
-            meter=self._meter,
-            optimizers=self._optimizers,
-            checks=checks,
-            records=self.records,
-            warns=warns,
-        )
-        self._patches: list[Patch] = []
-        self._undo = contextlib.ExitStack()
-        self._finalizer: Any = None
-        self._install(hard_limit=hard_limit)
-
-    def _install(self, *, hard_limit: bool) -> None:
+        self._engine = Engine(model, options)
+        self.budget_bytes = self._engine.budget_bytes
+        self.records = self._engine.records
+        self._attachment: Attachment | None = None
         try:
-            self._driver.refuse_held()
+            if self._engine.plans:
+                self._engine.refusals.refuse_held()
             self._tell_of_others()
-            if hard_limit:
-                self._undo.callback(_wall(self._meter, self.budget_bytes))
-            self._optimizers.start()
-            self._undo.callback(self._optimizers.remove)
-            if any(unit.is_compiled for unit in self._units):
-                self._undo.enter_context(OneGraph())
-            self._finalizer = weakref.finalize(self._model, self._undo.close)
-            caching = caching_modules(self._model)
-            if caching:
-                tell_of_cache(caching)
-            for unit in self._units:
-                self._patches.append(UnitPatch(unit, self._events))
-            self._patches.append(RootPatch(self._model, self._driver))
-            self._patches.extend(WithoutCache(module) for module in caching)
+            self._attachment = Attachment(
+                model, self._engine, hard_limit=options.hard_limit
+            )
         except BaseException:
             self.detach()
             raise
         _log.info(
             "mimose: planning %d units of %s within %s",
-            len(self._units),
-            type(self._model).__name__,
+            len(self._engine.units),
+            type(model).__name__,
             format_bytes(self.budget_bytes),
         )
 
     def _tell_of_others(self) -> None:
         """Say that sessions on one device take each other's readings away."""
-        others = [s for s in _sessions if s._device == self._device]
+        others = [s for s in _sessions if s._engine.device == self._engine.device]
         if others:
             _log.warning(
                 "mimose: a session plans %s on %s already: each resets the peak that "
@@ -293,20 +180,16 @@ class Session:
                 "session if it is done; else attach one to a module that holds both "
                 "models, or to the larger alone",
                 " and ".join(sorted({type(s._model).__name__ for s in others})),
-                self._device,
+                self._engine.device,
             )
         _sessions.add(self)
 
     def detach(self) -> None:
         """Give the model back as it was; the records stay readable. Harmless twice."""
         _sessions.discard(self)
-        for patch in reversed(self._patches):
-            patch.remove()
-        self._patches.clear()
-        self._undo.close()
-        if self._finalizer is not None:
-            self._finalizer.detach()  # it would keep the meter's files open
-        self._driver.finish()
+        if self._attachment is not None:
+            self._attachment.remove()
+        self._engine.driver.finish()
         self.records.close_file()
 
     def __enter__(self) -> Session:
@@ -323,7 +206,7 @@ class Session:
 
         The session resets the device's peak counter; use this in its place.
         """
-        return self._driver.peak_bytes
+        return self._engine.footprint.highest_bytes(self._engine.optimizers.peak_bytes)
 
     def step(self, closure: Callable[[], Any]) -> Any:
         """Run a forward and its backward; once more, from the start, if they fail.
@@ -344,27 +227,27 @@ class Session:
             RuntimeError: It failed again, or in another way.
         """
         gradients = Gradients(self._model)
-        snapshot = self._driver.snapshot()
+        snapshot = self._engine.rollback.snapshot()
         snapshot.take()
         try:
             return closure()
         except RuntimeError as error:
             if not self._can_recover(error):
                 raise
-        self._driver.prepare_safest()
+        self._engine.driver.prepare_safest()
         snapshot.restore()
         gradients.restore()
         return closure()
 
     def _can_recover(self, error: RuntimeError) -> bool:
-        unit = self._events.last_recomputed
+        unit = self._engine.events.last_recomputed
         if (
             isinstance(error, (CheckpointError, RecomputationError))
             and unit is not None
         ):
-            self._driver.keep_always(unit, "recomputing it gave other tensors")
+            self._engine.findings.keep(unit, "recomputing it gave other tensors")
         elif is_out_of_memory(error):
-            self._driver.note_out_of_memory()
+            self._engine.footprint.ran_out()
         else:
             return False
         _log.warning(
@@ -380,13 +263,7 @@ class Session:
         A session that loads it plans from its first step on, within any budget. Plans
         are not part of it: a new one takes about a millisecond.
         """
-        return {
-            "of": self._description(),
-            "estimator": self._estimator.state_dict(),
-            "policy": self._policy.state_dict(),
-            "driver": self._driver.state_dict(),
-            "footprint": self._footprint.state_dict(),
-        }
+        return {"of": self._description(), **self._engine.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another session learned, in place of what this one has.
@@ -403,26 +280,23 @@ class Session:
         refuse_other(state, self._description())
         before = self.state_dict()
         try:
-            self._load(state)
+            self._engine.load_state_dict(state)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            self._load(before)
+            self._engine.load_state_dict(before)
             msg = f"the state is damaged: {type(error).__name__}: {error}"
             raise StateMismatchError(msg) from error
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._estimator.load_state_dict(state["estimator"])
-        self._policy.load_state_dict(state["policy"])
-        self._driver.load_state_dict(state["driver"])
-        self._footprint.load_state_dict(state.get("footprint", {}))
 
     def _description(self) -> dict[str, Any]:
         return describe(
             self._model,
-            self._device,
-            [unit.name for unit in self._units],
+            self._engine.device,
+            [unit.name for unit in self._engine.units],
             predictor=self._predictor,
-            meter=type(self._meter).__qualname__,
-            compiled=", ".join(unit.name for unit in self._units if unit.is_compiled),
+            actions=", ".join(self._engine.learner.model.menu.names),
+            meter=type(self._engine.meter).__qualname__,
+            compiled=", ".join(
+                unit.name for unit in self._engine.units if unit.is_compiled
+            ),
         )
 
     # ------------------------------------------------------------------ telling
@@ -442,12 +316,12 @@ class Session:
             self.records,
             budget_bytes=self.budget_bytes,
             peak_bytes=self.peak_bytes,
-            units=len(self._units),
-            cache=self._policy.cache,
-            margin=self._policy.margin.fraction,
-            kept_units=dict(self._driver.kept_units),
-            **self._footprint.told(),
-            inexact_units=dict(self._driver.inexact_units),
+            units=len(self._engine.units),
+            cache=self._engine.policy.cache,
+            margin=self._engine.policy.margin.fraction,
+            kept_units=dict(self._engine.findings.kept),
+            **self._engine.footprint.told(),
+            inexact_units=dict(self._engine.findings.inexact),
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:
@@ -463,7 +337,7 @@ class Session:
             InfeasibleBudgetError: No plan keeps the budget at this shape.
         """
         facts, table, memory = self._asked(shape)
-        problem, plan, why = self._policy.explain(facts, memory)
+        problem, plan, why = self._engine.policy.explain(facts, memory)
         index = {action: i for i, action in enumerate(problem.actions)}
         choice = np.array([index[action] for action in plan.actions], dtype=np.intp)
         return _report.explain(
@@ -490,45 +364,18 @@ class Session:
         facts, _, memory = self._asked(shape)
         if start_bytes is not None:
             memory = memory._replace(start_bytes=float(start_bytes))
-        return self._policy.problem(facts, memory)
+        return self._engine.policy.problem(facts, memory)
 
     def _asked(
         self, shape: Mapping[str, int] | None
     ) -> tuple[StepFacts, SizeTable, Memory]:
-        last = self._driver.last_facts()
+        last = self._engine.describer.last
         if last is None:
             msg = "no step was run yet, so no shape is known; train a step first"
             raise MimoseError(msg)
         facts, table = last
-        if self._estimator.pattern(facts.context) is None:
+        if self._engine.learner.model.pattern(facts.context) is None:
             msg = "no step with such inputs was measured yet; train a few first"
             raise MimoseError(msg)
         sizes = facts.sizes if shape is None else table.fill(shape, facts.sizes)
-        return facts._replace(sizes=sizes), table, self._driver.memory_now()
-
-
-def _wall(meter: Meter, budget_bytes: int) -> Callable[[], None]:
-    if isinstance(meter, AllocatorMeter):
-        return meter.wall(budget_bytes)
-    msg = (
-        "hard_limit: only an accelerator's allocator can be told to fail at a budget; "
-        "on a CPU leave it out, and see 'A hard limit' in the page on budgets"
-    )
-    raise BudgetError(msg)
-
-
-def _refuse_no_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        msg = f"a session needs a model, a torch.nn.Module, got {model!r}"
-        raise TypeError(msg)
-
-
-def _refuse_second(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        places = [module.__dict__.get(name) for name in ("forward", COMPILED_CALL)]
-        if any(isinstance(p, Patch) and not p.is_removed for p in places):
-            msg = (
-                f"{name or 'the model'} ({type(module).__name__}) is already planned "
-                f"by a session: call its detach() before attaching again"
-            )
-            raise AlreadyAttachedError(msg)
+        return facts._replace(sizes=sizes), table, self._engine.driver.memory_now()

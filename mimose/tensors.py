@@ -7,6 +7,8 @@ from dataclasses import fields, is_dataclass
 
 import torch
 
+from mimose.torch_private import storage_key, version_of
+
 
 def tensors_in(tree: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in nested lists, tuples, mappings and dataclasses, in order."""
@@ -32,7 +34,7 @@ def storages_in(tree: object) -> dict[int, torch.UntypedStorage]:
     for tensor in tensors_in(tree):
         if tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
-            found[storage._cdata] = storage
+            found[storage_key(storage)] = storage
     return found
 
 
@@ -78,4 +80,4 @@ def version(tensor: torch.Tensor) -> int:
     Args:
         tensor: The tensor.
     """
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else version_of(tensor)

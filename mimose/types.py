@@ -6,12 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from mimose.planners.actions import KEEP as _KEEP
+from mimose.planners.actions import RECOMPUTE as _RECOMPUTE
+
 Sizes: TypeAlias = tuple[int, ...]
 
 
-Uncounted: TypeAlias = Mapping[tuple[int, int], tuple[int, Sizes]]
-"""Recomputations whose FLOPs are still to be counted: (unit, call) to family and own
-sizes."""
+CostOf: TypeAlias = tuple[str, str, Sizes]
+"""What a cost is of: family, action and own sizes."""
+
+
+Uncounted: TypeAlias = Mapping[tuple[int, int], CostOf]
+"""Calls, by unit and call, whose action's FLOPs are still to be counted."""
 
 
 Context: TypeAlias = str
@@ -42,10 +48,10 @@ OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[Any]], Any]
 """Called in backward with what recomputes, which it has to call, and the tensors that
 are given; returns what that returns."""
 
-KEEP = "keep"
+KEEP = _KEEP.name
 
 
-RECOMPUTE = "recompute"
+RECOMPUTE = _RECOMPUTE.name
 
 
 @dataclass(slots=True)
@@ -60,7 +66,7 @@ class Measured:
     """Its inputs'; once it has run, its outputs' behind them. (A layer that halves an
     image rounds odd sides up, which no polynomial of its inputs' sizes does.)"""
     action: str
-    family: int = -1
+    family: str = ""
     """Told once it has run: what it returns is part of it."""
     held_bytes: dict[str, float] = field(default_factory=dict)
     """By action, from the tracker; empty until the event is recomputed."""
@@ -77,17 +83,27 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class EventSample:
-    """One event's segments in one step. None where a segment was not measured."""
+    """One event's segments in one step, by the action that each number speaks of.
+
+    A step runs an event under one action, and what it shows of others is said here: a
+    recomputation shows what keeping would hold and need. An action of which a segment
+    says nothing, or whose reading was disturbed, is left out.
+    """
 
     event: int
-    held_bytes: dict[str, float]
-    forward_excess_bytes: dict[str, float]
-    """By action: under `recompute` from the forward, under `keep` from the
-    recomputation (or, where the event was kept, from the forward)."""
-    backward_excess_bytes: float | None
-    """As if kept, over the level when the gradient arrives."""
-    backward_net_bytes: float | None
-    """Beyond the release of what the event held."""
+    held_bytes: Mapping[str, float]
+    """From its exit to its backward."""
+    forward_excess_bytes: Mapping[str, float]
+    """Over the level when it is entered."""
+    backward_excess_bytes: Mapping[str, float]
+    """Over the level when the gradient arrives, beyond what the action first brings
+    back: what the menu's first action would have held, less what it held itself."""
+    backward_net_bytes: Mapping[str, float]
+    """Beyond the release of what the event held. Of actions without readings it is
+    taken to be that of the menu's least."""
+    cost: Mapping[str, float] = field(default_factory=dict)
+    """FLOPs of the whole action, should it be known to take less later (by an early
+    stop)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Planners: one action for each event, so that a step stays within its budget."""
 
+from .actions import ActionSpec, Menu
 from .base import Plan, Planner, PlanningProblem
 from .errors import InfeasibleBudgetError
 from .eviction import Eviction
@@ -12,12 +13,14 @@ from .safest import safest_plan
 from .timeline import Timeline, host_bytes, lay_out, peak_bytes
 
 __all__ = [
+    "ActionSpec",
     "EveryK",
     "Eviction",
     "Full",
     "Greedy",
     "InfeasibleBudgetError",
     "Marginal",
+    "Menu",
     "NoPlan",
     "Optimal",
     "Plan",

@@ -1,18 +1,17 @@
 """What crosses into the planners and back: a problem, a plan, the protocol."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .actions import KEEP
+
 FloatArray: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 IntArray: TypeAlias = NDArray[np.intp]
-
-# Actions that leave gradients bit for bit as they were, the preferred one first.
-EXACT_ACTIONS = ("recompute", "selective", "offload")
 
 _NON_NEGATIVE = frozenset(
     {
@@ -21,6 +20,7 @@ _NON_NEGATIVE = frozenset(
         "backward_excess_bytes",
         "gap_excess_bytes",
         "host_bytes",
+        "transfer_seconds",
         "start_bytes",
         "optimizer_state_bytes",
         "step_excess_bytes",
@@ -32,8 +32,9 @@ _NON_NEGATIVE = frozenset(
 class PlanningProblem:
     """One training step's memory and costs, for one shape of the batch.
 
-    There are E events, in the order in which they run forward, and K actions, of
-    which ``"keep"`` is the first. Sizes are bytes. Numbers must be finite, also
+    There are E events, in the order in which they run forward, and K actions, in the
+    order of their `Menu`: ``"keep"`` is the first, and the last holds least. Sizes are
+    bytes. Numbers must be finite, also
     where an action is not allowed (they are not read there); the two budgets alone
     may be infinite. Arrays are taken as they are, without a copy: neither the
     caller nor a planner writes to them afterwards.
@@ -48,7 +49,7 @@ class PlanningProblem:
     """(E,) names in forward order, such as ``"encoder.layer.3#0"``."""
 
     actions: tuple[str, ...]
-    """(K,) names of the actions, ``"keep"`` first."""
+    """(K,) names of the actions, ``"keep"`` first, the one that holds least last."""
 
     allowed: BoolArray
     """(E, K) whether the event may run under the action."""
@@ -63,10 +64,12 @@ class PlanningProblem:
     """(E, K) highest level in its backward, over the level when its gradient came."""
 
     backward_net_bytes: FloatArray
-    """(E,) signed change over its backward, beyond the release of what it held."""
+    """(E, K) signed change over its backward, beyond the release of what it held; (E,)
+    where it is the same under every action."""
 
     cost: FloatArray
-    """(E, K) extra seconds (or FLOPs, as long as times are unknown)."""
+    """(E, K) what the action adds to the step, in one unit for all: seconds, or FLOPs
+    as long as no times are learned."""
 
     gap_bytes: FloatArray
     """(E + 1,) signed change over what runs before each event; the last: the head."""
@@ -92,6 +95,13 @@ class PlanningProblem:
     host_budget_bytes: float
     """The most host memory all events together may need."""
 
+    transfer_seconds: FloatArray = field(default_factory=lambda: np.zeros(0))
+    """(E, K) of copies to the host and back that the action needs. What of it delays
+    the step is part of the cost already. All zeros where it is left out."""
+
+    lossy: frozenset[str] = frozenset()
+    """Names of the actions that change gradients."""
+
     def __post_init__(self) -> None:
         """Check every field once, so that the planners can trust them."""
         n_events, n_actions = len(self.events), len(self.actions)
@@ -101,11 +111,14 @@ class PlanningProblem:
         self._check_array("held_bytes", table)
         self._check_array("forward_excess_bytes", table)
         self._check_array("backward_excess_bytes", table)
-        self._check_array("backward_net_bytes", row)
+        self._fill("backward_net_bytes", row, table)
+        self._check_array("backward_net_bytes", table)
         self._check_array("cost", table)
         self._check_array("gap_bytes", gaps)
         self._check_array("gap_excess_bytes", gaps)
         self._check_array("host_bytes", table)
+        self._fill("transfer_seconds", (0,), table)
+        self._check_array("transfer_seconds", table)
         self._check_number("start_bytes")
         self._check_number("optimizer_state_bytes")
         self._check_number("step_excess_bytes")
@@ -113,14 +126,21 @@ class PlanningProblem:
         self._check_budget("host_budget_bytes")
         self._check_choices()
 
+    def _fill(self, field: str, shape: tuple[int, ...], table: tuple[int, int]) -> None:
+        """Make a (E, K) table of what was given for every action, or not at all."""
+        array = np.asarray(getattr(self, field), dtype=np.float64)
+        if array.shape == shape:
+            column = array[:, None] if array.size else np.zeros((1, 1))
+            object.__setattr__(self, field, np.broadcast_to(column, table))
+
     def _check_names(self) -> None:
-        if not self.actions or self.actions[0] != "keep":
-            msg = f"actions must begin with 'keep', got {self.actions!r}"
+        if not self.actions or self.actions[0] != KEEP.name:
+            msg = f"actions must begin with {KEEP.name!r}, got {self.actions!r}"
             raise ValueError(msg)
-        for field, names in (("actions", self.actions), ("events", self.events)):
+        for what, names in (("actions", self.actions), ("events", self.events)):
             if len(set(names)) != len(names):
                 twice = sorted({name for name in names if names.count(name) > 1})
-                msg = f"{field} must be distinct, got {twice!r} more than once"
+                msg = f"{what} must be distinct, got {twice!r} more than once"
                 raise ValueError(msg)
 
     def _check_array(

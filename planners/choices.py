@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from .base import EXACT_ACTIONS, IntArray, PlanningProblem
+from .base import IntArray, PlanningProblem
 
 
 def keep_choice(problem: PlanningProblem) -> IntArray:
-    """Keep every event; where that is not allowed, recompute it.
+    """Take the first action, that keeps, and where it is not allowed the least.
 
     Args:
         problem: The step.
@@ -14,21 +14,22 @@ def keep_choice(problem: PlanningProblem) -> IntArray:
     Returns:
         (E,) index of each event's action.
     """
-    return np.where(problem.allowed[:, 0], 0, recompute_choice(problem))
+    return np.where(problem.allowed[:, 0], 0, least_choice(problem))
 
 
-def recompute_choice(problem: PlanningProblem) -> IntArray:
-    """Recompute every event, or take the next exact action that is allowed.
+def least_choice(problem: PlanningProblem) -> IntArray:
+    """Take the least action, or the last before it that is allowed and exact.
 
     Args:
         problem: The step.
 
     Returns:
-        (E,) index of each event's action: the first allowed of the exact actions
-        other than keeping, else keeping, else the first allowed.
+        (E,) index of each event's action: the last that is allowed and exact, else
+        the last that is allowed.
     """
-    exact = [problem.actions.index(a) for a in EXACT_ACTIONS if a in problem.actions]
-    rest = [i for i in range(len(problem.actions)) if i not in exact]
-    preference = np.array(exact + rest, dtype=np.intp)
+    n_actions = len(problem.actions)
+    lossy = [i for i, name in enumerate(problem.actions) if name in problem.lossy]
+    exact = [i for i in range(n_actions) if i not in lossy]
+    preference = np.array(exact[::-1] + lossy[::-1], dtype=np.intp)
     choice: IntArray = preference[problem.allowed[:, preference].argmax(axis=1)]
     return choice

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .base import BoolArray, FloatArray, Plan, PlanningProblem
-from .choices import keep_choice, recompute_choice
+from .choices import keep_choice, least_choice
 from .timeline import judge, lay_out
 
 
@@ -36,7 +36,7 @@ class Eviction:
         Returns:
             A plan that may be over the budget.
         """
-        choice, without = keep_choice(problem), recompute_choice(problem)
+        choice, without = keep_choice(problem), least_choice(problem)
         events = np.arange(len(choice))
         held = problem.held_bytes
         freed = held[events, choice] - held[events, without]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .base import Plan, Planner, PlanningProblem
-from .choices import keep_choice, recompute_choice
+from .choices import keep_choice, least_choice
 from .marginal import Marginal
 from .timeline import judge
 
@@ -19,6 +19,11 @@ class NoPlan:
     def name(self) -> str:
         """The name ``"none"``."""
         return "none"
+
+    def action_at(self, index: int) -> str:
+        """Return the action of an event, by its position, without a problem."""
+        del index
+        return "keep"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Keep every event that may be kept.
@@ -41,6 +46,11 @@ class Full:
         """The name ``"full"``."""
         return "full"
 
+    def action_at(self, index: int) -> str:
+        """Return the action of an event, by its position, without a problem."""
+        del index
+        return "recompute"
+
     def plan(self, problem: PlanningProblem) -> Plan:
         """Recompute every event, or take the next exact action it may have.
 
@@ -50,7 +60,7 @@ class Full:
         Returns:
             A plan that may be over the budget.
         """
-        return judge(problem, recompute_choice(problem), planner=self.name)
+        return judge(problem, least_choice(problem), planner=self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,10 @@ class EveryK:
         """The name, such as ``"every-2"``."""
         return f"every-{self.k}"
 
+    def action_at(self, index: int) -> str:
+        """Return the action of an event, by its position, without a problem."""
+        return "keep" if index % self.k else "recompute"
+
     def plan(self, problem: PlanningProblem) -> Plan:
         """Recompute events 0, k, 2k and so on, and keep the others.
 
@@ -81,7 +95,7 @@ class EveryK:
             A plan that may be over the budget.
         """
         choice = keep_choice(problem)
-        choice[:: self.k] = recompute_choice(problem)[:: self.k]
+        choice[:: self.k] = least_choice(problem)[:: self.k]
         return judge(problem, choice, planner=self.name)
 
 
@@ -130,5 +144,5 @@ class Static:
         )
         choice = np.fromiter(known, dtype=np.intp, count=len(problem.events))
         allowed = (choice >= 0) & problem.allowed[np.arange(len(choice)), choice]
-        choice = np.where(allowed, choice, recompute_choice(problem))
+        choice = np.where(allowed, choice, least_choice(problem))
         return judge(problem, choice, planner=self.name)

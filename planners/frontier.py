@@ -1,5 +1,8 @@
 """The cheapest walk over the events, by the frontier of bytes held and cost.
 
+This is for problems whose nets do not depend on the action; ``labels.py`` has the
+others.
+
 In prefix form (see Note: [Prefix form] in ``prefix.py``) a plan is a walk over the
 events, and of two walks that have come equally far the one that holds no more and
 costs no more is at least as good. So it is enough to carry the frontier: the walks
@@ -56,7 +59,7 @@ class _Steps:
     """Events in one step; the last step may be filled up with empty ones."""
 
 
-class _Rest(NamedTuple):
+class Rest(NamedTuple):
     """Least cost of the rest of a walk, a convex function of the bytes held so far.
 
     It is flat up to some point, then goes up piece by piece, the cheapest first.
@@ -97,13 +100,13 @@ def cheapest_walk(
     Returns:
         The cheapest walk found, or None where no walk keeps the budget.
     """
-    held, cost = _on_grid(held, np.ceil), _on_grid(cost, np.rint)
+    held, cost = on_grid(held, np.ceil), on_grid(cost, np.rint)
     room = budget_bytes - least_suffix(form, held)
     if room[0] < 0 or form.step_bytes > budget_bytes:
         return None
     limit = np.minimum(budget_bytes - form.need_bytes, room[1:, None] - held)
     steps = _steps(held, cost, limit)
-    rests: list[_Rest] = []
+    rests: list[Rest] = []
     left_out = np.inf
 
     walked_bytes, walked_cost = np.zeros(1), np.zeros(1)
@@ -115,10 +118,10 @@ def cheapest_walk(
         new_cost = new_cost.ravel()
         stay = _undominated(new_bytes, new_cost)
         if len(stay) > width:
-            rests = rests or _relaxed_rests(form, held, cost, room)
+            rests = rests or relaxed_rests(form, held, cost, room)
             rest = rests[min((t + 1) * steps.n_events, len(held))]
             hope = new_cost[stay] + rest.at(new_bytes[stay])
-            chosen, best_left_out = _most_hopeful(hope, width // 2)
+            chosen, best_left_out = most_hopeful(hope, width // 2)
             left_out = min(left_out, best_left_out)
             stay = stay[chosen]
         trail.append((stay, len(walked_bytes)))
@@ -129,10 +132,15 @@ def cheapest_walk(
     return Walk(choice=_trace(trail, steps, held.shape), exact=proved)
 
 
-def _on_grid(
+def on_grid(
     table: FloatArray, rounding: Callable[[FloatArray], FloatArray]
 ) -> FloatArray:
-    """Round to multiples of a power of two, small against the table's sum."""
+    """Round to multiples of a power of two, small against the table's sum.
+
+    Args:
+        table: Any numbers.
+        rounding: To whole numbers: up, or to the nearest.
+    """
     total = float(np.abs(table).sum())
     if not total:
         return table
@@ -151,10 +159,14 @@ def _undominated(held: FloatArray, cost: FloatArray) -> IntArray:
     return undominated
 
 
-def _most_hopeful(hope: FloatArray, n_chosen: int) -> tuple[IntArray, float]:
+def most_hopeful(hope: FloatArray, n_chosen: int) -> tuple[IntArray, float]:
     """Positions of the lowest hopes, in order, and the lowest hope left out.
 
     The first walk always stays: it holds least, so it can be finished.
+
+    Args:
+        hope: (n,) what each walk will cost at least; the first is overwritten.
+        n_chosen: How many stay.
     """
     hope[0] = -np.inf
     order = hope.argpartition(n_chosen)
@@ -163,14 +175,20 @@ def _most_hopeful(hope: FloatArray, n_chosen: int) -> tuple[IntArray, float]:
     return chosen, float(hope[order[n_chosen]])
 
 
-def _relaxed_rests(
+def relaxed_rests(
     form: PrefixForm, held: FloatArray, cost: FloatArray, room: FloatArray
-) -> list[_Rest]:
+) -> list[Rest]:
     """What the rest of a walk costs at least, were events divisible.
 
     Goes backwards: one more event moves the function to the left by what the event
     holds when it costs least, puts the event's own pieces in their places, and cuts
     off what exceeds the room.
+
+    Args:
+        form: The step, in prefix form.
+        held: (E, K) bytes held from the event's exit to its backward.
+        cost: (E, K) what the action costs.
+        room: (E + 1,) the most that may be held before each event, and at the end.
 
     Returns:
         (E + 1,) functions, by the number of events behind.
@@ -180,7 +198,7 @@ def _relaxed_rests(
     flat_until, flat_cost, length = float(room[-1]), 0.0, 0.0
     prices: list[float] = []
     lengths: list[float] = []
-    rests = [_Rest(flat_until, flat_cost, [], [])]
+    rests = [Rest(flat_until, flat_cost, [], [])]
     for costs, holds, end in reversed(list(tables)):
         hull = _hull(costs, holds)
         flat_cost += hull[0][0]
@@ -202,7 +220,7 @@ def _relaxed_rests(
                 length += kept
                 break
         flat_until = min(flat_until, end)
-        rests.append(_Rest(flat_until, flat_cost, prices.copy(), lengths.copy()))
+        rests.append(Rest(flat_until, flat_cost, prices.copy(), lengths.copy()))
     return rests[::-1]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .base import FloatArray, IntArray, Plan, PlanningProblem
-from .choices import keep_choice, recompute_choice
+from .choices import keep_choice, least_choice
 from .timeline import judge
 
 # An event joins a bucket while it is larger than this part of the bucket's first.
@@ -44,7 +44,7 @@ class Greedy:
         Returns:
             A plan that may be over the budget.
         """
-        choice, without = keep_choice(problem), recompute_choice(problem)
+        choice, without = keep_choice(problem), least_choice(problem)
         events = np.arange(len(choice))
         held = problem.held_bytes[events, choice]
         freed = held - problem.held_bytes[events, without]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .base import FloatArray, IntArray, Plan, PlanningProblem
-from .frontier import Walk, cheapest_walk
+from .frontier import Walk
+from .labels import find_walk
 from .prefix import PrefixForm, prefix_form, prefix_peak
 from .safest import infeasible, safest_choice
 from .timeline import fits, host_bytes, judge
@@ -24,8 +25,10 @@ class Marginal:
     Walks the events once, in forward order, and carries the frontier of cost against
     bytes held, see ``frontier.py``; where there are too many walks, the marginal cost
     of a byte decides which of them stay. With events of few families nothing is lost
-    and the plan is the optimum, which ``Plan.optimal`` then says. Where actions need
-    the host and its budget binds, host bytes get a price, found by halving.
+    and the plan is the optimum, which ``Plan.optimal`` then says. Where what a backward
+    leaves depends on the action, walks are carried as labels of three numbers, see
+    ``labels.py``, which takes some ten times as long. Where actions need the host and
+    its budget binds, host bytes get a price, found by halving.
 
     It always keeps the budget where the plan of the least peak does.
     """
@@ -112,7 +115,7 @@ class Marginal:
         budget: float,
     ) -> Walk | None:
         held = problem.held_bytes
-        return cheapest_walk(form, held, cost, budget, width=self.width)
+        return find_walk(form, held, cost, budget, width=self.width)
 
     def _plan_from_safest(self, problem: PlanningProblem, form: PrefixForm) -> Plan:
         """The plan of the least peak, less what it need not pay."""
@@ -157,4 +160,4 @@ def _highest_peak(problem: PlanningProblem, form: PrefixForm) -> float:
     """A level that no plan exceeds, in place of an infinite budget."""
     needs = form.need_bytes[problem.allowed]
     own = float(needs.max(initial=max(form.head_bytes, form.step_bytes)))
-    return own + float(problem.held_bytes.sum())
+    return own + float(problem.held_bytes.sum()) + float(form.extra_bytes.sum())

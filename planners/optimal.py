@@ -1,14 +1,16 @@
-"""The exact planner: a 0-1 program for HiGHS."""
+"""The exact planner: a 0-1 program for HiGHS.
+
+``program.py`` imports SciPy, some 50 MiB that stay. So it is imported when the planner
+is made, before a step is measured, and not at all where another planner is chosen.
+"""
 
 import logging
 import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
-from .base import FloatArray, IntArray, Plan, PlanningProblem
+from .base import Plan, PlanningProblem
 from .errors import InfeasibleBudgetError
 from .marginal import Marginal
 from .prefix import prefix_form
@@ -17,15 +19,10 @@ from .timeline import fits, host_bytes, judge, peak_bytes
 
 _LOGGER = logging.getLogger(__name__)
 
-# HiGHS stops at absolute tolerances of 1e-6, so the largest number of a kind (bytes
-# held, cost) is put at this size.
-_SCALE = 1000.0
 # A plan may still come back over the budget by the solver's tolerance. The budget is
 # then lowered by twice that much, at most so often.
 _ATTEMPTS = 4
 _SAME_COST = 1e-9
-# Of the solver's status codes the one that is no answer.
-_TIME_LIMIT_REACHED = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +45,7 @@ class Optimal:
         if not self.time_limit_seconds > 0:
             msg = f"time_limit_seconds must be positive, got {self.time_limit_seconds}"
             raise ValueError(msg)
+        from . import program  # noqa: F401
 
     @property
     def name(self) -> str:
@@ -70,8 +68,10 @@ class Optimal:
         if fits(problem, cheapest):
             return judge(problem, cheapest, planner=self.name, optimal=True)
         needs_host = bool(np.count_nonzero(problem.host_bytes))
+        form = prefix_form(problem)
         # Exact without the host, where the solver would get lost in its tolerances.
-        if not needs_host and not fits(problem, safest_choice(problem)):
+        is_exact = not needs_host and not form.has_extra
+        if is_exact and not fits(problem, safest_choice(problem, form)):
             raise infeasible(problem)
         solved = self._solve(problem)
         if solved is not None and solved.optimal:
@@ -88,10 +88,12 @@ class Optimal:
 
     def _solve(self, problem: PlanningProblem) -> Plan | None:
         """The solver's plan, or None where it has none within the budgets."""
+        from .program import build_program
+
         budget, host_budget = problem.budget_bytes, problem.host_budget_bytes
         least_cost = math.inf
         for _ in range(_ATTEMPTS):
-            program = _program(problem, host_budget)
+            program = build_program(problem, host_budget)
             solution = program.cheapest(problem.cost, budget, self.time_limit_seconds)
             if not solution.proved:
                 _LOGGER.warning(
@@ -129,140 +131,15 @@ def least_peak_plan(
     Returns:
         The plan; its ``optimal`` is False, for it does not look at costs.
     """
+    from .program import build_program
+
     safest = judge(problem, safest_choice(problem), planner="least-peak")
     if not problem.events:
         return safest
-    program = _program(problem, problem.host_budget_bytes)
+    program = build_program(problem, problem.host_budget_bytes)
     choice = program.least_peak(time_limit_seconds).choice
     if choice is None or host_bytes(problem, choice) > problem.host_budget_bytes:
         return safest
     if peak_bytes(problem, choice) >= safest.peak_bytes:
         return safest
     return judge(problem, choice, planner="least-peak")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Solution:
-    """What the solver found, and whether it could prove it."""
-
-    choice: IntArray | None
-    proved: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Program:
-    """The rows of the 0-1 program.
-
-    Its columns: x[e, a] in {0, 1}; held[e], what events 0 .. e hold; and the peak.
-    Bytes count from ``origin_bytes`` and are divided by ``unit_bytes``.
-    """
-
-    allowed: FloatArray
-    rows: tuple[LinearConstraint, ...]
-    origin_bytes: float
-    unit_bytes: float
-
-    def cheapest(
-        self, cost: FloatArray, budget_bytes: float, time_limit_seconds: float
-    ) -> _Solution:
-        """Minimise the cost, with the peak held down to the budget."""
-        unit = float(np.abs(cost).max()) / _SCALE or 1.0
-        objective = np.zeros(self._n_columns)
-        objective[: cost.size] = cost.ravel() / unit
-        peak = (budget_bytes - self.origin_bytes) / self.unit_bytes
-        return self._solve(objective, peak, time_limit_seconds)
-
-    def least_peak(self, time_limit_seconds: float) -> _Solution:
-        """Minimise the peak."""
-        objective = np.zeros(self._n_columns)
-        objective[-1] = 1.0
-        return self._solve(objective, np.inf, time_limit_seconds)
-
-    @property
-    def _n_columns(self) -> int:
-        return self.allowed.size + len(self.allowed) + 1
-
-    def _solve(
-        self, objective: FloatArray, peak: float, time_limit_seconds: float
-    ) -> _Solution:
-        n_choices = self.allowed.size
-        integrality = np.zeros(self._n_columns, dtype=np.intp)
-        integrality[:n_choices] = 1
-        lowest, highest = np.zeros((2, self._n_columns))
-        highest[:n_choices] = self.allowed.ravel()
-        highest[n_choices:-1] = np.inf
-        lowest[-1], highest[-1] = -np.inf, peak
-        result = milp(
-            objective,
-            constraints=self.rows,
-            integrality=integrality,
-            bounds=Bounds(lowest, highest),
-            options={"time_limit": time_limit_seconds, "mip_rel_gap": 0.0},
-        )
-        proved = result.status != _TIME_LIMIT_REACHED
-        if result.x is None:
-            return _Solution(choice=None, proved=proved)
-        chosen = result.x[:n_choices].reshape(self.allowed.shape).argmax(axis=1)
-        return _Solution(choice=chosen, proved=proved)
-
-
-def _program(problem: PlanningProblem, host_budget_bytes: float) -> _Program:
-    """Build the rows; arrays throughout, for this also runs beside training."""
-    form = prefix_form(problem)
-    n_events, n_actions = problem.allowed.shape
-    n_choices = n_events * n_actions
-    n_columns = n_choices + n_events + 1
-    origin = min(form.head_bytes, float(form.need_bytes.min()))
-    unit = float(problem.held_bytes.max()) / _SCALE or 1.0
-    need = np.where(problem.allowed, form.need_bytes - origin, 0.0) / unit
-
-    choice, event = np.arange(n_choices), np.arange(n_events)
-    of_event = event.repeat(n_actions)
-    held = n_choices + event
-    one, later = np.ones(n_events), event[1:]
-
-    def rows(*entries: tuple[FloatArray, IntArray, IntArray], n_rows: int) -> csr_array:
-        values, at_rows, at_columns = (
-            np.concatenate(parts) for parts in zip(*entries, strict=True)
-        )
-        return csr_array((values, (at_rows, at_columns)), shape=(n_rows, n_columns))
-
-    # Every event runs under exactly one action.
-    one_action = rows((np.ones(n_choices), of_event, choice), n_rows=n_events)
-    # held[e] = held[e - 1] + what event e holds.
-    running_sum = rows(
-        (problem.held_bytes.ravel() / unit, of_event, choice),
-        (one[1:], later, held[:-1]),
-        (-one, event, held),
-        n_rows=n_events,
-    )
-    # held[e - 1] + need[e] <= peak.
-    within = rows(
-        (need.ravel(), of_event, choice),
-        (one[1:], later, held[:-1]),
-        (-one, event, np.full(n_events, n_columns - 1)),
-        n_rows=n_events,
-    )
-    # held[E - 1] + head <= peak.
-    ends = np.array([n_columns - 2, n_columns - 1])
-    head = rows((np.array([1.0, -1.0]), np.zeros(2, dtype=np.intp), ends), n_rows=1)
-    constraints = [
-        LinearConstraint(one_action, 1, 1),
-        LinearConstraint(running_sum, 0, 0),
-        LinearConstraint(within, -np.inf, 0),
-        LinearConstraint(head, -np.inf, (origin - form.head_bytes) / unit),
-    ]
-    if np.count_nonzero(problem.host_bytes):
-        # What the actions need of the host, together.
-        unit_host = float(problem.host_bytes.max()) / _SCALE
-        needed = problem.host_bytes.ravel() / unit_host
-        host = rows((needed, np.zeros(n_choices, dtype=np.intp), choice), n_rows=1)
-        constraints.append(
-            LinearConstraint(host, -np.inf, host_budget_bytes / unit_host)
-        )
-    return _Program(
-        allowed=problem.allowed.astype(np.float64),
-        rows=tuple(constraints),
-        origin_bytes=origin,
-        unit_bytes=unit,
-    )

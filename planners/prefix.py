@@ -2,15 +2,22 @@
 
 Note: [Prefix form]. Let P[e] be the bytes held by the events before event e. The
 gap before e, e's forward and e's backward all rise over the same P[e]: what later
-events held is released before e's backward begins, and everything else on the level
-(gaps, gradients) is the same in every plan. So the budget is kept exactly if
+events held is released before e's backward begins. A backward also changes the level
+for good, for all backwards that follow, those of the events before; let every event's
+net count as the least that any of its actions has, x[e, a] >= 0 be what its own has
+beyond that, and L[e] the sum of the later events' x. Everything else on the level
+(gaps, the least nets) is the same in every plan. So the budget is kept exactly if
 
-    P[e] + need_bytes[e, a] <= budget    for every event e under its action a,
-    P[E] + head_bytes       <= budget,
-    step_bytes              <= budget,
+    P[e] + forward_bytes[e, a]         <= budget    for every event under its action,
+    P[e] + backward_bytes[e, a] + L[e] <= budget    for every event under its action,
+    P[E] + head_bytes                  <= budget,
+    step_bytes + the sum of all x      <= budget.
 
-and a plan is a walk over the events in order that only has to remember how many
-bytes it holds: fewer is never worse. This is a knapsack with a limit at every item.
+Where nets do not depend on the action, x is zero everywhere, and one number an event
+is enough: ``need_bytes``, the larger of the two. A plan then is a walk over the events
+in order that only has to remember how many bytes it holds: fewer is never worse. This
+is a knapsack with a limit at every item; see ``frontier.py``. Where they do depend on
+it, a walk remembers how high its backwards will rise, too; see ``labels.py``.
 """
 
 import math
@@ -23,17 +30,34 @@ from .base import FloatArray, IntArray, PlanningProblem
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PrefixForm:
-    """The peak of a step, split by what the events before hold."""
+    """The peak of a step, split by what the events before hold.
+
+    Needs are infinite where the action is not allowed.
+    """
+
+    forward_bytes: FloatArray
+    """(E, K) peak of the gap before it and of the forward, less what the events before
+    hold."""
+
+    backward_bytes: FloatArray
+    """(E, K) peak of the backward, less what the events before hold, and less what the
+    nets of those behind have beyond their least."""
 
     need_bytes: FloatArray
-    """(E, K) peak of the event's own segments, less what the events before hold;
-    infinite where the action is not allowed."""
+    """(E, K) the larger of the two."""
+
+    extra_bytes: FloatArray
+    """(E, K) the action's net beyond the least of the event's; zero where it is not
+    allowed."""
+
+    has_extra: bool
+    """Whether any net depends on the action."""
 
     head_bytes: float
     """Peak of the head, less what all events hold."""
 
     step_bytes: float
-    """Peak of the optimizer step, the same in every plan."""
+    """Peak of the optimizer step, less what nets have beyond their least."""
 
 
 def prefix_form(problem: PlanningProblem) -> PrefixForm:
@@ -47,22 +71,27 @@ def prefix_form(problem: PlanningProblem) -> PrefixForm:
     """
     nets, gaps = problem.backward_net_bytes, problem.gap_bytes
     held = problem.held_bytes
+    least = np.where(problem.allowed, nets, np.inf).min(axis=1)
+    extra = np.where(problem.allowed, nets - least[:, None], 0.0)
     entered = problem.start_bytes + np.cumsum(gaps)
     gap_excess = np.maximum(problem.gap_excess_bytes, gaps)
     before_gap = entered - gaps
     # Arrival of the gradient, without what the events hold themselves.
-    arrived = entered[-1] + (nets.sum() - np.cumsum(nets))
+    arrived = entered[-1] + (least.sum() - np.cumsum(least))
 
-    forward = entered[:-1, None] + np.maximum(problem.forward_excess_bytes, held)
-    backward = arrived[:, None] + np.maximum(
-        held + problem.backward_excess_bytes, nets[:, None]
-    )
     gap = (before_gap + gap_excess)[:-1, None]
-    need = np.maximum(np.maximum(forward, backward), gap)
+    forward = entered[:-1, None] + np.maximum(problem.forward_excess_bytes, held)
+    forward = np.where(problem.allowed, np.maximum(forward, gap), np.inf)
+    backward = arrived[:, None] + np.maximum(held + problem.backward_excess_bytes, nets)
+    backward = np.where(problem.allowed, backward, np.inf)
     return PrefixForm(
-        need_bytes=np.where(problem.allowed, need, np.inf),
+        forward_bytes=forward,
+        backward_bytes=backward,
+        need_bytes=np.maximum(forward, backward),
+        extra_bytes=extra,
+        has_extra=bool(extra.any()),
         head_bytes=float(before_gap[-1] + gap_excess[-1]),
-        step_bytes=float(entered[-1] + nets.sum())
+        step_bytes=float(entered[-1] + least.sum())
         + problem.optimizer_state_bytes
         + problem.step_excess_bytes,
     )
@@ -81,16 +110,23 @@ def prefix_peak(form: PrefixForm, held: FloatArray, choice: IntArray) -> float:
     """
     events = np.arange(len(choice))
     holds = held[events, choice]
-    needs = holds.cumsum() - holds + form.need_bytes[events, choice]
+    before = holds.cumsum() - holds
+    extra = form.extra_bytes[events, choice]
+    total = float(extra.sum())
+    later = total - extra.cumsum()
+    forward = before + form.forward_bytes[events, choice]
+    backward = before + form.backward_bytes[events, choice] + later
+    needs = np.maximum(forward, backward)
     head = form.head_bytes + float(holds.sum())
-    return max(float(needs.max(initial=0.0)), head, form.step_bytes)
+    return max(float(needs.max(initial=0.0)), head, form.step_bytes + total)
 
 
 def least_suffix(form: PrefixForm, held: FloatArray) -> FloatArray:
     """Least peak of the events from each one on, were nothing held before it.
 
     Walks the events backwards: what event e and its successors need is either the
-    peak of e's own segments or its successors' need on top of what e holds.
+    peak of e's own segments or its successors' need on top of what e holds. Where nets
+    depend on the action, every event is taken to have its least: a lower bound.
 
     Args:
         form: The step, in prefix form.
@@ -115,6 +151,8 @@ def least_suffix(form: PrefixForm, held: FloatArray) -> FloatArray:
 
 def least_peak_choice(form: PrefixForm, held: FloatArray, cost: FloatArray) -> IntArray:
     """Choose the actions of the least peak, whatever they need on the host.
+
+    Where nets depend on the action it is a guess; see `labels.least_peak`.
 
     Args:
         form: The step, in prefix form.

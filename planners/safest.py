@@ -4,8 +4,8 @@ import numpy as np
 
 from .base import IntArray, Plan, PlanningProblem
 from .errors import InfeasibleBudgetError
-from .frontier import cheapest_walk
-from .prefix import PrefixForm, least_peak_choice, prefix_form
+from .labels import find_walk, least_peak
+from .prefix import PrefixForm, prefix_form
 from .timeline import host_bytes, judge, lay_out, peak_bytes
 
 _WIDTH = 64
@@ -17,7 +17,8 @@ def safest_plan(problem: PlanningProblem) -> Plan:
 
     Without actions that need the host this is exact: one pass over the events, last
     to first (see ``prefix.least_suffix``). Where the host budget binds, the least
-    peak is searched by halving, and may be missed by a millionth.
+    peak is searched by halving, and may be missed by a millionth; where nets depend on
+    the action, see ``labels.least_peak``.
 
     Args:
         problem: The step to plan; its budget is not read.
@@ -54,7 +55,7 @@ def safest_choice(problem: PlanningProblem, form: PrefixForm | None = None) -> I
         (E,) index of each event's action.
     """
     form = prefix_form(problem) if form is None else form
-    choice = least_peak_choice(form, problem.held_bytes, problem.cost)
+    choice = least_peak(form, problem.held_bytes, problem.cost)
     if host_bytes(problem, choice) <= problem.host_budget_bytes:
         return choice
     return _within_host_budget(problem, form, float(peak_bytes(problem, choice)))
@@ -69,7 +70,7 @@ def _within_host_budget(
     enough = float(peak_bytes(problem, safe))
     for _ in range(_BISECTIONS):
         middle = (too_low + enough) / 2
-        walk = cheapest_walk(
+        walk = find_walk(
             form, problem.held_bytes, problem.host_bytes, middle, width=_WIDTH
         )
         if walk and host_bytes(problem, walk.choice) <= problem.host_budget_bytes:

@@ -196,7 +196,8 @@ def _levels_and_peaks(
 
     net[..., gaps] = problem.gap_bytes
     net[..., forward] = held
-    net[..., backward] = (problem.backward_net_bytes - held)[..., ::-1]
+    released = _chosen(problem.backward_net_bytes, choice) - held
+    net[..., backward] = released[..., ::-1]
     net[..., -1] = problem.optimizer_state_bytes
 
     excess[..., gaps] = problem.gap_excess_bytes

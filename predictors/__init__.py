@@ -10,9 +10,13 @@ from .margin import Margin
 from .polynomial import PolynomialRegressor
 from .registry import PREDICTORS, make_predictor
 from .sizes import Rule, SizeMap, Term
+from .trust import NOISY_STRETCH, STRETCH, Trust, best_fit
+from .varying import Regressor, VaryingFit
 
 __all__ = [
+    "NOISY_STRETCH",
     "PREDICTORS",
+    "STRETCH",
     "Calibration",
     "EnvelopeRegressor",
     "EstimatorPredictor",
@@ -22,8 +26,12 @@ __all__ = [
     "PolynomialRegressor",
     "Predictor",
     "QuadraticScalarRegressor",
+    "Regressor",
     "Rule",
     "SizeMap",
     "Term",
+    "Trust",
+    "VaryingFit",
+    "best_fit",
     "make_predictor",
 ]

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._sklearn import NotFittedError
-
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
@@ -112,7 +110,16 @@ def nearly_largest(values: Floats, of: Floats) -> float:
     return float(max(usual, values[np.argmax(of)]))
 
 
-def not_fitted(estimator: Any) -> NotFittedError:
-    """Return the error for an estimator used before ``fit``."""
+def not_fitted(estimator: Any) -> Exception:
+    """Return scikit-learn's ``NotFittedError``, for an estimator used before ``fit``.
+
+    It is a ``ValueError`` and an ``AttributeError``.
+    """
+    # Imported only here: see ``_sklearn.py``.
+    from sklearn.exceptions import NotFittedError
+
     name = type(estimator).__name__
-    return NotFittedError(f"This {name} is not fitted yet: call fit(X, y) first.")
+    error: Exception = NotFittedError(
+        f"This {name} is not fitted yet: call fit(X, y) first."
+    )
+    return error

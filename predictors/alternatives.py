@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._samples import as_sizes, condense, not_fitted
-from ._sklearn import BaseEstimator, RegressorMixin
+from ._sklearn import Regressor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ _LARGEST = 1e12
 """Sizes are cut off here: trees refuse what does not fit into 32 bits."""
 
 
-class EstimatorPredictor(BaseEstimator, RegressorMixin):
+class EstimatorPredictor(Regressor):
     """Any scikit-learn regressor as a predictor.
 
     Trust follows Mimose's acceptance of a fit: a mean error of at most 10%, here at
@@ -158,7 +158,7 @@ class EstimatorPredictor(BaseEstimator, RegressorMixin):
         return bool(np.mean(counted / size) <= self.tolerance)
 
 
-class QuadraticScalarRegressor(BaseEstimator, RegressorMixin):
+class QuadraticScalarRegressor(Regressor):
     """Mimose's estimator: quadratic least squares in one scalar.
 
     The published scalar is the length of a text or the pixels of an image. Whatever

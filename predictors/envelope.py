@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ._samples import Samples, as_sizes, condense, nearly_largest, not_fitted
-from ._sklearn import BaseEstimator, RegressorMixin
+from ._sklearn import Regressor
 from .polynomial import EXACT, PolynomialRegressor
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _MOST_A_PIECE = 3
 """The largest number of monomials of one of two polynomials."""
 
 
-class EnvelopeRegressor(BaseEstimator, RegressorMixin):
+class EnvelopeRegressor(Regressor):
     """One polynomial, or the larger of two, or one raised above the samples.
 
     The excess of a segment is the highest of several moments, each of which is a

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ._samples import as_sizes, condense, nearly_largest, not_fitted
-from ._sklearn import BaseEstimator, RegressorMixin
+from ._sklearn import Regressor
 from ._subsets import leave_one_out, smallest_set
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _MOST_INEXACT = 4
 """The largest number of monomials where none explain the samples."""
 
 
-class PolynomialRegressor(BaseEstimator, RegressorMixin):
+class PolynomialRegressor(Regressor):
     """Least squares on the smallest set of monomials that explains the samples.
 
     Held bytes and FLOPs of a layer are polynomials of its input sizes with few

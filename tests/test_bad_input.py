@@ -55,7 +55,7 @@ def test_a_budget_beyond_what_is_held(toys):
     """`"+40MiB"` is counted from what the process holds at attach."""
     model = toys.chain(3)
     with mimose.attach(model, 1.0) as session:
-        held = session._meter.held_bytes()
+        held = session._engine.meter.held_bytes()
     with mimose.attach(model, "+40MiB") as session:
         assert abs(session.budget_bytes - held - 40 * 2**20) < 4 * 2**20
         toys.train(model, [toys.inputs()] * 3)
@@ -213,7 +213,7 @@ def test_a_peak_that_cannot_be_read(toys, monkeypatch, caplog, how):
     model = toys.chain(4)
     batches = [toys.inputs(n) for n in (16, 64, 32, 48, 24, 40) * 3]
     if how == "found out":
-        monkeypatch.setattr("mimose.measure.meters.os.open", _refuse)
+        monkeypatch.setattr("mimose.measure.meters.process.os.open", _refuse)
     with caplog.at_level(logging.WARNING, logger="mimose"):
         found, session = toys.compare(
             model, batches, meter="prediction" if how == "named" else None
@@ -245,6 +245,16 @@ def test_a_file_for_records_that_cannot_be_opened(toys, tmp_path):
     model = toys.chain(2)
     with pytest.raises(IsADirectoryError):
         mimose.attach(model, "1TiB", record_to=tmp_path)
+    assert [] == toys.leftovers(model)
+
+
+def test_a_refused_session_leaves_no_file(toys, tmp_path):
+    """Nor does one for records that it has made stay open."""
+    model = toys.chain(2)
+    path = tmp_path / "new" / "records.jsonl"
+    with pytest.raises(mimose.InfeasibleBudgetError):
+        mimose.attach(model, "1MiB", record_to=path)
+    assert not path.exists()
     assert [] == toys.leftovers(model)
 
 

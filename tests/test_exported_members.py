@@ -1,6 +1,7 @@
 """The public surface is what ``__all__`` says."""
 
 import inspect
+import pickle
 
 import pytest
 
@@ -47,8 +48,27 @@ def test_every_exception_is_exported():
         (mimose.AlreadyAttachedError, RuntimeError),
         (mimose.CheckpointingConflictError, mimose.AlreadyAttachedError),
         (mimose.StateMismatchError, ValueError),
+        (mimose.NotRecomputableError, RuntimeError),
+        (mimose.LateChangeError, RuntimeError),
     ],
 )
 def test_exceptions_are_standard_ones_as_well(error, standard):
     """Each error can be caught as the standard class that it is."""
     assert issubclass(error, standard)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        mimose.NotRecomputableError({3: "layers.3", 4: "layers.4"}, "it draws lots"),
+        mimose.LateChangeError("layers.3", [(1234, "seen")]),
+        mimose.InfeasibleBudgetError(1.0, 2.0, {"parameters": 2.0}),
+    ],
+)
+def test_exceptions_survive_a_process(error):
+    """A data loader or a launcher hands errors on by pickling them."""
+    again = pickle.loads(pickle.dumps(error))
+
+    assert type(error) is type(again)
+    assert str(error) == str(again)
+    assert vars(error) == vars(again)

@@ -324,7 +324,7 @@ def test_a_unit_that_edits_the_batch(toys):
     model = _FirstEdits(toys.Block)
     twin = toys.copy.deepcopy(model)
     with mimose.attach(model, "1TiB", units="blocks") as session:
-        with pytest.raises(RuntimeError, match="run the step again"):
+        with pytest.raises(mimose.NotRecomputableError, match="run the step again"):
             model(toys.inputs())
         torch.manual_seed(1)
         actual = model(toys.inputs())

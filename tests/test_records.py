@@ -1,7 +1,7 @@
 """Records of steps: derived numbers, bounds, and the file."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -24,6 +24,12 @@ def _record(step=0, **fields):
     )
 
 
+def test_what_is_not_kept_is_counted_as_recomputed():
+    """Whatever an action is called that is not the first of the menu."""
+    record = _record(actions=("keep", "recompute", "keep", "another", "recompute"))
+    assert 3 == record.n_recomputed
+
+
 def test_growths_are_over_the_start():
     """Predicted and observed growth leave out what was held before."""
     record = _record(observed_peak_bytes=400)
@@ -44,7 +50,7 @@ def test_the_oldest_records_go():
     """Only so many are kept, the last ones."""
     records = Records(3)
     for step in range(5):
-        records.append(_record(step))
+        records.put(_record(step))
     assert [2, 3, 4] == [record.step for record in records]
 
 
@@ -61,7 +67,7 @@ def test_what_is_dropped_stays_in_the_totals():
                 plan_seconds=0.25,
                 retries=step % 2,
             )
-            records.append(record)
+            records.put(record)
             records.close(record)
     assert few.totals() == all_.totals() == few.totals()
     assert (20, 14, 15) == (
@@ -75,9 +81,9 @@ def test_a_step_that_ends_after_it_was_dropped_counts_whole():
     """Several forwards before one backward, and few records."""
     records = Records(1)
     first = _record(0)
-    records.append(first)
-    records.append(_record(1))
-    first.recomputed_flops = 7
+    records.put(first)
+    records.put(_record(1))
+    first = replace(first, recomputed_flops=7)
     records.close(first)
     assert (2, 7) == (records.totals().steps, records.totals().recomputed_flops)
 
@@ -90,8 +96,9 @@ def test_equal_parts_of_records_are_one_object():
         record = _record(
             step, shape={"ids.1": int(length)}, actions=("keep", *("recompute",) * 2)
         )
-        record.events = tuple(f"layer.{i}#0" for i in range(int(length)))
-        records.append(record)
+        names = tuple(f"layer.{i}#0" for i in range(int(length)))
+        record = replace(record, events=names)
+        records.put(record)
         records.close(record)
     first, second, again, _ = records
     assert first.shape is again.shape
@@ -219,3 +226,24 @@ def test_a_file_of_something_else(tmp_path, line):
     path.write_text(line + "\n")
     with pytest.raises(MimoseError, match=r"other.jsonl, line 1: not a step's record"):
         read_records(path)
+
+
+def test_an_empty_file_does_not_stay(tmp_path):
+    """A session that is refused, or runs no step, leaves no file of its own."""
+    new, old = tmp_path / "new.jsonl", tmp_path / "old.jsonl"
+    old.touch()
+    for path in (new, old):
+        records = Records(3, path)
+        assert path.exists()
+        records.close_file()
+        records.close_file()
+
+    assert (False, True) == (new.exists(), old.exists())
+
+
+def test_a_file_that_somebody_removed_is_not_missed(tmp_path):
+    """Closing is harmless then."""
+    path = tmp_path / "records.jsonl"
+    records = Records(3, path)
+    path.unlink()
+    records.close_file()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import mimose
+from mimose.records import read_records
 
 ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
 
@@ -643,3 +644,16 @@ def test_compiling_the_whole_model_changes_nothing(toys, meter):
     assert [] == toys.differences(expected, actual)
     assert "plan" == session.records[-1].phase
     assert 8 == len(session.records)
+
+
+def test_a_second_backward_reaches_the_file(toys, tmp_path):
+    """What a step turns out to be after its end is what its line says."""
+    path = tmp_path / "records.jsonl"
+    model = toys.chain(2)
+    with mimose.attach(model, "1TiB", record_to=path) as session:
+        for _ in range(2):
+            loss = model(toys.inputs()).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+    assert ["two backwards"] * 2 == [r.reason for r in session.records]
+    assert [r.reason for r in session.records] == [r.reason for r in read_records(path)]

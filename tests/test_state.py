@@ -71,8 +71,8 @@ def test_state_of_several_contexts(toys, meter):
 def test_unrecomputable_layers_stay_kept(toys, meter):
     """A layer that was found to be beyond recomputation is not tried again."""
     model, session = _trained(toys, meter)
-    session._driver.kept_units["bert.encoder.layer.1"] = "it was so"
-    session._estimator.unrecomputable.add(1)
+    session._engine.findings.kept["bert.encoder.layer.1"] = "it was so"
+    session._engine.learner.restrict(1, ["keep"])
     with mimose.attach(model, "1GiB", meter=meter) as resumed:
         resumed.load_state_dict(_round_trip(session.state_dict()))
         assert {"bert.encoder.layer.1": "it was so"} == resumed.summary().kept_units
@@ -108,7 +108,7 @@ def test_another_depth_is_refused(toys, meter):
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("version", 0, "another version: 0 there, 1 here"),
+        ("version", 1, "another version: 1 there, 2 here"),
         ("device", "cuda: NVIDIA H100", "another device: 'cuda: NVIDIA H100' there"),
         ("settings", {"torch": "1.0"}, "another settings: torch: '1.0' there"),
         ("parameters", {"w": "(1,) torch.half"}, "another parameters: .* 'missing'"),
@@ -150,11 +150,11 @@ def test_nonsense_is_refused(toys, meter, nonsense):
     "damage",
     [
         lambda state: state.pop("policy"),
-        lambda state: state["estimator"].pop("series"),
-        lambda state: state["estimator"]["series"].append("text"),
-        lambda state: state["estimator"].update(patterns=[]),
+        lambda state: state["cost_model"].pop("series"),
+        lambda state: state["cost_model"]["series"].append("text"),
+        lambda state: state["cost_model"].update(patterns=[]),
         lambda state: state["policy"]["margin"].update(residuals=["text"]),
-        lambda state: state["driver"].update(sizes={"key": {}}),
+        lambda state: state.update(sizes={"key": {}}),
     ],
 )
 def test_damaged_state_changes_nothing(toys, meter, damage):
@@ -189,7 +189,7 @@ def test_layers_found_to_be_unrepeatable_stay_so_after_loading(toys, meter):
     _, session = _trained(toys, meter)
     state = _round_trip(session.state_dict())
     with mimose.attach(toys.zoo_model("bert"), "1GiB", meter=meter) as resumed:
-        resumed._driver.keep_always(resumed._units[2], "it was so")
+        resumed._engine.findings.keep(resumed._engine.units[2], "it was so")
         resumed.load_state_dict(state)
         assert ["bert.encoder.layer.2"] == list(resumed.summary().kept_units)
-        assert resumed._units[2].is_kept
+        assert resumed._engine.units[2].is_kept

@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from mimose.measure.allocator import Usage
 from mimose.measure.meters import AllocatorMeter, Meter, ProcessMeter, Reading
+from mimose.measure.meters.usage import Usage
 
 
 class _OverResets(Meter):

@@ -5,43 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TypeVar
 
 from cachetools import LRUCache
 
+from mimose.learn.growth import ExactShape, Growth
 from mimose.planners import Plan
-from mimose.types import Sizes, Uncounted
+from mimose.types import Sizes
+
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """A plan's predicted growth at one exact shape.
-
-    Outputs of the last step that are freed before the backward are part of what a
-    step starts from: only what comes behind the forward profits from that.
-    """
-
-    before_release_bytes: float
-    after_release_bytes: float
-    """As if nothing were freed."""
-
-    def bytes(self, released_bytes: float) -> float:
-        """Return the growth where so much is freed."""
-        after = self.after_release_bytes - released_bytes
-        return max(self.before_release_bytes, after)
-
-
-class ExactShape(NamedTuple):
-    """What a plan comes to at exact sizes."""
-
-    growth: Growth
-    flops: int
-    """Recomputed, as far as they are known."""
-    uncounted: Uncounted
-    """Recomputations whose FLOPs are not."""
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CachedPlan:
     """A plan with all that a hit needs."""
 
@@ -56,10 +31,10 @@ class CachedPlan:
     """At the shape that the plan was made for (the bucket's upper end)."""
     headroom_bytes: float
     """What it was made for."""
-    is_off: bool = False
-    """Whether a step under it grew by much more or less than predicted."""
+    version: int = 0
+    """Of the cost model that it was made from."""
     exact: dict[Sizes, ExactShape] = field(default_factory=dict)
-    """What the plan comes to at exact sizes of the bucket."""
+    """What the plan comes to at exact sizes of the bucket, as far as asked for."""
 
     @property
     def keeps_all(self) -> bool:
@@ -92,28 +67,38 @@ class PlanCache:
         )
 
     def get(
-        self, key: Hashable, is_good: Callable[[CachedPlan], bool]
+        self, key: Hashable, is_good: Callable[[CachedPlan, _T], bool], today: _T
     ) -> CachedPlan | None:
         """Return the plan for a key if it is still good; else drop it.
 
         Counts a hit or a miss.
+
+        Args:
+            key: The plan's.
+            is_good: Judges the plan by what is given with it.
+            today: What that is.
         """
         with self._lock:
             found = self._plans.get(key)
-            if found is not None and is_good(found):
-                self.hits += 1
-                return found
-            self.misses += 1
-            if found is not None:
+            if found is None:
+                self.misses += 1
+                return None
+            if not is_good(found, today):
+                self.misses += 1
                 del self._plans[key]
-            return None
+                return None
+            self.hits += 1
+            return found
 
     def put(self, key: Hashable, plan: CachedPlan) -> CachedPlan:
         """Keep a plan unless another came first; return the one that is kept."""
         with self._lock:
             return self._plans.setdefault(key, plan)
 
-    def clear(self) -> None:
-        """Drop all plans, as after a step over budget."""
+    def drop(self, plan: CachedPlan) -> None:
+        """Forget one plan, under whatever key, if it is there."""
         with self._lock:
-            self._plans.clear()
+            for key, kept in self._plans.items():
+                if kept is plan:
+                    del self._plans[key]
+                    return

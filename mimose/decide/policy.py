@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mimose.budget import format_bytes
 from mimose.decide.learning import Learning
-from mimose.decide.plan_cache import CachedPlan, ExactShape, Growth, PlanCache
+from mimose.decide.plan_cache import CachedPlan, PlanCache
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.learn.estimator import Estimator
-from mimose.learn.patterns import actions_by_unit
-from mimose.learn.series import NOISY_STRETCH
+from mimose.learn.growth import ExactShape, Growth, plan_growth
+from mimose.learn.learner import Learner
+from mimose.learn.problem import Memory, doubt, extra_flops, fill_problem, stretch
 from mimose.planners import (
     InfeasibleBudgetError as _Infeasible,
 )
@@ -27,9 +27,9 @@ from mimose.planners import (
     lay_out,
     safest_plan,
 )
-from mimose.predictors import Calibration, Margin
+from mimose.predictors import NOISY_STRETCH, Calibration, Margin
 from mimose.records import Phase
-from mimose.types import KEEP, MOST_CONTEXTS, Context, Sizes, StepFacts, Uncounted
+from mimose.types import MOST_CONTEXTS, Context, Sizes, StepFacts, Uncounted
 from mimose.watch.size_table import SizeTable, round_up
 
 _log = logging.getLogger(__name__)
@@ -45,29 +45,6 @@ _BEYOND = 0.1
 a fit of readings is trusted, and in the first step; nearer to them less."""
 _PATIENCE = 50
 """Steps in a row that were measured and not planned; then that is worth a warning."""
-
-
-class Memory(NamedTuple):
-    """What is held when a step begins, and what is known to come."""
-
-    budget_bytes: float
-    start_bytes: float
-    released_bytes: float
-    """Outputs of the last step that go before the backward."""
-    optimizer_excess_bytes: float
-    state_to_come_bytes: float = 0.0
-    """Optimizer state that is made after this step, and is there from then on."""
-
-    @property
-    def with_state(self) -> Memory:
-        """The same once that state is there: what plans are made for, to be used on."""
-        start = self.start_bytes + self.state_to_come_bytes
-        return self._replace(start_bytes=start, state_to_come_bytes=0.0)
-
-    @property
-    def headroom_bytes(self) -> float:
-        """What the step may grow by."""
-        return self.budget_bytes - self.start_bytes
 
 
 @dataclass(slots=True)
@@ -94,7 +71,7 @@ class Policy:
     """Chooses a phase and a plan for each step.
 
     Args:
-        estimator: What has been learned.
+        learner: Holds what has been learned.
         planner: Makes the plans.
         margin: Kept free over every prediction.
         round_to: How sizes are rounded up to buckets.
@@ -106,7 +83,7 @@ class Policy:
 
     def __init__(
         self,
-        estimator: Estimator,
+        learner: Learner,
         planner: Planner,
         margin: Margin,
         round_to: int | Mapping[str, int],
@@ -114,7 +91,7 @@ class Policy:
         *,
         raises: bool,
     ) -> None:
-        self._estimator = estimator
+        self._learner = learner
         self._planner = planner
         self._round_to = round_to
         self._stages: dict[Context, int] = {}
@@ -130,9 +107,8 @@ class Policy:
 
     def forget(self, context: Context) -> None:
         """Distrust a context whose steps turned out to run other events."""
-        self._estimator.forget(context)
+        self._learner.forget(context)
         self._stages.pop(context, None)
-        self.cache.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what steps have taught, ready for JSON; plans are made anew."""
@@ -151,18 +127,18 @@ class Policy:
         self._stages = {str(key): int(stage) for key, stage in state["stages"].items()}
         self.margin.load_state_dict(state["margin"])
         self.calibration.load_state_dict(state["calibration"])
-        self.cache.clear()
+        self._learner.distrust_plans()
 
     def cached(
         self, facts: StepFacts, table: SizeTable, memory: Memory
     ) -> Decision | None:
         """Return the decision for a shape whose cached plan fits today, else None."""
         memory = memory.with_state
-        found = self.cache.get(
-            self._key(facts, table), lambda plan: self._is_good(plan, memory)
-        )
-        if found is None or not self._estimator.touch(facts.context):
+        key = self._key(facts, table)
+        found = self.cache.get(key, self._is_good, memory)
+        if found is None or facts.context not in self._learner.model.patterns:
             return None
+        self._learner.use(facts.context)
         self._n_doubted = 0
         return self._decision(facts, found, memory, cache_hit=True)
 
@@ -189,20 +165,22 @@ class Policy:
         """
         self._check_names(table)
         memory = memory.with_state
+        model = self._learner.model
         key = self._key(facts, table)
         upper = facts._replace(sizes=key[2])
-        if not self._estimator.touch(facts.context):
+        if facts.context not in model.patterns:
             self._stages.pop(facts.context, None)
-        doubt = self._estimator.doubt(upper)
-        self._note_doubt(doubt)
-        if doubt:
+        self._learner.use(facts.context)
+        why_not = doubt(model, upper)
+        self._note_doubt(why_not)
+        if why_not:
             phase: Phase = "fallback" if facts.context in self._stages else "collect"
-            return Decision(phase, None, reason=doubt)
+            return Decision(phase, None, reason=why_not)
         stage = self._stage(facts.context)
         self._make_static(upper, table, memory)
-        stretch = self._estimator.stretch(facts)
+        beyond = stretch(model, facts)
         try:
-            share = 1.0 if is_first else min(1.0, stretch / (NOISY_STRETCH - 1.0))
+            share = 1.0 if is_first else min(1.0, beyond / (NOISY_STRETCH - 1.0))
             more = _BEYOND * share
             made = self._make(upper, memory, stage, more)
         except InfeasibleBudgetError as error:
@@ -214,9 +192,9 @@ class Policy:
             )
             return Decision("fallback", None, reason=reason)
         decision = self._decision(facts, made, memory, cache_hit=False)
-        is_learning = self._learning.is_on(self._estimator.n_steps)
+        is_learning = self._learning.is_on(model.n_steps)
         is_learning = is_learning and not self._static_is_made  # it plans no more
-        decision.is_measured = is_learning or stretch > 0.0
+        decision.is_measured = is_learning or beyond > 0.0
         if stage < len(_STAGES):
             decision.phase = "step_down"
         elif not more:  # once it was measured, there will be a better plan
@@ -227,8 +205,8 @@ class Policy:
         """Return how far a context has come; contexts forgotten elsewhere go."""
         stage = self._stages.setdefault(context, 0)
         if len(self._stages) > MOST_CONTEXTS:
-            known = self._estimator.pattern
-            self._stages = {c: s for c, s in self._stages.items() if known(c)}
+            known = self._learner.model.patterns
+            self._stages = {c: s for c, s in self._stages.items() if c in known}
         return stage
 
     def _note_doubt(self, doubt: str) -> None:
@@ -287,22 +265,23 @@ class Policy:
         self._learn_from(decision, decision.growth_bytes, observed)
         if is_relevant:
             self.margin.observe(decision.growth_bytes, observed)
-        if decision.raw_growth_bytes >= _LARGE * self._estimator.scale:
+        if decision.raw_growth_bytes >= _LARGE * self._learner.model.scale:
             self.calibration.observe(decision.raw_growth_bytes, observed)
 
     def _learn_from(
         self, decision: Decision, predicted: float, observed: float
     ) -> None:
         """Tell how a prediction came out; a plan that was far off is not used again."""
-        self._learning.observe(predicted, observed, self._estimator.scale)
+        self._learning.observe(predicted, observed, self._learner.model.scale)
         chosen = decision.chosen
         if chosen is None or chosen.keeps_all:
             return
-        n_measured = self._estimator.n_steps
-        if self._estimator.is_exact:  # a calibration is no cause to find
+        model = self._learner.model
+        if model.is_exact:  # a calibration is no cause to find
             predicted = decision.raw_growth_bytes
-        if self._learning.begin_again_if_off(predicted, observed, n_measured):
-            chosen.is_off = not decision.is_measured  # else the next one knows better
+        is_off = self._learning.begin_again_if_off(predicted, observed, model.n_steps)
+        if is_off and not decision.is_measured:  # else the next one knows better
+            self.cache.drop(chosen)
 
     def explain(
         self, facts: StepFacts, memory: Memory
@@ -314,9 +293,9 @@ class Policy:
         """
         memory = memory.with_state
         problem = self.problem(facts, memory)
-        doubt = self._estimator.doubt(facts)
-        if doubt:
-            return problem, safest_plan(problem), f"the safest plan, for {doubt}"
+        why_not = doubt(self._learner.model, facts)
+        if why_not:
+            return problem, safest_plan(problem), f"the safest plan, for {why_not}"
         tight = replace(problem, budget_bytes=self._usable_budget(memory))
         plan = self._plan(tight, memory)
         why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
@@ -335,26 +314,20 @@ class Policy:
             memory: What is held, and the budget.
             budget_bytes: Another budget, such as one with the margin taken off.
         """
-        return self._estimator.problem(
-            facts,
-            start_bytes=memory.start_bytes,
-            budget_bytes=memory.budget_bytes if budget_bytes is None else budget_bytes,
-            released_bytes=memory.released_bytes,
-            optimizer_state_bytes=memory.state_to_come_bytes,
-            step_excess_bytes=memory.optimizer_excess_bytes,
-        )
+        return fill_problem(self._learner.model, facts, memory, budget_bytes)
 
     # ------------------------------------------------------------------ making plans
 
     def _is_good(self, cached: CachedPlan, memory: Memory) -> bool:
         """Whether a cached plan fits today, and leaves no more unused than it must."""
-        if cached.is_off:
+        if cached.version < self._learner.model.valid_since:
             return False
         growth = cached.growth.bytes(memory.released_bytes) * self.calibration.factor
-        if growth + self.margin.bytes(growth) > memory.headroom_bytes:
+        headroom = memory.headroom_bytes
+        if growth + self.margin.bytes(growth) > headroom:
             return False
-        spare = memory.headroom_bytes - cached.headroom_bytes
-        return cached.keeps_all or spare <= max(0.01 * growth, self.margin.noise_bytes)
+        spare = headroom - cached.headroom_bytes
+        return spare <= max(0.01 * growth, self.margin.noise_bytes) or cached.keeps_all
 
     def _usable_budget(self, memory: Memory, more: float = 0.0) -> float:
         """Take the margin and more, both shares of the growth, off the budget."""
@@ -406,57 +379,25 @@ class Policy:
     def _cached(
         self, facts: StepFacts, problem: PlanningProblem, plan: Plan, memory: Memory
     ) -> CachedPlan:
-        pattern = self._estimator.pattern(facts.context)
-        assert pattern is not None
+        model = self._learner.model
+        pattern = model.patterns[facts.context]
         made = CachedPlan(
             plan,
             problem.events,
-            actions_by_unit(pattern, plan.actions),
+            pattern.by_unit(plan.actions, otherwise=model.menu.first),
             pattern.calls,
-            self._growth(facts, problem, plan.actions, memory),
+            self._growth(facts, problem, plan, memory),
             memory.headroom_bytes,
+            model.version,
         )
         made.exact[facts.sizes] = self._exact(facts, plan, made.growth)
         return made
 
-    # ------------------------------------------------------------------ exact sizes
-
     def _growth(
-        self,
-        facts: StepFacts,
-        problem: PlanningProblem,
-        actions: tuple[str, ...],
-        memory: Memory,
+        self, facts: StepFacts, problem: PlanningProblem, plan: Plan, memory: Memory
     ) -> Growth:
-        """Judge a plan at the problem's sizes, before and after the release."""
-        choice = np.array([problem.actions.index(a) for a in actions], dtype=np.intp)
-        n_events = len(actions)
-        laid_out = lay_out(problem, choice)
-        levels = laid_out.level_bytes - problem.start_bytes
-        peaks = laid_out.peak_bytes_by_segment - problem.start_bytes
-        for side in self._estimator.side_tensors(facts):
-            if all(actions[reader] == KEEP for reader in side.readers):
-                span = slice(
-                    2 * side.readers[-1] + 2, 3 * n_events - side.readers[0] + 1
-                )
-                levels[span] -= side.n_bytes
-                peaks[span] -= side.n_bytes
-        copied = self._estimator.copies(facts)
-        counted_twice = 0.0  # until the context ends: Note: [Copies]
-        for index, (action, n_bytes) in enumerate(zip(actions, copied, strict=True)):
-            if action == KEEP and n_bytes:
-                counted_twice += n_bytes
-                levels[2 * index + 2 : 2 * n_events + 1] -= n_bytes
-                peaks[2 * index + 2 : 2 * n_events + 1] -= n_bytes
-        head = self._estimator.head(facts, actions[-1] if actions else KEEP)
-        start = levels[2 * n_events]
-        before = [0.0, start + head.before_release_bytes, *peaks[: 2 * n_events]]
-        # In the problem the release is part of the head. The optimizer's step is not
-        # part of what is observed in a step.
-        behind = peaks[2 * n_events + 1 : -1] + memory.released_bytes
-        copies_gone = start + counted_twice + head.after_copies_bytes
-        after = [start + head.after_release_bytes, copies_gone, *behind]
-        return Growth(float(max(before)), float(max(after)))
+        model, released = self._learner.model, memory.released_bytes
+        return plan_growth(model, facts, problem, plan.actions, released)
 
     def _decision(
         self, facts: StepFacts, chosen: CachedPlan, memory: Memory, *, cache_hit: bool
@@ -464,7 +405,7 @@ class Policy:
         exact = chosen.exact.get(facts.sizes)
         if exact is None:
             problem = self.problem(facts, memory)
-            growth = self._growth(facts, problem, chosen.plan.actions, memory)
+            growth = self._growth(facts, problem, chosen.plan, memory)
             exact = chosen.exact[facts.sizes] = self._exact(facts, chosen.plan, growth)
         elif exact.uncounted:  # counted since, most likely
             exact = self._exact(facts, chosen.plan, exact.growth)
@@ -482,5 +423,5 @@ class Policy:
         )
 
     def _exact(self, facts: StepFacts, plan: Plan, growth: Growth) -> ExactShape:
-        flops, unknown = self._estimator.recomputed_flops(facts, plan.actions)
+        flops, unknown = extra_flops(self._learner.model, facts, plan.actions)
         return ExactShape(growth, flops, unknown)

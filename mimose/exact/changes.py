@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from mimose.tensors import different_bits, same_bits, version
+from mimose.torch_private import buffers_of
 
 INTERNAL = frozenset(vars(nn.Module())) | {"forward", "training"}
 """Attributes that are torch's own."""
@@ -276,9 +277,9 @@ class Before(contextlib.AbstractContextManager[None]):
         """Take in attributes that were not there."""
         self._states += [(slot, _MISSING) for slot in slots]
 
-    def covers(self, slots: Iterable[Slot]) -> bool:
-        """Whether all these slots could be restored."""
-        return {slot.key for slot in slots} <= {slot.key for slot, _ in self._states}
+    def covers(self, keys: Iterable[object]) -> bool:
+        """Whether the slots of all these keys could be restored."""
+        return set(keys) <= {slot.key for slot, _ in self._states}
 
     def restore(self) -> None:
         """Put all states back for good."""
@@ -289,18 +290,18 @@ class Before(contextlib.AbstractContextManager[None]):
 def buffer_slots(modules: Iterable[nn.Module]) -> list[BufferSlot]:
     """Return every buffer of these modules."""
     return [
-        BufferSlot(module._buffers, name)
+        BufferSlot(buffers_of(module), name)
         for module in modules
-        for name in module._buffers
+        for name in buffers_of(module)
     ]
 
 
 def running_statistics(modules: Iterable[nn.Module]) -> list[BufferSlot]:
     """Return the buffers that forwards are known to change."""
     return [
-        BufferSlot(module._buffers, name)
+        BufferSlot(buffers_of(module), name)
         for module in modules
-        for name, buffer in module._buffers.items()
+        for name, buffer in buffers_of(module).items()
         if buffer is not None
         and (name.startswith("running_") or name == "num_batches_tracked")
     ]

@@ -13,6 +13,7 @@ from torch import nn
 from mimose.exact.named_errors import Naming
 from mimose.exceptions import ChangedWeightsError
 from mimose.tensors import version
+from mimose.torch_private import buffers_of, parameters_of, version_of
 
 Slots: TypeAlias = "tuple[tuple[Mapping[str, torch.Tensor | None], str], ...]"
 """Where the weights and buffers are: the modules' own tables, and names."""
@@ -78,10 +79,10 @@ class Surroundings:
         buffers = set(keys)
         self._slots = self._slots_without(buffers)
         self._buffers = tuple(
-            (module._buffers, name)
+            (buffers_of(module), name)
             for module in self._modules
-            for name in _visible(module._buffers)
-            if (id(module._buffers), name) not in buffers
+            for name in _visible(buffers_of(module))
+            if (id(buffers_of(module)), name) not in buffers
         )
 
     def buffer_versions(self) -> list[tuple[int, int]]:
@@ -114,7 +115,7 @@ class Surroundings:
         """Name the weights, and the buffers that are not left out; None: all are."""
         slots: list[tuple[Mapping[str, torch.Tensor | None], str]] = []
         for module in self._modules:
-            weights, buffers = module._parameters, module._buffers
+            weights, buffers = parameters_of(module), buffers_of(module)
             slots.extend((weights, name) for name in _visible(weights))
             if left_out is not None:
                 found = (
@@ -127,7 +128,7 @@ class Surroundings:
         """Return what is there now, in these slots or in all."""
         slots = self._slots if slots is None else slots
         tensors = [there.get(name) for there, name in slots]
-        versions = [tensor._version for tensor in tensors if tensor is not None]
+        versions = [version_of(tensor) for tensor in tensors if tensor is not None]
         return Look(slots, tensors, versions, tuple(map(_TRAINING, self._modules)))
 
     def restored(self, before: Look) -> contextlib.AbstractContextManager[None] | None:

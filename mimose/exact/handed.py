@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from mimose.tensors import version
+from mimose.torch_private import next_sequence_number, pytree, sequence_number
 
 _ONE_PIECE = (
     torch.Tensor,
@@ -188,7 +188,7 @@ class Handed:
 
 def autograd_clock() -> int:
     """Return the number that autograd's next node of this thread gets."""
-    return int(torch._C._autograd._get_sequence_nr())
+    return int(next_sequence_number())
 
 
 def _is_filled(value: Any, began: int) -> bool:
@@ -198,7 +198,7 @@ def _is_filled(value: Any, began: int) -> bool:
     while left and len(seen) < _MOST_PARTS:
         value = left.pop()
         node = value.grad_fn if issubclass(type(value), torch.Tensor) else None
-        if node is not None and node._sequence_nr() >= began:
+        if node is not None and sequence_number(node) >= began:
             return True
         if id(value) not in seen:
             seen.add(id(value))

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from mimose.tensors import version
+from mimose.torch_private import base_of
 from mimose.watch.shapes import argument_tensors
 
 Marks: TypeAlias = "list[tuple[weakref.ref[torch.Tensor], int]]"
@@ -63,7 +64,7 @@ def cut_off(noted: Marks) -> None:
         tensor = ref()
         if tensor is None or version(tensor) == counted or tensor.grad_fn is None:
             continue
-        base = tensor._base
+        base = base_of(tensor)
         if base is None:
             tensor.detach_()
         elif base.grad_fn is not None:

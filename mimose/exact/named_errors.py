@@ -12,13 +12,17 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import torch
-from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointError
 
 from mimose.exceptions import RecomputationError
+from mimose.torch_private import (
+    is_checkpoint_debugged,
+    is_from_checkpoint,
+    pop_saved_hooks,
+    push_saved_hooks,
+    top_saved_hooks,
+)
 
-_hooks: Any = torch._C._autograd
 _EDITED = "modified by an inplace operation"
 
 
@@ -37,7 +41,9 @@ class Naming(contextlib.AbstractContextManager[None]):
         self._on_error = on_error
 
     def __enter__(self) -> None:
-        pack, unpack = _hooks._top_saved_tensors_default_hooks(False)
+        hooks = top_saved_hooks(False)
+        assert hooks is not None  # those of the region itself
+        pack, unpack = hooks
 
         def named(holder: Any) -> Any:
             try:
@@ -50,10 +56,10 @@ class Naming(contextlib.AbstractContextManager[None]):
                     raise
                 self.refuse(why, error)
 
-        _hooks._push_saved_tensors_default_hooks(pack, named)
+        push_saved_hooks(pack, named)
 
     def __exit__(self, *_: object) -> None:
-        _hooks._pop_saved_tensors_default_hooks()
+        pop_saved_hooks()
 
     def refuse(self, why: str, error: BaseException | None = None) -> NoReturn:
         """Raise the error that names the layer.
@@ -85,12 +91,10 @@ def _why(error: RuntimeError) -> str:
 
 def can_name() -> bool:
     """Whether regions may have a context: not in checkpoint's debug mode."""
-    return not torch_checkpoint._checkpoint_debug_enabled
+    return not is_checkpoint_debugged()
 
 
 def is_inside_checkpoint() -> bool:
     """Whether somebody's `checkpoint` is recording what is saved just now."""
-    hooks = _hooks._top_saved_tensors_default_hooks(False)
-    return hooks is not None and getattr(hooks[0], "__qualname__", "").startswith(
-        "_checkpoint_hook."
-    )
+    hooks = top_saved_hooks(False)
+    return hooks is not None and is_from_checkpoint(hooks[0])

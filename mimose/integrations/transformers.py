@@ -33,7 +33,8 @@ from mimose.exceptions import (
 from mimose.integrations.missing import missing_package
 from mimose.report.metrics import MetricsReader
 from mimose.session import Session, attach
-from mimose.watch.compiled import WHY_NOT_WHOLE, WRAPPED
+from mimose.torch_private import COMPILED_MODULE
+from mimose.watch.compiled import WHY_NOT_WHOLE
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -382,7 +383,7 @@ def _why_not_both(args: Any, name: str) -> str:
 def _running(trainer: Trainer | None, model: nn.Module) -> nn.Module:
     """Return what a trainer runs: the model, or its copy with compiled layers."""
     wrapped = None if trainer is None else trainer.model_wrapped
-    if wrapped is not None and vars(wrapped).get(WRAPPED) is model:
+    if wrapped is not None and vars(wrapped).get(COMPILED_MODULE) is model:
         return wrapped
     return model
 

@@ -10,8 +10,8 @@ is higher by its copies than by what it holds, and after a kept one's it is not.
 The planning problem takes the safe side: what lies behind a layer grows by the copies,
 whatever becomes of the layer, and all go with the context. Samples of kept layers are
 put on that footing (`evened`), and where a plan is judged what was counted twice is
-taken off (`Policy`). Copies of biases, which no graph saves, are taken for held until
-the backward; they are small.
+taken off (`mimose.learn.growth`). Copies of biases, which no graph saves, are taken for
+held until the backward; they are small.
 
 Where the context ends behind the root, recomputed layers' copies go in the midst of
 the loss (`gone_bytes`), and its peak may come before that or after. With R0 the excess
@@ -25,7 +25,37 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from mimose.types import SegmentSample, StepSample
+from mimose.learn.model import CostModel
+from mimose.types import SegmentSample, StepFacts, StepSample
+
+
+def copied_bytes(model: CostModel, unit: int, family: str) -> float:
+    """Return a call's copies of weights; a unit that is always kept is alike."""
+    return 0.0 if model.is_settled(unit) else model.copied.get(family, 0.0)
+
+
+def copies(model: CostModel, facts: StepFacts) -> list[float]:
+    """Return each event's copies of weights.
+
+    Those that outlive the forward are left out.
+
+    Args:
+        model: What was learned.
+        facts: Of a step whose context is known.
+    """
+    pattern = model.patterns[facts.context]
+    if not pattern.copies_end:
+        return [0.0] * len(pattern.events)
+    return [copied_bytes(model, event.unit, event.family) for event in pattern.events]
+
+
+def gone_before_loss(model: CostModel, facts: StepFacts) -> float:
+    """Return the copies that go before the loss's peak."""
+    pattern = model.patterns[facts.context]
+    if pattern.copies_end != "loss":
+        return 0.0
+    units = [event.unit for event in pattern.events]
+    return gone_bytes(list(zip(units, copies(model, facts), strict=True)), ())
 
 
 def gone_bytes(copied: Sequence[tuple[int, float]], kept: Collection[int]) -> float:

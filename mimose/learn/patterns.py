@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mimose.predictors import SizeMap
-from mimose.types import KEEP, Sizes
+from mimose.types import Sizes
 
-NO_FAMILY = -1
-Neighbours: TypeAlias = tuple[int, int]
+NO_FAMILY = ""
+Neighbours: TypeAlias = tuple[str, str]
 """The families before and after an event: the first takes the gradient it makes, and
 the second made the gradient that it takes. Of the last event that is the head, and
 what is held in between is another (a MiB in T5)."""
@@ -27,16 +28,55 @@ _MOST_FAILURES = 8
 """Fits that found no rule; then the next waits until there is half as much again."""
 
 
-@dataclass(slots=True)
-class Pattern:
-    """The events of one context, in the order in which they ran."""
+class Event(NamedTuple):
+    """One call of a unit in a forward."""
 
-    events: tuple[tuple[str, int, int, int], ...]
-    """(``name#call``, unit, call, family)."""
-    rows: list[tuple[Sizes, tuple[Sizes, ...]]] = field(default_factory=list)
-    """Root sizes and every event's own, of the steps measured: a bounded number."""
-    maps: list[tuple[SizeRule, ...]] | None = None
-    """For each event, the rule of each of its own sizes; see `rules`."""
+    name: str
+    """``name#call``."""
+    unit: int
+    call: int
+    family: str
+
+
+class Row(NamedTuple):
+    """The sizes of one measured step."""
+
+    root: Sizes
+    own: tuple[Sizes, ...]
+    """Every event's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tries:
+    """How fits of the rules went, up to the last."""
+
+    n_fitted: int = 0
+    """Rows taken in before it."""
+    n_failed: int = 0
+    """How many in a row found no rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """The rules that rows follow, fitted once."""
+
+    maps: list[tuple[SizeRule, ...]]
+    """For each event, the rule of each of its own sizes."""
+    tries: _Tries
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The events of one context, in the order in which they ran; immutable.
+
+    Rules are fitted by the first reader and remembered, as in
+    Note: [Fits are made when asked for].
+    """
+
+    events: tuple[Event, ...]
+    rows: tuple[Row, ...] = ()
+    """Of the steps measured, a bounded number."""
     sides: tuple[tuple[int, ...], ...] = ()
     """The readers of each `SideTensor`."""
     is_ordered: bool = True
@@ -48,17 +88,14 @@ class Pattern:
     """How often each unit is called, calls without a gradient included."""
     structure: str = ""
     """Names what the root is called with; contexts may share it."""
-    layout: Layout | None = None
-    """Where the events' numbers stand; see `grouped`."""
     n_rows: int = 0
     """Rows taken in, those dropped since included."""
-    n_fitted: int = 0
-    """Rows taken in before the last fit."""
-    n_failed: int = 0
-    """Fits in a row that found no rule."""
+    _tries: _Tries = field(default=_Tries(), repr=False)
+    _kept_rules: _Rules | None = field(default=None, repr=False, compare=False)
+    """Rules that rows taken in since do not change."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was measured, ready for JSON; maps and layout follow from it."""
+        """Return what was measured, ready for JSON; rules and layout follow from it."""
         return {
             "events": self.events,
             "rows": self.rows,
@@ -78,90 +115,74 @@ class Pattern:
             state: What it returned.
         """
         return cls(
-            events=as_tuples(state["events"]),
-            rows=[as_tuples(row) for row in state["rows"]],
+            events=tuple(Event(*each) for each in state["events"]),
+            rows=tuple(Row(*as_tuples(row)) for row in state["rows"]),
             sides=as_tuples(state["sides"]),
             is_ordered=bool(state["is_ordered"]),
-            copies_end=str(state.get("copies_end", "")),
+            copies_end=str(state["copies_end"]),
             high=as_tuples(state["high"]),
             calls=as_tuples(state["calls"]),
             structure=str(state["structure"]),
             n_rows=len(state["rows"]),
         )
 
-    def take_in(self, root: Sizes, own: tuple[Sizes, ...]) -> None:
-        """Take in the sizes of one measured step.
+    def taken_in(self, root: Sizes, own: tuple[Sizes, ...]) -> Pattern:
+        """Return the pattern with the sizes of one more measured step.
 
         Args:
             root: The root's.
             own: Every event's own.
         """
-        self.high = tuple(map(max, root, self.high or root))
-        if (root, own) in self.rows or self._foretells(root, own):
-            return
-        self.rows.append((root, own))
-        self.n_rows += 1
-        if len(self.rows) > _MOST_ROWS:
-            self._forget_row()
-        if not self._waits():
-            self.maps = None
+        high = tuple(map(max, root, self.high or root))
+        row = Row(root, own)
+        if row in self.rows or self._foretells(row):
+            return self.told(high=high)
+        rows = _bounded((*self.rows, row))
+        n_rows, known, tries = self.n_rows + 1, self._known, self._tried
+        # Another fit would be in vain where many were, and little is new.
+        waits = known is not None and tries.n_failed >= _MOST_FAILURES
+        waits = waits and n_rows < 1.5 * tries.n_fitted
+        return replace(
+            self,
+            rows=rows,
+            high=high,
+            n_rows=n_rows,
+            _tries=tries,
+            _kept_rules=known if waits else None,
+        )
 
-    def _foretells(self, root: Sizes, own: tuple[Sizes, ...]) -> bool:
-        """Whether the rules already say this, so that the row teaches nothing."""
-        if self.maps is None or len(self.rows) < _ENOUGH_ROWS:
-            return False
-        return self.own_sizes(root) == list(own)
-
-    def _forget_row(self) -> None:
-        """Drop the oldest row that is not the largest in any size."""
-        high = tuple(map(max, *(root for root, _ in self.rows)))
-        for index, (root, _) in enumerate(self.rows):
-            if not any(map(operator.eq, root, high)):
-                del self.rows[index]
-                return
-        del self.rows[0]
-
-    def _waits(self) -> bool:
-        """Whether another fit would be in vain: many were, and little is new."""
-        if self.maps is None or self.n_failed < _MOST_FAILURES:
-            return False
-        return self.n_rows < 1.5 * self.n_fitted
+    def told(self, **fields: Any) -> Pattern:
+        """Return the pattern of which something else is known than its sizes."""
+        return replace(self, **fields, _tries=self._tried, _kept_rules=self._known)
 
     @property
-    def follows_rules(self) -> bool:
-        """Whether every event's sizes follow from the root's by a rule."""
-        return all(rule.is_found for rules in self.rules() for rule in rules)
+    def _known(self) -> _Rules | None:
+        """The rules, if they were fitted."""
+        known: _Rules | None = self.__dict__.get("_rules", self._kept_rules)
+        return known
 
-    def reaches_further(self, root: Sizes) -> bool:
-        """Whether a size that never varied is larger now: rules take it as constant.
+    @property
+    def _tried(self) -> _Tries:
+        known = self._known
+        return self._tries if known is None else known.tries
 
-        Where other layers ran than before, a pattern begins anew with one step, while
-        the series of its families know all shapes.
-        """
-        columns = zip(*(row for row, _ in self.rows), root, strict=True)
-        return any(len(set(seen)) == 1 and now > seen[0] for *seen, now in columns)
+    def _foretells(self, row: Row) -> bool:
+        """Whether the rules already say this, so that the row teaches nothing."""
+        if self._known is None or len(self.rows) < _ENOUGH_ROWS:
+            return False
+        return self.own_sizes(row.root) == list(row.own)
 
-    def own_sizes(self, root: Sizes) -> list[Sizes]:
-        """Return every event's own sizes at the root's sizes."""
-        done: dict[int, Sizes] = {}
-        sizes = []
-        for rules in self.rules():
-            key = id(rules)
-            if key not in done:
-                done[key] = tuple(rule(root) for rule in rules)
-            sizes.append(done[key])
-        return sizes
-
-    def rules(self) -> list[tuple[SizeRule, ...]]:
-        """Return each event's rules, fitted if need be; equal histories share them."""
-        if self.maps is not None:
-            return self.maps
-        roots = [root for root, _ in self.rows]
+    @cached_property
+    def _rules(self) -> _Rules:
+        """The rules of every event; equal histories share them."""
+        if self._kept_rules is not None:
+            return self._kept_rules
+        roots = [row.root for row in self.rows]
         found: dict[tuple[int, ...], SizeRule] = {}
         shared: dict[tuple[Sizes, ...], tuple[SizeRule, ...]] = {}
         maps = []
         for index in range(len(self.events)):
-            history = tuple(own[index] for _, own in self.rows)
+            history = tuple(row.own[index] for row in self.rows)
             if history not in shared:
                 columns = [tuple(column) for column in zip(*history, strict=True)]
                 for column in columns:
@@ -170,45 +191,100 @@ class Pattern:
                 shared[history] = tuple(found[column] for column in columns)
             maps.append(shared[history])
         has_failed = not all(rule.is_found for rule in found.values())
-        self.n_failed = self.n_failed + 1 if has_failed else 0
-        self.n_fitted = self.n_rows
-        self.maps = maps
-        self.layout = None
-        return maps
+        tries = _Tries(self.n_rows, self._tries.n_failed + 1 if has_failed else 0)
+        return _Rules(maps, tries, _lay_out(self.families, maps))
 
-    def grouped(self) -> Layout:
-        """Return the events and gaps, those that share all their numbers together."""
-        maps = self.rules()
-        if self.layout is None:
-            self.layout = _lay_out([event[3] for event in self.events], maps)
-        return self.layout
+    @property
+    def rules(self) -> list[tuple[SizeRule, ...]]:
+        """For each event, the rule of each of its own sizes."""
+        return self._rules.maps
+
+    @property
+    def layout(self) -> Layout:
+        """The events and gaps, those that share all their numbers together."""
+        return self._rules.layout
+
+    @property
+    def families(self) -> list[str]:
+        """Each event's family."""
+        return [event.family for event in self.events]
+
+    @property
+    def follows_rules(self) -> bool:
+        """Whether every event's sizes follow from the root's by a rule."""
+        return all(rule.is_found for rules in self.rules for rule in rules)
+
+    def reaches_further(self, root: Sizes) -> bool:
+        """Whether a size that never varied is larger now: rules take it as constant.
+
+        Where other layers ran than before, a pattern begins anew with one step, while
+        the series of its families know all shapes.
+        """
+        columns = zip(*(row.root for row in self.rows), root, strict=True)
+        return any(len(set(seen)) == 1 and now > seen[0] for *seen, now in columns)
+
+    def own_sizes(self, root: Sizes) -> list[Sizes]:
+        """Return every event's own sizes at the root's sizes."""
+        done: dict[int, Sizes] = {}
+        sizes = []
+        for rules in self.rules:
+            key = id(rules)
+            if key not in done:
+                done[key] = tuple(rule(root) for rule in rules)
+            sizes.append(done[key])
+        return sizes
+
+    def by_unit(
+        self, actions: Sequence[str], otherwise: str
+    ) -> tuple[tuple[str, ...], ...]:
+        """Sort a plan's actions by unit and call.
+
+        Args:
+            actions: One an event.
+            otherwise: What calls do that are no events: they made no gradients, as in
+                frozen layers, and save nothing.
+        """
+        by_unit = [[otherwise] * n_calls for n_calls in self.calls]
+        for event, action in zip(self.events, actions, strict=True):
+            by_unit[event.unit][event.call] = action
+        return tuple(tuple(calls) for calls in by_unit)
 
 
-@dataclass(slots=True)
+def _bounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Drop the oldest row that is not the largest in any size, if they are too many."""
+    if len(rows) <= _MOST_ROWS:
+        return rows
+    high = tuple(map(max, *(row.root for row in rows)))
+    for index, row in enumerate(rows):
+        if not any(map(operator.eq, row.root, high)):
+            return rows[:index] + rows[index + 1 :]
+    return rows[1:]
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Where in the series' values each event's numbers stand."""
 
     classes: list[tuple[int, Neighbours]]
     """(an event of the class, the families of its neighbours)."""
     of_event: NDArray[np.intp]
-    gaps: list[tuple[int, int]]
+    gaps: list[tuple[str, str]]
     """(family before, family after)."""
     of_gap: NDArray[np.intp]
 
 
-def _lay_out(families: Sequence[int], maps: Sequence[tuple[SizeRule, ...]]) -> Layout:
-    around = [NO_FAMILY, *families, NO_FAMILY]
-    classes: dict[tuple[int, Neighbours, int], int] = {}
+def _lay_out(families: Sequence[str], maps: Sequence[tuple[SizeRule, ...]]) -> Layout:
+    classes: dict[tuple[str, Neighbours, int], int] = {}
     members: list[tuple[int, Neighbours]] = []
     of_event = []
-    for index, family in enumerate(families):
-        neighbours = (around[index], around[index + 2])
+    around = neighbours_of(families)
+    for index, (family, neighbours) in enumerate(zip(families, around, strict=True)):
         key = (family, neighbours, id(maps[index]))
         if key not in classes:
             classes[key] = len(members)
             members.append((index, neighbours))
         of_event.append(classes[key])
-    pairs = list(zip([NO_FAMILY, *families], families, strict=False))
+    pairs = gaps_of(families)
     gaps = list(dict.fromkeys(pairs))
     return Layout(
         members,
@@ -216,6 +292,17 @@ def _lay_out(families: Sequence[int], maps: Sequence[tuple[SizeRule, ...]]) -> L
         gaps,
         np.array([gaps.index(pair) for pair in pairs], dtype=np.intp),
     )
+
+
+def neighbours_of(families: Sequence[str]) -> list[Neighbours]:
+    """Return, for each event, the families before and after it."""
+    around = [NO_FAMILY, *families, NO_FAMILY]
+    return list(zip(around, around[2:], strict=False))
+
+
+def gaps_of(families: Sequence[str]) -> list[tuple[str, str]]:
+    """Return, for each event, the families on both sides of the gap before it."""
+    return list(zip([NO_FAMILY, *families], families, strict=False))
 
 
 class SideTensor(NamedTuple):
@@ -260,17 +347,3 @@ class SizeRule:
 def as_tuples(value: Any) -> Any:
     """Turn lists, as JSON brings them back, into tuples, however nested."""
     return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value
-
-
-def actions_by_unit(
-    pattern: Pattern, actions: Sequence[str]
-) -> tuple[tuple[str, ...], ...]:
-    """Sort a plan's actions by unit and call.
-
-    Other calls made no gradients, as in frozen layers, and save nothing if they are
-    kept.
-    """
-    by_unit = [[KEEP] * n_calls for n_calls in pattern.calls]
-    for (_, unit, call, _), action in zip(pattern.events, actions, strict=True):
-        by_unit[unit][call] = action
-    return tuple(tuple(calls) for calls in by_unit)

@@ -42,7 +42,7 @@ def analyse(marks: Sequence[Mark], events: Sequence[Measured]) -> StepSample:
             index,
             event.held_bytes,
             _with_recomputation(marks, index, forward.get(index, {})),
-            *backward.get(index, (None, None)),
+            *_told(event, *backward.get(index, (None, None))),
         )
         for index, event in enumerate(events)
     )
@@ -59,7 +59,7 @@ def without_readings(sample: StepSample) -> StepSample:
     nothing = SegmentSample(None, None)
     return StepSample(
         events=tuple(
-            EventSample(event.event, event.held_bytes, {}, None, None)
+            EventSample(event.event, event.held_bytes, {}, {}, {}, event.cost)
             for event in sample.events
         ),
         gaps=tuple(nothing for _ in sample.gaps),
@@ -67,6 +67,23 @@ def without_readings(sample: StepSample) -> StepSample:
         loss=None,
         is_ordered=sample.is_ordered,
         copies_end=sample.copies_end,
+    )
+
+
+def _told(
+    event: Measured, excess: float | None, net: float | None
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Return excess and net of a backward, and what was counted, by action.
+
+    What a backward leaves is the same under both actions.
+    """
+    cost = {}
+    if event.flops or event.held_bytes:
+        cost[RECOMPUTE] = float(event.flops)
+    return (
+        {} if excess is None else {event.action: excess},
+        {} if net is None else {RECOMPUTE: net},
+        cost,
     )
 
 

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from mimose.exact.changes import Before, random_slots
 from mimose.exceptions import first_line
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.measure.tracker import StorageTracker
 from mimose.tensors import tensors_in
+from mimose.torch_private import FakeTensorMode, clear_hooks, pytree
 from mimose.watch.compiled import forward_is_compiled, unwrapped
 from mimose.watch.shapes import call_shape
 
@@ -123,8 +122,7 @@ def _plain_copy(module: nn.Module, fake: FakeTensorMode) -> nn.Module:
     }
     copied = copy.deepcopy(module, memo)
     for inner in copied.modules():
-        inner._forward_hooks.clear()
-        inner._forward_pre_hooks.clear()
+        clear_hooks(inner)
         if forward_is_compiled(inner):
             del inner.forward
     return copied

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from mimose.torch_private import storage_key
+
 _LEAST_BYTES = 65536
 """Smaller outputs are not worth looking after."""
 
 
-class Carried:
+class RetainedOutputs:
     """The bytes of the last step's outputs that the user still holds.
 
     They are part of what the next step starts from, and usually go when its outputs
@@ -31,8 +33,9 @@ class Carried:
             if tensor.layout != torch.strided:
                 continue
             storage = tensor.untyped_storage()
-            if storage._cdata not in seen and storage.nbytes() >= _LEAST_BYTES:
-                seen.add(storage._cdata)
+            key = storage_key(storage)
+            if key not in seen and storage.nbytes() >= _LEAST_BYTES:
+                seen.add(key)
                 self._held.append((weakref.ref(storage), storage.nbytes()))
 
     def live_bytes(self) -> int:

@@ -30,6 +30,7 @@ import torch
 from mimose.measure.gauges import Gauge, Reading
 from mimose.measure.meters import Meter
 from mimose.tensors import storages_in, tensors_in
+from mimose.torch_private import storage_key, storage_users, tensor_users
 from mimose.types import (
     Measured,
     OnRecompute,
@@ -100,6 +101,15 @@ class Trace:
                 autocast_keeps_copies(),
             )
         )
+
+    def end(self) -> None:
+        """Mark the end of the backward, and read no more."""
+        self.mark("end")
+        self.close()
+
+    def close(self) -> None:
+        """Read no more."""
+        self.is_closed = True
 
     def enter(self, measured: Measured) -> int:
         """Mark an event's entry; return its index."""
@@ -214,17 +224,12 @@ def _count_users(
     for tensor in given:
         if tensor.layout != torch.strided:
             continue
-        key = tensor.untyped_storage()._cdata
-        users[key] += torch._C._storage_Use_Count(key)
+        key = storage_key(tensor.untyped_storage())
+        users[key] += storage_users(key)
         if not tensor.requires_grad:
-            users[key] += sys.getrefcount(tensor) + _users_of(tensor)
+            users[key] += sys.getrefcount(tensor) + tensor_users(tensor)
             users[key] -= passed_on[id(tensor)]
     return users
-
-
-def _users_of(tensor: Any) -> int:
-    """Return how many C++ owners a tensor has (private; torch 2.9 to 2.13)."""
-    return int(tensor._use_count()) if hasattr(tensor, "_use_count") else 0
 
 
 def _made_outputs(inputs: Sequence[torch.Tensor], output: object) -> list[torch.Tensor]:

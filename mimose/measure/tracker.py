@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from mimose.tensors import storages_in
+from mimose.torch_private import TorchDispatchMode, overload_packet, to_copy
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -53,9 +53,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if isinstance(result, (torch.Tensor, list, tuple)):
             self._count(args, kwargs, result)
-            if func is torch.ops.aten._to_copy.default and _is_weight(args[0]):
+            if func is to_copy and _is_weight(args[0]):
                 self._copies.update(storages_in(result))
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(overload_packet(func))
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=result)
         return result

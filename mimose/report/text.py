@@ -216,7 +216,6 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
     steps = Counter(shapes)
     for shape in by_growth[:_MOST_SHAPES]:
         record = last[shape]
-        n_recomputed = sum(action != "keep" for action in record.actions)
         rows.append(
             (
                 " × ".join(str(size) for _, size in shape) or "–"
@@ -224,7 +223,7 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
                 else _shape_text(dict(shape)),
                 str(steps[shape]),
                 record.phase,
-                f"{n_recomputed}/{len(record.actions)}",
+                f"{record.n_recomputed}/{len(record.actions)}",
                 _bytes_or_dash(record.predicted_peak_bytes),
                 _bytes_or_dash(record.observed_peak_bytes),
             )

@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from mimose.exact.guard import Look, Surroundings
@@ -33,6 +32,7 @@ from mimose.exact.handed import Handed, HandedObjects
 from mimose.exact.input_watch import Marks, is_edited, marks
 from mimose.exact.named_errors import can_name
 from mimose.exact.random_state import RandomState, accelerators
+from mimose.torch_private import pytree
 from mimose.types import OnRecompute
 
 Forward: TypeAlias = Callable[..., Any]

@@ -6,25 +6,16 @@ See the notes of `mimose.exact.fingerprints`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from mimose.exact.changes import Before
 from mimose.exact.fingerprints import Fingerprint, differences, fingerprint
 from mimose.exact.late_answers import LateAnswers
+from mimose.run.findings import Findings
 from mimose.run.unit import Unit
 from mimose.types import OnRecompute
-
-
-class Judge(Protocol):
-    """Who is told what a comparison has found."""
-
-    answers: LateAnswers
-    on_keep: Callable[[Unit, str], None]
-    """Called with a unit that has to be kept, and why."""
-    on_inexact: Callable[[Unit, str], None]
-    """Called with a unit whose recomputation is not exact here, and why."""
 
 
 class Comparison:
@@ -32,12 +23,14 @@ class Comparison:
 
     Args:
         unit: The unit. If it is in doubt, it is recomputed twice.
-        judge: Is told what is found.
+        answers: Tells what only an accelerator knows.
+        findings: Is told what is found.
     """
 
-    def __init__(self, unit: Unit, judge: Judge) -> None:
+    def __init__(self, unit: Unit, answers: LateAnswers, findings: Findings) -> None:
         self._unit = unit
-        self._judge = judge
+        self._answers = answers
+        self._findings = findings
         self._runs_twice = unit.is_doubted
         self._seen: Fingerprint | None = None
 
@@ -89,7 +82,7 @@ class Comparison:
             elif first:
                 self._unit.is_doubted, self._unit.is_compared = True, False
 
-        self._judge.answers.ask(flags, tell)
+        self._answers.ask(flags, tell)
 
     def _settle(self, *, is_other: bool, is_unsteady: bool) -> None:
         self._unit.is_doubted, self._unit.is_compared = False, True
@@ -102,14 +95,14 @@ class Comparison:
             if is_unsteady
             else "one recomputation differed from its forward, and a later one did not"
         )
-        self._judge.on_inexact(self._unit, why)
+        self._findings.note_inexact(self._unit, why)
 
     def _keep(self) -> None:
         why = (
             "run again with the same input, it returned something else; until now its "
             "gradients were those of the second run"
         )
-        self._judge.on_keep(self._unit, why)
+        self._findings.keep(self._unit, why)
 
 
 def _same(saved: torch.Tensor) -> torch.Tensor:

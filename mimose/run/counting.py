@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.checkpoint import _StopRecomputationError
 
-from mimose.learn.estimator import Estimator
+from mimose.learn.learner import Learner
+from mimose.learn.problem import exact_cost
 from mimose.measure.forward_flops import ForwardFlops, UncountableError
 from mimose.measure.tracker import StorageTracker
+from mimose.run.findings import Findings
 from mimose.run.unit import Unit
-from mimose.types import OnRecompute, Sizes
+from mimose.torch_private import StopRecomputation
+from mimose.types import RECOMPUTE, CostOf, OnRecompute
 from mimose.watch.families import digest, family_key
 from mimose.watch.shapes import call_shape
 
@@ -24,20 +26,20 @@ class RecomputationFlops:
     """Tells what each recomputation computes.
 
     Args:
-        estimator: Learns FLOPs by family and sizes, and tells those it knows exactly.
+        learner: Learns FLOPs by family and sizes, and holds those known exactly.
         device: The model's.
-        on_keep: Called with a unit whose FLOPs cannot be told, and why: it is kept.
+        findings: Takes note of units whose FLOPs cannot be told: they are kept.
     """
 
     def __init__(
         self,
-        estimator: Estimator,
+        learner: Learner,
         device: torch.device,
-        on_keep: Callable[[Unit, str], None],
+        findings: Findings,
     ) -> None:
-        self._estimator = estimator
+        self._learner = learner
         self._device = device
-        self._on_keep = on_keep
+        self._findings = findings
         self._forwards = ForwardFlops()
 
     def unplanned(
@@ -53,14 +55,15 @@ class RecomputationFlops:
         Counting takes time for every operator, so it ends once they are known. A
         first call is counted: it does not stop early.
         """
-        if unit.is_compiled or not unit.is_compared or not self._estimator.has_room:
+        if unit.is_compiled or not unit.is_compared or not self._learner.model.has_room:
             return self.counted(add, None, unit, key, args, kwargs)
         shape = call_shape(args, kwargs)
         alike = family_key(key, shape, self._device)
-        family = self._estimator.family(digest((alike, unit.index, "unplanned")))
-        flops = self._estimator.flops(family, shape.sizes)
+        family = digest((alike, unit.index, "unplanned"))
+        cost_of = family, RECOMPUTE, shape.sizes
+        flops = exact_cost(self._learner.model, cost_of)
         if flops is None:
-            return self.counted(add, (family, shape.sizes), unit, key, args, kwargs)
+            return self.counted(add, cost_of, unit, key, args, kwargs)
 
         def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
             add(flops)
@@ -71,7 +74,7 @@ class RecomputationFlops:
     def counted(
         self,
         add: AddFlops,
-        known_as: tuple[int, Sizes] | None,
+        known_as: CostOf | None,
         unit: Unit,
         key: str,
         args: tuple[Any, ...],
@@ -88,7 +91,7 @@ class RecomputationFlops:
 
         def learn(flops: int) -> None:
             if learns and known_as is not None:
-                self._estimator.learn_flops(*known_as, flops)
+                self._learner.absorb_cost(known_as, flops)
 
         def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
             if flops is not None:
@@ -99,7 +102,7 @@ class RecomputationFlops:
             try:
                 with tracker:
                     output = forward()
-            except _StopRecomputationError:  # all that was needed is there
+            except StopRecomputation:  # all that was needed is there
                 learn(tracker.flops)
                 raise
             else:
@@ -126,6 +129,5 @@ class RecomputationFlops:
         try:
             return self._forwards.count(key, unit.module, args, kwargs)
         except UncountableError as error:
-            if not unit.is_kept:
-                self._on_keep(unit, f"its FLOPs cannot be counted: {error}")
+            self._findings.keep(unit, f"its FLOPs cannot be counted: {error}")
             return 0

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from mimose.exceptions import MimoseError
+from mimose.torch_private import ConvNd, parameters_of
 
 _log = logging.getLogger(__name__)
 
@@ -37,16 +37,16 @@ class DeviceChecks:
         self._device = device
         self._place = next(
             (
-                (module._parameters, name)
+                (parameters_of(module), name)
                 for module in model.modules()
-                for name, parameter in module._parameters.items()
+                for name, parameter in parameters_of(module).items()
                 if parameter is not None and parameter.device == device
             ),
             None,
         )
         self._is_capturing = _capture_check(device)
         self._watches_benchmark = device.type == "cuda" and any(
-            isinstance(module, _ConvNd) for module in model.modules()
+            isinstance(module, ConvNd) for module in model.modules()
         )
         self._warn_of_benchmark()
 

@@ -1,230 +1,136 @@
-"""The life of each step: from the root's forward to the end of its backward.
-
-Note: [The end of backward]
-A hook on the root's outputs asks the autograd engine to call back when the whole
-backward is done, every gradient accumulated; it works with a loss computed outside
-the model. Nothing but the outputs' graph refers to that hook, so once it is gone no
-backward of the step can follow. A backward that avoids the outputs (an auxiliary loss
-on an inner tensor alone) is not seen: its step closes without an observed peak.
-"""
+"""The forward of each step: described, decided, run, and run again if it fails."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from itertools import compress
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import Variable
 
-from mimose.budget import format_bytes
-from mimose.decide.infeasible import LeastPeaks
-from mimose.decide.policy import Decision, Memory, Policy
-from mimose.exact.changes import (
-    Slot,
-    attribute_slots,
-    buffer_slots,
-    random_slots,
-    running_statistics,
-    tensor_attributes,
-    union,
-)
+from mimose.decide.policy import Decision, Policy
 from mimose.exact.handed import autograd_clock
-from mimose.exact.random_state import accelerators_of
-from mimose.exceptions import InfeasibleBudgetError, MimoseError
-from mimose.learn.estimator import Estimator
-from mimose.measure.analysis import analyse, without_readings
+from mimose.exceptions import (
+    InfeasibleBudgetError,
+    LateChangeError,
+    NotRecomputableError,
+)
+from mimose.learn.learner import Learner
+from mimose.learn.problem import Memory
 from mimose.measure.meters import Meter
 from mimose.measure.out_of_memory import is_out_of_memory
-from mimose.measure.retained import Carried
-from mimose.measure.trace import Trace
-from mimose.planners import EveryK, Full, NoPlan, Planner
-from mimose.records import Peaks, Records, StepRecord
 from mimose.run.device_checks import DeviceChecks
+from mimose.run.ending import StepEnds
 from mimose.run.events import EventRunner
+from mimose.run.findings import Findings
 from mimose.run.footprint import Footprint
-from mimose.run.infeasible import held_already, infeasible
 from mimose.run.optimizer_watch import OptimizerWatch
-from mimose.run.recovery import Snapshot, release_memory
+from mimose.run.recovery import release_memory
+from mimose.run.refusals import Refusals
+from mimose.run.rollback import Rollback
 from mimose.run.step import Step
-from mimose.run.unit import LateChangeError, NotRecomputableError, Unit
-from mimose.tensors import tensors_in, version
-from mimose.types import KEEP, RECOMPUTE, StepFacts
+from mimose.tensors import version
+from mimose.types import StepFacts
 from mimose.watch.compiled import is_compiled, n_graphs
-from mimose.watch.describe import FactsReader
-from mimose.watch.patch import Patch
+from mimose.watch.describe import Describer
 from mimose.watch.shapes import argument_tensors
 from mimose.watch.size_table import SizeTable
 
 _log = logging.getLogger(__name__)
 
-_RELEVANT = 0.5
-"""Steps that grow by less of the headroom say nothing of the margin: noise is all."""
 _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
-_SMALL = 4096
-"""Buffers of so many elements are saved each step, in case they begin to change."""
-_NO_END = "the backward did not run to its end, or not through the outputs"
 _REFUSED = "the budget is too small for the variant that was expected"
-_TRANSFORMED = (
-    "the model was called inside a transform of torch.func (grad, vmap, jvp, …), whose "
-    "tensors have no memory of their own to plan: detach the session before, or call a "
-    "copy of the model that none is attached to"
-)
-_SHARED_STEPS = 20
-"""Forwards after which several forwards before one backward are forgotten."""
 
 
-def is_transformed() -> bool:
-    """Whether a transform of torch.func is running."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Who takes part in a step; the session puts them together."""
+
+    model: nn.Module
+    device: torch.device
+    footprint: Footprint
+    budget_bytes: int
+    action_at: Callable[[int], str] | None
+    """A baseline's action, by position; None where plans are made."""
+    learner: Learner
+    policy: Policy
+    events: EventRunner
+    meter: Meter
+    optimizers: OptimizerWatch
+    checks: DeviceChecks
+    findings: Findings
+    refusals: Refusals
+    rollback: Rollback
+    describer: Describer
+    ends: StepEnds
 
 
-class _Waiting:
-    """The hook that only the outputs' graph refers to: Note: [The end of backward]."""
-
-    __slots__ = ("__weakref__", "driver", "step")
-
-    def __init__(self, driver: Driver, step: Step) -> None:
-        self.driver = driver
-        self.step = step
-
-    def __call__(self, _: torch.Tensor) -> None:
-        self.driver.backward_begins(self.step)
-
-
-class RootPatch(Patch):
-    """The root's forward: a step, in training with grad enabled.
-
-    `torch.compile` of the root does not trace into it: what a step does is decided
-    anew each time.
+class Call:
+    """What the root is called with, and whether that has changed since.
 
     Args:
-        model: The root.
-        driver: Runs its steps.
+        args: Its arguments.
+        kwargs: Those by name.
     """
 
-    def __init__(self, model: nn.Module, driver: Driver) -> None:
-        super().__init__(model)
-        self._driver = driver
-        disabled: Any = torch.compiler.disable(driver.run)  # type: ignore[no-untyped-call]
-        self._run = disabled
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.clock = autograd_clock()
+        self._inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
+        self._versions = [version(tensor) for tensor in self._inputs]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a step, or pass straight through."""
-        if self.is_removed or not self._driver.is_idle:
-            return self.original(*args, **kwargs)
-        if self._driver.plans and is_transformed():
-            raise MimoseError(_TRANSFORMED)
-        return self._run(lambda: self.original(*args, **kwargs), args, kwargs)
+    def is_edited(self) -> bool:
+        """Whether a tensor among the arguments was edited in place."""
+        return self._versions != [version(tensor) for tensor in self._inputs]
 
 
 class Driver:
-    """Runs the root's forwards: decides, runs, observes, learns.
+    """Runs the root's forwards as steps.
 
     Args:
-        model: The model.
-        device: Where it is.
-        footprint: What is held of the device, and the budget for that.
-        budget_bytes: The budget.
-        planner: The planner.
-        policy: Decides what each step does.
-        estimator: Learns from measured steps.
-        events: Runs the units' calls.
-        meter: Reads the memory.
-        optimizers: Watches the optimizer's steps.
-        checks: Looks at the device's settings before each step.
-        records: Takes the records.
-        warns: Whether an impossible budget warns rather than raises.
+        parts: Who takes part.
     """
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        device: torch.device,
-        footprint: Footprint,
-        budget_bytes: int,
-        planner: Planner,
-        policy: Policy,
-        estimator: Estimator,
-        events: EventRunner,
-        meter: Meter,
-        optimizers: OptimizerWatch,
-        checks: DeviceChecks,
-        records: Records,
-        warns: bool,
-    ) -> None:
-        self._model = model
-        self._device = device
-        self._footprint = footprint
-        self._budget_bytes = budget_bytes
-        self._planner = planner
-        self._is_fixed = isinstance(planner, (NoPlan, Full, EveryK))
-        self._is_compiled = is_compiled(model)
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._policy = parts.policy
+        self._events = parts.events
+        self._footprint = parts.footprint
+        self._ends = parts.ends
+        self._is_compiled = is_compiled(parts.model)
         self._graphs_at_clean_up = -1
-        self._policy = policy
-        self._estimator = estimator
-        self._events = events
-        self._meter = meter
-        self._optimizers = optimizers
-        self._checks = checks
-        self._records = records
-        self._warns = warns
-        self._has_warned = False
-        self._has_missed = False
-        events.on_keep = self.keep_always
-        events.on_inexact = self._note_inexact
-        layers = [unit.module for unit in events.units]
-        self._facts = FactsReader(model, device, layers)
-        self._least = LeastPeaks()
-        self._changing: tuple[Slot, ...] = ()
-        """What forwards were seen to change."""
-        self._snapshot = self.snapshot()
-        self._knows_changes = False
-        self._is_wide = True
-        self._carried = Carried([])
-        self._releases = False
-        self._open: list[Step] = []
-        self._shared_until = -1
         self._is_running = False
         self._safest_once = False
-        self._n_steps = 0
-        self._is_first = True
-        """Whether the running step is the session's first."""
-        self.kept_units: dict[str, str] = {}
-        """Units that cannot be recomputed, and why."""
-        self.inexact_units: dict[str, str] = {}
-        """Units that give other bits when they are recomputed, and why."""
 
-    # ------------------------------------------------------------------ forward
+    # ------------------------------------------------------------------ the root
 
     @property
     def plans(self) -> bool:
         """Whether plans are made; a baseline does the same in every step."""
-        return not self._is_fixed
+        return self._parts.action_at is None
 
     @property
     def is_idle(self) -> bool:
         """Whether a forward of the root would begin a step."""
-        return not self._is_running and self._model.training and torch.is_grad_enabled()
+        is_training = self._parts.model.training and torch.is_grad_enabled()
+        return not self._is_running and is_training
 
     def run(
         self,
-        forward: Callable[[], Any],
+        forward: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Run one forward of the root as a step.
 
         Args:
-            forward: Runs it.
+            forward: The root's own.
             args: What it is given.
             kwargs: What it is given by name.
 
@@ -232,37 +138,33 @@ class Driver:
             InfeasibleBudgetError: No plan keeps the budget at this shape.
             MimoseError: The inputs, or a setting of the device, cannot be planned for.
         """
-        self._checks.before_step()
-        inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
-        versions = [version(tensor) for tensor in inputs]
-        step = self._begin(args, kwargs)
-        step.clock = autograd_clock()
-        output, error = self._attempt(step, forward)
-        while error is not None and self._prepare_retry(
-            step, error, versions, inputs, args, kwargs
-        ):
+        self._parts.checks.before_step()
+        call = Call(args, kwargs)
+        step = self._begin(call)
+        output, error = self._attempt(step, forward, call)
+        while error is not None and self._prepare_retry(step, error, call):
             error = None  # its traceback pins the tensors of the failed forward
-            release_memory(self._device)
-            self._snapshot.restore()
-            self._start(step)
-            output, error = self._attempt(step, forward)
+            release_memory(self._parts.device)
+            self._parts.rollback.restore()
+            step.start(self._parts.meter)
+            output, error = self._attempt(step, forward, call)
         if error is not None:
-            self._abort(step, error)
+            self._ends.abort(step, error)
             try:
                 raise error
             finally:
                 del error  # it refers to this frame, and this frame to the output
-        self._forward_ends(step, output)
+        self._end_forward(step, output)
         return output
 
     def _attempt(
-        self, step: Step, forward: Callable[[], Any]
+        self, step: Step, forward: Callable[..., Any], call: Call
     ) -> tuple[Any, BaseException | None]:
         chosen = step.decision.chosen
         self._is_running = True
         self._events.begin(step, None if chosen is None else chosen.by_unit)
         try:
-            output = forward()
+            output = forward(*call.args, **call.kwargs)
             self._events.refuse_edited_inputs()
             return output, None
         except BaseException as error:  # every one is raised again, or retried
@@ -271,50 +173,90 @@ class Driver:
             self._events.end()
             self._is_running = False
 
-    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
+    # ------------------------------------------------------------------ beginning
+
+    def _begin(self, call: Call) -> Step:
         began = time.perf_counter()
-        self._is_first = self._n_steps == 0
-        start = self._begin_level()
-        self._close_dead()
-        self._events.answers.read()  # of a step without a backward
-        is_shared = bool(self._open) and self._settle()
-        facts, table = self._facts.read(args, kwargs)
-        self._events.set_mode(self._facts.mode)
+        start = self._level()
+        is_shared = self._ends.settle() or self._ends.open.expects_shared
+        describer = self._parts.describer
+        facts, table = describer.arrive(call.args, call.kwargs)
+        self._events.set_mode(describer.mode)
         is_again, self._safest_once = self._safest_once, False
-        carried = self._carried.live_bytes()
+        carried = self._ends.carried_bytes
         memory = self._memory(start, carried)
-        decide = partial(self._decide, table, memory, is_shared, is_again)
+        reason = _unplanned(facts, is_shared=is_shared, is_again=is_again)
+        is_first = self._ends.open.n_begun == 0
+        decide = partial(self._decide, table, memory, reason, is_first)
         decision = self._expect(facts, decide) if facts.base else decide(facts)
-        growth = decision.growth_bytes
-        record = StepRecord(
-            step=self._n_steps,
-            shape=table.named(facts.sizes),
-            phase=decision.phase,
-            actions=(),
-            budget_bytes=self._budget_bytes,
+        step = Step(
+            self._ends.open.begin(),
+            facts,
+            table.named(facts.sizes),
+            decision,
             start_bytes=start,
-            predicted_peak_bytes=None if growth is None else start + growth,
-            cache_hit=decision.cache_hit,
-            retries=int(is_again),
-            reason=decision.reason,
+            budget_bytes=self._parts.budget_bytes,
+            carried_bytes=carried,
+            n_graphs=self._graphs_at_clean_up,
+            began=began,
+            action_at=self._parts.action_at,
         )
-        self._n_steps += 1
-        step = Step(record, facts, decision, self._planner)
-        if facts.base and not self._is_fixed:
-            step.on_first_call = partial(self._settle_variant, step, table, decide)
-        step.began = began
-        step.n_graphs = self._graphs_at_clean_up
         if is_again:
-            step.make_safest()
-        step.carried_bytes = carried
-        for other in self._open:  # if they get a backward, this forward is in it
-            other.is_shared = True
-        self._records.append(record)
-        self._take_snapshot(decision)
+            step.run_again("the step is run again")
+        if facts.base and self.plans:
+            step.ask_first_call(partial(self._settle_variant, step, table, decide))
+        self._parts.rollback.take(is_planned=not step.is_measured)
         self._make_room(step)
-        record.plan_seconds = time.perf_counter() - began
-        self._start(step)
+        step.planned(time.perf_counter() - began)
+        step.start(self._parts.meter)
         return step
+
+    def _level(self) -> int:
+        """Return the level that a step starts from; the peaks before it are noted."""
+        if self._is_compiled:
+            self._clean_up_after_compiler()
+        meter, scale = self._parts.meter, self._parts.learner.model.scale
+        start, peaks = self._footprint.begin(max(5 * meter.noise_bytes, _SLACK * scale))
+        self._ends.note_peaks(peaks)
+        return start
+
+    def _clean_up_after_compiler(self) -> None:
+        self._events.refuse_replaced()
+        if self._graphs_at_clean_up != n_graphs():
+            self._graphs_at_clean_up = n_graphs()
+            self._parts.meter.clean_up()
+
+    def _memory(self, start: int, carried: int) -> Memory:
+        optimizers = self._parts.optimizers
+        return Memory(
+            self._footprint.level_budget(start),
+            float(start),
+            float(carried) if self._ends.releases else 0.0,
+            optimizers.excess_bytes,
+            # Nothing is planned before the first step was measured.
+            optimizers.state_to_come_bytes
+            if self._parts.learner.model.n_steps
+            else 0.0,
+        )
+
+    def _decide(
+        self,
+        table: SizeTable,
+        memory: Memory,
+        reason: str,
+        is_first: bool,
+        facts: StepFacts,
+    ) -> Decision:
+        if not self.plans:
+            return Decision("plan", None)
+        found = None if reason else self._policy.cached(facts, table, memory)
+        if found is not None:
+            return found
+        state = float(self._parts.optimizers.state_bytes)
+        self._parts.refusals.refuse_infeasible(facts, memory.start_bytes, state)
+        if reason:
+            return Decision("fallback", None, reason=reason)
+        return self._policy.decide(facts, table, memory, is_first=is_first)
 
     @staticmethod
     def _expect(facts: StepFacts, decide: Callable[[StepFacts], Decision]) -> Decision:
@@ -339,242 +281,42 @@ class Driver:
 
         Its first layer is about to run. A step that is run again stays the safest.
         """
-        step.on_first_call = None
         expected = step.facts.context
-        step.facts = self._facts.settle(step.facts, table, args, kwargs)
-        is_expected = step.facts.context == expected
-        is_settled = is_expected and step.decision.reason != _REFUSED
-        if not is_settled and not step.record.retries:
-            began = time.perf_counter()
-            self._change(step, decide(step.facts))
-            step.record.plan_seconds += time.perf_counter() - began
-        step.spare = None
-
-    def _change(self, step: Step, decision: Decision) -> None:
-        """Make another decision that of a step none of whose layers has run."""
-        step.decision, record = decision, step.record
-        growth, chosen = decision.growth_bytes, decision.chosen
-        record.phase, record.reason = decision.phase, decision.reason
-        record.cache_hit = decision.cache_hit
-        record.predicted_peak_bytes = (
-            None if growth is None else record.start_bytes + growth
-        )
+        facts = self._parts.describer.settle(step.facts, table, args, kwargs)
+        is_settled = facts.context == expected and step.reason != _REFUSED
+        began = time.perf_counter()
+        decision = None if is_settled or step.retries else decide(facts)
+        if not step.settle(facts, decision):
+            return
         self._make_room(step, has_begun=True)
-        step.trace = step.spare if self._is_measured(step) else None
-        if step.trace is None and self._knows_changes:
-            self._is_wide = False  # nothing is asked in a step under a plan
+        if step.trace is None:
+            self._parts.rollback.narrow()
+        chosen = step.decision.chosen
         self._events.plan(None if chosen is None else chosen.by_unit)
-
-    def _begin_level(self) -> int:
-        """Return the level that a step starts from; the peaks before it are noted."""
-        if self._is_compiled:
-            self._clean_up_after_compiler()
-        slack = max(5 * self._meter.noise_bytes, _SLACK * self._estimator.scale)
-        start, peaks = self._footprint.begin(slack)
-        self._note_peaks(peaks)
-        return start
+        step.planned(time.perf_counter() - began)
 
     def _make_room(self, step: Step, *, has_begun: bool = False) -> None:
-        if self._is_fixed:
+        if not self.plans:
             return  # a baseline does as it would by itself
-        decision = step.decision
-        growth = decision.growth_bytes
+        growth = step.decision.growth_bytes
         if growth is not None:
             growth += self._policy.margin.bytes(growth)
-        chosen = decision.chosen
+        chosen = step.decision.chosen
         actions = None if chosen is None else chosen.plan.actions
-        facts = step.facts
-        key = facts.context, facts.sizes, actions
+        key = step.facts.context, step.facts.sizes, actions
         self._footprint.make_room(growth, key, has_begun=has_begun)
 
-    def _clean_up_after_compiler(self) -> None:
-        self._events.refuse_replaced()
-        if self._graphs_at_clean_up != n_graphs():
-            self._graphs_at_clean_up = n_graphs()
-            self._meter.clean_up()
+    # ------------------------------------------------------------------ ending
 
-    def _start(self, step: Step) -> None:
-        """Make the step ready to run: measured, or under its plan; start its peak."""
-        is_measured = self._is_measured(step)
-        step.trace = Trace(self._meter) if is_measured else None
-        if step.trace is not None:
-            self._start_from(step, self._meter.settled_bytes(0))
-        step.spare = step.trace
-        if step.on_first_call is not None:  # it may yet turn out one to measure
-            step.spare = step.trace or Trace(self._meter)
-        if step.spare is not None:
-            step.spare.mark("start")
-        else:
-            self._meter.reset_peak()
-
-    def _is_measured(self, step: Step) -> bool:
-        """Settle what is counted and read in a step, and return whether any is read."""
-        step.uncounted = None if self._is_fixed else step.decision.uncounted
-        step.knows_flops = step.uncounted is not None and not step.uncounted
-        is_measured = step.decision.is_measured or step.decision.chosen is None
-        return is_measured and not self._is_fixed
-
-    @staticmethod
-    def _start_from(step: Step, start_bytes: int) -> None:
-        """Put a step's record and prediction on another start."""
-        record = step.record
-        record.start_bytes = start_bytes
-        if record.predicted_peak_bytes is not None:
-            record.predicted_peak_bytes = start_bytes + (
-                step.decision.growth_bytes or 0
-            )
-
-    def _take_snapshot(self, decision: Decision) -> None:
-        knows = all([unit.is_known or unit.is_kept for unit in self._events.units])
-        if not knows or not self._knows_changes:
-            self._snapshot = self.snapshot()
-        self._knows_changes = knows
-        is_planned = decision.chosen is not None or self._is_fixed
-        self._is_wide = not knows or not is_planned or decision.is_measured
-        self._snapshot.take(is_wide=self._is_wide)
-
-    def _learn_changes(self) -> None:
-        """Take note, where all was saved, of what the forward has changed."""
-        if not self._is_wide:
-            return
-        running = running_statistics(self._model.modules())
-        found = self._snapshot.compare(without=running)
-        self._note_changing(found.changed)
-        if found.flags:
-            self._events.answers.ask(
-                found.flags,
-                lambda changed: self._note_changing(compress(found.unclear, changed)),
-            )
-
-    def _note_changing(self, slots: Iterable[Slot]) -> None:
-        changed = union(self._changing, slots)
-        if len(changed) > len(self._changing):
-            self._changing, self._knows_changes = changed, False
-
-    def _memory(self, start: int, carried: int) -> Memory:
-        return Memory(
-            self._footprint.level_budget(start),
-            float(start),
-            float(carried) if self._releases else 0.0,
-            self._optimizers.excess_bytes,
-            # Nothing is planned before the first step was measured.
-            self._optimizers.state_to_come_bytes if self._estimator.n_steps else 0.0,
-        )
-
-    def _decide(
-        self,
-        table: SizeTable,
-        memory: Memory,
-        is_shared: bool,
-        is_again: bool,
-        facts: StepFacts,
-    ) -> Decision:
-        if self._is_fixed and not is_again:
-            return Decision("plan", None)
-        reason = ""
-        if is_shared or self._n_steps < self._shared_until:
-            reason = "several forwards or backwards make up a step"
-        elif is_again:
-            reason = "the step is run again"
-        elif not facts.sizes:
-            reason = "the inputs hold no tensors, so there is no shape to plan for"
-        found = None if reason else self._policy.cached(facts, table, memory)
-        if found is not None:
-            return found
-        self._refuse_infeasible(facts, memory.start_bytes)
-        if reason:
-            return Decision("fallback", None, reason=reason)
-        is_first = self._is_first
-        return self._policy.decide(facts, table, memory, is_first=is_first)
-
-    def refuse_held(self) -> None:
-        """Make sure that the budget is not less than what is held already.
-
-        Raises:
-            InfeasibleBudgetError: It is.
-        """
-        if self._is_fixed or not self._is_too_much(self._footprint.least_bytes()):
-            return
-        gc.collect()
-        held = self._footprint.least_bytes()
-        if not self._is_too_much(held):
-            return
-        error = held_already(self._model, self._budget_bytes, held)
-        if not self._warns:
-            raise error
-        _log.warning("mimose: %s Training goes on with the least plan.", error)
-
-    def _is_too_much(self, n_bytes: float) -> bool:
-        return n_bytes > self._budget_bytes + 5 * self._meter.noise_bytes
-
-    def _refuse_infeasible(self, facts: StepFacts, start_bytes: float) -> None:
-        state = float(self._optimizers.state_bytes)
-        after = self._footprint.after_bytes
-        least = self._least.bound(facts, start_bytes, state, after)
-        if not self._is_too_much(least):
-            return
-        error = infeasible(
-            self._model, float(self._budget_bytes), least, start_bytes, state
-        )
-        if not self._warns:
-            raise error
-        if not self._has_warned:
-            self._has_warned = True
-            _log.warning("mimose: %s Training goes on with the least plan.", error)
-
-    def _forward_ends(self, step: Step, output: Any) -> None:
+    def _end_forward(self, step: Step, output: Any) -> None:
         if step.trace is not None:
             step.trace.mark("root_exit")
-        self._learn_changes()
-        step.calls = tuple([unit.calls for unit in self._events.units])
-        step.record.actions = step.actions()
-        step.record.events = step.events()
-        chosen = step.decision.chosen
-        if chosen is not None and step.calls != chosen.calls:
-            self._events_differ(step)
-        tensors = list(tensors_in(output))
-        step.carried = self._carried
-        self._carried = Carried(tensors)
-        if not tensors:
-            self._miss_outputs(step, output)
-        waiting = _Waiting(self, step)
-        step.graph = weakref.ref(waiting)
-        for tensor in tensors:
-            if tensor.requires_grad and tensor.grad_fn is not None:
-                tensor.register_hook(waiting)  # type: ignore[no-untyped-call]
-        self._open.append(step)
+        self._parts.rollback.learn()
+        calls = tuple([unit.calls for unit in self._events.units])
+        if not self._ends.forward_ended(step, output, calls):
+            self._policy.forget(step.facts.context)
 
-    def _miss_outputs(self, step: Step, output: Any) -> None:
-        """Say that the backward of this step will not be seen."""
-        what = f"no tensors were found in what the model returned ({_type(output)})"
-        step.unseen = f"{what}, so its backward was not observed"
-        if not self._has_missed:
-            self._has_missed = True
-            _log.warning(
-                "mimose: %s: its steps teach nothing, and every layer is recomputed. "
-                "Return a tensor, a tuple, a dict or a dataclass",
-                what,
-            )
-
-    def _events_differ(self, step: Step) -> None:
-        record = step.record
-        record.phase = "fallback"
-        record.reason = "other layers ran than in the steps measured at such inputs"
-        record.predicted_peak_bytes = None
-        step.decision.growth_bytes = None
-        self._policy.forget(step.facts.context)
-
-    # ------------------------------------------------------------------ failures
-
-    def _prepare_retry(
-        self,
-        step: Step,
-        error: BaseException,
-        versions: Sequence[int],
-        inputs: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> bool:
+    def _prepare_retry(self, step: Step, error: BaseException, call: Call) -> bool:
         """Turn a failed step into the safest one, if that can help.
 
         A forward that has changed what the root was given cannot be run again.
@@ -582,322 +324,62 @@ class Driver:
         if is_out_of_memory(error):
             self._footprint.ran_out()
         if isinstance(error, NotRecomputableError):
-            for unit in error.units:
-                self.keep_always(unit, error.why)
-        if versions != [version(tensor) for tensor in inputs]:
+            for index in error.units:
+                self._parts.findings.keep(self._events.units[index], error.why)
+        knowledge = self._events.knowledge
+        if call.is_edited() or knowledge.may_have_changed(
+            call.args, call.kwargs, call.clock
+        ):
             return False
-        if self._events.knowledge.may_have_changed(args, kwargs, step.clock):
+        if not self._helps(step, error):
             return False
-        if isinstance(error, LateChangeError):
-            if not self._snapshot.covers(error.slots):
-                self._events.forget_changes()  # others are likely to follow
-                return False
-        elif isinstance(error, NotRecomputableError):
-            pass
-        elif not is_out_of_memory(error) or not self._can_be_safer(step):
-            return False
-        record = step.record
         _log.warning(
             "mimose: the forward of step %d failed (%s, phase %s, shape %s) and is run "
             "again with everything recomputed",
-            record.step,
+            step.number,
             type(error).__name__,
-            record.phase,
-            dict(record.shape),
+            step.phase,
+            dict(step.shape),
         )
-        self._policy.cache.clear()
-        record.retries += 1
-        record.phase = "fallback"
-        record.reason = f"run again after {type(error).__name__} in forward"
-        record.predicted_peak_bytes = None
-        step.make_safest()
+        self._parts.learner.distrust_plans()
+        step.run_again(f"run again after {type(error).__name__} in forward")
         return True
 
-    def _can_be_safer(self, step: Step) -> bool:
-        if step.record.retries:
+    def _helps(self, step: Step, error: BaseException) -> bool:
+        """Whether the same forward can come out another way."""
+        if isinstance(error, LateChangeError):
+            if self._parts.rollback.covers(error.buffers):
+                return True
+            self._events.forget_changes()  # others are likely to follow
             return False
-        return step.decision.chosen is not None or isinstance(
-            self._planner, (NoPlan, EveryK)
-        )
-
-    def keep_always(self, unit: Unit, why: str) -> None:
-        """Never recompute a unit again."""
-        if unit.is_kept:
-            return
-        unit.is_kept = True
-        self._estimator.unrecomputable.add(unit.index)
-        self._policy.cache.clear()
-        self.kept_units[unit.name] = why
-        _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
-
-    def _note_inexact(self, unit: Unit, why: str) -> None:
-        """Take note of a unit that is recomputed, but not to the bit."""
-        if not self.inexact_units:
-            _log.warning(
-                "mimose: %s is recomputed, but not exactly: %s; others may follow (see "
-                "the session's report)",
-                unit.name,
-                why,
-            )
-        self.inexact_units.setdefault(unit.name, why)
-
-    def snapshot(self) -> Snapshot:
-        """Return a snapshot, not yet taken, of what a forward changes."""
-        modules = list(self._model.modules())
-        units = [slot for unit in self._events.units for slot in unit.places()]
-        small = [slot for slot in buffer_slots(modules) if slot.numel <= _SMALL]
-        known = union(running_statistics(modules), units, self._changing)
-        tensors = [slot.edited() for slot in tensor_attributes(modules)]
-        others: list[Slot] = [
-            *attribute_slots(modules),
-            *[slot for slot in tensors if slot.numel <= _SMALL],
-            *random_slots(modules),
-        ]
-        return Snapshot(accelerators_of(self._model), known, others, small)
-
-    def note_out_of_memory(self) -> None:
-        """Take note that memory ran out in a backward, as long as all is held."""
-        self._footprint.ran_out()
+        if isinstance(error, NotRecomputableError):
+            return True
+        return is_out_of_memory(error) and not step.retries and step.can_be_safer
 
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""
-        release_memory(self._device)
-        self._settle()
-        self._policy.cache.clear()
+        release_memory(self._parts.device)
+        self._ends.settle()
+        self._parts.learner.distrust_plans()
         self._safest_once = True
-
-    def _abort(self, step: Step, error: BaseException) -> None:
-        if step.trace is not None:
-            step.trace.is_closed = True
-        self._note_peaks(self._footprint.fold())
-        step.record.actions = step.actions()
-        step.record.reason = f"forward raised {type(error).__name__}"
-        self._close(step, had_backward=False)
-
-    # ------------------------------------------------------------------ backward
-
-    def backward_begins(self, step: Step) -> None:
-        """Take note of the first gradient at the root's outputs."""
-        if step.in_backward:
-            return
-        step.in_backward = True
-        if step.carried_bytes and step.carried is not None:
-            step.released_bytes = step.carried_bytes - step.carried.live_bytes()
-            self._releases = step.released_bytes > step.carried_bytes // 2
-        Variable._execution_engine.queue_callback(lambda: self._backward_ends(step))
-
-    def _backward_ends(self, step: Step) -> None:
-        step.in_backward = False
-        if step.is_closed and not step.saw_end:
-            return  # the session was detached before this backward
-        step.saw_end = True
-        if step.trace is not None:
-            step.trace.mark("end")
-            step.trace.is_closed = True
-            step.peak_bytes = max(step.peak_bytes, step.trace.peak_bytes)
-        self._note_peaks(self._footprint.fold(), step)
-        step.record.seconds = time.perf_counter() - step.began
-        self._events.answers.read()
-        if step.is_closed:
-            if not step.is_shared:
-                step.record.reason = "two backwards"
-                self._shared_until = self._n_steps + _SHARED_STEPS
-            return
-        if step in self._open:
-            self._open.remove(step)
-        if step.is_shared or any(other.in_backward for other in self._open):
-            self._note_shared(step)
-        elif step.trace is not None:
-            self._learn(step, step.trace)
-        self._close(step, had_backward=True)
-        self._observe(step)
-
-    def _note_shared(self, step: Step) -> None:
-        """Several forwards before one backward: nobody's samples, nobody's peak."""
-        self._shared_until = self._n_steps + _SHARED_STEPS
-        for shared in (step, *self._open):
-            shared.is_shared = True
-            shared.record.predicted_peak_bytes = None
-            shared.record.reason = "several forwards run before one backward"
-
-    def _learn(self, step: Step, trace: Trace) -> None:
-        sample = analyse(trace.marks, trace.events)
-        if self._estimator.n_steps == 0 or self._has_compiled(step):
-            sample = without_readings(sample)
-        growth = trace.peak_bytes - step.record.start_bytes
-        self._estimator.note_growth(self._growth_to_come(step, growth, trace))
-        self._estimator.learn(
-            step.facts, trace.events, sample, step.released_bytes, step.calls
-        )
-        kept = {event.unit for event in trace.events if event.action == KEEP}
-        is_safest = kept <= self._estimator.unrecomputable
-        is_own = self._meter.reads_peak and not self._has_compiled(step)
-        if is_own and is_safest:
-            needed = self._footprint.needed_bytes(trace.peak_bytes)
-            growth = trace.peak_bytes - step.record.start_bytes
-            growth = max(0, growth - trace.file_growth_bytes)
-            state = self._optimizers.state_bytes
-            self._least.add(step.facts, trace.peak_bytes, growth, state, needed)
-
-    def _has_compiled(self, step: Step) -> bool:
-        """Whether a compiler's memory was part of what a step held."""
-        return self._is_compiled and n_graphs() != step.n_graphs
-
-    def _growth_to_come(self, step: Step, growth: int, trace: Trace) -> float:
-        """Return what a plan of this step could grow by: all kept, or all the room."""
-        kept = sum(
-            event.held_bytes[KEEP] - event.held_bytes[RECOMPUTE]
-            for event in trace.events
-            if event.action == RECOMPUTE and event.held_bytes
-        )
-        start = step.record.start_bytes
-        room = self._footprint.level_budget(start) - start
-        return max(growth, min(growth + kept, room))
-
-    def _observe(self, step: Step) -> None:
-        """Compare with the prediction; let margin and stages know."""
-        record = step.record
-        observed, predicted = record.observed_growth_bytes, step.decision.growth_bytes
-        if step.is_shared:
-            return
-        if observed is None or record.observed_peak_bytes is None:
-            self._go_on_unchecked(step)
-            return
-        self._footprint.observe(observed)
-        is_over = record.is_over and not self._is_fixed
-        if is_over:
-            self._policy.cache.clear()
-            _log.warning(
-                "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
-                record.step,
-                format_bytes(record.highest_bytes or 0),
-                format_bytes(self._budget_bytes),
-                record.phase,
-                dict(record.shape),
-            )
-        if self._has_compiled(step):
-            record.reason = record.reason or "code was compiled in this step"
-            return
-        if predicted is None:
-            return
-        allowed = predicted + self._policy.margin.bytes(predicted)
-        start = record.start_bytes
-        room = self._footprint.level_budget(start) - start
-        is_relevant = record.is_over or predicted >= _RELEVANT * room
-        self._policy.observe(step.decision, observed, is_relevant=is_relevant)
-        self._policy.checked(
-            step.facts.context,
-            is_within=observed <= allowed,
-            kept_some=KEEP in record.actions,
-        )
-
-    def _go_on_unchecked(self, step: Step) -> None:
-        """Step down without a peak to check by: the meter tells none."""
-        self._policy.checked(
-            step.facts.context,
-            is_within=step.decision.growth_bytes is not None,
-            kept_some=KEEP in step.record.actions,
-        )
-
-    # ------------------------------------------------------------------ closing
-
-    def _settle(self) -> bool:
-        """Close the steps whose graph is gone; return whether any is left."""
-        for step in list(self._open):
-            if step.graph is not None and step.graph() is not None:
-                continue
-            self._open.remove(step)
-            had_backward = step.saw_gradient
-            step.record.reason = step.unseen or (
-                _NO_END if had_backward else "no backward followed"
-            )
-            self._close(step, had_backward=had_backward)
-        return bool(self._open)
-
-    def _close_dead(self) -> None:
-        """Close the steps whose backward an error has ended.
-
-        Inside a backward nothing is closed: somebody runs a forward in it.
-        """
-        if torch._C._current_graph_task_id() != -1:
-            return
-        for step in [step for step in self._open if step.in_backward]:
-            step.in_backward = False
-            self._open.remove(step)
-            step.record.reason = _NO_END
-            self._close(step, had_backward=True)
-
-    def _close(self, step: Step, *, had_backward: bool) -> None:
-        trace = step.trace
-        if trace is not None:
-            step.record.recomputed_flops = sum(event.flops for event in trace.events)
-        elif had_backward:
-            step.record.recomputed_flops += step.decision.flops
-        step.is_closed = True
-        self._records.close(step.record)
 
     def finish(self) -> None:
         """Close everything, as the session ends."""
-        self._note_peaks(self._footprint.fold())
-        self._settle()
-        for step in self._open:
-            step.record.reason = "detached before the backward"
-            self._close(step, had_backward=False)
-        self._open.clear()
-        self._footprint.is_closed = True
-        self._meter.release()
-
-    @property
-    def peak_bytes(self) -> int:
-        """The highest footprint since the session began, optimizer steps included."""
-        return self._footprint.highest_bytes(self._optimizers.peak_bytes)
-
-    def _note_peaks(self, peaks: Peaks, step: Step | None = None) -> None:
-        """Put the peaks since the last reset into the records that wait for them."""
-        level = peaks.level_bytes
-        if step is not None:
-            step.peak_bytes = level = max(level, step.peak_bytes)
-            if self._meter.reads_peak:
-                self._footprint.note_level(level)
-                step.record.note_peaks(peaks._replace(level_bytes=level))
-        for other in self._open:
-            other.peak_bytes = max(other.peak_bytes, level)
-
-    # ------------------------------------------------------------------ state
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is known of the model beyond predictions, ready for JSON."""
-        return {
-            "sizes": self._facts.state_dict(),
-            "kept_units": dict(self.kept_units),
-            "optimizer_excess_bytes": self._optimizers.excess_bytes,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another driver knew.
-
-        Args:
-            state: What ``state_dict`` returned.
-        """
-        self._facts.load_state_dict(state["sizes"])
-        self._optimizers.excess_bytes = float(state["optimizer_excess_bytes"])
-        saved = {str(k): str(v) for k, v in state["kept_units"].items()}
-        self.kept_units = {**saved, **self.kept_units}
-        for unit in self._events.units:
-            unit.is_kept = unit.name in self.kept_units
-            if unit.is_kept:
-                self._estimator.unrecomputable.add(unit.index)
-
-    # ------------------------------------------------------------------ for reports
-
-    def last_facts(self) -> tuple[StepFacts, SizeTable] | None:
-        """Return what was read of the last forward."""
-        return self._facts.last
+        self._ends.finish()
+        self._footprint.close()
+        self._parts.meter.release()
 
     def memory_now(self) -> Memory:
         """Return what is held now, as if a step began."""
-        return self._memory(self._meter.live_bytes(), 0)
+        return self._memory(self._parts.meter.live_bytes(), 0)
 
 
-def _type(value: object) -> str:
-    return type(value).__name__
+def _unplanned(facts: StepFacts, *, is_shared: bool, is_again: bool) -> str:
+    """Return why no plan is to be made for a step; "" if one is."""
+    if is_shared:
+        return "several forwards or backwards make up a step"
+    if is_again:
+        return "the step is run again"
+    if not facts.sizes:
+        return "the inputs hold no tensors, so there is no shape to plan for"
+    return ""

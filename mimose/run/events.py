@@ -15,14 +15,16 @@ from mimose.exact.handed import HandedObjects, Knowledge
 from mimose.exact.input_watch import Marks, cut_off, is_edited, marks
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.named_errors import is_inside_checkpoint
-from mimose.exceptions import MimoseError
-from mimose.learn.estimator import Estimator
+from mimose.exceptions import MimoseError, NotRecomputableError
+from mimose.learn.learner import Learner
 from mimose.measure.gauges import Gauge, by_operators, by_saved
 from mimose.measure.trace import Trace, input_storages
 from mimose.run.actions import recompute
 from mimose.run.comparison import Comparison
 from mimose.run.counting import RecomputationFlops
-from mimose.run.unit import NotRecomputableError, Unit, ignore
+from mimose.run.findings import Findings
+from mimose.run.unit import Unit
+from mimose.torch_private import COMPILED_CALL
 from mimose.types import (
     KEEP,
     MOST_CONTEXTS,
@@ -31,7 +33,7 @@ from mimose.types import (
     OnRecompute,
     Uncounted,
 )
-from mimose.watch.compiled import COMPILED_CALL, called_attribute
+from mimose.watch.compiled import called_attribute
 from mimose.watch.describe import Mode
 from mimose.watch.families import digest, family_key
 from mimose.watch.patch import Patch
@@ -142,29 +144,28 @@ class EventRunner:
 
     Args:
         units: The units, by index.
-        estimator: Numbers the families, learns FLOPs, knows what must be kept.
+        learner: Learns FLOPs.
         device: The model's.
         root: The model.
+        findings: Takes note of units that have to be kept.
     """
 
     def __init__(
         self,
         units: Sequence[Unit],
-        estimator: Estimator,
+        learner: Learner,
         device: torch.device,
         root: nn.Module,
+        findings: Findings,
     ) -> None:
         self.units = units
+        self._findings = findings
         self.knowledge = Knowledge()
         """What the units do to objects that they are handed."""
         for unit in units:
             unit.handed = HandedObjects(self.knowledge)
             unit.on_recompute = self._note
             unit.on_failure = self._note_failure
-        self.on_keep: Callable[[Unit, str], None] = ignore
-        """Called with a unit that has to be kept, and why."""
-        self.on_inexact: Callable[[Unit, str], None] = ignore
-        """Called with a unit whose recomputation is not exact here, and why."""
         self.answers = LateAnswers()
         """What only an accelerator knows, to be read when the step has ended."""
         self.inputs: list[tuple[Unit, Marks]] = []
@@ -174,12 +175,9 @@ class EventRunner:
         self._mode = Mode("", ())
         self._known_modes: set[str] = set()
         self.last_recomputed: Unit | None = None
-        self._estimator = estimator
         self._n_unplanned = 0
         self._root = root
-        self._flops = RecomputationFlops(
-            estimator, device, lambda unit, why: self.on_keep(unit, why)
-        )
+        self._flops = RecomputationFlops(learner, device, findings)
         self.counts_outside = True
         """Whether layers called without the model are counted: until it is called."""
         self._n_outside = 0
@@ -221,7 +219,7 @@ class EventRunner:
 
     def _note_failure(self, unit: Unit, why: str) -> None:
         self.last_recomputed = unit
-        self.on_keep(unit, why)
+        self._findings.keep(unit, why)
 
     def called_outside(self, unit: Unit) -> None:
         """Say once that layers train and the model itself is never called."""
@@ -268,15 +266,19 @@ class EventRunner:
         Raises:
             NotRecomputableError: Inputs of recomputed units were edited in place.
         """
-        editors = [u for u in self.units if u.handed.has_edited and not u.is_kept]
+        editors = {
+            unit.index: unit.name
+            for unit in self.units
+            if unit.handed.has_edited and not unit.is_kept
+        }
         if editors:
             raise NotRecomputableError(editors, _EDITS_OBJECT)
-        edited = {unit.index: unit for unit, noted in self.inputs if is_edited(noted)}
+        edited = {u.index: u.name for u, noted in self.inputs if is_edited(noted)}
         if edited:
             for _, noted in self.inputs:
                 cut_off(noted)
             why = "its input is edited in place after it was read"
-            raise NotRecomputableError(list(edited.values()), why)
+            raise NotRecomputableError(edited, why)
 
     def run(
         self, unit: Unit, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -336,9 +338,9 @@ class EventRunner:
     ) -> bool:
         """Whether a unit is kept, now that it is called, where and with what it is."""
         if not unit.is_kept and self.knowledge.cannot_be_copied(args, kwargs):
-            self.on_keep(unit, _EDITS_OBJECT)
+            self._findings.keep(unit, _EDITS_OBJECT)
         if not unit.is_kept and not unit.is_compared and is_inside_checkpoint():
-            self.on_keep(unit, "the model itself checkpoints it")
+            self._findings.keep(unit, "the model itself checkpoints it")
         return unit.is_kept
 
     def _run(
@@ -356,7 +358,7 @@ class EventRunner:
         first, before, versions = None, None, [0]
         comparison = None
         if not unit.is_compared:
-            comparison = Comparison(unit, self)
+            comparison = Comparison(unit, self.answers, self._findings)
             on_recompute = comparison.compared(on_recompute)
         if not unit.is_known:
             first = FirstCall(unit.module)
@@ -378,7 +380,8 @@ class EventRunner:
         )
         if is_edited(noted):
             cut_off(noted)
-            raise NotRecomputableError([unit], "it edits its own input in place")
+            why = "it edits its own input in place"
+            raise NotRecomputableError({unit.index: unit.name}, why)
         self.inputs.append((unit, noted))
         if first is not None:
             unit.learn(first, (versions, around.look().versions), self.answers)
@@ -426,7 +429,7 @@ class EventRunner:
             on_recompute = trace.recomputed(index, gauge)
             output = self._run(unit, args, kwargs, on_recompute, early_stop=False)
         ranks = trace.leave(index, inputs, output)
-        measured.family = self._estimator.family(digest((key, ranks)))
+        measured.family = digest((key, ranks))
         return output
 
 

@@ -29,8 +29,8 @@ import logging
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from mimose.measure.allocator import Usage, has_expandable_segments
 from mimose.measure.meters import AllocatorMeter, Meter
+from mimose.measure.meters.usage import Usage, has_expandable_segments
 from mimose.predictors import FragmentationRatio, LearnedLimit
 from mimose.records import Peaks
 
@@ -73,6 +73,10 @@ class Footprint:
         self.peak_bytes = meter.live_bytes()
         self.is_closed = False
         """Whether the session has ended; what is held then is none of its doing."""
+
+    def close(self) -> None:
+        """Take note that the session has ended; what is held then is not its doing."""
+        self.is_closed = True
 
     def least_bytes(self) -> int:
         """Return what is held now and no plan can do without."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +21,7 @@ from mimose.run.optimizer_state import (
     parameters_of,
     state_bytes,
 )
+from mimose.torch_private import NO_GRAPH_TASK, current_graph_task
 from mimose.watch.placement import only_device
 
 _STEPS_WATCHED = 3
@@ -106,6 +107,18 @@ class OptimizerWatch:
         self._handles.append(register_optimizer_step_pre_hook(self._pre))
         self._handles.append(register_optimizer_step_post_hook(self._post))
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a step needs while it works, ready for JSON."""
+        return {"excess_bytes": self.excess_bytes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another watch has seen.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self.excess_bytes = float(state["excess_bytes"])
+
     def remove(self) -> None:
         """Take the hooks away."""
         for handle in self._handles:
@@ -154,4 +167,4 @@ class OptimizerWatch:
 
 
 def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)
+    return current_graph_task() != NO_GRAPH_TASK

@@ -62,9 +62,9 @@ class Snapshot:
         """
         return self._states.compare(without)
 
-    def covers(self, slots: Iterable[Slot]) -> bool:
-        """Whether all these were saved."""
-        return self._states.covers(slots)
+    def covers(self, keys: Iterable[object]) -> bool:
+        """Whether the slots of all these keys were saved."""
+        return self._states.covers(keys)
 
     def restore(self) -> None:
         """Put everything back, tensors in place."""

@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from mimose.exact.changes import BufferSlot, Slot, all_slots, union
+from mimose.exact.changes import Slot, all_slots, union
 from mimose.exact.first_call import FirstCall
 from mimose.exact.guard import Buffers, Surroundings
 from mimose.exact.handed import HandedObjects, Knowledge
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import accelerators_of
+from mimose.exceptions import LateChangeError
 from mimose.watch.compiled import is_compiled
 
 
@@ -100,35 +101,8 @@ class Unit:
 
     def _changed_late(self, where: Buffers) -> None:
         self.is_known = self.is_compared = False
-        raise LateChangeError(self, [BufferSlot(*place) for place in where])
+        raise LateChangeError(self.name, [(id(there), name) for there, name in where])
 
 
 def ignore(*_: object) -> None:
     """Do nothing: what is called as long as nobody asks to be."""
-
-
-class NotRecomputableError(RuntimeError):
-    """Units were found that must be kept; the forward has to be run again."""
-
-    def __init__(self, units: Sequence[Unit], why: str) -> None:
-        names = ", ".join(unit.name for unit in units)
-        super().__init__(
-            f"{names} cannot be recomputed: {why}. It is kept from now on; run the "
-            f"step again, with the batch as it was."
-        )
-        self.units = units
-        self.why = why
-
-
-class LateChangeError(RuntimeError):
-    """A unit changed a buffer as never before; the forward has to be run again."""
-
-    def __init__(self, unit: Unit, slots: Sequence[Slot]) -> None:
-        super().__init__(
-            f"{unit.name} changed a buffer that its forwards had not changed before, "
-            f"and it could not be put back. From the next step on the buffer is saved "
-            f"for the recomputation; this step has changed it without a backward."
-        )
-        self.unit = unit
-        self.slots = slots
-        """Where."""

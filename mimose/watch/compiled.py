@@ -15,17 +15,26 @@ it costs a whole forward.
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from mimose.exceptions import MimoseError
+from mimose.torch_private import (
+    COMPILED_CALL,
+    COMPILED_FROM,
+    COMPILED_MODULE,
+    count_graphs,
+    pop_saved_hooks,
+    push_saved_hooks,
+    set_graphs_by_use,
+    storage_key,
+    submodules_of,
+    top_saved_hooks,
+)
 
-COMPILED_CALL = "_compiled_call_impl"
-WRAPPED = "_orig_mod"
 WHY_NOT_WHOLE = (
     "a plan decides layer by layer, and inside of one compiled graph there are no "
     "layers. Compile the layers instead, before attaching: `for layer in layers: "
@@ -73,7 +82,7 @@ def _is_compiled_itself(module: nn.Module) -> bool:
 
 def forward_is_compiled(module: nn.Module) -> bool:
     """Whether `torch.compile` made a module's ``forward``."""
-    return hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+    return hasattr(vars(module).get("forward"), COMPILED_FROM)
 
 
 def n_graphs() -> int:
@@ -81,12 +90,11 @@ def n_graphs() -> int:
 
     A step in which code is compiled holds the compiler's memory as well.
     """
-    utils: Any = sys.modules["torch._dynamo.utils"]
-    return int(utils.counters["stats"]["unique_graphs"])
+    return count_graphs()
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    return WRAPPED in module._modules
+    return COMPILED_MODULE in submodules_of(module)
 
 
 def _is_compiled_in_place(module: nn.Module) -> bool:
@@ -109,7 +117,7 @@ def wrappers(model: nn.Module) -> dict[int, tuple[str, nn.Module]]:
         model: Where to look.
     """
     return {
-        id(module._modules[WRAPPED]): (name, module)
+        id(submodules_of(module)[COMPILED_MODULE]): (name, module)
         for name, module in model.named_modules()
         if _is_wrapper(module)
     }
@@ -118,7 +126,7 @@ def wrappers(model: nn.Module) -> dict[int, tuple[str, nn.Module]]:
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return what is inside of a wrapper of `torch.compile`; else the module."""
     while _is_wrapper(module):
-        module = module.get_submodule(WRAPPED)
+        module = module.get_submodule(COMPILED_MODULE)
     return module
 
 
@@ -142,10 +150,7 @@ class OneGraph(contextlib.AbstractContextManager[None]):
     @classmethod
     def _add(cls, n: int) -> None:
         cls._n_entered += n
-        switch: Callable[[bool], None] | None
-        switch = getattr(torch._C._dynamo.eval_frame, "_set_lru_cache", None)
-        if switch is not None:
-            switch(cls._n_entered == 0)
+        set_graphs_by_use(cls._n_entered == 0)
 
 
 @contextlib.contextmanager
@@ -155,23 +160,22 @@ def saved_storages() -> Iterator[dict[int, torch.UntypedStorage]]:
     Whoever else watches what is saved, such as `torch.utils.checkpoint`, does so still.
     Read it before the end: it is empty then, and holds no storage.
     """
-    hooks: Any = torch._C._autograd
-    outer = hooks._top_saved_tensors_default_hooks(False)
+    outer = top_saved_hooks(False)
     pack, unpack = outer if outer is not None else (_same, _same)
     found: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: torch.Tensor) -> Any:
         if tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
-            found[storage._cdata] = storage
+            found[storage_key(storage)] = storage
         return pack(tensor)
 
     disable: Any = torch.compiler.disable
-    hooks._push_saved_tensors_default_hooks(disable(note), unpack)
+    push_saved_hooks(disable(note), unpack)
     try:
         yield found
     finally:
-        hooks._pop_saved_tensors_default_hooks()
+        pop_saved_hooks()
         found.clear()  # the hook may live on, in a cycle
 
 

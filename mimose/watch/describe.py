@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mimose.exceptions import MimoseError
-from mimose.types import MOST_CONTEXTS, Context, StepFacts
+from mimose.types import MOST_CONTEXTS, StepFacts
 from mimose.watch.compiled import unwrapped
 from mimose.watch.families import autocast_state, digest, module_key
 from mimose.watch.shapes import (
@@ -19,6 +19,7 @@ from mimose.watch.shapes import (
     argument_tensors,
     call_shape,
     fast_key,
+    note_texts,
     partial_masks,
 )
 from mimose.watch.size_table import SizeTable
@@ -42,8 +43,22 @@ class Mode(NamedTuple):
     count of their calls."""
 
 
-class FactsReader:
-    """Reads contexts and sizes, and remembers those of calls seen before.
+class _CallKey(NamedTuple):
+    """What calls that are described alike have in common."""
+
+    called_with: tuple[object, ...]
+    masks: tuple[str, ...]
+    """Those that hide something, or may."""
+    has_gradients: bool
+    autocast: Hashable
+    mode: str
+
+
+class Describer:
+    """Describes calls of the root, and remembers those seen before.
+
+    `describe` changes nothing: it may be asked of calls that are yet to come. What a
+    call teaches of the calls after it, `arrive` takes in.
 
     Args:
         model: The model; inputs have to be on its device.
@@ -71,7 +86,7 @@ class FactsReader:
         """As last seen."""
         self.last: tuple[StepFacts, SizeTable] | None = None
 
-    def read(
+    def describe(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[StepFacts, SizeTable]:
         """Return a call's facts, and the table that names its sizes.
@@ -82,25 +97,67 @@ class FactsReader:
             MimoseError: The inputs are on another device than the model.
             CheckpointingConflictError: The model's own checkpointing was switched on.
         """
-        flags = (*map(_TRAINING, self._modules), *map(_LEARNS, self._parameters))
+        mode = self._mode(self._read_flags())
+        key = self._key(args, kwargs, mode)
+        found = self._seen.get(key) or self._read_new(args, kwargs, key, mode)
+        return self._expected(found)
+
+    def arrive(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[StepFacts, SizeTable]:
+        """Describe a call that is about to run, and learn from it.
+
+        Raises:
+            MimoseError: The inputs are on another device than the model.
+            CheckpointingConflictError: The model's own checkpointing was switched on.
+        """
+        flags = self._read_flags()
         if flags != self._flags:
             self._note_mode(flags)
-        has_gradients = any([p.grad is not None for p in self._probes])
-        masks = partial_masks(args, kwargs)
-        autocast = autocast_state(self._device)
-        called_with = fast_key(args, kwargs, self._texts)
-        key = (called_with, masks, has_gradients, autocast, self.mode.key)
+        found = self._seen.get(self._key(args, kwargs, self.mode))
+        if found is None:
+            found = self._learn_new(args, kwargs)
+        self.last = self._expected(found)
+        return self.last
+
+    def _read_flags(self) -> tuple[bool, ...]:
+        return (*map(_TRAINING, self._modules), *map(_LEARNS, self._parameters))
+
+    def _key(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Mode
+    ) -> _CallKey:
+        return _CallKey(
+            fast_key(args, kwargs, self._texts),
+            partial_masks(args, kwargs),
+            any([p.grad is not None for p in self._probes]),
+            autocast_state(self._device),
+            mode.key,
+        )
+
+    def _expected(
+        self, found: tuple[StepFacts, SizeTable]
+    ) -> tuple[StepFacts, SizeTable]:
+        facts, table = found
+        if not facts.base:
+            return found
+        return facts._replace(context=self._variants.expected(facts.base)), table
+
+    def _learn_new(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[StepFacts, SizeTable]:
+        """Take in a call unlike those seen before; new texts may prove to be data."""
+        note_texts(args, kwargs, self._texts)
+        key = self._key(args, kwargs, self.mode)
         found = self._seen.get(key)
         if found is None:
-            found = self._read_new(args, kwargs, masks, autocast, has_gradients)
+            facts, table = found = self._read_new(args, kwargs, key, self.mode)
+            self._tables.pop(facts.structure, None)
+            _use(self._tables, facts.structure, table)
+            table.add(facts.sizes)
             if len(self._seen) >= _MOST_REMEMBERED:
                 self._seen.clear()
             self._seen[key] = found
-        facts, table = found
-        if facts.base:
-            facts = facts._replace(context=self._variants.expected(facts.base))
-        self.last = facts, table
-        return self.last
+        return found
 
     def settle(
         self,
@@ -121,15 +178,20 @@ class FactsReader:
         self.last = facts, table
         return facts
 
-    def _note_mode(self, flags: tuple[bool, ...]) -> None:
-        """Take note that layers were frozen, unfrozen or put into another mode."""
-        self._flags = flags
-        mode = self._modes.pop(flags, None)
+    def _mode(self, flags: tuple[bool, ...]) -> Mode:
+        """Return what is trained and what is in training mode."""
+        mode = self._modes.get(flags)
         if mode is None:
             unit_keys = tuple(map(module_key, self._units))
             mode = Mode(digest((flags, unit_keys)), unit_keys)
-        _use(self._modes, flags, mode)
-        self.mode = mode
+        return mode
+
+    def _note_mode(self, flags: tuple[bool, ...]) -> None:
+        """Take note that layers were frozen, unfrozen or put into another mode."""
+        self._flags = flags
+        self.mode = self._mode(flags)
+        self._modes.pop(flags, None)
+        _use(self._modes, flags, self.mode)
         trainable = [p for p in self._parameters if p.requires_grad]
         # One parameter may never get a gradient; a few from all over the model tell.
         self._probes = trainable[:: max(1, len(trainable) // 4)][:5]
@@ -138,21 +200,19 @@ class FactsReader:
         self,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        masks: tuple[str, ...],
-        autocast: Hashable,
-        has_gradients: bool,
+        key: _CallKey,
+        mode: Mode,
     ) -> tuple[StepFacts, SizeTable]:
         self._check_device(args, kwargs)
         refuse_other_checkpointing(self._model)
         shape = call_shape(args, kwargs, self._texts)
-        key = digest(shape.structure)
-        table = self._tables.pop(key, None) or SizeTable(shape.names, self._positional)
-        _use(self._tables, key, table)
-        table.add(shape.sizes)
-        context: Context = digest((shape.structure, masks, autocast, self.mode.key))
-        is_open = bool(masks) and self._device.type != "cpu"
+        structure = digest(shape.structure)
+        table = self._tables.get(structure) or SizeTable(shape.names, self._positional)
+        context = digest((shape.structure, key.masks, key.autocast, mode.key))
+        is_open = bool(key.masks) and self._device.type != "cpu"
         base = context if is_open else ""
-        return StepFacts(context, shape.sizes, has_gradients, key, base), table
+        facts = StepFacts(context, shape.sizes, key.has_gradients, structure, base)
+        return facts, table
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse inputs none of which is with the model; lengths may be elsewhere."""

@@ -91,10 +91,6 @@ def _describe(leaves: Sequence[tuple[str, object]], texts: Texts | None) -> Call
     structure: list[object] = []
     names: list[str] = []
     sizes: list[int] = []
-    if texts is not None:
-        for path, leaf in leaves:
-            if isinstance(leaf, str):
-                texts.note(path, leaf)
     for path, leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
             entry = path, _token(path, leaf, texts)
@@ -125,6 +121,19 @@ def argument_tensors(
             yield path, leaf
 
 
+def note_texts(args: Sequence[Any], kwargs: Mapping[str, Any], texts: Texts) -> None:
+    """Take note of the texts among a call's arguments.
+
+    Args:
+        args: What it is called with.
+        kwargs: What it is called with by name.
+        texts: Takes note of them.
+    """
+    for path, leaf in _leaves(args, kwargs):
+        if isinstance(leaf, str):
+            texts.note(path, leaf)
+
+
 def fast_key(
     args: Sequence[Any], kwargs: Mapping[str, Any], texts: Texts | None = None
 ) -> tuple[object, ...]:
@@ -149,8 +158,6 @@ def _fast(path: str | int, value: Any, texts: Texts | None) -> object:
     if isinstance(value, (int, float)):
         return type(value)
     if isinstance(value, str):
-        if texts is not None:
-            texts.note(str(path), value)
         return _token(str(path), value, texts)
     return _describe(list(_visit(str(path), value)), texts)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from mimose.exceptions import CheckpointingConflictError, NoUnitsError
 from mimose.near_names import near_names
+from mimose.torch_private import CHECKPOINT_WRAPPED, submodules_of
 from mimose.watch.compiled import wrappers
 
 Predicate: TypeAlias = Callable[..., bool]
@@ -233,7 +234,7 @@ def refuse_other_checkpointing(model: nn.Module) -> None:
             module is wrapped by `checkpoint_wrapper`.
     """
     for name, module in model.named_modules():
-        wrapped = "_checkpoint_wrapped_module" in module._modules
+        wrapped = CHECKPOINT_WRAPPED in submodules_of(module)
         if wrapped or getattr(module, "gradient_checkpointing", False) is True:
             how = (
                 "is wrapped by torch's checkpoint_wrapper: attach to the model without "

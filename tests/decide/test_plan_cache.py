@@ -1,8 +1,9 @@
-"""The cache of plans: a contract of its own over cachetools' LRU."""
+"""The cache of plans: the least recently used goes first."""
 
 import threading
 
-from mimose.decide.plan_cache import CachedPlan, Growth, PlanCache
+from mimose.decide.plan_cache import CachedPlan, PlanCache
+from mimose.learn.growth import Growth
 from mimose.planners import Plan
 
 
@@ -19,8 +20,12 @@ def _cached(cost=1.0):
     return CachedPlan(plan, ("a#0",), (("recompute",),), (1,), Growth(1.0, 1.0), 3.0)
 
 
-def _good(_):
-    return True
+def _is_good(_, today):
+    return today == "good"
+
+
+def _get(cache, key, today="good"):
+    return cache.get(key, _is_good, today)
 
 
 def test_growth_takes_the_release_off_what_comes_behind():
@@ -37,10 +42,10 @@ def test_keeps_all_means_that_nothing_is_recomputed():
 def test_hits_and_misses_are_counted():
     """The first look misses, and those after `put` hit."""
     cache = PlanCache(4)
-    assert cache.get("a", _good) is None
+    assert _get(cache, "a") is None
     made = cache.put("a", _cached())
-    assert made is cache.get("a", _good)
-    assert made is cache.get("a", _good)
+    assert made is _get(cache, "a")
+    assert made is _get(cache, "a")
     assert (2, 1, 1) == (cache.hits, cache.misses, len(cache))
     assert "PlanCache(size=1/4, hits=2, misses=1)" == repr(cache)
 
@@ -49,8 +54,8 @@ def test_a_plan_that_is_no_longer_good_is_dropped():
     """A refused plan counts as a miss and is gone."""
     cache = PlanCache(4)
     cache.put("a", _cached())
-    assert cache.get("a", lambda _: False) is None
-    assert cache.get("a", _good) is None
+    assert _get(cache, "a", "bad") is None
+    assert _get(cache, "a") is None
     assert (0, 2, 0) == (cache.hits, cache.misses, len(cache))
 
 
@@ -59,11 +64,11 @@ def test_the_least_recently_used_goes_first():
     cache = PlanCache(2)
     cache.put("a", _cached())
     cache.put("b", _cached())
-    cache.get("a", _good)
+    _get(cache, "a")
     cache.put("c", _cached())
-    assert cache.get("b", _good) is None
-    assert cache.get("a", _good) is not None
-    assert cache.get("c", _good) is not None
+    assert _get(cache, "b") is None
+    assert _get(cache, "a") is not None
+    assert _get(cache, "c") is not None
 
 
 def test_the_first_plan_put_is_kept():
@@ -93,10 +98,11 @@ def test_two_threads_agree_on_one_plan():
     assert 1 == len({id(plan) for plan in got})
 
 
-def test_clear_drops_everything():
-    """After `clear` nothing is found; the counts go on."""
+def test_one_plan_can_be_dropped():
+    """A plan that was far off is found by itself; others stay, and it may be gone."""
     cache = PlanCache(2)
-    cache.put("a", _cached())
-    cache.clear()
-    assert 0 == len(cache)
-    assert cache.get("a", _good) is None
+    first, second = cache.put("a", _cached()), cache.put("b", _cached())
+    cache.drop(first)
+    cache.drop(first)
+    assert 1 == len(cache)
+    assert second is _get(cache, "b")

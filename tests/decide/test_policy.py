@@ -206,14 +206,14 @@ def test_a_prediction_alone_does_not_end_a_training(toys, meter):
         lengths = (8, 24, 16, 12, 20, 32, 28, 10, 14, 18, 22, 26)
         toys.train(model, [toys.inputs(n) for n in lengths])
         assert "plan" == session.records[-1].phase
-        policy = session._policy
-        original = policy._estimator.problem
+        policy = session._engine.policy
+        original = policy.problem
 
         def heavier(*args, **kwargs):
             problem = original(*args, **kwargs)
             return replace(problem, gap_bytes=problem.gap_bytes + 2.0**41)
 
-        policy._estimator.problem = heavier
+        policy.problem = heavier
         model(toys.inputs(30)).backward()
     record = session.records[-1]
     assert ("fallback", {"recompute"}) == (record.phase, set(record.actions))
@@ -242,8 +242,8 @@ def test_a_plan_outlives_no_pattern(toys, meter):
     with mimose.attach(model, "1TiB", meter=meter) as session:
         toys.train(model, [toys.inputs()] * 6)
         assert session.records[-1].cache_hit
-        facts, _ = session._driver.last_facts()
-        session._estimator.forget(facts.context)
+        facts, _ = session._engine.describer.last
+        session._engine.learner.forget(facts.context)
         toys.train(model, [toys.inputs()])
         assert "collect" == session.records[-1].phase
 
@@ -259,18 +259,18 @@ def test_a_plan_that_was_far_off_is_measured_anew(toys, meter):
         last = session.records[-1]
         assert last.cache_hit
         assert "recompute" in last.actions
-        policy = session._driver._policy
+        policy = session._engine.policy
         (plan,) = [p for p in policy.cache._plans.values() if not p.keeps_all]
         decision = Decision("plan", plan, 1e6, 1e6, is_measured=False)
         policy.observe(decision, 1e6 + policy.margin.noise_bytes, is_relevant=False)
         toys.train(model, batches[-1:], optimizer=optimizer)
         assert session.records[-1].cache_hit
-        n_measured = policy._estimator.n_steps
+        n_measured = policy._learner.model.n_steps
         policy._learning._until = 0
         policy.observe(decision, 2e6, is_relevant=False)
         toys.train(model, batches[-1:], optimizer=optimizer)
         assert not session.records[-1].cache_hit
-        assert n_measured + 1 == policy._estimator.n_steps
+        assert n_measured + 1 == policy._learner.model.n_steps
         toys.train(model, batches[-1:], optimizer=optimizer)
         assert session.records[-1].cache_hit
 
@@ -284,8 +284,8 @@ def test_measuring_ends_where_predictions_are_near(toys, meter):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     with mimose.attach(model, budget, meter=meter) as session:
         toys.train(model, batches, optimizer=optimizer)
-        policy = session._driver._policy
-        n_measured = policy._estimator.n_steps
+        policy = session._engine.policy
+        n_measured = policy._learner.model.n_steps
         assert n_measured < 20
         last = session.records[-1]
         assert (last.phase, last.cache_hit) == ("plan", False)
@@ -294,7 +294,7 @@ def test_measuring_ends_where_predictions_are_near(toys, meter):
         decision = Decision("plan", plan, growth_bytes=1e6)
         policy.observe(decision, 2e6, is_relevant=False)
         toys.train(model, [toys.inputs(63)], optimizer=optimizer)
-        assert n_measured + 1 == policy._estimator.n_steps
+        assert n_measured + 1 == policy._learner.model.n_steps
 
 
 def test_the_farther_beyond_what_was_measured_the_more_is_kept_free(toys, meter):
@@ -302,7 +302,7 @@ def test_the_farther_beyond_what_was_measured_the_more_is_kept_free(toys, meter)
     model = toys.chain(4)
     lengths = [8, 40, 24, 32, 16, 40, 36]
     with mimose.attach(model, "1GiB", meter=meter) as session:
-        policy = session._policy
+        policy = session._engine.policy
         kept_free = []
         make = policy._make
 

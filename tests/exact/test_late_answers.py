@@ -122,7 +122,7 @@ def test_hidden_changes_of_buffers_are_found(toys, sim, planner):
         trained = toys.train(model, batches, optimizer=_sgd(model))
         names = [
             {slot.key[1] for slot in unit.slots if isinstance(slot.key, tuple)}
-            for unit in session._units
+            for unit in session._engine.units
         ]
     assert [] == toys.differences(bare, trained)
     assert [{"seen"}] * 4 == names
@@ -140,5 +140,5 @@ def test_a_forward_without_a_backward_is_read_before_the_next(toys, sim):
     with mimose.attach(model, "1TiB", planner="full") as session:
         model(toys.inputs().to(DEVICE))
         model(toys.inputs().to(DEVICE)).backward()
-        slots = [slot.key[1] for slot in session._units[0].slots]
+        slots = [slot.key[1] for slot in session._engine.units[0].slots]
     assert ["seen"] == slots

@@ -92,7 +92,7 @@ def test_what_was_learned_of_copies_is_saved(toys, meter):
     """
     _, state = _trained(toys, meter)
     said = json.loads(json.dumps(state))
-    copied = set(said["estimator"]["copied"].values())
+    copied = set(said["cost_model"]["copied"].values())
     layer = _Wide(_WIDTH)
     assert {2.0 * sum(p.numel() for p in layer.parameters())} == copied
     records, _ = _trained(toys, meter, state=said, n_steps=8)

@@ -5,15 +5,45 @@ import math
 import numpy as np
 import pytest
 
-from mimose.learn.series import NOISY_STRETCH, STRETCH, Series
-from mimose.predictors import EnvelopeRegressor, PolynomialRegressor, make_predictor
+from mimose.learn.samples import Kind, Samples
+from mimose.learn.series import Series
+from mimose.predictors import (
+    NOISY_STRETCH,
+    STRETCH,
+    EnvelopeRegressor,
+    PolynomialRegressor,
+    make_predictor,
+)
+
+
+class _Growing:
+    """Samples that come one by one, each time read as the series they make."""
+
+    def __init__(self, make, noise, *, nonnegative, is_excess=False):
+        kind = Kind(make, noise, nonnegative=nonnegative, is_excess=is_excess)
+        self.samples = Samples(kind)
+        self.scale = 0.0
+
+    def add(self, sizes, value):
+        """Take in one reading."""
+        self.samples = self.samples.absorb([(sizes, value)], self.scale)
+
+    def __len__(self):
+        return len(self._series)
+
+    def __getattr__(self, name):
+        return getattr(self._series, name)
+
+    @property
+    def _series(self):
+        return Series(self.samples, self.scale)
 
 
 def _exact(nonnegative=True):
     def make(noise):
         return make_predictor("polynomial", noise=noise, nonnegative=nonnegative)
 
-    return Series(make, 0.0, nonnegative=nonnegative)
+    return _Growing(make, 0.0, nonnegative=nonnegative)
 
 
 def _square(n):
@@ -28,7 +58,7 @@ def test_counts_that_are_no_polynomial_are_not_fitted_for_ever():
         made.append(noise)
         return PolynomialRegressor(noise=noise)
 
-    series = Series(make, 0.0, nonnegative=True)
+    series = _Growing(make, 0.0, nonnegative=True)
     for size in range(10, 40):
         series.add((size,), float(size // 4 * 1000 + size % 3))
         assert series.exact((size,)) == size // 4 * 1000 + size % 3
@@ -53,7 +83,7 @@ def test_an_exact_count_of_the_shape_itself_needs_no_fit():
 
 def test_a_noisy_reading_needs_repeating():
     """A reading with noise answers for its shape once it was repeated."""
-    series = Series(
+    series = _Growing(
         lambda noise: EnvelopeRegressor(noise=noise),
         8.0,
         nonnegative=True,
@@ -68,7 +98,7 @@ def test_a_noisy_reading_needs_repeating():
 
 def test_a_signed_quantity_takes_the_median():
     """A net change is told by the median of its readings, and may be negative."""
-    series = Series(
+    series = _Growing(
         lambda noise: PolynomialRegressor(noise=noise), 8.0, nonnegative=False
     )
     for value in (-100.0, -102.0, 50.0):
@@ -96,7 +126,7 @@ def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
 
 def test_a_noisy_fit_is_trusted_less_far():
     """A fit of readings reaches less far beyond the largest than an exact one."""
-    series = Series(
+    series = _Growing(
         lambda noise: PolynomialRegressor(noise=noise), 50.0, nonnegative=False
     )
     series.scale = 1e6
@@ -155,7 +185,7 @@ def test_the_number_of_shapes_is_bounded():
 
 def test_below_the_least_measured_an_excess_falls_with_the_sizes():
     """Another part may be the largest there; it is not more than in proportion."""
-    series = Series(
+    series = _Growing(
         lambda noise: EnvelopeRegressor(noise=noise),
         8.0,
         nonnegative=True,
@@ -221,7 +251,7 @@ class _Failing:
 @pytest.mark.parametrize("noise", [0.0, 8.0])
 def test_a_predictor_that_fails_is_doubted(where, noise):
     """It never raises; the doubt says what it did, and readings stand in for it."""
-    series = Series(
+    series = _Growing(
         lambda _: _Failing(where), noise, nonnegative=True, is_excess=noise > 0
     )
     for n in (4, 8, 12, 12):
@@ -236,7 +266,7 @@ def test_a_predictor_that_fails_is_doubted(where, noise):
 
 def test_a_predictor_without_an_error_is_doubted():
     """One that does not know how good it is is not trusted, and raises nothing."""
-    series = Series(lambda _: _Untold("error"), 0.0, nonnegative=True)
+    series = _Growing(lambda _: _Untold("error"), 0.0, nonnegative=True)
     for n in (4, 8, 12):
         series.add((n,), 10.0 * n)
     assert "the predictor failed: ValueError: not in error" == series.doubt((10,))
@@ -252,7 +282,7 @@ class _Untold(_Failing):
 def _scattered(by, *, nonnegative):
     """Return a series in which errors of 20 are tolerated, and its doubts."""
     random = np.random.default_rng(0)
-    series = Series(
+    series = _Growing(
         lambda noise: PolynomialRegressor(noise=noise),
         1.0,
         nonnegative=nonnegative,
@@ -284,7 +314,7 @@ def test_scattered_net_changes_are_trusted_later_and_as_they_are():
 def test_a_scattered_excess_is_raised_over_its_samples():
     """By the envelope that excesses are fitted with."""
     random = np.random.default_rng(0)
-    series = Series(
+    series = _Growing(
         lambda noise: EnvelopeRegressor(noise=noise),
         1.0,
         nonnegative=True,
@@ -311,7 +341,7 @@ def test_too_much_scatter_is_never_trusted():
 def test_a_coarse_fit_serves_where_a_fine_one_is_not_settled():
     """Scatter beyond the meter's noise is not explained by more and more monomials."""
     random = np.random.default_rng(1)
-    series = Series(
+    series = _Growing(
         lambda noise: PolynomialRegressor(noise=noise), 1.0, nonnegative=False
     )
     for n, m in random.integers(20, 200, (9, 2)).tolist():
@@ -321,7 +351,7 @@ def test_a_coarse_fit_serves_where_a_fine_one_is_not_settled():
 
 
 def _exact_excess():
-    return Series(
+    return _Growing(
         lambda noise: EnvelopeRegressor(noise=noise),
         0.0,
         nonnegative=True,
@@ -349,7 +379,7 @@ def test_sizes_that_a_stride_has_halved_are_found(stride):
 
 def test_what_happened_once_in_the_first_reading_is_forgotten():
     """A workspace taken in a context's first step is no part of what follows."""
-    series = Series(
+    series = _Growing(
         lambda noise: PolynomialRegressor(noise=noise), 0.0, nonnegative=False
     )
     series.scale = 1e6
@@ -367,3 +397,46 @@ def test_exact_readings_are_believed_below_the_least_measured():
     for size in range(100, 200, 10):
         series.add((2, size), float(size * size))
     assert 90.0**2 == pytest.approx(series.predict((2, 90)))
+
+
+def test_taking_in_changes_nothing_that_there_is():
+    """Samples that were handed out say what they said; what they share stays."""
+    kind = Kind(lambda noise: PolynomialRegressor(noise=noise), 0.0, nonnegative=False)
+    before = Samples(kind).absorb([((n,), 3.0 * n) for n in (10, 20, 30)], 0.0)
+    said = before.state_dict()
+    after = before.absorb([((40,), 7.0), ((10,), 30.0), ((50,), 150.0)], 0.0)
+    assert said == before.state_dict()
+    assert 120.0 == pytest.approx(Series(before, 0.0).predict((40,)))
+    assert 7.0 == Series(after, 0.0).predict((40,))
+
+
+def test_reading_changes_nothing_that_is_saved():
+    """Fits are made by the first reader; samples are as they were, but for the fit."""
+    kind = Kind(lambda noise: PolynomialRegressor(noise=noise), 0.0, nonnegative=False)
+    samples = Samples(kind).absorb([((10,), 5e5)], 1e6)
+    samples = samples.absorb([((n,), 3.0 * n) for n in range(11, 22)], 1e6)
+    said = samples.state_dict()
+    series = Series(samples, 1e6)
+    assert 60.0 == pytest.approx(series.predict((20,)))
+    assert "" == series.doubt((25,))
+    assert said == samples.state_dict()
+    assert [(10,)] == [s for s in samples.readings if s not in samples.counted]
+    assert (10,) not in samples.absorb([((12,), 36.0)], 1e6).readings
+
+
+def test_a_fit_that_foretells_what_comes_is_kept():
+    """Readings that surprise nobody do not make anybody fit again."""
+    made = []
+
+    def make(noise):
+        made.append(noise)
+        return PolynomialRegressor(noise=noise)
+
+    series = _Growing(make, 0.0, nonnegative=False)
+    for n in (10, 20, 30):
+        series.add((n,), 3.0 * n)
+    for n in range(40, 80):
+        series.add((n,), 3.0 * n)
+        assert 3.0 * n == pytest.approx(series.predict((n,)))
+        assert "" == series.doubt((n + 1,))
+    assert 1 == len(made)

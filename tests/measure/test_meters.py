@@ -241,9 +241,9 @@ def test_the_machine_tells_its_memory():
 @on_linux
 def test_a_limit_on_the_group_counts(monkeypatch, tmp_path):
     """Where the cgroup allows less than the machine has, that is the total."""
-    from mimose.measure import meters
+    from mimose.measure.meters import process
 
-    monkeypatch.setattr(meters, "_cgroup_limits", lambda: [123 * MIB])
+    monkeypatch.setattr(process, "_cgroup_limits", lambda: [123 * MIB])
     assert 123 * MIB == ProcessMeter().total_bytes()
 
 
@@ -298,7 +298,7 @@ def test_a_system_that_tells_no_peak_is_warned_about(monkeypatch, caplog):
         msg = "no such file"
         raise OSError(msg)
 
-    monkeypatch.setattr("mimose.measure.meters.os.open", refuse)
+    monkeypatch.setattr("mimose.measure.meters.process.os.open", refuse)
     with caplog.at_level(logging.WARNING, logger="mimose"):
         meter = make_meter(None, CPU)
     assert isinstance(meter, PredictionMeter)

@@ -8,7 +8,7 @@ from torch import nn
 
 import mimose
 from mimose.measure.analysis import analyse, without_readings
-from mimose.measure.retained import Carried
+from mimose.measure.retained import RetainedOutputs
 from mimose.measure.trace import Mark
 from mimose.measure.tracker import StorageTracker
 from mimose.types import KEEP, RECOMPUTE, Measured
@@ -181,8 +181,9 @@ def test_samples_of_a_written_step():
     assert {RECOMPUTE: 70.0, KEEP: 70.0} == event.forward_excess_bytes
     assert (5, 25.0) == (sample.head.net_bytes, sample.head.excess_bytes)
     assert (2, 30.0) == (sample.loss.net_bytes, sample.loss.excess_bytes)
-    assert 210 - 122 - (60 - 10) == event.backward_excess_bytes
-    assert 90 - 122 + 10 == event.backward_net_bytes
+    assert {RECOMPUTE: 210 - 122 - (60 - 10)} == event.backward_excess_bytes
+    assert {RECOMPUTE: 90 - 122 + 10} == event.backward_net_bytes
+    assert {RECOMPUTE: 7.0} == event.cost
     assert sample.is_ordered
 
 
@@ -193,7 +194,7 @@ def test_a_disturbed_reading_gives_no_excess():
     marks[-1] = marks[-1]._replace(is_clean=False)
     sample = analyse(marks, [_event(0)])
     assert (5, None) == (sample.gaps[0].net_bytes, sample.gaps[0].excess_bytes)
-    assert sample.events[0].backward_excess_bytes is None
+    assert {} == sample.events[0].backward_excess_bytes
     assert {RECOMPUTE: 70.0, KEEP: 70.0} == sample.events[0].forward_excess_bytes
 
 
@@ -201,7 +202,7 @@ def test_a_step_without_backward_has_forward_samples():
     """What ran is told; of the loss and the backward nothing is."""
     sample = analyse(_written(*STEP[:4]), [_event(0)])
     assert {RECOMPUTE: 70.0} == sample.events[0].forward_excess_bytes
-    assert sample.events[0].backward_excess_bytes is None
+    assert {} == sample.events[0].backward_excess_bytes
     assert sample.loss is None
 
 
@@ -226,7 +227,8 @@ def test_without_readings_only_counts_are_left():
     sample = without_readings(analyse(_written(*STEP), [_event(0)]))
     assert {KEEP: 60.0, RECOMPUTE: 10.0} == sample.events[0].held_bytes
     assert {} == sample.events[0].forward_excess_bytes
-    assert sample.events[0].backward_net_bytes is None
+    assert {} == sample.events[0].backward_net_bytes
+    assert {RECOMPUTE: 7.0} == sample.events[0].cost
     assert sample.head.excess_bytes is None
     assert sample.loss is None
 
@@ -234,7 +236,7 @@ def test_without_readings_only_counts_are_left():
 def test_carried_outputs_are_counted_while_they_live():
     """Large outputs that the user holds count, each storage once; small ones not."""
     large, small = torch.zeros(100_000), torch.zeros(10)
-    carried = Carried([large, large[5:], small])
+    carried = RetainedOutputs([large, large[5:], small])
     assert large.nbytes == carried.live_bytes()
     del large
     assert 0 == carried.live_bytes()

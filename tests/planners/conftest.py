@@ -45,7 +45,7 @@ def _budget_between(problem, share):
     return _with(problem, budget_bytes=least + share * max(keep - least, 0.0))
 
 
-def _random(rng, n_events, n_actions=2, *, host=False):
+def _random(rng, n_events, n_actions=2, *, host=False, nets_by_action=False):
     """Anything a problem may be: signed nets, forbidden actions, no order in bytes."""
     names = ("keep", "recompute", "offload", "selective")[:n_actions]
     table = (n_events, n_actions)
@@ -60,6 +60,7 @@ def _random(rng, n_events, n_actions=2, *, host=False):
     host_need = np.zeros(table)
     if host and n_actions > 2:
         host_need[:, 2] = whole(n_events)
+    nets = whole(*table, low=-500) if nets_by_action else whole(n_events, low=-500)
     return _problem(
         n_events,
         actions=names,
@@ -67,7 +68,7 @@ def _random(rng, n_events, n_actions=2, *, host=False):
         held_bytes=whole(*table),
         forward_excess_bytes=whole(*table),
         backward_excess_bytes=whole(*table),
-        backward_net_bytes=whole(n_events, low=-500),
+        backward_net_bytes=nets,
         cost=cost,
         gap_bytes=whole(n_events + 1, low=-500),
         gap_excess_bytes=whole(n_events + 1),

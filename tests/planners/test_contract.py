@@ -52,7 +52,14 @@ def planner(planner_name):
 
 
 @pytest.fixture(
-    params=["transformer", "jittered", "resnet", "random", "random with host"]
+    params=[
+        "transformer",
+        "jittered",
+        "resnet",
+        "random",
+        "random with host",
+        "random with nets",
+    ]
 )
 def problem(request, rng, random_problem, transformer_problem, resnet_problem,
             budget_between):  # fmt: skip
@@ -62,6 +69,7 @@ def problem(request, rng, random_problem, transformer_problem, resnet_problem,
         "jittered": lambda: transformer_problem(rng, 12, jitter=0.05),
         "resnet": lambda: resnet_problem(rng, 16),
         "random": lambda: random_problem(rng, 10, 4),
+        "random with nets": lambda: random_problem(rng, 10, 3, nets_by_action=True),
         "random with host": lambda: random_problem(rng, 10, 3, host=True),
     }[request.param]()
     return budget_between(made, 0.5)

@@ -15,7 +15,7 @@ def test_none_keeps_everything(make_problem):
 
 
 def test_full_prefers_to_recompute(make_problem):
-    """Full takes recompute, else another exact action, else keeps, else the rest."""
+    """Full takes the last action that is exact and allowed, else the last allowed."""
     actions = ("keep", "quantize", "offload", "selective", "recompute")
     allowed = np.array(
         [
@@ -27,7 +27,7 @@ def test_full_prefers_to_recompute(make_problem):
         ]
     )
     problem = make_problem(
-        5, actions=actions, allowed=allowed, host_budget_bytes=float("inf")
+        5, actions=actions, allowed=allowed, lossy=frozenset({"quantize"})
     )
     expected = ("recompute", "selective", "offload", "keep", "quantize")
     assert expected == Full().plan(problem).actions

@@ -82,12 +82,38 @@ def test_what_it_calls_optimal_is(rng, random_problem, budget_between, every_cho
     assert n_flagged > 10
 
 
+def test_what_it_calls_optimal_is_where_nets_differ(
+    rng, random_problem, budget_between, every_choice
+):
+    """Also where what a backward leaves depends on the action; most plans are."""
+    n_flagged = n_best = 0
+    for _ in range(40):
+        problem = random_problem(rng, 7, 3, nets_by_action=True)
+        problem = budget_between(problem, rng.random())
+        plan = Marginal(width=16).plan(problem)
+        assert plan.peak_bytes <= problem.budget_bytes
+        choices = every_choice(problem)
+        fits = peak_bytes(problem, choices) <= problem.budget_bytes
+        best = problem.cost[np.arange(7), choices].sum(axis=1)[fits].min()
+        n_best += best == plan.extra_cost
+        n_flagged += plan.optimal
+        if plan.optimal:
+            assert best == plan.extra_cost
+    assert n_flagged > 20
+    assert n_best > 30
+
+
+@pytest.mark.parametrize("nets_by_action", [False, True])
 @pytest.mark.parametrize("n_actions", [1, 2, 3, 4])
 @pytest.mark.parametrize("n_events", [1, 2, 5, 30])
-def test_always_finds_a_plan(rng, random_problem, budget_between, n_events, n_actions):
+def test_always_finds_a_plan(
+    rng, random_problem, budget_between, n_events, n_actions, nets_by_action
+):
     """Within any budget from the least peak on there is a plan, and it is found."""
     for share in (0.0, 0.01, 0.3, 0.9):
-        problem = random_problem(rng, n_events, n_actions)
+        problem = random_problem(
+            rng, n_events, n_actions, nets_by_action=nets_by_action
+        )
         problem = budget_between(problem, share)
         for width in (2, 96):
             plan = Marginal(width=width).plan(problem)
@@ -156,7 +182,7 @@ def test_falls_back_to_the_safest_plan(
     rng, transformer_problem, budget_between, monkeypatch
 ):
     """Should the search find nothing, the least peak is where it starts from."""
-    monkeypatch.setattr(module, "cheapest_walk", lambda *_, **__: None)
+    monkeypatch.setattr(module, "find_walk", lambda *_, **__: None)
     problem = budget_between(transformer_problem(rng, 8), 0.5)
     plan = Marginal().plan(problem)
     assert plan.peak_bytes <= problem.budget_bytes

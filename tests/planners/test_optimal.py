@@ -11,9 +11,9 @@ from mimose.planners import (
     Optimal,
     least_peak_plan,
     peak_bytes,
+    program,
     safest_plan,
 )
-from mimose.planners import optimal as module
 
 
 def cheapest_cost(problem, choices):
@@ -34,6 +34,23 @@ def test_equals_brute_force(
     """On small problems of any kind it costs what the best of all choices costs."""
     for share in (0.0, 0.1, 0.5, 0.9):
         problem = random_problem(rng, n_events, n_actions, host=host)
+        problem = budget_between(problem, share)
+        plan = Optimal().plan(problem)
+        assert plan.optimal
+        expected = cheapest_cost(problem, every_choice(problem))
+        assert expected == pytest.approx(plan.extra_cost)
+
+
+@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize(("n_events", "n_actions"), [(1, 3), (5, 3), (7, 3), (5, 4)])
+def test_equals_brute_force_where_nets_differ(
+    rng, random_problem, budget_between, every_choice, n_events, n_actions, host
+):
+    """The same where what a backward leaves depends on the action."""
+    for share in (0.0, 0.1, 0.5, 0.9):
+        problem = random_problem(
+            rng, n_events, n_actions, host=host, nets_by_action=True
+        )
         problem = budget_between(problem, share)
         plan = Optimal().plan(problem)
         assert plan.optimal
@@ -74,11 +91,15 @@ def test_scale_does_not_matter(rng, transformer_problem, budget_between, with_fi
         assert plan.optimal
 
 
+@pytest.mark.parametrize("nets_by_action", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_least_peak_plan(rng, random_problem, every_choice, budget_between, share):
+def test_least_peak_plan(
+    rng, random_problem, every_choice, budget_between, share, nets_by_action
+):
     """The solver's least peak is the least of all choices, the host included."""
     for _ in range(4):
-        problem = budget_between(random_problem(rng, 6, 3, host=True), share)
+        problem = random_problem(rng, 6, 3, host=True, nets_by_action=nets_by_action)
+        problem = budget_between(problem, share)
         expected = peak_bytes(problem, every_choice(problem)).min()
         assert expected == pytest.approx(least_peak_plan(problem).peak_bytes, abs=0.01)
 
@@ -89,9 +110,18 @@ def test_least_peak_plan_without_events(make_problem):
     assert least_peak_plan(problem).peak_bytes == 3.0
 
 
+def test_infeasible_where_nets_differ(rng, random_problem, with_fields):
+    """The solver finds nothing there, and the error says what the least would be."""
+    problem = random_problem(rng, 6, 3, nets_by_action=True)
+    least = safest_plan(problem).peak_bytes
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        Optimal().plan(with_fields(problem, budget_bytes=least - 1.0))
+    assert least == caught.value.least_peak_bytes
+
+
 def test_infeasible_without_a_search(make_problem, monkeypatch):
     """Without host actions an impossible budget is refused before the solver runs."""
-    monkeypatch.setattr(module, "milp", None)
+    monkeypatch.setattr(program, "milp", None)
     with pytest.raises(InfeasibleBudgetError):
         Optimal().plan(make_problem(1, gap_excess_bytes=[3, 3], budget_bytes=1.0))
 
@@ -107,7 +137,7 @@ def test_time_limit_without_a_plan(
     rng, transformer_problem, budget_between, monkeypatch, caplog
 ):
     """Out of time with nothing found: the marginal plan, and a warning."""
-    monkeypatch.setattr(module, "milp", lambda *_, **__: _Answer(1, None))
+    monkeypatch.setattr(program, "milp", lambda *_, **__: _Answer(1, None))
     problem = budget_between(transformer_problem(rng, 6), 0.5)
     with caplog.at_level(logging.WARNING):
         plan = Optimal(time_limit_seconds=0.5).plan(problem)
@@ -131,7 +161,7 @@ def test_time_limit_with_a_plan(
     def no_plan(self, problem):
         raise InfeasibleBudgetError(1.0, 2.0, {})
 
-    monkeypatch.setattr(module, "milp", lambda *_, **__: _Answer(1, x))
+    monkeypatch.setattr(program, "milp", lambda *_, **__: _Answer(1, x))
     monkeypatch.setattr(Marginal, "plan", no_plan)
     with caplog.at_level(logging.WARNING):
         plan = Optimal().plan(problem)
@@ -147,7 +177,7 @@ def test_answers_over_the_budget_are_not_taken(
     problem = budget_between(transformer_problem(rng, 6), 0.5)
     x = np.zeros(problem.allowed.size + 7)
     x[: problem.allowed.size : 2] = 1  # keep everything
-    monkeypatch.setattr(module, "milp", lambda *_, **__: _Answer(0, x))
+    monkeypatch.setattr(program, "milp", lambda *_, **__: _Answer(0, x))
     plan = Optimal().plan(problem)
     assert plan.peak_bytes <= problem.budget_bytes
     assert Marginal().plan(problem).actions == plan.actions

@@ -12,11 +12,12 @@ ARRAYS = {
     "held_bytes": (3, 2),
     "forward_excess_bytes": (3, 2),
     "backward_excess_bytes": (3, 2),
-    "backward_net_bytes": (3,),
+    "backward_net_bytes": (3, 2),
     "cost": (3, 2),
     "gap_bytes": (4,),
     "gap_excess_bytes": (4,),
     "host_bytes": (3, 2),
+    "transfer_seconds": (3, 2),
 }
 SIGNED = {"backward_net_bytes", "cost", "gap_bytes"}
 
@@ -97,6 +98,17 @@ def test_host_budget_can_be_kept(make_problem):
             host_bytes=np.array([[0.0, 5.0]]),
             host_budget_bytes=4.0,
         )
+
+
+def test_nets_may_be_told_once_for_all_actions(make_problem):
+    """A number an event is that of each of its actions."""
+    problem = make_problem(2, backward_net_bytes=[3, -4])
+    assert [[3.0, 3.0], [-4.0, -4.0]] == problem.backward_net_bytes.tolist()
+
+
+def test_transfers_may_be_left_out(make_problem):
+    """Most actions copy nothing."""
+    assert [[0.0, 0.0]] == make_problem(1).transfer_seconds.tolist()
 
 
 def test_plain_values_are_accepted(make_problem):

@@ -6,11 +6,14 @@ import pytest
 from mimose.planners import least_peak_plan, peak_bytes, safest_plan
 
 
+@pytest.mark.parametrize("nets_by_action", [False, True])
 @pytest.mark.parametrize("n_events", [0, 1, 5, 8])
-def test_equals_brute_force(rng, random_problem, every_choice, n_events):
+def test_equals_brute_force(
+    rng, random_problem, every_choice, n_events, nets_by_action
+):
     """No choice has a lower peak."""
     for _ in range(20):
-        problem = random_problem(rng, n_events, 3)
+        problem = random_problem(rng, n_events, 3, nets_by_action=nets_by_action)
         expected = peak_bytes(problem, every_choice(problem)).min()
         assert expected == safest_plan(problem).peak_bytes
 

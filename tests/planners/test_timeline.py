@@ -30,7 +30,7 @@ def slow_segments(problem, choice):
     segment("head", problem.gap_bytes[-1], problem.gap_excess_bytes[-1])
     for e in reversed(range(len(problem.events))):
         a = choice[e]
-        net = problem.backward_net_bytes[e] - problem.held_bytes[e, a]
+        net = problem.backward_net_bytes[e, a] - problem.held_bytes[e, a]
         excess = problem.backward_excess_bytes[e, a]
         segment(f"backward of {problem.events[e]}", net, excess)
     state = problem.optimizer_state_bytes
@@ -43,11 +43,12 @@ def random_choice(rng, problem, n_plans):
     return rng.integers(0, len(problem.actions), (n_plans, len(problem.events)))
 
 
+@pytest.mark.parametrize("nets_by_action", [False, True])
 @pytest.mark.parametrize("n_events", [0, 1, 2, 7, 24])
-def test_equals_the_slow_walk(rng, random_problem, n_events):
+def test_equals_the_slow_walk(rng, random_problem, n_events, nets_by_action):
     """Levels, peaks and names of all segments are those of the slow walk."""
     for _ in range(20):
-        problem = random_problem(rng, n_events, 3)
+        problem = random_problem(rng, n_events, 3, nets_by_action=nets_by_action)
         choice = random_choice(rng, problem, 1)[0]
         names, levels, peaks = zip(*slow_segments(problem, choice), strict=True)
         laid_out = lay_out(problem, choice)

@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.base import clone
+from sklearn.base import clone, is_regressor
 from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.validation import check_is_fitted
 
 from mimose.predictors import PREDICTORS, EnvelopeRegressor, make_predictor
 
@@ -238,3 +242,41 @@ def test_roughly_right(predictor):
     X, y = samples(40)
 
     assert predictor.fit(X, y).score(X, y) > 0.9
+
+
+def test_parameters_of_parameters():
+    """What is inside another estimator is read and set by its path."""
+    predictor = make("support-vectors", noise=2.0)
+
+    predictor.set_params(estimator__regressor__svr__C=3.0, noise=1.0)
+
+    assert 3.0 == predictor.get_params()["estimator__regressor__svr__C"]
+    assert 1.0 == predictor.get_params(deep=False)["noise"]
+    assert predictor.get_params(deep=False).keys() < predictor.get_params().keys()
+
+
+def test_unknown_parameter(predictor):
+    """A parameter that is not there cannot be set."""
+    with pytest.raises(ValueError, match="has no parameter 'colour'"):
+        predictor.set_params(colour=1)
+
+
+def test_scikit_learns_tools(predictor):
+    """Pipelines and cross validation take a predictor for a regressor."""
+    X, y = samples()
+    piped = make_pipeline(FunctionTransformer(), clone(predictor))
+
+    with pytest.raises(NotFittedError):
+        check_is_fitted(predictor)
+    check_is_fitted(predictor.fit(X, y))
+    assert is_regressor(predictor)
+    assert piped.fit(X, y).predict(X).tolist() == predictor.predict(X).tolist()
+    assert 3 == len(cross_val_score(predictor, X, y, cv=3))
+
+
+def test_representation():
+    """A predictor shows what it was made with."""
+    text = repr(make("envelope", noise=2.0))
+
+    assert text.startswith("EnvelopeRegressor(")
+    assert "noise=2.0" in text

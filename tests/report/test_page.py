@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 from xml.etree import ElementTree
 
@@ -357,7 +358,7 @@ def test_steps_are_counted_in_whole_numbers(n_steps, written, tmp_path):
 def test_growth_stands_at_the_size_of_the_batch(tmp_path):
     """Each step is a dot; steps over the budget have a ring."""
     records = [_record(i, 100 + i) for i in range(3)]
-    records[2].observed_peak_bytes = 1010 * MIB
+    records[2] = replace(records[2], observed_peak_bytes=1010 * MIB)
     page = _page(records, tmp_path)
     picture = _pictures(page)["peaks"]
     assert ["step 0 (plan)", "step 1 (plan)", "step 2 (plan)"] == [
@@ -456,8 +457,7 @@ def test_equal_steps_share_a_mark(tmp_path):
 def test_marks_stand_for_every_step_once():
     """No step is lost, none counted twice, whatever the number of shapes."""
     records = _many(9000)
-    for record in records[::10]:
-        record.phase = "fallback"
+    records[::10] = [replace(record, phase="fallback") for record in records[::10]]
     steps = Steps(records)
     parts = groups(steps, np.array(steps.elements, dtype=float), steps.growth)
     assert list(range(9000)) == sorted(np.concatenate([p.positions for p in parts]))
@@ -578,13 +578,13 @@ def long_run():
     kinds = _many(701)
     values = [{f: getattr(r, f) for f in StepRecord.__slots__} for r in kinds]
     records = [StepRecord(**{**values[i % 701], "step": i}) for i in range(100_000)]
-    records[40_000].observed_peak_bytes = 5000 * MIB
-    records[50_000].retries = 3
-    records[60_000].observed_peak_bytes = 950 * MIB
-    records[70_000].phase = "fallback"
-    records[70_000].reason = "size 811 is beyond 750"
-    records[70_002].phase = "fallback"
-    records[70_002].reason = "size 813 is beyond 750"
+    records[40_000] = replace(records[40_000], observed_peak_bytes=5000 * MIB)
+    records[50_000] = replace(records[50_000], retries=3)
+    records[60_000] = replace(records[60_000], observed_peak_bytes=950 * MIB)
+    records[70_000] = replace(records[70_000], phase="fallback")
+    records[70_000] = replace(records[70_000], reason="size 811 is beyond 750")
+    records[70_002] = replace(records[70_002], phase="fallback")
+    records[70_002] = replace(records[70_002], reason="size 813 is beyond 750")
     return records
 
 
@@ -649,7 +649,7 @@ def test_tables_are_bounded(tmp_path):
         )
         for i in range(300)
     ]
-    records[7].observed_peak_bytes = 1001 * MIB
+    records[7] = replace(records[7], observed_peak_bytes=1001 * MIB)
     page = _page(records, tmp_path)
     assert (100, 100) == (len(_rows(page, "shapes")), len(_rows(page, "unusual")))
     assert "The 100 of the largest shapes are listed" in page

@@ -79,7 +79,7 @@ def test_every_layer_is_known_after_a_step(toys, planner):
     model = toys.chain(3)
     with mimose.attach(model, "1TiB", planner=planner, meter="prediction") as session:
         model(toys.inputs()).sum().backward()
-        assert all(unit.is_known for unit in session._units)
+        assert all(unit.is_known for unit in session._engine.units)
 
 
 class _Drifting(nn.Module):

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mimose.measure.allocator import Usage, has_expandable_segments  # noqa: E402 (behind importorskip)
 from mimose.measure.meters import AllocatorMeter  # noqa: E402
+from mimose.measure.meters.usage import Usage, has_expandable_segments  # noqa: E402 (behind importorskip)
 from mimose.run.footprint import Footprint, ReservedFootprint, make_footprint  # noqa: E402
 
 MIB = 2**20

@@ -228,7 +228,11 @@ def test_wrapped_layers_are_found(toys, units):
     model = _compiled(toys.chain(3), "wrapped")
     kinds = {"block": toys.Block, "predicate": lambda m: isinstance(m, toys.Block)}
     with mimose.attach(model, "1TiB", units=kinds.get(units, units)) as session:
-        assert [u.name for u in session._units] == ["blocks.0", "blocks.1", "blocks.2"]
+        assert [u.name for u in session._engine.units] == [
+            "blocks.0",
+            "blocks.1",
+            "blocks.2",
+        ]
 
 
 def test_what_was_learned_uncompiled_is_of_no_use(toys):
@@ -267,8 +271,9 @@ def test_a_layer_whose_flops_depend_on_values_is_kept(toys):
 def test_a_step_that_compiles_teaches_nothing_of_memory(toys, meter, monkeypatch):
     """The compiler's own memory is in its readings."""
     graphs = itertools.count()
-    monkeypatch.setattr("mimose.run.driver.n_graphs", lambda: next(graphs))
-    monkeypatch.setattr("mimose.run.driver.is_compiled", lambda _: True)
+    for part in ("driver", "ending"):
+        monkeypatch.setattr(f"mimose.run.{part}.n_graphs", lambda: next(graphs))
+        monkeypatch.setattr(f"mimose.run.{part}.is_compiled", lambda _: True)
     model = toys.chain(4)
     with mimose.attach(model, "1TiB", meter=meter) as session:
         toys.train(model, _batches(toys))

@@ -6,7 +6,7 @@ import torch
 
 import mimose
 from mimose.types import MOST_CONTEXTS
-from mimose.watch.describe import FactsReader
+from mimose.watch.describe import Describer
 
 CPU = torch.device("cpu")
 
@@ -14,10 +14,10 @@ CPU = torch.device("cpu")
 def test_freezing_and_evaluating_layers_make_another_context(toys):
     """What is trained, and what is in training mode, changes what a layer holds."""
     model, x = toys.chain(3), toys.inputs()
-    reader = FactsReader(model, CPU)
+    reader = Describer(model, CPU)
 
     def context():
-        return reader.read((x,), {})[0].context
+        return reader.arrive((x,), {})[0].context
 
     plain = context()
     model.blocks[0].requires_grad_(False)
@@ -36,13 +36,13 @@ def test_gradients_are_looked_for_where_something_is_trained(toys):
     model, x = toys.chain(3), toys.inputs()
     model.requires_grad_(False)
     model.blocks[2].requires_grad_(True)
-    reader = FactsReader(model, CPU)
-    assert not reader.read((x,), {})[0].has_gradients
+    reader = Describer(model, CPU)
+    assert not reader.arrive((x,), {})[0].has_gradients
     model(x).backward()
-    assert reader.read((x,), {})[0].has_gradients
+    assert reader.arrive((x,), {})[0].has_gradients
     model.blocks[2].requires_grad_(False)
     model.blocks[0].requires_grad_(True)
-    assert not reader.read((x,), {})[0].has_gradients
+    assert not reader.arrive((x,), {})[0].has_gradients
 
 
 def test_unfreezing_in_mid_training_is_planned_anew(toys, meter):
@@ -69,6 +69,19 @@ def test_unfreezing_in_mid_training_is_planned_anew(toys, meter):
         after[-1].observed_growth_bytes,
     )
     assert abs(observed - predicted) <= 0.02 * predicted
+
+
+def test_describing_a_call_changes_nothing(toys):
+    """Calls that are yet to come can be described; what they teach waits for them."""
+    model = toys.chain(3)
+    reader = Describer(model, CPU)
+    reader.arrive((toys.inputs(8),), {"mode": "a"})
+    said, last = json.dumps(reader.state_dict()), reader.last
+    ahead = reader.describe((toys.inputs(24),), {"mode": "b"})[0]
+    other = reader.describe((toys.inputs(24), toys.inputs(3)), {})[0]
+    assert (said, last) == (json.dumps(reader.state_dict()), reader.last)
+    assert other.context != ahead.context
+    assert ahead == reader.describe((toys.inputs(24),), {"mode": "b"})[0]
 
 
 class _CountingBlock(torch.nn.Module):
@@ -119,7 +132,7 @@ def test_names_of_samples_do_not_keep_a_shape_from_being_planned(toys, meter):
     phases = [record.phase for record in session.records]
     assert phases.count("collect") <= 10
     assert {"plan"} == set(phases[-8:])
-    assert len(session._estimator._patterns) <= 2
+    assert len(session._engine.learner.model.patterns) <= 2
     state = json.loads(json.dumps(session.state_dict()))
     again = _Named(toys.chain(3))
     with mimose.attach(again, "1TiB", meter=meter) as other:
@@ -131,19 +144,19 @@ def test_names_of_samples_do_not_keep_a_shape_from_being_planned(toys, meter):
 def test_tables_and_modes_are_bounded(toys):
     """The least recently used are forgotten, and every mode has its own key."""
     model = toys.chain(8)
-    reader = FactsReader(model, CPU)
+    reader = Describer(model, CPU)
     parameters = list(model.parameters())
     keys = set()
     for n in range(2 * MOST_CONTEXTS):
         for i, parameter in enumerate(parameters[:7]):
             parameter.requires_grad_(bool(n >> i & 1))
-        reader.read((toys.inputs(), [None] * n), {})
+        reader.arrive((toys.inputs(), [None] * n), {})
         keys.add(reader.mode.key)
     assert 2 * MOST_CONTEXTS == len(keys)
     assert MOST_CONTEXTS == len(reader._tables) == len(reader._modes)
     for parameter in parameters[:7]:
         parameter.requires_grad_(False)
-    reader.read((toys.inputs(),), {})
+    reader.arrive((toys.inputs(),), {})
     assert reader.mode.key in keys  # a mode that was forgotten is the same again
 
 

@@ -12,6 +12,7 @@ from mimose.watch.shapes import (
     argument_tensors,
     call_shape,
     fast_key,
+    note_texts,
     partial_masks,
 )
 from mimose.watch.size_table import SizeTable, round_up
@@ -176,6 +177,7 @@ def test_few_texts_are_settings_and_many_are_data():
 
     def structure(text, mode="mean"):
         args = ({"id": text},)
+        note_texts(args, {"mode": mode}, texts)
         key = fast_key(args, {"mode": mode}, texts)
         return key, call_shape(args, {"mode": mode}, texts).structure
 
@@ -195,7 +197,7 @@ def test_places_of_texts_are_bounded():
     """Where the names of places are data themselves, texts count by type."""
     texts = Texts()
     for n in range(3000):
-        call_shape(({f"sample {n}": "raw text"},), {}, texts)
+        note_texts(({f"sample {n}": "raw text"},), {}, texts)
     assert len(texts.state_dict()) < 2000
     assert not texts.are_settings("0.sample 2999")
 
@@ -207,6 +209,7 @@ def test_lists_of_numbers_and_data_count_as_one():
     def structure(n):
         ids = [f"sample {n} {i}" for i in range(n)]
         kwargs = {"ids": ids, "lengths": list(range(n)), "x": torch.zeros(n, 2)}
+        note_texts((), kwargs, texts)
         key = fast_key((), kwargs, texts)
         return key, call_shape((), kwargs, texts).structure
 

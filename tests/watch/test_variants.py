@@ -11,8 +11,9 @@ import mimose
 from mimose.bench.zoo import ZOO
 from mimose.measure.meters import AllocatorMeter
 from mimose.run.footprint import ReservedFootprint
+from mimose.run.step import Step
 from mimose.types import MOST_CONTEXTS
-from mimose.watch.describe import FactsReader
+from mimose.watch.describe import Describer
 from mimose.watch.variants import Variants
 
 DEVICE = "sim:0"
@@ -52,10 +53,10 @@ def test_variants_are_saved_and_bounded():
 
 def test_on_a_cpu_masks_are_read(toys):
     """The context is certain there, and another for a mask that hides something."""
-    reader = FactsReader(toys.chain(1), torch.device("cpu"))
+    reader = Describer(toys.chain(1), torch.device("cpu"))
     contexts = set()
     for mask in (torch.ones(2, 3), torch.eye(2, 3)):
-        facts, _ = reader.read((toys.inputs(),), {"mask": mask.long()})
+        facts, _ = reader.arrive((toys.inputs(),), {"mask": mask.long()})
         assert "" == facts.base
         contexts.add(facts.context)
     assert 2 == len(contexts)
@@ -116,16 +117,16 @@ def _compare(sim, toys, model, batches, share):
     torch.accelerator.empty_cache()
     learned = []
     with mimose.attach(model, budget) as session:
-        driver = session._driver
-        learn = driver._learn
+        writers = session._engine.writers
+        learn = writers._learn
 
-        def noticed(step, trace):
-            learned.append(step.record.step)
-            learn(step, trace)
+        def noticed(outcome, read):
+            learned.append(outcome.record.step)
+            learn(outcome, read)
 
-        driver._learn = noticed
+        writers._learn = noticed
         planned, waits = _train(sim, toys, model, batches)
-        del driver._learn
+        del writers._learn
     added = [n - before for n, before in zip(waits, expected_waits, strict=True)]
     is_equal = [
         all(map(torch.equal, *each)) for each in zip(bare, planned, strict=True)
@@ -168,8 +169,8 @@ def test_padded_and_unpadded_batches(sim, toys, name, order):
     assert max(waits) <= 1
     assert -0.001 < min(_errors(session))
     assert max(_errors(session)) < (0.001 if name == "bert" else 0.01)
-    assert 2 == len(session._estimator._patterns)
-    assert 2 == len(session._policy._stages)
+    assert 2 == len(session._engine.learner.model.patterns)
+    assert 2 == len(session._engine.policy._stages)
 
 
 @pytest.mark.sim
@@ -188,18 +189,25 @@ def test_the_first_step_of_a_variant_is_measured(sim, toys, order):
 
 
 @pytest.mark.sim
-def test_a_mask_that_never_varies(sim, toys):
+def test_a_mask_that_never_varies(sim, toys, monkeypatch):
     """There is one variant; every step is expected as it turns out."""
     model = _model("bert").to(DEVICE)
     batches = _batches(toys, "bert", lambda _: False, 20)
     with mimose.attach(model, "1TiB") as session:
         changes = []
-        session._driver._change = lambda *given: changes.append(given)
+        take = Step.take
+
+        def counted(step, decision):
+            if step.number >= 0 and hasattr(step, "decision"):
+                changes.append(decision)
+            take(step, decision)
+
+        monkeypatch.setattr(Step, "take", counted)
         _train(sim, toys, model, batches[:1])
         assert 1 == len(changes)  # of the first step nothing was known
         _train(sim, toys, model, batches[1:])
     assert 1 == len(changes)
-    assert 1 == len(session._estimator._patterns)
+    assert 1 == len(session._engine.learner.model.patterns)
     assert "plan" == session.records[-1].phase
 
 
@@ -287,15 +295,15 @@ def test_a_step_that_is_run_again_stays_the_safest(sim, is_padded):
         for n_rows in (8, 16, 24, 32, 40, 48):
             for each in (False, True):
                 _step(model, n_rows, is_padded=each)
-        known = set(session._estimator._patterns)
+        known = set(session._engine.learner.model.patterns)
         _failures.append(torch.OutOfMemoryError("out of memory, for the test"))
         _step(model, 48, is_padded=is_padded)
         again = session.records[-1]
-        learned_last = list(session._estimator._patterns)[-1]
+        learned_last = list(session._engine.learner.model.patterns)[-1]
         _step(model, 48, is_padded=is_padded)
     assert ("fallback", 1, 4) == (again.phase, again.retries, again.n_recomputed)
-    assert known == set(session._estimator._patterns)
-    assert learned_last == session._driver.last_facts()[0].context
+    assert known == set(session._engine.learner.model.patterns)
+    assert learned_last == session._engine.describer.last[0].context
 
 
 @pytest.mark.sim

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from mimose.bench.check.line import Line, judged, told
-from mimose.measure import allocator
-from mimose.measure.meters import AllocatorMeter
+from mimose.measure.meters import AllocatorMeter, usage
 
 _TIMES = 500
 _ROUNDS = 5
@@ -19,7 +18,7 @@ def costs(device: torch.device) -> Iterator[Line]:
     """Time readings and a reset."""
     index = device.index
     meter = AllocatorMeter(device)
-    nested = _micros(lambda: allocator.read_usage(index))
+    nested = _micros(lambda: usage.read_usage(index))
     flat = _micros(lambda: torch.accelerator.memory_stats(index))
     yield judged(
         "one nested reading",

@@ -9,7 +9,7 @@ import torch
 from mimose.bench.check.line import Line, told
 from mimose.bench.check.training import DeviceLoop, jumping
 from mimose.bench.proofs.numbers import mebibytes
-from mimose.measure.allocator import read_usage
+from mimose.measure.meters.usage import read_usage
 
 _STEPS = 30
 

@@ -8,7 +8,7 @@ import torch
 
 from mimose.bench.check.line import Line, at_most, equal, told
 from mimose.bench.check.training import DeviceLoop, jumping, measure_room
-from mimose.measure.allocator import has_expandable_segments
+from mimose.measure.meters.usage import has_expandable_segments
 from mimose.session import attach
 
 _STEPS = 40

@@ -11,6 +11,7 @@ from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.table import sentences
 from mimose.bench.grid.workload import size_of
+from mimose.planners.actions import EXACT_MENU
 from mimose.report.page.cells import Map, draw_map
 from mimose.report.page.document import document
 from mimose.report.page.looks import ACTION_COLOURS, ACTION_WORDS, Figure, nothing
@@ -216,15 +217,12 @@ def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
     if not own:
         return nothing(name, title, "mimose has planned no step here.")
     depth = max(len(row.plan) for row in own)
-    actions = {"r": "recompute", "": ""}
-    kinds = ("keep", "recompute")
+    actions = {spec.code: spec.name for spec in EXACT_MENU.specs} | {"": ""}
+    kinds = EXACT_MENU.names
     map_ = Map(
         rows=[f"layer call {i}" for i in range(depth)],
         columns=[_sizes(row) for row in own],
-        cells=[
-            [actions.get(row.plan[i : i + 1], "keep") for row in own]
-            for i in range(depth)
-        ],
+        cells=[[actions[row.plan[i : i + 1]] for row in own] for i in range(depth)],
         colours={kind: ACTION_COLOURS[kind] for kind in kinds},
         words={kind: ACTION_WORDS[kind] for kind in kinds},
         x_title="batches, the smallest first",

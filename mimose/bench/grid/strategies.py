@@ -18,6 +18,7 @@ from torch import nn
 from mimose.bench.grid.traces import Sizes
 from mimose.measure.meters import Meter
 from mimose.planners import Optimal, Plan, Planner, PlanningProblem, Static
+from mimose.planners.actions import EXACT_MENU
 from mimose.session import Session, attach
 
 
@@ -113,17 +114,12 @@ class _Planned(Applied):
             plan_seconds=record.plan_seconds,
             cache_hit=record.cache_hit,
             retries=record.retries,
-            plan=letters(record.actions),
+            plan=EXACT_MENU.codes(record.actions),
         )
 
     def close(self) -> None:
         """Detach."""
         self._session.detach()
-
-
-def letters(actions: Sequence[str]) -> str:
-    """Write actions as a letter each."""
-    return "".join(action[0] for action in actions)
 
 
 def _attach(setup: Setup, budget_bytes: int, planner: str | Planner) -> Session:

@@ -30,6 +30,7 @@ PROOFS = (
     "stepcost",
     "tight",
     "trainer",
+    "weight",
 )
 
 _TEXTS = (("bench", ("tokenizers", "transformers")),)

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mimose.bench.child import run_child
 from mimose.bench.rows import Row, RunSettings, write
-from mimose.records import StepRecord
-from mimose.types import KEEP
 from mimose.usage import at_least_one
+
+if TYPE_CHECKING:
+    from mimose.records import StepRecord
 
 AMPLE_BYTES = 2**40
 """A budget that is never used up."""
@@ -94,6 +95,8 @@ def recorded(record: StepRecord, *columns: str) -> dict[str, Any]:
         columns: Its attributes' names. ``kept`` and ``recomputed`` count its layers'
             calls by action, ``calls`` counts all.
     """
+    from mimose.types import KEEP  # not above: a proof weighs what the library loads
+
     calls = len(record.actions)
     counted = {
         "kept": record.actions.count(KEEP),

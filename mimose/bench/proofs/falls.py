@@ -39,8 +39,8 @@ from mimose.bench.proofs.numbers import mebibytes, worst
 from mimose.bench.proofs.soak_run import SPECS, WINDOWS
 from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
-from mimose.measure.allocator import read_usage
 from mimose.measure.meters import AllocatorMeter
+from mimose.measure.meters.usage import read_usage
 from mimose.session import Session, attach
 
 QUESTION = "Does training go on where the device's limit falls below what plans need?"

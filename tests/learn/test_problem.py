@@ -1,6 +1,5 @@
-"""What is learned from steps, and the planning problems that are filled from it."""
+"""Planning problems that are filled from what was learned, and the plans they give."""
 
-import json
 import logging
 
 import numpy as np
@@ -9,47 +8,8 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.learn.estimator import Estimator
-from mimose.learn.patterns import Pattern, SizeRule, actions_by_unit
 from mimose.planners import peak_bytes
-from mimose.predictors import SizeMap
-from mimose.types import (
-    KEEP,
-    MOST_CONTEXTS,
-    RECOMPUTE,
-    SegmentSample,
-    StepFacts,
-    StepSample,
-)
-
-
-@pytest.mark.parametrize(
-    ("rule", "found"),
-    [
-        (lambda h, w: 7, True),
-        (lambda h, w: w, True),
-        (lambda h, w: -(-h // 4), True),
-        (lambda h, w: h * w, True),
-        (lambda h, w: (h * 37 + w * 11) % 23, False),
-    ],
-)
-def test_rules_of_own_sizes(rule, found):
-    """Constants, copies, halvings and products are found; chance is owned up to."""
-    rng = np.random.default_rng(0)
-    roots = [tuple(int(v) for v in rng.integers(16, 200, 2)) for _ in range(20)]
-    learned = SizeRule(roots[:14], [rule(*root) for root in roots[:14]])
-    assert found == learned.is_found
-    if found:
-        assert [rule(*r) for r in roots[14:]] == [learned(r) for r in roots[14:]]
-
-
-def test_actions_are_sorted_by_unit_and_call():
-    """Each unit gets its calls' actions; calls that are no events are kept."""
-    events = (("a#0", 0, 0, 5), ("b#1", 1, 1, 5), ("a#2", 0, 2, 5))
-    pattern = Pattern(events, calls=(3, 2))
-    assert ((KEEP, KEEP, RECOMPUTE), (KEEP, KEEP)) == actions_by_unit(
-        pattern, (KEEP, KEEP, RECOMPUTE)
-    )
+from mimose.types import KEEP, RECOMPUTE
 
 
 def _trained(toys, meter, model, batches, **options):
@@ -115,7 +75,7 @@ def test_kept_units_may_not_be_recomputed(toys, meter):
     """A unit that was found to be unrecomputable has one action left."""
     model = toys.chain(3)
     with _trained(toys, meter, model, [toys.inputs()] * 3) as session:
-        session._driver.keep_always(session._units[1], "for the test")
+        session._engine.findings.keep(session._engine.units[1], "for the test")
         problem = session.planning_problem()
     assert [[True, True], [True, False], [True, True]] == problem.allowed.tolist()
 
@@ -233,8 +193,8 @@ def test_forgetting_a_context_collects_again(toys, meter):
     with mimose.attach(model, "1TiB", meter=meter) as session:
         toys.train(model, [toys.inputs()] * 6)
         assert "plan" == session.records[-1].phase
-        facts, _ = session._driver.last_facts()
-        session._policy.forget(facts.context)
+        facts, _ = session._engine.describer.last
+        session._engine.policy.forget(facts.context)
         toys.train(model, [toys.inputs()])
         assert "collect" == session.records[-1].phase
 
@@ -276,77 +236,6 @@ def test_full_and_partial_masks_by_turns(toys, meter):
     phases = [record.phase for record in session.records]
     assert phases.count("collect") < 2 * 7
     assert "plan" == phases[-1]
-
-
-def test_contexts_and_families_are_forgotten_at_last():
-    """Of inputs that differ ever again, the last contexts and their series stay."""
-    estimator = Estimator("polynomial", 0.0)
-    sample = StepSample((), (), SegmentSample(1.0, 1.0), None, True)
-    for n in range(3 * MOST_CONTEXTS):
-        estimator.touch("context 0")
-        facts = StepFacts(f"context {n}", (n,), False, f"structure {n}")
-        estimator.learn(facts, (), sample, 0.0, ())
-    assert MOST_CONTEXTS == len(estimator._patterns)
-    assert 2 * MOST_CONTEXTS == len(estimator._series)
-    assert estimator.touch("context 0")
-    assert not estimator.touch("context 1")
-    again = Estimator("polynomial", 0.0)
-    saved = json.dumps(estimator.state_dict())
-    again.load_state_dict(json.loads(saved))
-    assert saved == json.dumps(again.state_dict())
-
-
-def test_families_have_numbers_of_their_own_after_some_were_forgotten(toys, meter):
-    """Families that no known context has are forgotten; no number comes twice."""
-    with mimose.attach(toys.chain(3), "1TiB", meter=meter) as session:
-        estimator = session._estimator
-        for n in range(2000):
-            estimator.family(f"family {n}")
-        toys.train(session._model, [toys.inputs()] * 3)
-        in_use = dict(estimator._families)
-        assert 1 == len(in_use)
-        assert estimator.family("another") not in in_use.values()
-        toys.train(session._model, [toys.inputs()] * 3)
-        assert "plan" == session.records[-1].phase
-
-
-def test_rows_that_follow_no_rule_are_bounded_and_seldom_fitted(monkeypatch):
-    """The largest and the newest rows stay; hopeless fits get ever rarer."""
-    n_fits = 0
-    fit = SizeMap.fit
-
-    def counted(self, *args):
-        nonlocal n_fits
-        n_fits += 1
-        return fit(self, *args)
-
-    monkeypatch.setattr(SizeMap, "fit", counted)
-    pattern = Pattern((("a#0", 0, 0, 0),), calls=(1,))
-    rng = np.random.default_rng(0)
-    largest = (9, 1000)
-    pattern.take_in(largest, ((777,),))
-    for _ in range(600):
-        root = tuple(int(n) for n in rng.integers(1, (8, 900)))
-        pattern.take_in(root, ((int(rng.integers(1, 900)),),))
-        assert len(pattern.own_sizes(root)) == 1
-    assert not pattern.follows_rules
-    assert len(pattern.rows) == 64
-    assert largest in [row for row, _ in pattern.rows]
-    assert root == pattern.rows[-1][0]
-    assert n_fits < 25
-
-
-def test_a_rule_is_found_again_after_many_failures():
-    """Fits go on, if seldom: once the odd rows are gone, the rule is known."""
-    pattern = Pattern((("a#0", 0, 0, 0),), calls=(1,))
-    for n in range(1, 12):
-        pattern.take_in((n, 2 * n), ((n * n + n % 3,),))
-        pattern.rules()
-    assert not pattern.follows_rules
-    for n in range(12, 300):
-        pattern.take_in((n, 2 * n), ((n,),))
-        pattern.rules()
-    assert pattern.follows_rules
 
 
 class _Hiding(torch.nn.Module):

@@ -3,8 +3,8 @@
 Note: [Private statistics]
 `torch.accelerator.memory_stats` flattens and sorts some 150 numbers: 136 µs a call, and
 `memory_allocated` and its like call it for one number each. The nested dictionary that
-it flattens comes from ``torch._C._accelerator_getDeviceStats`` (seen in torch 2.9 to
-2.13) in 11 µs. Where that is missing the public call is used.
+it flattens comes from `mimose.torch_private.device_statistics` in 11 µs. Where that is
+missing the public call is used.
 
 Note: [Requested bytes]
 `allocated_bytes` counts whole blocks: a block of a large segment is not split where no
@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+
+from mimose.torch_private import allocator_settings, device_statistics
 
 
 class Usage(NamedTuple):
@@ -68,10 +70,7 @@ def has_expandable_segments() -> bool:
     """Whether the allocator's segments grow, as far as its settings say."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
     said = [os.environ.get(name, "") for name in names]
-    settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    if settings is not None:  # what was set at run time, too
-        said.append(str(settings()))
-    text = ",".join(said).replace(" ", "").lower()
+    text = ",".join([*said, allocator_settings()]).replace(" ", "").lower()
     return "expandable_segments:true" in text
 
 
@@ -87,6 +86,4 @@ def _nested_publicly(index: int) -> Mapping[str, Any]:
     return nested
 
 
-_read_nested: Callable[[int], Mapping[str, Any]] = getattr(
-    torch._C, "_accelerator_getDeviceStats", _nested_publicly
-)
+_read_nested: Callable[[int], Mapping[str, Any]] = device_statistics or _nested_publicly

@@ -1,0 +1,54 @@
+"""What `attach` is given, checked once, at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from mimose.types import KEEP, RECOMPUTE
+
+
+def check_choices(
+    actions: Sequence[str],
+    on_infeasible: str,
+    cache_size: int,
+    max_records: int,
+    round_to: int | Mapping[str, int],
+) -> None:
+    """Make sure that the arguments that are plain values can be used.
+
+    Raises:
+        ValueError: One cannot; the message has it, and what it may be.
+    """
+    if tuple(actions) != (KEEP, RECOMPUTE):
+        msg = f"actions must be ('keep', 'recompute'), got {tuple(actions)!r}"
+        raise ValueError(msg)
+    if on_infeasible not in ("raise", "warn"):
+        msg = f"on_infeasible must be 'raise' or 'warn', got {on_infeasible!r}"
+        raise ValueError(msg)
+    for name, count in (("cache_size", cache_size), ("max_records", max_records)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            msg = f"{name} must be an integer of at least 1, got {count!r}"
+            raise ValueError(msg)
+    steps = list(round_to.values()) if isinstance(round_to, Mapping) else [round_to]
+    if any(isinstance(step, bool) or not isinstance(step, int) for step in steps):
+        msg = (
+            f"round_to must be an integer, or map sizes' names to integers, as in "
+            f"{{'input_ids.1': 8}}, got {round_to!r}"
+        )
+        raise ValueError(msg)
+    if any(step < 1 for step in steps):
+        msg = f"round_to must be at least 1 for every size, got {round_to!r}"
+        raise ValueError(msg)
+
+
+def refuse_no_model(model: object) -> None:
+    """Make sure that there is a model.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(model, nn.Module):
+        msg = f"a session needs a model, a torch.nn.Module, got {model!r}"
+        raise TypeError(msg)

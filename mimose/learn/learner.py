@@ -1,0 +1,75 @@
+"""Who holds the current cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mimose.learn.absorb import absorb
+from mimose.learn.model import CostModel
+from mimose.types import Context, CostOf, Measured, StepFacts, StepSample
+
+
+class Learner:
+    """The current cost model, and those who may replace it: the methods below.
+
+    Whoever reads takes `model` once and reads that, from any thread.
+
+    Args:
+        model: To begin with.
+    """
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+
+    @property
+    def model(self) -> CostModel:
+        """What is known now."""
+        return self._model
+
+    def absorb(
+        self,
+        facts: StepFacts,
+        events: Sequence[Measured],
+        sample: StepSample,
+        released_bytes: float,
+        calls: tuple[int, ...],
+    ) -> None:
+        """Take in one measured step; the arguments are those of `learn.absorb`."""
+        self._model = absorb(self._model, facts, events, sample, released_bytes, calls)
+
+    def absorb_cost(self, cost_of: CostOf, flops: int) -> None:
+        """Take in the FLOPs of one call's action, as it stopped early."""
+        self._model = self._model.with_cost(*cost_of, float(flops))
+
+    def absorb_growth(self, growth_bytes: float) -> None:
+        """Take in how large a step is, or could be."""
+        self._model = self._model.grown(growth_bytes)
+
+    def use(self, context: Context) -> None:
+        """Take note that a context is used; the least recently used go first."""
+        self._model = self._model.used(context)
+
+    def forget(self, context: Context) -> None:
+        """Drop a context's pattern; what its families taught stays."""
+        self._model = self._model.forgotten(context)
+
+    def restrict(self, unit: int, actions: Iterable[str]) -> None:
+        """Let a unit run under some actions only, from now on."""
+        self._model = self._model.restricted(unit, actions)
+
+    def distrust_plans(self) -> None:
+        """Make every plan made so far invalid, as after a step over the budget."""
+        self._model = self._model.distrusted()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was learned, ready for JSON."""
+        return self._model.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over all that another one learned, in place of what is here.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self._model = self._model.loaded(state)

@@ -1,0 +1,280 @@
+"""The cost model: what measured steps have taught, as one immutable value.
+
+A step's `Context` says all that changes costs at one shape. For each context the model
+has the pattern of the events (which ran, of what family, how their own sizes follow
+from the batch's), and for each family the samples of its quantities. Who reads it never
+changes it; who teaches it gets another one, of a higher version, that shares all that
+stayed as it was.
+
+Note: [Whose series]
+A series belongs to what its sizes are sizes of. A family's are a layer's own; the
+head's, the loss's and the side tensors' are the root's, of one context. What runs
+between layers is told by the root's sizes too, but alike in all contexts of one
+structure of arguments, which so teach each other. Where the owner is forgotten, so are
+its series.
+
+Note: [Valid since]
+Plans name the version that they were made from. What makes all earlier plans useless,
+such as a step over the budget or a layer that must be kept, raises the version since
+which plans are valid, and nobody has to clear a cache.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from mimose.learn.patterns import Pattern, as_tuples
+from mimose.learn.samples import Kind, Samples
+from mimose.learn.series import Series
+from mimose.planners import Menu
+from mimose.planners.actions import EXACT_MENU
+from mimose.predictors import (
+    EnvelopeRegressor,
+    PolynomialRegressor,
+    make_predictor,
+)
+from mimose.types import MOST_CONTEXTS, Context, Sizes, StepFacts
+
+Key: TypeAlias = tuple[Hashable, ...]
+"""Names a series: its kind, its owner (Note: [Whose series]), and what it is of."""
+Readings: TypeAlias = Mapping[Key, Iterable[tuple[Sizes, float]]]
+"""By series, sizes and values."""
+
+_MOST_FAMILIES = 1024
+"""Families remembered, if no more are in use."""
+
+
+def kinds_of(
+    predictor: str | Callable[[], Any], noise_bytes: float
+) -> Mapping[str, Kind]:
+    """Return the sorts of quantities, and how each is fitted.
+
+    Args:
+        predictor: The name of the predictor for what is counted, or a function that
+            makes one.
+        noise_bytes: How far two readings of the meter differ.
+    """
+
+    def counted(noise: float) -> Any:
+        if callable(predictor):
+            return predictor()
+        return make_predictor(predictor, noise=noise, nonnegative=True)
+
+    def excess(noise: float) -> Any:
+        return EnvelopeRegressor(noise=noise)
+
+    def net(noise: float) -> Any:
+        return PolynomialRegressor(noise=noise)
+
+    return {
+        "exact": Kind(counted, 0.0, nonnegative=True),
+        "excess": Kind(excess, noise_bytes, nonnegative=True, is_excess=True),
+        "net": Kind(net, noise_bytes, nonnegative=False),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """What is known of costs at one moment. Nothing in it is ever written to."""
+
+    kinds: Mapping[str, Kind]
+    """How each sort of quantity is fitted."""
+    menu: Menu = EXACT_MENU
+    version: int = 0
+    """How often something was taken in."""
+    valid_since: int = 0
+    """Note: [Valid since]."""
+    scale: float = 0.0
+    """How large steps are, in bytes of growth: errors are small against that."""
+    n_steps: int = 0
+    """Measured steps taken in."""
+    patterns: dict[Context, Pattern] = field(default_factory=dict)
+    """The least recently used first."""
+    samples: Mapping[Key, Samples] = field(default_factory=dict)
+    families: frozenset[str] = frozenset()
+    copied: Mapping[str, float] = field(default_factory=dict)
+    """By family, the copies of weights in what a call holds: Note: [Copies]."""
+    limits: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Of units that may not run under every action, those under which they may."""
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether two readings of the same thing are equal."""
+        return self.kinds["net"].noise == 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more families can be told apart without forgetting any."""
+        return len(self.families) < _MOST_FAMILIES
+
+    def pattern(self, context: Context) -> Pattern | None:
+        """Return the events known for a context, or None."""
+        return self.patterns.get(context)
+
+    def allowed(self, unit: int) -> tuple[str, ...]:
+        """Return the actions under which a unit may run, in the menu's order."""
+        return self.limits.get(unit, self.menu.names)
+
+    def is_settled(self, unit: int) -> bool:
+        """Whether there is no choice about a unit: it is always kept."""
+        return len(self.allowed(unit)) == 1
+
+    def exact(self, *key: Hashable) -> Series:
+        """Return what is known of something counted, such as held bytes or FLOPs."""
+        return self._series(("exact", *key))
+
+    def excess(self, *key: Hashable) -> Series:
+        """Return what is known of a segment's rise over the level it begins at."""
+        return self._series(("excess", *key))
+
+    def net(self, *key: Hashable) -> Series:
+        """Return what is known of a segment's change of the level."""
+        return self._series(("net", *key))
+
+    def _series(self, key: Key) -> Series:
+        samples = self.samples.get(key)
+        if samples is None:
+            samples = Samples(self.kinds[str(key[0])])
+        return Series(samples, self.scale)
+
+    # ------------------------------------------------------------------ absorbing
+
+    def changed(self, **fields: Any) -> CostModel:
+        """Return the next version, in which some fields are others."""
+        return replace(self, version=self.version + 1, **fields)
+
+    def with_readings(self, readings: Readings, **fields: Any) -> CostModel:
+        """Return the next version, with more readings.
+
+        Args:
+            readings: By series.
+            fields: Others that change.
+        """
+        samples = dict(self.samples)
+        for key, more in readings.items():
+            old = samples.get(key) or Samples(self.kinds[str(key[0])])
+            samples[key] = old.absorb(more, self.scale)
+        return self.changed(samples=samples, **fields).bounded()
+
+    def with_cost(
+        self, family: str, action: str, sizes: Sizes, cost: float
+    ) -> CostModel:
+        """Return the next version, with what one call under an action has cost."""
+        family = sys.intern(family)
+        reading: Readings = {
+            ("exact", family, "cost", action): [(numbers(sizes), cost)]
+        }
+        return self.with_readings(reading, families=self.families | {family})
+
+    def grown(self, growth_bytes: float) -> CostModel:
+        """Return the model that knows how large a step is, or could be."""
+        if growth_bytes <= self.scale:
+            return self
+        return self.changed(scale=growth_bytes)
+
+    def used(self, context: Context) -> CostModel:
+        """Return the model in which a context is the one used last, if it is known."""
+        if context not in self.patterns or context == next(reversed(self.patterns)):
+            return self
+        patterns = dict(self.patterns)
+        patterns[context] = patterns.pop(context)
+        return replace(self, patterns=patterns)
+
+    def forgotten(self, context: Context) -> CostModel:
+        """Return the next version without a context; what its families taught stays."""
+        patterns = {c: p for c, p in self.patterns.items() if c != context}
+        return self.distrusted(patterns=patterns)
+
+    def restricted(self, unit: int, actions: Iterable[str]) -> CostModel:
+        """Return the next version, in which a unit may run under some actions only."""
+        allowed = set(actions)
+        kept = tuple(name for name in self.menu.names if name in allowed)
+        return self.distrusted(limits={**self.limits, unit: kept})
+
+    def distrusted(self, **fields: Any) -> CostModel:
+        """Return the next version, before which no plan is valid."""
+        return self.changed(valid_since=self.version + 1, **fields)
+
+    def bounded(self) -> CostModel:
+        """Return the model with no more than can be kept: Note: [Whose series]."""
+        is_full = len(self.patterns) > MOST_CONTEXTS
+        if not is_full and len(self.families) <= _MOST_FAMILIES:
+            return self
+        patterns = dict(list(self.patterns.items())[-MOST_CONTEXTS:])
+        families = {family for p in patterns.values() for family in p.families}
+        owners = {*patterns, *(p.structure for p in patterns.values()), *families}
+        return replace(
+            self,
+            patterns=patterns,
+            families=frozenset(families),
+            copied={f: n for f, n in self.copied.items() if f in families},
+            samples={key: s for key, s in self.samples.items() if key[1] in owners},
+        )
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was learned, ready for JSON."""
+        return {
+            "scale": self.scale,
+            "n_steps": self.n_steps,
+            "limits": {str(unit): list(names) for unit, names in self.limits.items()},
+            "families": sorted(self.families),
+            "copied": dict(self.copied),
+            "patterns": {
+                context: pattern.state_dict()
+                for context, pattern in self.patterns.items()
+            },
+            "series": [[key, s.state_dict()] for key, s in self.samples.items()],
+        }
+
+    def loaded(self, state: Mapping[str, Any]) -> CostModel:
+        """Return the next version, with all that another one knew in place of this.
+
+        Args:
+            state: What ``state_dict`` returned, of a model with the same menu.
+        """
+        samples = {}
+        for said_key, said in state["series"]:
+            key = as_tuples(said_key)
+            samples[key] = Samples.from_state(self.kinds[str(key[0])], said)
+        return self.distrusted(
+            scale=float(state["scale"]),
+            n_steps=int(state["n_steps"]),
+            limits={int(u): as_tuples(names) for u, names in state["limits"].items()},
+            families=frozenset(map(str, state["families"])),
+            copied={str(f): float(n) for f, n in state["copied"].items()},
+            patterns={
+                str(context): Pattern.from_state(said)
+                for context, said in state["patterns"].items()
+            },
+            samples=samples,
+        )
+
+
+# ---------------------------------------------------------------------- names of series
+
+
+def backward_key(facts: StepFacts, family: str, neighbours: tuple[str, str]) -> Key:
+    """Name the series of a backward; its action comes behind."""
+    return family, "backward", neighbours, facts.has_gradients
+
+
+def gap_key(facts: StepFacts, pair: tuple[str, str]) -> Key:
+    """Name a gap's series; where gradients went, their memory is used again."""
+    return facts.structure, "gap", *pair, facts.has_gradients
+
+
+def head_key(facts: StepFacts, part: str, action: str) -> Key:
+    """Name the series of the head or the loss, by the last layer's action."""
+    return facts.context, part, facts.has_gradients, action
+
+
+def numbers(sizes: Sizes) -> Sizes:
+    """Put 0 for the symbol that a jagged output has for a size: its input tells it."""
+    return tuple([size if isinstance(size, int) else 0 for size in sizes])

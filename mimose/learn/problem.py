@@ -1,0 +1,312 @@
+"""A `PlanningProblem` for any sizes, or why none can be filled that is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mimose.learn.heads import Heads, actions_of_last, head_series, heads
+from mimose.learn.model import CostModel, backward_key, gap_key, numbers
+from mimose.learn.patterns import Layout, Neighbours, Pattern
+from mimose.learn.series import Series
+from mimose.planners import PlanningProblem
+from mimose.types import CostOf, Sizes, StepFacts, Uncounted
+
+
+class Memory(NamedTuple):
+    """What is held when a step begins, and what is known to come."""
+
+    budget_bytes: float
+    start_bytes: float
+    released_bytes: float
+    """Outputs of the last step that go before the backward."""
+    optimizer_excess_bytes: float
+    state_to_come_bytes: float = 0.0
+    """Optimizer state that is made after this step, and is there from then on."""
+
+    @property
+    def with_state(self) -> Memory:
+        """The same once that state is there: what plans are made for, to be used on."""
+        if not self.state_to_come_bytes:
+            return self
+        start = self.start_bytes + self.state_to_come_bytes
+        return self._replace(start_bytes=start, state_to_come_bytes=0.0)
+
+    @property
+    def headroom_bytes(self) -> float:
+        """What the step may grow by."""
+        return self.budget_bytes - self.start_bytes
+
+
+# ------------------------------------------------------------------------------- trust
+
+
+def doubt(model: CostModel, facts: StepFacts) -> str:
+    """Return why no plan can be trusted at these sizes; "" if one can."""
+    pattern = model.pattern(facts.context)
+    if pattern is None:
+        return "nothing was measured with such inputs yet"
+    if not pattern.is_ordered:
+        return "gradients do not arrive in the reverse order of the layers"
+    if pattern.reaches_further(facts.sizes):
+        return "the layers' sizes were seen at smaller shapes alone"
+    if not pattern.follows_rules:
+        return "the layers' sizes do not follow from the batch's by a known rule"
+    for name, series, sizes in _needed(model, facts, pattern):
+        reason = series.doubt(sizes)
+        if reason:
+            return f"{name}: {reason}"
+    return ""
+
+
+def stretch(model: CostModel, facts: StepFacts) -> float:
+    """Return by what share a size is larger than any measured; 0 if none is."""
+    high = model.patterns[facts.context].high
+    pairs = zip(facts.sizes, high, strict=True)
+    return max(0.0, *(size / max(1, most) - 1.0 for size, most in pairs))
+
+
+def _needed(
+    model: CostModel, facts: StepFacts, pattern: Pattern
+) -> Iterator[tuple[str, Series, Sizes]]:
+    """Yield what has to be known at these sizes, with a name for people."""
+    own = pattern.own_sizes(facts.sizes)
+    for index, neighbours in pattern.layout.classes:
+        event = pattern.events[index]
+        layer = _Layer(model, facts, event.family, neighbours)
+        for what, series in layer.needed(model.allowed(event.unit)):
+            yield f"{what} of {event.name}", series, own[index]
+    for pair in pattern.layout.gaps:
+        key = gap_key(facts, pair)
+        for series in (model.net(*key), model.excess(*key)):
+            yield "between the layers", series, facts.sizes
+    action = actions_of_last(model, pattern)[-1]
+    for part, series in head_series(model, facts, action):
+        yield f"the {part}", series, facts.sizes
+
+
+class _Layer:
+    """The series of one family between two others.
+
+    Args:
+        model: What was learned.
+        facts: The step's context.
+        family: The layer's.
+        neighbours: The families before and after it.
+    """
+
+    def __init__(
+        self, model: CostModel, facts: StepFacts, family: str, neighbours: Neighbours
+    ) -> None:
+        self._model = model
+        self._menu = model.menu
+        self._family = family
+        self._backward = backward_key(facts, family, neighbours)
+
+    def held(self, action: str) -> Series:
+        return self._model.exact(self._family, "held", action)
+
+    def forward(self, action: str) -> Series:
+        return self._model.excess(self._family, "forward", action)
+
+    def backward(self, action: str) -> Series:
+        return self._model.excess(*self._backward, action)
+
+    def backward_or_least(self, action: str) -> Series:
+        own = self.backward(action)
+        return own if len(own) else self.backward(self._menu.least)
+
+    def own_net(self, action: str) -> Series:
+        return self._model.net(*self._backward, action)
+
+    def net(self, action: str) -> Series:
+        own = self.own_net(action)
+        return own if len(own) else self.own_net(self._menu.least)
+
+    def cost(self, action: str) -> Series:
+        counted = self._model.exact(self._family, "cost", action)
+        if len(counted):
+            return counted
+        return self._model.exact(self._family, "whole cost", action)
+
+    def needed(self, allowed: Sequence[str]) -> Iterator[tuple[str, Series]]:
+        """Yield what a plan rests on, with a name for people.
+
+        How the first action's backward differs from the least's is learned from plans,
+        so plans are made without.
+        """
+        first = self._menu.first
+        for action in allowed:
+            yield f"bytes held ({action})", self.held(action)
+        for action in allowed:
+            yield f"forward ({action})", self.forward(action)
+        for action in allowed:
+            if action != first:
+                yield f"backward ({action})", self.backward_or_least(action)
+        for action in allowed[:-1]:
+            if len(self.own_net(action)):
+                yield f"gradients ({action})", self.own_net(action)
+        yield "gradients", self.net(allowed[-1])
+
+    def numbers(self, sizes: Sizes, beyond: Mapping[str, float]) -> NDArray[np.float64]:
+        """Return (5, K): held, forward and backward excess, net, and cost, by action.
+
+        Args:
+            sizes: The layer's own.
+            beyond: For the last layer, what the head holds beyond the lasting, by the
+                layer's action: Note: [Last layer].
+        """
+        names, first = self._menu.names, self._menu.first
+        held = [self.held(action).predict(sizes) for action in names]
+        held[0] = max(held)
+        forward = [self.forward(action).predict(sizes) for action in names]
+        backward = [self._first_backward(sizes, held[-1], beyond.get(first, 0.0))]
+        for index, spec in enumerate(self._menu.specs[1:], 1):
+            # What it brings back was left out of the readings.
+            excess = self.backward_or_least(spec.name).predict(sizes)
+            over = excess + held[0] - held[index] + beyond.get(spec.name, 0.0)
+            backward.append(max(forward[0], over) if spec.recomputes else over)
+        net = [self.net(action).predict(sizes) for action in names]
+        cost = [self.cost(action).predict(sizes) or 1.0 for action in names]
+        cost[0] = 0.0
+        return np.array((held, forward, backward, net, cost))
+
+    def _first_backward(self, sizes: Sizes, least_held: float, beyond: float) -> float:
+        """Return the excess of the backward of a layer that kept everything.
+
+        Until such layers have been seen, it is taken to be that of the least action,
+        beyond what that brings back: rather more, where an output is saved (by a
+        ReLU), which is there twice after a recomputation.
+        """
+        kept, least = self.backward(self._menu.first), self.backward(self._menu.least)
+        excess, over = least.predict(sizes), kept.predict(sizes) + beyond
+        if not excess:
+            return over
+        if kept.doubt(sizes):
+            return excess + max(0.0, beyond - least_held)  # that is there after one
+        return over if kept.error < least.error else min(excess, over)
+
+
+# ----------------------------------------------------------------------------- filling
+
+
+def fill_problem(
+    model: CostModel,
+    facts: StepFacts,
+    memory: Memory,
+    budget_bytes: float | None = None,
+) -> PlanningProblem:
+    """Fill the planning problem of one shape.
+
+    Args:
+        model: What was learned.
+        facts: The step's context and exact sizes.
+        memory: What is held, and the budget.
+        budget_bytes: Another budget, such as one with the margin taken off.
+
+    Raises:
+        KeyError: Nothing was measured in this context.
+    """
+    pattern, menu = model.patterns[facts.context], model.menu
+    layout = pattern.layout
+    released = memory.released_bytes
+    found = heads(model, facts, pattern, released)
+    table = _class_table(model, facts, pattern, found)[layout.of_event]
+    held, forward, backward, net, cost = table.transpose(1, 0, 2)
+    gaps = _gap_table(model, facts, layout)[layout.of_gap]
+    gaps = np.vstack((gaps, (found.net_bytes - released, found.excess_bytes)))
+    allowed = [
+        [action in model.allowed(event.unit) for action in menu.names]
+        for event in pattern.events
+    ]
+    budget = memory.budget_bytes if budget_bytes is None else budget_bytes
+    shape = len(pattern.events), len(menu.names)
+    return PlanningProblem(
+        events=tuple(event.name for event in pattern.events),
+        actions=menu.names,
+        allowed=np.array(allowed, dtype=np.bool_).reshape(shape),
+        held_bytes=held,
+        forward_excess_bytes=forward,
+        backward_excess_bytes=backward,
+        backward_net_bytes=net,
+        cost=cost,
+        gap_bytes=gaps[:, 0],
+        gap_excess_bytes=gaps[:, 1],
+        start_bytes=max(0.0, memory.start_bytes),
+        optimizer_state_bytes=memory.state_to_come_bytes,
+        step_excess_bytes=memory.optimizer_excess_bytes,
+        budget_bytes=max(0.0, budget),
+        host_bytes=np.zeros(shape),
+        host_budget_bytes=float("inf"),
+        lossy=menu.lossy,
+    )
+
+
+def _class_table(
+    model: CostModel, facts: StepFacts, pattern: Pattern, found: Heads
+) -> NDArray[np.float64]:
+    """Return (n_classes, 5, K) numbers: see `_Layer.numbers`."""
+    own, layout = pattern.own_sizes(facts.sizes), pattern.layout
+    table = np.zeros((len(layout.classes), 5, len(model.menu.names)))
+    for number, (index, neighbours) in enumerate(layout.classes):
+        layer = _Layer(model, facts, pattern.events[index].family, neighbours)
+        is_last = number == layout.of_event[-1]
+        beyond = found.beyond_bytes if is_last else {}
+        table[number] = layer.numbers(own[index], beyond)
+    return table
+
+
+def _gap_table(
+    model: CostModel, facts: StepFacts, layout: Layout
+) -> NDArray[np.float64]:
+    """Return (n_gaps, 2): net and excess."""
+    rows = []
+    for pair in layout.gaps:
+        key = gap_key(facts, pair)
+        net, excess = model.net(*key), model.excess(*key)
+        rows.append((net.predict(facts.sizes), excess.predict(facts.sizes)))
+    return np.array(rows).reshape(-1, 2)
+
+
+# ------------------------------------------------------------------------------- costs
+
+
+def exact_cost(model: CostModel, cost_of: CostOf) -> int | None:
+    """Return the FLOPs of one call under an action; None if they are not known."""
+    family, action, sizes = cost_of
+    return model.exact(family, "cost", action).exact(numbers(sizes))
+
+
+def extra_flops(
+    model: CostModel, facts: StepFacts, actions: Sequence[str]
+) -> tuple[int, Uncounted]:
+    """Return the FLOPs that a plan adds to a step, and which are not known yet.
+
+    Args:
+        model: What was learned.
+        facts: The step's context and exact sizes.
+        actions: The plan's, one an event.
+
+    Returns:
+        The sum over what is known, and what is still to count.
+    """
+    pattern = model.patterns[facts.context]
+    own = pattern.own_sizes(facts.sizes)
+    total = 0
+    unknown: dict[tuple[int, int], CostOf] = {}
+    known: dict[CostOf, int | None] = {}  # equal layers cost the same
+    for event, sizes, action in zip(pattern.events, own, actions, strict=True):
+        if action == model.menu.first:
+            continue
+        cost_of = event.family, action, sizes
+        if cost_of not in known:
+            known[cost_of] = exact_cost(model, cost_of)
+        flops = known[cost_of]
+        if flops is None:
+            unknown[event.unit, event.call] = cost_of
+        else:
+            total += flops
+    return total, unknown

@@ -1,0 +1,136 @@
+"""The writers: all that is learned of a step, learned once, when it has ended."""
+
+from __future__ import annotations
+
+import logging
+
+from mimose.budget import format_bytes
+from mimose.decide.policy import Policy
+from mimose.learn.absorb import ran_least
+from mimose.learn.learner import Learner
+from mimose.measure.analysis import without_readings
+from mimose.measure.meters import Meter
+from mimose.records import Records
+from mimose.run.footprint import Footprint
+from mimose.run.optimizer_watch import OptimizerWatch
+from mimose.run.outcome import Measurement, StepOutcome
+from mimose.run.refusals import Refusals
+from mimose.types import KEEP, RECOMPUTE
+
+_log = logging.getLogger(__name__)
+
+_RELEVANT = 0.5
+"""Steps that grow by less of the headroom say nothing of the margin: noise is all."""
+
+
+class Writers:
+    """Tells the cost model, the reserve and the records how each step came out.
+
+    Args:
+        learner: The cost model.
+        policy: Keeps the reserve.
+        footprint: What is held of the device.
+        refusals: Remembers what steps needed at the least.
+        optimizers: Knows what the optimizer holds.
+        records: Takes the records.
+        meter: Whether it reads peaks matters.
+        plans: Whether plans are made; else nothing is learned.
+    """
+
+    def __init__(
+        self,
+        *,
+        learner: Learner,
+        policy: Policy,
+        footprint: Footprint,
+        refusals: Refusals,
+        optimizers: OptimizerWatch,
+        records: Records,
+        meter: Meter,
+        plans: bool,
+    ) -> None:
+        self._learner = learner
+        self._policy = policy
+        self._footprint = footprint
+        self._refusals = refusals
+        self._optimizers = optimizers
+        self._records = records
+        self._reads_peak = meter.reads_peak
+        self._plans = plans
+
+    def absorb(self, outcome: StepOutcome, *, has_ended: bool) -> None:
+        """Take in a step.
+
+        Args:
+            outcome: How it came out.
+            has_ended: Whether its backward has run to its end.
+        """
+        if has_ended and not outcome.is_shared:
+            if outcome.measurement is not None:
+                self._learn(outcome, outcome.measurement)
+            self._observe(outcome)
+        self._records.close(outcome.record)
+
+    def _learn(self, outcome: StepOutcome, read: Measurement) -> None:
+        sample = read.sample
+        if self._learner.model.n_steps == 0 or outcome.has_compiled:
+            sample = without_readings(sample)
+        growth = read.peak_bytes - outcome.record.start_bytes
+        self._learner.absorb_growth(self._growth_to_come(outcome, growth, read))
+        self._learner.absorb(
+            outcome.facts, read.events, sample, outcome.released_bytes, outcome.calls
+        )
+        if self._reads_peak:
+            is_least = ran_least(self._learner.model, read.events)
+            state = float(self._optimizers.state_bytes)
+            self._refusals.absorb(outcome, state, is_least=is_least)
+
+    def _growth_to_come(
+        self, outcome: StepOutcome, growth: int, read: Measurement
+    ) -> float:
+        """Return what a plan could grow by: all kept, or all the headroom."""
+        kept = sum(
+            event.held_bytes[KEEP] - event.held_bytes[RECOMPUTE]
+            for event in read.events
+            if event.action == RECOMPUTE and event.held_bytes
+        )
+        return max(growth, min(growth + kept, self._headroom_bytes(outcome)))
+
+    def _headroom_bytes(self, outcome: StepOutcome) -> float:
+        start = outcome.record.start_bytes
+        return self._footprint.level_budget(start) - start
+
+    def _observe(self, outcome: StepOutcome) -> None:
+        """Compare with the prediction; let margin and stages know."""
+        record, predicted = outcome.record, outcome.decision.growth_bytes
+        observed = record.observed_growth_bytes
+        if observed is None:  # the meter tells none: step down unchecked
+            self._checked(outcome, is_within=predicted is not None)
+            return
+        self._footprint.observe(observed)
+        if record.is_over and self._plans:
+            self._note_over(outcome)
+        if outcome.has_compiled or predicted is None:
+            return
+        allowed = predicted + self._policy.margin.bytes(predicted)
+        headroom = self._headroom_bytes(outcome)
+        is_relevant = record.is_over or predicted >= _RELEVANT * headroom
+        self._policy.observe(outcome.decision, observed, is_relevant=is_relevant)
+        self._checked(outcome, is_within=observed <= allowed)
+
+    def _checked(self, outcome: StepOutcome, *, is_within: bool) -> None:
+        kept_some = KEEP in outcome.record.actions
+        context = outcome.facts.context
+        self._policy.checked(context, is_within=is_within, kept_some=kept_some)
+
+    def _note_over(self, outcome: StepOutcome) -> None:
+        record = outcome.record
+        self._learner.distrust_plans()
+        _log.warning(
+            "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
+            record.step,
+            format_bytes(record.highest_bytes or 0),
+            format_bytes(record.budget_bytes),
+            record.phase,
+            dict(record.shape),
+        )

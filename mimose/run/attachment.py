@@ -1,0 +1,94 @@
+"""What a session changes of the model and the process, and how it is undone."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from mimose.exceptions import AlreadyAttachedError, BudgetError
+from mimose.measure.meters import AllocatorMeter, Meter
+from mimose.run.engine import Engine
+from mimose.run.events import UnitPatch
+from mimose.run.root import RootPatch
+from mimose.torch_private import COMPILED_CALL
+from mimose.watch.compiled import OneGraph
+from mimose.watch.kv_cache import WithoutCache, caching_modules, tell_of_cache
+from mimose.watch.patch import Patch
+
+
+class Attachment:
+    """The forwards, hooks and settings that are taken over, until `remove`.
+
+    Args:
+        model: The model.
+        engine: What the forwards are to run in.
+        hard_limit: Whether the allocator is to fail at the budget.
+
+    Raises:
+        BudgetError: No limit can be set here.
+    """
+
+    def __init__(self, model: nn.Module, engine: Engine, *, hard_limit: bool) -> None:
+        self._patches: list[Patch] = []
+        self._undo = contextlib.ExitStack()
+        self._finalizer: Any = None
+        try:
+            self._install(model, engine, hard_limit=hard_limit)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _install(self, model: nn.Module, engine: Engine, *, hard_limit: bool) -> None:
+        if hard_limit:
+            self._undo.callback(_wall(engine.meter, engine.budget_bytes))
+        engine.optimizers.start()
+        self._undo.callback(engine.optimizers.remove)
+        if any(unit.is_compiled for unit in engine.units):
+            self._undo.enter_context(OneGraph())
+        self._finalizer = weakref.finalize(model, self._undo.close)
+        caching = caching_modules(model)
+        if caching:
+            tell_of_cache(caching)
+        for unit in engine.units:
+            self._patches.append(UnitPatch(unit, engine.events))
+        self._patches.append(RootPatch(model, engine.driver))
+        self._patches.extend(WithoutCache(module) for module in caching)
+
+    def remove(self) -> None:
+        """Give everything back as it was. Harmless twice."""
+        for patch in reversed(self._patches):
+            patch.remove()
+        self._patches.clear()
+        self._undo.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()  # it would keep the meter's files open
+
+
+def _wall(meter: Meter, budget_bytes: int) -> Callable[[], None]:
+    if isinstance(meter, AllocatorMeter):
+        return meter.wall(budget_bytes)
+    msg = (
+        "hard_limit: only an accelerator's allocator can be told to fail at a budget; "
+        "on a CPU leave it out, and see 'A hard limit' in the page on budgets"
+    )
+    raise BudgetError(msg)
+
+
+def refuse_second(model: nn.Module) -> None:
+    """Make sure that no session plans the model, or a part of it, already.
+
+    Raises:
+        AlreadyAttachedError: One does.
+    """
+    for name, module in model.named_modules():
+        places = [module.__dict__.get(name) for name in ("forward", COMPILED_CALL)]
+        if any(isinstance(p, Patch) and not p.is_removed for p in places):
+            msg = (
+                f"{name or 'the model'} ({type(module).__name__}) is already planned "
+                f"by a session: call its detach() before attaching again"
+            )
+            raise AlreadyAttachedError(msg)

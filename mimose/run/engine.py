@@ -1,0 +1,180 @@
+"""All who take part in a session's steps, made and put together in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from torch import nn
+
+from mimose.budget import parse_budget
+from mimose.decide.policy import Policy
+from mimose.exact.random_state import refuse_unsaveable
+from mimose.learn.learner import Learner
+from mimose.learn.model import CostModel, kinds_of
+from mimose.measure.meters import BasicMeter, Meter, make_meter
+from mimose.planners import Planner
+from mimose.predictors import Margin
+from mimose.records import Records
+from mimose.run.absorb import Writers
+from mimose.run.device_checks import DeviceChecks
+from mimose.run.driver import Driver, Parts
+from mimose.run.ending import StepEnds
+from mimose.run.events import EventRunner
+from mimose.run.findings import Findings
+from mimose.run.footprint import make_footprint
+from mimose.run.open_steps import OpenSteps
+from mimose.run.optimizer_watch import OptimizerWatch
+from mimose.run.refusals import Refusals
+from mimose.run.rollback import Rollback
+from mimose.run.unit import Unit
+from mimose.watch.compiled import refuse_compiled
+from mimose.watch.describe import Describer
+from mimose.watch.placement import only_device
+from mimose.watch.units import UnitsSpec, find_units, refuse_other_checkpointing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What a session is asked to do; see `mimose.attach`."""
+
+    budget: float | str
+    units: UnitsSpec
+    planner: Planner
+    predictor: str | Callable[[], Any]
+    round_to: int | Mapping[str, int]
+    cache_size: int
+    warns: bool
+    """Whether an impossible budget warns rather than raises."""
+    meter: Meter | BasicMeter | str | None
+    record_to: str | PathLike[str] | None
+    max_records: int
+    hard_limit: bool
+
+
+class Engine:
+    """Makes the parts, from what reads the memory to what runs the steps.
+
+    Args:
+        model: The model.
+        options: What is asked for.
+
+    Raises:
+        MimoseError: The model, or its device, cannot be planned for.
+        OSError: The file for the records cannot be opened.
+    """
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        refuse_other_checkpointing(model)
+        found = find_units(model, options.units)
+        refuse_compiled(model, [module for _, module in found])
+        self.device = only_device(model)
+        checks = DeviceChecks(model, self.device)
+        refuse_unsaveable(self.device)
+        self.meter = meter = make_meter(options.meter, self.device)
+        self.budget_bytes = parse_budget(
+            options.budget, meter.total_bytes(), meter.held_bytes
+        )
+        self.units = [Unit(i, name, module) for i, (name, module) in enumerate(found)]
+        kinds = kinds_of(options.predictor, meter.noise_bytes)
+        self.learner = Learner(CostModel(kinds))
+        self.policy = Policy(
+            self.learner,
+            options.planner,
+            Margin(noise_bytes=5 * meter.noise_bytes),
+            options.round_to,
+            options.cache_size,
+            raises=not options.warns and not meter.reads_peak,
+        )
+        self.findings = Findings(self.units, self.learner)
+        self.events = EventRunner(
+            self.units, self.learner, self.device, model, self.findings
+        )
+        self.describer = Describer(
+            model, self.device, [unit.module for unit in self.units]
+        )
+        self.rollback = Rollback(model, self.units, self.events.answers)
+        self.records = Records(options.max_records, options.record_to)
+        self.footprint = make_footprint(meter, self.budget_bytes)
+        self.refusals = Refusals(
+            model,
+            self.footprint,
+            self.budget_bytes,
+            meter.noise_bytes,
+            warns=options.warns,
+        )
+        opened = OpenSteps()
+        self.optimizers = OptimizerWatch(
+            model,
+            meter,
+            lambda: opened.n_begun,
+            on_stepped=self.footprint.optimizer_stepped,
+        )
+        # A baseline does the same in every step, by the events' positions.
+        action_at = getattr(options.planner, "action_at", None)
+        self.plans = action_at is None
+        self.writers = Writers(
+            learner=self.learner,
+            policy=self.policy,
+            footprint=self.footprint,
+            refusals=self.refusals,
+            optimizers=self.optimizers,
+            records=self.records,
+            meter=meter,
+            plans=self.plans,
+        )
+        ends = StepEnds(
+            model,
+            self.footprint,
+            self.events.answers,
+            self.writers,
+            self.records,
+            opened,
+            reads_peak=meter.reads_peak,
+        )
+        self.driver = Driver(
+            Parts(
+                model=model,
+                device=self.device,
+                footprint=self.footprint,
+                budget_bytes=self.budget_bytes,
+                action_at=action_at,
+                learner=self.learner,
+                policy=self.policy,
+                events=self.events,
+                meter=meter,
+                optimizers=self.optimizers,
+                checks=checks,
+                findings=self.findings,
+                refusals=self.refusals,
+                rollback=self.rollback,
+                describer=self.describer,
+                ends=ends,
+            )
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned, ready for JSON."""
+        return {
+            "cost_model": self.learner.state_dict(),
+            "policy": self.policy.state_dict(),
+            "sizes": self.describer.state_dict(),
+            "optimizers": self.optimizers.state_dict(),
+            "kept_units": self.findings.state_dict(),
+            "footprint": self.footprint.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another engine learned.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self.learner.load_state_dict(state["cost_model"])
+        self.policy.load_state_dict(state["policy"])
+        self.describer.load_state_dict(state["sizes"])
+        self.optimizers.load_state_dict(state["optimizers"])
+        self.findings.load_state_dict(state["kept_units"])
+        self.footprint.load_state_dict(state.get("footprint", {}))

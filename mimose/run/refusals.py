@@ -1,0 +1,106 @@
+"""Budgets that cannot be kept: an error in words, or one warning."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+from torch import nn
+
+from mimose.decide.infeasible import LeastPeaks
+from mimose.exceptions import InfeasibleBudgetError
+from mimose.run.footprint import Footprint
+from mimose.run.infeasible import held_already, infeasible
+from mimose.run.outcome import StepOutcome
+from mimose.types import StepFacts
+
+_log = logging.getLogger(__name__)
+
+
+class Refusals:
+    """Refuses what is proved impossible: by what is held, or by a measured step.
+
+    Args:
+        model: The model, for what holds its memory.
+        footprint: What is held of the device.
+        budget_bytes: The budget.
+        noise_bytes: By how much two readings differ.
+        warns: Whether to warn once, and go on, rather than raise.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        footprint: Footprint,
+        budget_bytes: int,
+        noise_bytes: float,
+        *,
+        warns: bool,
+    ) -> None:
+        self._model = model
+        self._footprint = footprint
+        self._budget_bytes = budget_bytes
+        self._most_bytes = budget_bytes + 5 * noise_bytes
+        self._warns = warns
+        self._has_warned = False
+        self._least = LeastPeaks()
+
+    def refuse_held(self) -> None:
+        """Make sure that the budget is not less than what is held already.
+
+        Raises:
+            InfeasibleBudgetError: It is.
+        """
+        if self._footprint.least_bytes() <= self._most_bytes:
+            return
+        gc.collect()
+        held = self._footprint.least_bytes()
+        if held > self._most_bytes:
+            self._refuse(held_already(self._model, self._budget_bytes, held))
+
+    def refuse_infeasible(
+        self, facts: StepFacts, start_bytes: float, state_bytes: float
+    ) -> None:
+        """Make sure that no smaller step is known to have needed more than the budget.
+
+        Args:
+            facts: Of the step to come.
+            start_bytes: Held now.
+            state_bytes: Of the optimizer, now.
+
+        Raises:
+            InfeasibleBudgetError: One has.
+        """
+        after = self._footprint.after_bytes
+        least = self._least.bound(facts, start_bytes, state_bytes, after)
+        if least > self._most_bytes:
+            budget = float(self._budget_bytes)
+            self._refuse(
+                infeasible(self._model, budget, least, start_bytes, state_bytes)
+            )
+
+    def _refuse(self, error: InfeasibleBudgetError) -> None:
+        if not self._warns:
+            raise error
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("mimose: %s Training goes on with the least plan.", error)
+
+    def absorb(
+        self, outcome: StepOutcome, state_bytes: float, *, is_least: bool
+    ) -> None:
+        """Learn from a step in which everything was recomputed.
+
+        Args:
+            outcome: Of a step, measured or not.
+            state_bytes: Of the optimizer, now.
+            is_least: Whether everything was recomputed that can be.
+        """
+        read = outcome.measurement
+        if read is None or outcome.has_compiled or not is_least:
+            return
+        growth = read.peak_bytes - outcome.record.start_bytes - read.file_growth_bytes
+        needed = self._footprint.needed_bytes(read.peak_bytes)
+        self._least.add(
+            outcome.facts, read.peak_bytes, max(0, growth), state_bytes, needed
+        )

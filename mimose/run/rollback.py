@@ -1,0 +1,108 @@
+"""What a forward changes besides its output, saved so that it can be run again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import compress
+
+from torch import nn
+
+from mimose.exact.changes import (
+    Slot,
+    attribute_slots,
+    buffer_slots,
+    random_slots,
+    running_statistics,
+    tensor_attributes,
+    union,
+)
+from mimose.exact.late_answers import LateAnswers
+from mimose.exact.random_state import accelerators_of
+from mimose.run.recovery import Snapshot
+from mimose.run.unit import Unit
+
+_SMALL = 4096
+"""Buffers of so many elements are saved each step, in case they begin to change."""
+
+
+class Rollback:
+    """Saves before each forward what forwards change, and puts it back if one fails.
+
+    As long as a unit has not told what its calls change, and in each step without a
+    plan, all that might change is saved and compared; else only what is known to.
+
+    Args:
+        model: The root.
+        units: Its units.
+        answers: Tells what only an accelerator knows.
+    """
+
+    def __init__(
+        self, model: nn.Module, units: Sequence[Unit], answers: LateAnswers
+    ) -> None:
+        self._model = model
+        self._units = units
+        self._answers = answers
+        self._changing: tuple[Slot, ...] = ()
+        """What forwards were seen to change."""
+        self._snapshot = self.snapshot()
+        self._is_settled = False
+        self._is_wide = True
+
+    def snapshot(self) -> Snapshot:
+        """Return a snapshot, not yet taken, of what a forward changes."""
+        modules = list(self._model.modules())
+        units = [slot for unit in self._units for slot in unit.places()]
+        small = [slot for slot in buffer_slots(modules) if slot.numel <= _SMALL]
+        known = union(running_statistics(modules), units, self._changing)
+        tensors = [slot.edited() for slot in tensor_attributes(modules)]
+        others: list[Slot] = [
+            *attribute_slots(modules),
+            *[slot for slot in tensors if slot.numel <= _SMALL],
+            *random_slots(modules),
+        ]
+        return Snapshot(accelerators_of(self._model), known, others, small)
+
+    def take(self, *, is_planned: bool) -> None:
+        """Save what the forward to come may change.
+
+        Args:
+            is_planned: Whether it runs under a plan and is not measured.
+        """
+        knows = all([unit.is_known or unit.is_kept for unit in self._units])
+        if not knows or not self._is_settled:
+            self._snapshot = self.snapshot()
+        self._is_settled = knows
+        self._is_wide = not knows or not is_planned
+        self._snapshot.take(is_wide=self._is_wide)
+
+    def narrow(self) -> None:
+        """Ask nothing of the forward that has begun: it turned out one under a plan."""
+        if self._is_settled:
+            self._is_wide = False
+
+    def learn(self) -> None:
+        """Take note, where all was saved, of what the forward has changed."""
+        if not self._is_wide:
+            return
+        running = running_statistics(self._model.modules())
+        found = self._snapshot.compare(without=running)
+        self._note(found.changed)
+        if found.flags:
+            self._answers.ask(
+                found.flags,
+                lambda changed: self._note(compress(found.unclear, changed)),
+            )
+
+    def covers(self, keys: Iterable[object]) -> bool:
+        """Whether the slots of all these keys were saved."""
+        return self._snapshot.covers(keys)
+
+    def restore(self) -> None:
+        """Put everything back, tensors in place."""
+        self._snapshot.restore()
+
+    def _note(self, slots: Iterable[Slot]) -> None:
+        changed = union(self._changing, slots)
+        if len(changed) > len(self._changing):
+            self._changing, self._is_settled = changed, False

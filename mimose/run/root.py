@@ -1,0 +1,50 @@
+"""The root's forward: a step, where one is to be run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.exceptions import MimoseError
+from mimose.run.driver import Driver
+from mimose.torch_private import top_transform
+from mimose.watch.patch import Patch
+
+_TRANSFORMED = (
+    "the model was called inside a transform of torch.func (grad, vmap, jvp, …), whose "
+    "tensors have no memory of their own to plan: detach the session before, or call a "
+    "copy of the model that none is attached to"
+)
+
+
+class RootPatch(Patch):
+    """The root's forward: a step, in training with grad enabled.
+
+    `torch.compile` of the root does not trace into it: what a step does is decided
+    anew each time.
+
+    Args:
+        model: The root.
+        driver: Runs its steps.
+    """
+
+    def __init__(self, model: nn.Module, driver: Driver) -> None:
+        super().__init__(model)
+        self._driver = driver
+        disabled: Any = torch.compiler.disable(driver.run)  # type: ignore[no-untyped-call]
+        self._run = disabled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a step, or pass straight through."""
+        if self.is_removed or not self._driver.is_idle:
+            return self.original(*args, **kwargs)
+        if self._driver.plans and is_transformed():
+            raise MimoseError(_TRANSFORMED)
+        return self._run(self.original, args, kwargs)
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is running."""
+    return top_transform() is not None

@@ -1,0 +1,290 @@
+"""All that is used of torch without being promised by it.
+
+Nothing else in the library (its benchmarks aside) names a private part of torch, so
+that a new version is looked through here: what each part is for, where torch's own
+people speak of it, and what happens without it. Unless something else is said it was
+seen in every torch from 2.9 to 2.13, and the library does not work without it.
+`scripts/gpu check` tells which parts an installation has. Numbers with a hash are
+threads of github.com/pytorch/pytorch.
+
+Aliases are the thing itself: what is called in every step costs no call more.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch.autograd import Variable
+from torch.nn.modules import conv
+from torch.utils import _python_dispatch, _pytree, checkpoint
+
+__all__ = [
+    "CHECKPOINT_WRAPPED",
+    "COMPILED_CALL",
+    "COMPILED_FROM",
+    "COMPILED_MODULE",
+    "NO_GRAPH_TASK",
+    "ConvNd",
+    "FakeTensorMode",
+    "SavedHooks",
+    "StopRecomputation",
+    "TorchDispatchMode",
+    "allocator_settings",
+    "base_of",
+    "buffers_of",
+    "clear_hooks",
+    "count_graphs",
+    "current_graph_task",
+    "device_statistics",
+    "is_checkpoint_debugged",
+    "is_from_checkpoint",
+    "next_sequence_number",
+    "overload_packet",
+    "parameters_of",
+    "pop_saved_hooks",
+    "push_saved_hooks",
+    "pytree",
+    "queue_callback",
+    "sequence_number",
+    "set_graphs_by_use",
+    "storage_key",
+    "storage_users",
+    "submodules_of",
+    "tensor_users",
+    "to_copy",
+    "top_saved_hooks",
+    "top_transform",
+    "version_of",
+]
+
+# ------------------------------------------------------------- tensors and storages
+
+storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
+"""The address of a storage's C++ half: equal for all that share it, while it lives.
+
+``data_ptr()`` is public, but 0 for empty storages and for those without data. No thread
+about a public form was found.
+"""
+
+storage_users: Callable[[int], int] = torch._C._storage_Use_Count
+"""How many C++ owners a storage has, by its `storage_key`. Made for CUDA graphs
+(#98944); its form on the storage itself was kept private, too (#139426)."""
+
+
+def tensor_users(tensor: torch.Tensor) -> int:
+    """Return how many C++ owners a tensor has (#117166).
+
+    0 where torch does not tell: an input without gradient that a layer saves is then
+    noticed by the references to its Python object alone.
+    """
+    count: Callable[[], int] | None = getattr(tensor, "_use_count", None)
+    return 0 if count is None else count()
+
+
+version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+"""How often a tensor was changed in place; an error for inference tensors. Autograd
+compares it before a backward. ``torch.autograd.graph.increment_version`` is the public
+half; no thread about this one was found."""
+
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
+"""The tensor that this one is a view of. Named in torch's page on tensor views; no
+thread about a public form was found."""
+
+# ------------------------------------------------------------------------- modules
+
+_Tensors: TypeAlias = Callable[[nn.Module], dict[str, torch.Tensor | None]]
+
+parameters_of: _Tensors = operator.attrgetter("_parameters")
+"""A module's own parameters by name: the dictionary itself, read again in each step.
+The public ``named_parameters`` walks it, and leaves out what is None or seen already.
+No thread found; as old as ``nn.Module``."""
+
+buffers_of: _Tensors = operator.attrgetter("_buffers")
+"""The same for buffers."""
+
+submodules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter(
+    "_modules"
+)
+"""The same for modules."""
+
+
+def clear_hooks(module: nn.Module) -> None:
+    """Take all hooks on a module's forward off: for copies, whose handles are lost.
+
+    Hooks can be removed by their handles only, and a copy has none. No thread found.
+    """
+    module._forward_hooks.clear()
+    module._forward_pre_hooks.clear()
+
+
+ConvNd = conv._ConvNd
+"""What convolutions of any number of dimensions share. No thread found; without it each
+public class would have to be named."""
+
+# ------------------------------------------------------------------------ autograd
+
+queue_callback: Callable[[Callable[[], None]], None] = (
+    Variable._execution_engine.queue_callback
+)
+"""Call something when the running backward has ended. #66199 asks for a public form,
+and #193958 offers ``torch.autograd.graph.queue_callback``, not in 2.13. Not called
+where a backward fails."""
+
+current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the backward that runs in this thread. ``torch.autograd.graph`` and
+``torch.utils.module_tracker`` (#125634) read it too; no thread about a public form was
+found."""
+
+NO_GRAPH_TASK = -1
+"""What it says outside of any backward."""
+
+next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+"""The number that autograd's next node of this thread gets: tells tensors made since
+from older ones. Bound for #103129."""
+
+sequence_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
+"""The number of a node, as of a tensor's ``grad_fn``. From #103129 as well."""
+
+SavedHooks: TypeAlias = tuple[Callable[[torch.Tensor], Any], Callable[[Any], Any]]
+"""What packs a tensor that is saved for backward, and what unpacks it."""
+
+_autograd: Any = torch._C._autograd
+
+top_saved_hooks: Callable[[bool], SavedHooks | None] = (
+    _autograd._top_saved_tensors_default_hooks
+)
+"""The hooks that are called for tensors saved now; None without. Only the innermost
+are (#70932), so whoever adds some calls them. The argument: whether to return those,
+too, that are switched off while a compiler traces."""
+
+push_saved_hooks: Callable[..., None] = _autograd._push_saved_tensors_default_hooks
+"""Begin to call other hooks (#61834). The public context manager
+``torch.autograd.graph.saved_tensors_hooks`` does the same, in four Python calls more a
+recomputed layer."""
+
+pop_saved_hooks: Callable[[], None] = _autograd._pop_saved_tensors_default_hooks
+"""End what `push_saved_hooks` began."""
+
+top_transform: Callable[[], object | None] = torch._C._functorch.peek_interpreter_stack
+"""The transform of ``torch.func`` that runs; None outside of any. Asked by torch for
+the same reason in #140439; no thread about a public form was found."""
+
+# ------------------------------------------------------------- torch.utils.checkpoint
+
+CHECKPOINT_WRAPPED = "_checkpoint_wrapped_module"
+"""The name under which ``checkpoint_wrapper`` keeps a module. If it were another, a
+wrapped layer would be recomputed twice over. No thread found."""
+
+StopRecomputation = checkpoint._StopRecomputationError
+"""Ends a recomputation after the last tensor that is needed, and has to be let through
+by whoever counts what is recomputed. The early stop is public (#96866, #160781), the
+exception is not."""
+
+
+def is_checkpoint_debugged() -> bool:
+    """Whether ``set_checkpoint_debug_enabled`` is on (#110728).
+
+    Regions may not have a context of their own then, up to 2.13 (#185285).
+    """
+    return bool(checkpoint._checkpoint_debug_enabled)
+
+
+def is_from_checkpoint(pack: object) -> bool:
+    """Whether a hook on saved tensors is that of a region's first run.
+
+    Its class is made in a function and is not to be had, so it is known by its name
+    (#90105 brought it). If that changes, a layer inside of a region of the user's is
+    compared in its first call although that region is run again.
+
+    Args:
+        pack: The first of two hooks.
+    """
+    return getattr(pack, "__qualname__", "").startswith("_checkpoint_hook.")
+
+
+# -------------------------------------------------------------------- torch.compile
+
+COMPILED_CALL = "_compiled_call_impl"
+"""The attribute that ``module.compile()`` sets, and that a module's call runs where it
+is not None (#97565). Kept out of copies and pickles by torch itself."""
+
+COMPILED_MODULE = "_orig_mod"
+"""The name under which the wrapper that ``torch.compile(module)`` returns keeps the
+module; part of the names in its ``state_dict``, so it can hardly change (#97565)."""
+
+COMPILED_FROM = "_torchdynamo_orig_callable"
+"""The attribute by which a compiled function is known, with what it was made from. No
+thread found. If it were another, ``layer.forward = torch.compile(layer.forward)`` would
+be taken for a plain forward."""
+
+
+def count_graphs() -> int:
+    """Return how many graphs this process has compiled. No thread found.
+
+    ``torch.compiler.disable``, which every session calls, has imported what is read.
+    """
+    utils: Any = sys.modules["torch._dynamo.utils"]
+    return int(utils.counters["stats"]["unique_graphs"])
+
+
+def set_graphs_by_use(by_use: bool) -> None:
+    """Try the graphs of a call by their last use, as torch does, or by their age.
+
+    A recomputation may find another graph than its forward did where it is by use
+    (#166926); #167038 brought the switch. Without it nothing is done.
+
+    Args:
+        by_use: Whether the one used last is tried first.
+    """
+    switch: Callable[[bool], None] | None
+    switch = getattr(torch._C._dynamo.eval_frame, "_set_lru_cache", None)
+    if switch is not None:
+        switch(by_use)
+
+
+# ------------------------------------------------------------ operators, containers
+
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
+"""Sees every operator. Documented in torch's page on extending it (#110073), under this
+private path alone."""
+
+FakeTensorMode = fake_tensor.FakeTensorMode
+"""Runs operators without data. #113456 asks for a public form; without it the FLOPs of
+compiled layers could not be counted."""
+
+pytree = _pytree
+"""Takes nested containers apart and puts them together again, those of the user's that
+are registered for it among them. #175082 offers ``torch.utils.pytree``, not in 2.13."""
+
+overload_packet: Callable[[Any], Any] = operator.attrgetter("_overloadpacket")
+"""All overloads of an operator: the key of ``torch.utils.flop_counter.flop_registry``,
+which is read in the same way there. No thread found."""
+
+to_copy: Any = torch.ops.aten._to_copy.default
+"""The operator of every conversion to another precision, as a dispatch mode sees it:
+``Tensor.to`` is made of it. Part of the operators that torch.compile's backends are
+given, so it can hardly change; no thread found."""
+
+# -------------------------------------------------------------------- accelerators
+
+device_statistics: Callable[[int], Mapping[str, Any]] | None = getattr(
+    torch._C, "_accelerator_getDeviceStats", None
+)
+"""An allocator's numbers, nested, by a device's index: 11 µs in place of 136 for the
+public ``torch.accelerator.memory_stats``, which flattens them (#152932 leaves the
+nested form out until somebody needs it). None where it is missing."""
+
+
+def allocator_settings() -> str:
+    """Return what the allocator was told, at run time too; "" where nobody tells.
+
+    From the work on one configuration for all accelerators (#149601, #165291).
+    """
+    settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    return "" if settings is None else str(settings())

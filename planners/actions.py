@@ -1,0 +1,109 @@
+"""What may happen to an event's activations, told as data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionSpec:
+    """An action: what planners, reports and state need to know of it."""
+
+    name: str
+    """As plans, records and state spell it."""
+
+    code: str
+    """One letter for a narrow column; distinct within a menu."""
+
+    is_exact: bool = True
+    """Whether it leaves gradients bit for bit as they are."""
+
+    resources: frozenset[str] = frozenset()
+    """What it spends to hold less, of ``"compute"`` (it runs some of the forward
+    again), ``"host"`` (memory there) and ``"transfer"`` (copies there and back)."""
+
+    def __post_init__(self) -> None:
+        """Check the code and the resources."""
+        if len(self.code) != 1:
+            msg = f"code must be one letter, got {self.code!r} for {self.name!r}"
+            raise ValueError(msg)
+        unknown = self.resources - {"compute", "host", "transfer"}
+        if unknown:
+            msg = f"resources of {self.name!r} are unknown: {sorted(unknown)}"
+            raise ValueError(msg)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether its backward begins with some of the forward."""
+        return "compute" in self.resources
+
+
+KEEP = ActionSpec(name="keep", code="k")
+RECOMPUTE = ActionSpec(name="recompute", code="r", resources=frozenset({"compute"}))
+
+
+@dataclass(frozen=True, slots=True)
+class Menu:
+    """The actions in use, from the one that holds most to the one that holds least.
+
+    The first is what happens without any plan: nothing is dropped, nothing costs. The
+    last is the least: what can run at all runs under it, so steps are collected and
+    run again under it.
+
+    Raises:
+        ValueError: There is none, or two share a name or a code.
+    """
+
+    specs: tuple[ActionSpec, ...]
+
+    def __post_init__(self) -> None:
+        """Check that actions can be told apart."""
+        if not self.specs:
+            msg = "a menu needs an action, got none"
+            raise ValueError(msg)
+        for what, all_of_it in (("name", self.names), ("code", self._codes)):
+            if len(set(all_of_it)) != len(all_of_it):
+                msg = f"each action of a menu needs its own {what}, got {all_of_it!r}"
+                raise ValueError(msg)
+
+    @property
+    def _codes(self) -> tuple[str, ...]:
+        return tuple(spec.code for spec in self.specs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """(K,) the actions' names, as `PlanningProblem.actions` has them."""
+        return tuple(spec.name for spec in self.specs)
+
+    @property
+    def first(self) -> str:
+        """The action that holds everything and costs nothing."""
+        return self.specs[0].name
+
+    @property
+    def least(self) -> str:
+        """The action that holds least."""
+        return self.specs[-1].name
+
+    @property
+    def lossy(self) -> frozenset[str]:
+        """The actions that change gradients."""
+        return frozenset(spec.name for spec in self.specs if not spec.is_exact)
+
+    def spec(self, name: str) -> ActionSpec:
+        """Return the action of a name.
+
+        Raises:
+            KeyError: None is called that.
+        """
+        for spec in self.specs:
+            if spec.name == name:
+                return spec
+        raise KeyError(name)
+
+    def codes(self, actions: Sequence[str]) -> str:
+        """Write a plan's actions one letter each, such as ``"rrkk"``."""
+        return "".join(self.spec(action).code for action in actions)
+
+
+EXACT_MENU = Menu((KEEP, RECOMPUTE))
+"""The actions that sessions use."""

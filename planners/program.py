@@ -1,0 +1,176 @@
+"""The exact planner's 0-1 program, and HiGHS to solve it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from .base import FloatArray, IntArray, PlanningProblem
+from .prefix import prefix_form
+
+# HiGHS stops at absolute tolerances of 1e-6, so the largest number of a kind (bytes
+# held, cost) is put at this size.
+_SCALE = 1000.0
+# Of the solver's status codes the one that is no answer.
+_TIME_LIMIT_REACHED = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Solution:
+    """What the solver found, and whether it could prove it."""
+
+    choice: IntArray | None
+    proved: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Program:
+    """The rows of the 0-1 program.
+
+    Its columns: x[e, a] in {0, 1}; held[e], what events 0 .. e hold; where nets depend
+    on the action, left[e], what the backwards of events e .. E - 1 leave beyond their
+    least; and the peak. Bytes count from ``origin_bytes`` and are divided by
+    ``unit_bytes``.
+    """
+
+    allowed: FloatArray
+    rows: tuple[LinearConstraint, ...]
+    n_columns: int
+    origin_bytes: float
+    unit_bytes: float
+
+    def cheapest(
+        self, cost: FloatArray, budget_bytes: float, time_limit_seconds: float
+    ) -> Solution:
+        """Minimise the cost, with the peak held down to the budget."""
+        unit = float(np.abs(cost).max()) / _SCALE or 1.0
+        objective = np.zeros(self.n_columns)
+        objective[: cost.size] = cost.ravel() / unit
+        peak = (budget_bytes - self.origin_bytes) / self.unit_bytes
+        return self._solve(objective, peak, time_limit_seconds)
+
+    def least_peak(self, time_limit_seconds: float) -> Solution:
+        """Minimise the peak."""
+        objective = np.zeros(self.n_columns)
+        objective[-1] = 1.0
+        return self._solve(objective, np.inf, time_limit_seconds)
+
+    def _solve(
+        self, objective: FloatArray, peak: float, time_limit_seconds: float
+    ) -> Solution:
+        n_choices = self.allowed.size
+        integrality = np.zeros(self.n_columns, dtype=np.intp)
+        integrality[:n_choices] = 1
+        lowest, highest = np.zeros((2, self.n_columns))
+        highest[:n_choices] = self.allowed.ravel()
+        highest[n_choices:-1] = np.inf
+        lowest[-1], highest[-1] = -np.inf, peak
+        result = milp(
+            objective,
+            constraints=self.rows,
+            integrality=integrality,
+            bounds=Bounds(lowest, highest),
+            options={"time_limit": time_limit_seconds, "mip_rel_gap": 0.0},
+        )
+        proved = result.status != _TIME_LIMIT_REACHED
+        if result.x is None:
+            return Solution(choice=None, proved=proved)
+        chosen = result.x[:n_choices].reshape(self.allowed.shape).argmax(axis=1)
+        return Solution(choice=chosen, proved=proved)
+
+
+def build_program(problem: PlanningProblem, host_budget_bytes: float) -> Program:
+    """Build the rows; arrays throughout, for this also runs beside training."""
+    form = prefix_form(problem)
+    n_events, n_actions = problem.allowed.shape
+    n_choices = n_events * n_actions
+    n_sums = n_events * (1 + form.has_extra)
+    n_columns = n_choices + n_sums + 1
+    origin = min(form.head_bytes, float(form.need_bytes.min()))
+    if form.has_extra:
+        origin = min(origin, form.step_bytes, float(form.forward_bytes.min()))
+        origin = min(origin, float(form.backward_bytes.min()))
+    unit = float(problem.held_bytes.max()) / _SCALE or 1.0
+
+    choice, event = np.arange(n_choices), np.arange(n_events)
+    of_event = event.repeat(n_actions)
+    held = n_choices + event
+    left = held + n_events
+    one, later = np.ones(n_events), event[1:]
+    peak = np.full(n_events, n_columns - 1)
+
+    def rows(*entries: tuple[FloatArray, IntArray, IntArray], n_rows: int) -> csr_array:
+        values, at_rows, at_columns = (
+            np.concatenate(parts) for parts in zip(*entries, strict=True)
+        )
+        return csr_array((values, (at_rows, at_columns)), shape=(n_rows, n_columns))
+
+    def scaled(need_bytes: FloatArray) -> FloatArray:
+        need = np.where(problem.allowed, need_bytes - origin, 0.0) / unit
+        return np.asarray(need.ravel())
+
+    def within(
+        need_bytes: FloatArray, *more: tuple[FloatArray, IntArray, IntArray]
+    ) -> LinearConstraint:
+        """Hold held[e - 1] + need[e] + more <= peak."""
+        table = rows(
+            (scaled(need_bytes), of_event, choice),
+            (one[1:], later, held[:-1]),
+            *more,
+            (-one, event, peak),
+            n_rows=n_events,
+        )
+        return LinearConstraint(table, -np.inf, 0)
+
+    def reaches(column: int, over_bytes: float) -> LinearConstraint:
+        """Hold a column + over_bytes <= peak."""
+        ends = np.array([column, n_columns - 1])
+        row = rows((np.array([1.0, -1.0]), np.zeros(2, dtype=np.intp), ends), n_rows=1)
+        return LinearConstraint(row, -np.inf, (origin - over_bytes) / unit)
+
+    # Every event runs under exactly one action.
+    one_action = rows((np.ones(n_choices), of_event, choice), n_rows=n_events)
+    # held[e] = held[e - 1] + what event e holds.
+    held_sum = rows(
+        (problem.held_bytes.ravel() / unit, of_event, choice),
+        (one[1:], later, held[:-1]),
+        (-one, event, held),
+        n_rows=n_events,
+    )
+    constraints = [
+        LinearConstraint(one_action, 1, 1),
+        LinearConstraint(held_sum, 0, 0),
+    ]
+    if form.has_extra:
+        # left[e] = left[e + 1] + what event e leaves beyond its least.
+        left_sum = rows(
+            (form.extra_bytes.ravel() / unit, of_event, choice),
+            (one[1:], event[:-1], left[1:]),
+            (-one, event, left),
+            n_rows=n_events,
+        )
+        constraints += [
+            LinearConstraint(left_sum, 0, 0),
+            within(form.forward_bytes),
+            within(form.backward_bytes, (one[1:], event[:-1], left[1:])),
+            reaches(int(left[0]), form.step_bytes),
+        ]
+    else:
+        constraints.append(within(form.need_bytes))
+    constraints.append(reaches(int(held[-1]), form.head_bytes))
+    if np.count_nonzero(problem.host_bytes):
+        # What the actions need of the host, together.
+        unit_host = float(problem.host_bytes.max()) / _SCALE
+        needed = problem.host_bytes.ravel() / unit_host
+        host = rows((needed, np.zeros(n_choices, dtype=np.intp), choice), n_rows=1)
+        constraints.append(
+            LinearConstraint(host, -np.inf, host_budget_bytes / unit_host)
+        )
+    return Program(
+        allowed=problem.allowed.astype(np.float64),
+        rows=tuple(constraints),
+        n_columns=n_columns,
+        origin_bytes=origin,
+        unit_bytes=unit,
+    )

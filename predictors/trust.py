@@ -1,0 +1,188 @@
+"""Whether a fit may speak of shapes that were not measured: the one place that says.
+
+A fit is trusted where it has seen more shapes than it has terms, tells each shape from
+the others to what is tolerated, and is asked within what was measured or a little
+beyond. Scatter that many shapes show is noise, which no further shape takes away: so
+where there are many a fit may be off by more, and coarser ones are tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .polynomial import LEFT_OUT_DEVIATIONS
+from .varying import HALVINGS, Regressor, VaryingFit, as_they_are
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    Sizes = tuple[int, ...]
+    Readings = Mapping[Sizes, Sequence[float]]
+
+STRETCH = 1.5
+"""How far beyond the largest size seen an exact fit is trusted."""
+NOISY_STRETCH = 1.25
+"""The same for a fit of physical readings."""
+REPEATS = 2
+"""Readings of one shape after which it needs no fit."""
+_OF_NOISE, _OF_SCALE = 20, 0.02
+"""An error within so many times the noise, or this share of the scale, is nothing."""
+_MANY_SHAPES = 8
+"""So many shapes tell noise from an excess that is fitted wrong."""
+_FEW_SHAPES = 5
+"""So many exact readings are worth another search for what explains them."""
+_MANY_SHAPES_OF_NET = 24
+"""The same for net changes: of equal layers one error is made many times."""
+_BEARABLE = 5.0
+"""How many times what is tolerated an excess of many shapes may be off."""
+_BEARABLE_NET = 2.0
+"""The same for a net change."""
+_COARSER = 3.0
+"""How much coarser the next fit is where one is not trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What is asked of a fit of one quantity."""
+
+    noise: float
+    """How far two readings of the same thing differ; 0 for exact ones."""
+    scale: float
+    """What an error is small against, in the quantity's unit."""
+    is_excess: bool
+    """Whether it is a peak's rise over the level it began at."""
+    n_shapes: int
+    """Distinct shapes measured."""
+
+    @property
+    def tolerance(self) -> float:
+        """The largest error at a left-out shape that is nothing to speak of."""
+        return max(_OF_NOISE * self.noise, _OF_SCALE * self.scale)
+
+    @property
+    def bearable(self) -> float:
+        """The largest error at a left-out shape of a fit that is trusted."""
+        times = 1.0
+        if self.is_excess and self.n_shapes >= _MANY_SHAPES:
+            times = _BEARABLE
+        elif self.noise > 0 and self.n_shapes >= _MANY_SHAPES_OF_NET:
+            times = _BEARABLE_NET
+        return times * self.tolerance
+
+    def holds(self, fit: VaryingFit) -> bool:
+        """Whether a fit may speak of shapes not measured."""
+        return is_near(fit, self.bearable)
+
+    def allowance(self, fit: VaryingFit) -> float:
+        """Return what an excess is raised by: nothing where errors are tolerated.
+
+        It counts only where it makes the peak. A net change is not raised, for all that
+        follows would be; what a reading is off by, the next one makes up for.
+        """
+        is_raised = not is_near(fit, self.tolerance) and self.holds(fit)
+        return fit.loo_error if is_raised else 0.0
+
+    def doubt(self, fit: VaryingFit, sizes: Sizes) -> str:
+        """Return why a fit is not trusted at these sizes; "" if it is."""
+        if not self.holds(fit):
+            return f"{self.n_shapes} shapes measured, not enough to trust a fit"
+        return fit.outside(sizes, STRETCH if fit.is_exact else NOISY_STRETCH)
+
+    def grains(self) -> Iterator[float]:
+        """Yield the noises to fit with: the meter's, and up to what is tolerated."""
+        yield self.noise
+        if self.noise > 0 and self.n_shapes >= _MANY_SHAPES:
+            coarsest = self.tolerance / LEFT_OUT_DEVIATIONS
+            coarser = _COARSER * self.noise
+            while coarser < coarsest:
+                yield coarser
+                coarser *= _COARSER
+            yield coarsest
+
+
+def is_near(fit: VaryingFit, tolerance: float) -> bool:
+    """Whether a fit tells left-out shapes to a tolerance, or says itself that it does.
+
+    Args:
+        fit: The fit.
+        tolerance: The largest error, in the quantity's unit.
+    """
+    return fit.n_shapes >= 2 and (fit.says_trusted or fit.loo_error <= tolerance)
+
+
+@dataclass(frozen=True, slots=True)
+class BestFit:
+    """The fit that serves, and what had to be left out for it."""
+
+    fit: VaryingFit
+    left_out: Sizes | None = None
+    """The first shape, where its reading was of something that happened once."""
+
+
+def best_fit(
+    make: Callable[[float], Regressor],
+    readings: Readings,
+    trust: Trust,
+    seen: Sequence[Sizes] = (),
+) -> BestFit:
+    """Return the finest fit within what is tolerated; failing all, the closest.
+
+    What readings scatter by beyond the meter's noise asks for monomials that the
+    samples then cannot settle. A coarser fit, with fewer, can be good enough.
+
+    Args:
+        make: Makes an unfitted regressor for readings of a given noise.
+        readings: By shape, in the order in which they came; at least one.
+        trust: What is asked of the fit.
+        seen: Other shapes that count as measured.
+
+    Raises:
+        Exception: Whatever the regressor raises.
+    """
+
+    def fitted(
+        noise: float,
+        on: Readings = readings,
+        features: Callable[[Sizes], Sizes] = as_they_are,
+    ) -> VaryingFit:
+        is_raised = trust.is_excess
+        fit = VaryingFit(make(noise), on, noise, is_raised=is_raised, features=features)
+        return fit.widened(*seen)
+
+    fits = []
+    for noise in trust.grains():
+        fit = fitted(noise)
+        if trust.noise == 0.0 and not fit.is_exact:
+            exact = _exact_fit(fitted, readings, trust)
+            if exact is not None:
+                return exact
+        fits.append(fit)
+        if is_near(fit, trust.tolerance):
+            return BestFit(fit)
+    return BestFit(min(fits, key=lambda fit: fit.loo_error))
+
+
+def _exact_fit(
+    fitted: Callable[..., VaryingFit], readings: Readings, trust: Trust
+) -> BestFit | None:
+    """Look for an exact fit where one on all sizes as they are is none.
+
+    A stride of two makes ``ceil(size / 2)`` of a size, which is no polynomial of
+    it: odd heights of an image take a little more than even ones. And what happens
+    once (a library takes its workspace) is part of the first reading alone, which
+    is left out where it is the only one that does not fit.
+    """
+    if len(readings) < _FEW_SHAPES:
+        return None
+    for features in HALVINGS:
+        halved = fitted(trust.noise, features=features)
+        if halved.is_exact and is_near(halved, trust.tolerance):
+            return BestFit(halved)
+    if len(readings) < _MANY_SHAPES:
+        return None
+    first, *others = readings
+    later = fitted(trust.noise, {sizes: readings[sizes] for sizes in others})
+    if later.is_exact and is_near(later, trust.tolerance):
+        return BestFit(later, left_out=first)
+    return None

@@ -1,0 +1,202 @@
+"""A made-up third action, from samples to a plan, its growth and the saved state."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from mimose.learn.absorb import absorb
+from mimose.learn.growth import plan_growth
+from mimose.learn.learner import Learner
+from mimose.learn.model import CostModel, kinds_of
+from mimose.learn.problem import (
+    Memory,
+    doubt,
+    exact_cost,
+    extra_flops,
+    fill_problem,
+)
+from mimose.planners import ActionSpec, Marginal, Menu, Optimal, peak_bytes
+from mimose.planners.actions import KEEP, RECOMPUTE
+from mimose.types import (
+    EventSample,
+    Measured,
+    SegmentSample,
+    StepFacts,
+    StepSample,
+)
+
+FOLD = ActionSpec(name="fold", code="f", resources=frozenset({"transfer"}))
+MENU = Menu((KEEP, FOLD, RECOMPUTE))
+NAMES = ("keep", "fold", "recompute")
+N_EVENTS = 5
+# Bytes (or FLOPs) for each row of the batch, by action.
+HELD = {"keep": 100.0, "fold": 40.0, "recompute": 10.0}
+FORWARD = {"keep": 120.0, "fold": 130.0, "recompute": 30.0}
+BACKWARD = {"keep": 50.0, "fold": 55.0, "recompute": 60.0}
+NET = {"keep": 5.0, "fold": 9.0, "recompute": 5.0}
+COST = {"fold": 4.0, "recompute": 20.0}
+ENOUGH = (8, 24, 16, 12, 20, 32)
+
+
+def _nothing():
+    return CostModel(kinds_of("polynomial", 0.0), MENU)
+
+
+def _facts(n):
+    return StepFacts("context", (n,), False, "structure")
+
+
+def _step(n, actions):
+    """Make up what a step of some rows would show under its actions."""
+    events = [
+        Measured(f"layer.{i}#0", i, 0, (n,), action, "family")
+        for i, action in enumerate(actions)
+    ]
+    samples = []
+    for i, (event, action) in enumerate(zip(events, actions, strict=True)):
+        event.held_bytes = {a: HELD[a] * n for a in NAMES}
+        samples.append(
+            EventSample(
+                i,
+                event.held_bytes,
+                {a: FORWARD[a] * n for a in NAMES},
+                {action: BACKWARD[action] * n},
+                {} if action == "keep" else {action: NET[action] * n},
+                {a: COST[a] * n for a in COST},
+            )
+        )
+    gap, head = SegmentSample(3.0 * n, 8.0 * n), SegmentSample(2.0 * n, 30.0 * n)
+    loss = SegmentSample(1.0 * n, 4.0 * n)
+    gaps = (gap,) * len(actions)
+    return events, StepSample(tuple(samples), gaps, head, loss, True)
+
+
+def _taught(*steps):
+    """Return what was learned of steps: rows, and the action of all events."""
+    model = _nothing()
+    for n, action in steps:
+        events, sample = _step(n, (action,) * N_EVENTS)
+        model = model.grown(1000.0 * n)
+        model = absorb(model, _facts(n), events, sample, 0.0, (1,) * N_EVENTS)
+    return model
+
+
+@pytest.fixture(scope="module")
+def collected():
+    """What collecting teaches: every step ran under the menu's least action."""
+    return _taught(*((n, "recompute") for n in ENOUGH))
+
+
+@pytest.fixture(scope="module")
+def taught():
+    """The same, with steps under each of the other actions."""
+    others = (("fold", "keep")[i % 2] for i in range(12))
+    return _taught(
+        *((n, "recompute") for n in ENOUGH), *zip(ENOUGH * 2, others, strict=True)
+    )
+
+
+MEMORY = Memory(1e9, 1000.0, 0.0, 0.0)
+
+
+def test_one_action_teaches_all(collected):
+    """Steps under the least action are enough to plan with the others."""
+    assert "" == doubt(collected, _facts(28))
+    problem = fill_problem(collected, _facts(28), MEMORY)
+    assert NAMES == problem.actions
+    assert [28.0 * HELD[a] for a in NAMES] == pytest.approx(problem.held_bytes[4])
+    expected = [28.0 * FORWARD[a] for a in NAMES]
+    assert expected == pytest.approx(problem.forward_excess_bytes[0])
+    assert [0.0, 28.0 * 4, 28.0 * 20] == pytest.approx(problem.cost[0])
+    # Nobody has seen a backward of the others: it is taken to be the least's, beyond
+    # what an action brings back.
+    brought = [100.0 - HELD[a] for a in NAMES]
+    expected = [28.0 * (60 + more) for more in brought]
+    assert expected == pytest.approx(problem.backward_excess_bytes[0])
+    assert [28.0 * 5] * 3 == pytest.approx(problem.backward_net_bytes[0])
+
+
+def test_an_actions_own_backward_is_its_own(taught):
+    """What steps under it have shown takes the place of the least action's."""
+    problem = fill_problem(taught, _facts(28), MEMORY)
+    expected = [28.0 * (BACKWARD[a] + 100 - HELD[a]) for a in NAMES]
+    assert expected == pytest.approx(problem.backward_excess_bytes[2])
+    assert [28.0 * NET[a] for a in NAMES] == pytest.approx(
+        problem.backward_net_bytes[2]
+    )
+
+
+def test_an_action_nothing_tells_of_is_doubted():
+    """A menu with an action that no step has told of gives no plan."""
+    model = _nothing()
+    for n in ENOUGH:
+        events, sample = _step(n, ("recompute",) * N_EVENTS)
+        for event, told in zip(events, sample.events, strict=True):
+            event.held_bytes.pop("fold")
+            assert told.held_bytes is event.held_bytes
+        model = absorb(model, _facts(n), events, sample, 0.0, (1,) * N_EVENTS)
+    assert doubt(model, _facts(28)).startswith("bytes held (fold) of layer.0#0: never")
+    for unit in range(N_EVENTS):
+        model = model.restricted(unit, ("keep", "recompute"))
+    assert "" == doubt(model, _facts(28))
+
+
+@pytest.mark.parametrize("planner", [Marginal(), Optimal()])
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7])
+def test_plans_are_the_cheapest(taught, planner, share):
+    """Of all choices of three actions; the growth that is told is the timeline's."""
+    facts = _facts(28)
+    problem = fill_problem(taught, facts, MEMORY)
+    choices = np.array(list(itertools.product(range(3), repeat=N_EVENTS)))
+    peaks = peak_bytes(problem, choices)
+    budget = peaks.min() + share * (peaks[0] - peaks.min())
+    problem = fill_problem(taught, facts, MEMORY, budget)
+    plan = planner.plan(problem)
+    costs = problem.cost[np.arange(N_EVENTS), choices].sum(axis=1)
+    assert plan.peak_bytes <= budget
+    assert costs[peaks <= budget].min() == pytest.approx(plan.extra_cost)
+    assert {"fold"} < set(plan.actions)
+    growth = plan_growth(taught, facts, problem, plan.actions, 0.0)
+    assert plan.growth_bytes == pytest.approx(growth.bytes(0.0))
+
+
+def test_costs_of_a_plan(taught):
+    """What each call's action recomputes is counted by action, where it is known."""
+    facts = _facts(28)
+    actions = ("fold", "keep", "recompute", "fold", "keep")
+    total, unknown = extra_flops(taught, facts, actions)
+    assert 0 == total
+    assert ("family", "fold", (28,)) == unknown[0, 0]
+    assert {(0, 0), (2, 0), (3, 0)} == set(unknown)
+    learner = Learner(taught)
+    for call, flops in (((0, 0), 100), ((2, 0), 500)):
+        learner.absorb_cost(unknown[call], flops)
+    assert (700, {}) == extra_flops(learner.model, facts, actions)
+    assert 100 == exact_cost(learner.model, unknown[3, 0])
+
+
+def test_units_that_may_not_run_under_every_action(taught):
+    """The problem allows what is left of the menu, in its order."""
+    model = taught.restricted(1, ("recompute", "keep")).restricted(2, ["keep"])
+    allowed = fill_problem(model, _facts(28), MEMORY).allowed.tolist()
+    assert [True] * 3 == allowed[0]
+    assert [True, False, True] == allowed[1]
+    assert [True, False, False] == allowed[2]
+    assert (False, True) == (model.is_settled(1), model.is_settled(2))
+
+
+def test_saved_and_loaded(taught):
+    """Another model with this menu fills the same problems, actions and all."""
+    restricted = taught.restricted(1, ("keep", "fold"))
+    saved = json.dumps(restricted.state_dict())
+    again = _nothing().loaded(json.loads(saved))
+    assert saved == json.dumps(again.state_dict())
+    for n in (10, 28, 40):
+        one, other = (
+            fill_problem(model, _facts(n), MEMORY) for model in (restricted, again)
+        )
+        for name in ("held_bytes", "backward_excess_bytes", "backward_net_bytes"):
+            assert getattr(one, name).tolist() == getattr(other, name).tolist()
+        assert one.allowed.tolist() == other.allowed.tolist()

@@ -1,0 +1,265 @@
+"""Private parts of torch are named in one module."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose import torch_private
+
+CORE = Path(mimose.__file__).parent
+ONE = CORE / "torch_private.py"
+FILES = sorted(
+    path
+    for path in CORE.rglob("*.py")
+    if path != ONE and path.relative_to(CORE).parts[0] not in ("bench", "planners")
+)
+OWN = ("self", "cls")
+
+
+@functools.cache
+def _names_of_torch() -> set[str]:
+    """Private attributes of what models are made of, and those the module names."""
+    leaf = torch.zeros(1, requires_grad=True)
+    objects = [
+        leaf,
+        (leaf * 1).grad_fn,
+        leaf.untyped_storage(),
+        nn.Linear(1, 1),
+        torch.nn.modules.conv,
+        torch.optim.SGD([leaf]),
+        torch.optim.Optimizer,
+        torch.utils.checkpoint,
+        torch.autograd.Variable,
+        torch.ops.aten.add.Tensor,
+    ]
+    found = {name for one in objects for name in dir(one)}
+    for node in ast.walk(ast.parse(ONE.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return {name for name in found if _is_private(name)}
+
+
+def _slots(node: ast.AST) -> Iterator[ast.AST]:
+    """Everything that an assignment to `__slots__` says: names of our own."""
+    if isinstance(node, ast.Assign) and "__slots__" in ast.unparse(node.targets[0]):
+        yield from ast.walk(node.value)
+
+
+def _is_private(name: str) -> bool:
+    return name.isidentifier() and name.startswith("_") and not name.startswith("__")
+
+
+def _private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """What a file says of torch that has an underscore, by line."""
+    names = _names_of_torch()
+    slots = {id(part) for node in ast.walk(tree) for part in _slots(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in names:
+            # `self._modules` is ours; `module._modules` is torch's.
+            if not (isinstance(node.value, ast.Name) and node.value.id in OWN):
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.Constant) and node.value in names:
+            if id(node) in slots:
+                continue
+            yield node.lineno, node.value
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            module = getattr(node, "module", "") or ""
+            for alias in node.names:
+                path = f"{module}.{alias.name}".strip(".").split(".")
+                if path[0] == "torch" and any(map(_is_private, path)):
+                    yield node.lineno, ".".join(path)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CORE)))
+def test_no_private_torch_elsewhere(path: Path) -> None:
+    """No other module of the library names a private part of torch."""
+    found = list(_private_names(ast.parse(path.read_text(encoding="utf-8"))))
+
+    assert [] == found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch._dynamo",
+        "from torch.utils import _pytree as pytree",
+        "from torch._subclasses.fake_tensor import FakeTensorMode",
+        "from torch.utils.checkpoint import _StopRecomputationError",
+        "torch._C._current_graph_task_id()",
+        "storage._cdata",
+        "hasattr(tensor, '_use_count')",
+        "vars(module)['_orig_mod']",
+        "layer.module._buffers",
+    ],
+)
+def test_what_counts_as_private(code: str) -> None:
+    """Attributes, imports and names as text are found."""
+    assert list(_private_names(ast.parse(code)))
+
+
+def test_what_does_not() -> None:
+    """Attributes of our own objects and public parts of torch are not."""
+    code = "self._modules; torch.__version__; tensor.data_ptr(); table._group"
+
+    assert [] == list(_private_names(ast.parse(code)))
+
+
+def test_all_is_documented() -> None:
+    """Each part has a text of its own, and is named in `__all__`."""
+    body = ast.parse(ONE.read_text(encoding="utf-8")).body
+    documented = set()
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+            documented.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            has_text = isinstance(after, ast.Expr) and isinstance(
+                after.value, ast.Constant
+            )
+            if has_text and isinstance(target, ast.Name):
+                documented.add(target.id)
+
+    assert set(torch_private.__all__) == documented
+    assert sorted(torch_private.__all__) == sorted(set(torch_private.__all__))
+
+
+def test_storages() -> None:
+    """A storage's key is that of all its tensors; its owners are counted."""
+    tensor = torch.zeros(4)
+    key = torch_private.storage_key(tensor.untyped_storage())
+    alone = torch_private.storage_users(key)
+    view = tensor[1:]
+
+    assert key == torch_private.storage_key(view.untyped_storage())
+    assert alone + 1 == torch_private.storage_users(key)
+    assert torch_private.base_of(view) is tensor
+    assert torch_private.tensor_users(tensor) >= 1
+
+
+def test_versions() -> None:
+    """Each change in place counts."""
+    tensor = torch.zeros(4)
+    before = torch_private.version_of(tensor)
+    tensor.add_(1)
+
+    assert before + 1 == torch_private.version_of(tensor)
+
+
+def test_backward() -> None:
+    """Callbacks run as a backward ends, which has a number until then."""
+    seen = []
+    tensor = torch.zeros(4, requires_grad=True)
+    result = (tensor * 2).sum()
+
+    def note(_: torch.Tensor) -> None:
+        seen.append(torch_private.current_graph_task() != torch_private.NO_GRAPH_TASK)
+        torch_private.queue_callback(lambda: seen.append("end"))
+
+    result.register_hook(note)
+    result.backward()
+
+    assert [True, "end"] == seen
+    assert torch_private.current_graph_task() == torch_private.NO_GRAPH_TASK
+
+
+def test_sequence_numbers() -> None:
+    """A node made later has a higher number."""
+    tensor = torch.zeros(4, requires_grad=True)
+    older = tensor * 2
+    now = torch_private.next_sequence_number()
+    newer = older * 2
+
+    assert torch_private.sequence_number(older.grad_fn) < now
+    assert torch_private.sequence_number(newer.grad_fn) >= now
+
+
+def test_saved_hooks() -> None:
+    """Hooks that are pushed are called, and none are left."""
+    packed: list[weakref.ref[torch.Tensor]] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(weakref.ref(tensor))
+        return tensor
+
+    torch_private.push_saved_hooks(pack, lambda tensor: tensor)
+    try:
+        torch.ones(2, requires_grad=True).square()
+    finally:
+        torch_private.pop_saved_hooks()
+
+    assert packed
+    assert torch_private.top_saved_hooks(False) is None
+
+
+def test_transforms() -> None:
+    """A transform of torch.func is seen from inside."""
+    seen = []
+
+    def one(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch_private.top_transform() is not None)
+        return x.sum()
+
+    torch.func.grad(one)(torch.ones(2))
+
+    assert [True] == seen
+    assert torch_private.top_transform() is None
+
+
+def test_checkpoints_hook() -> None:
+    """A region of `checkpoint` is known by its hook."""
+    seen = []
+
+    def region(x: torch.Tensor) -> torch.Tensor:
+        hooks = torch_private.top_saved_hooks(False)
+        seen.append(hooks is not None and torch_private.is_from_checkpoint(hooks[0]))
+        return x.square()
+
+    checkpoint = torch.utils.checkpoint.checkpoint
+    checkpoint(region, torch.ones(2, requires_grad=True), use_reentrant=False)
+
+    assert [True] == seen
+    assert not torch_private.is_from_checkpoint(region)
+
+
+def test_checkpoints_debug_mode() -> None:
+    """The debug mode is seen while it is on."""
+    assert not torch_private.is_checkpoint_debugged()
+    with torch.utils.checkpoint.set_checkpoint_debug_enabled(True):
+        assert torch_private.is_checkpoint_debugged()
+
+
+def test_hooks_are_cleared() -> None:
+    """No hook on a forward is left."""
+    module = nn.Linear(1, 1)
+    seen = []
+    module.register_forward_hook(lambda *_: seen.append("after"))
+    module.register_forward_pre_hook(lambda *_: seen.append("before"))
+    torch_private.clear_hooks(module)
+    module(torch.ones(1))
+
+    assert [] == seen
+
+
+def test_missing_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody tells the allocator's settings there are none."""
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings", raising=False)
+
+    assert "" == torch_private.allocator_settings()
+
+
+def test_missing_order_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch has no switch for its cache of graphs nothing is done."""
+    monkeypatch.delattr(torch._C._dynamo.eval_frame, "_set_lru_cache", raising=False)
+
+    torch_private.set_graphs_by_use(False)
