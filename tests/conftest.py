@@ -87,9 +87,9 @@ def _sim_as_new(request: pytest.FixtureRequest) -> Iterator[None]:
     device = request.getfixturevalue("sim")
     _reset(device)
     yield
-    from mimose.measure import meters
+    from mimose.measure.meters import allocator
 
-    assert not any(meters._walls.values()), (
+    assert not any(allocator._walls.values()), (
         "a session's or a proof's wall was left standing"
     )
     _reset(device)
