@@ -1,7 +1,6 @@
 """What a user can get wrong, and what is said to it."""
 
 import logging
-import sys
 
 import pytest
 import torch
@@ -267,27 +266,6 @@ def test_a_problem_before_anything_is_measured(toys):
         session._model(toys.inputs()).backward()
         with pytest.raises(mimose.MimoseError, match="no step with such inputs"):
             session.planning_problem()
-
-
-def test_a_demo_into_a_file(tmp_path, monkeypatch):
-    """A folder that cannot be is refused before anything is measured."""
-    for needed in ("matplotlib", "rich", "tokenizers", "transformers"):
-        pytest.importorskip(needed)
-    from mimose.bench.demo import demo
-    from mimose.bench.experiment import ExperimentSettings
-    from mimose.bench.tasks import Workload
-    from mimose.usage import UsageError
-
-    def measure(*_):
-        sys.exit("it was measured")
-
-    monkeypatch.setattr("mimose.bench.demo._measure", measure)
-    file = tmp_path / "file"
-    file.write_text("text", encoding="utf-8")
-    settings = ExperimentSettings(workload=Workload(seed=0), steps=1, threads=1)
-    for out in (file, file / "folder"):
-        with pytest.raises(UsageError, match=f"{out}: it cannot be a folder"):
-            demo(settings, out)
 
 
 @pytest.mark.parametrize("n_events", [12, 1000, 3000, 20_000])

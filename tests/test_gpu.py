@@ -74,7 +74,7 @@ def test_autosac_saves_memory(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("pulp")
     pytest.importorskip("pwlf")
-    from mimose.bench.grid.trainer import Task, Trainer
+    from mimose.bench.grid.worker import Task, Worker
 
     lengths = (64, 256, 160)
     task = {
@@ -83,11 +83,11 @@ def test_autosac_saves_memory(tmp_path):
         "device": str(torch.accelerator.current_accelerator()), "threads": 2,
         "shared": str(tmp_path),
     }  # fmt: skip
-    plain = Trainer(Task(strategy="none", headroom_bytes=None, **task))
+    plain = Worker(Task(strategy="none", headroom_bytes=None, **task))
     growth = plain.probe()["growth_bytes"]
     losses = [plain.step(i)["loss"] for i in range(len(lengths))]
     plain.close()
-    planned = Trainer(Task(strategy="autosac", headroom_bytes=growth * 3 // 4, **task))
+    planned = Worker(Task(strategy="autosac", headroom_bytes=growth * 3 // 4, **task))
     rows = [planned.step(i) for i in range(len(lengths))]
     planned.close()
     assert [row["loss"] for row in rows] == losses

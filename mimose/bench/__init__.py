@@ -1,6 +1,7 @@
-"""Training one workload under several strategies, and measuring all of them alike.
+"""Strategies measured against each other, and the library against its promises.
 
-`rows` is the record of a step, `strategies` runs the steps, `worker` and `process` put
-a strategy into a process of its own, `limits` bounds that process's memory, `summary`
-and `figure` read the rows.
+`grid` compares strategies, on workloads of which the demonstration is one; `proofs` ask
+one question each, `check` looks at a device. They share `child` and `serve` (work in a
+process of its own), `step_meter` (one step measured from outside), `rows` (results with
+their provenance, as CSV), `limits`, `corpus`, `zoo` and `sim`.
 """

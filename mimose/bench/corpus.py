@@ -18,6 +18,7 @@ The rule, so that two people with one Python version get the same corpus:
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import sysconfig
 import warnings
@@ -108,8 +109,13 @@ class EncodedCorpus:
         return cls(
             labels=tuple(raw["labels"]),
             vocabulary_size=raw["vocabulary_size"],
-            train=_texts_from_json(raw["train"]),
-            held_out=_texts_from_json(raw["held_out"]),
+            **{
+                part: tuple(
+                    EncodedText(tuple(text["token_ids"]), text["label"])
+                    for text in raw[part]
+                )
+                for part in ("train", "held_out")
+            },
         )
 
 
@@ -132,6 +138,7 @@ def read_docstrings(root: Path | None = None) -> tuple[Docstring, ...]:
     return tuple(found.values())
 
 
+@functools.cache
 def load_corpus(n_labels: int = 24, root: Path | None = None) -> Corpus:
     """Build the classification task: from which package does a docstring come?
 
@@ -190,6 +197,7 @@ def train_tokenizer(
     return tokenizer
 
 
+@functools.cache
 def encode_corpus(
     corpus: Corpus, max_tokens: int = 512, vocabulary_size: int = VOCABULARY_SIZE
 ) -> EncodedCorpus:
@@ -255,10 +263,3 @@ def _docstrings_below(
 
 def _is_held_out(text: Docstring) -> bool:
     return zlib.crc32(text.text.encode()) % _HELD_OUT_EVERY == 0
-
-
-def _texts_from_json(raw: list[dict[str, object]]) -> tuple[EncodedText, ...]:
-    return tuple(
-        EncodedText(tuple(item["token_ids"]), item["label"])  # type: ignore[arg-type]
-        for item in raw
-    )

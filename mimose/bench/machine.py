@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from mimose.usage import UsageError
+from mimose.bench.device import SIM, is_cpu, kind_of
 
 _VERSIONS = ("torch", "transformers", "mimose")
 
@@ -30,63 +31,19 @@ def worker_environment(threads: int) -> dict[str, str]:
     }
 
 
+@functools.cache
 def describe_machine(device: str = "cpu") -> Mapping[str, str]:
-    """Name the device and the versions, as the columns of `StepRow` do.
+    """Name the device and the versions, as the columns of a row do.
 
     Args:
         device: Where the training runs; an accelerator is named by torch.
     """
     versions = {name: _version(name) for name in _VERSIONS}
     return {
-        "device": f"cpu: {_processor()}" if device == "cpu" else _accelerator(device),
+        "device": f"cpu: {_processor()}" if is_cpu(device) else _accelerator(device),
         "python": platform.python_version(),
         **versions,
     }
-
-
-def prepare_device(device: str) -> None:
-    """Make a device known to torch in this process, where that takes anything.
-
-    Args:
-        device: As torch writes it; ``"sim"`` is the simulated accelerator, which is
-            built on its first use.
-
-    Raises:
-        SimUnavailableError: That cannot be built here.
-        ModuleNotFoundError: It is not part of an installed wheel.
-    """
-    if device.partition(":")[0] == "sim":
-        from mimose.bench import sim
-
-        sim.use()
-
-
-def need_device(device: str) -> None:
-    """Make sure that torch has a device here.
-
-    Args:
-        device: As a command line's ``--device`` names it; `prepare_device` has it then.
-
-    Raises:
-        UsageError: It has not.
-    """
-    import torch
-
-    try:
-        prepare_device(device)
-    except (RuntimeError, ModuleNotFoundError) as error:
-        msg = f"--device {device}: the simulated accelerator cannot be had: {error}"
-        raise UsageError(msg) from error
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        msg = f"--device {device}: torch knows no such device"
-        raise UsageError(msg) from error
-    found = torch.accelerator.current_accelerator()
-    n_found = torch.accelerator.device_count() if found and found.type == kind else 0
-    if kind != "cpu" and (torch.device(device).index or 0) >= n_found:
-        msg = f"--device {device}: torch sees {n_found or 'none'} here"
-        raise UsageError(msg)
 
 
 def load_average() -> float:
@@ -132,7 +89,7 @@ def _version(package: str) -> str:
 def _accelerator(device: str) -> str:
     import torch
 
-    if device.partition(":")[0] == "sim":
+    if kind_of(device) == SIM:
         return f"{device}: simulated accelerator"
     found = torch.device(device)
     if found.type == "cuda":

@@ -1,88 +1,154 @@
-"""One measured training step: a dataclass, and a line of a CSV file."""
+"""Results as lines of CSV files: dataclasses that say where they were measured.
+
+None becomes an empty field. What was measured comes first in a line, where it was
+measured last.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import csv
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any, TextIO, TypeVar
 
-from mimose.bench import csv_file
+from mimose.bench.machine import describe_machine, load_average
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepRow:
-    """One training step of one strategy, and where and with what it ran."""
+class Row:
+    """Where and with what a row was measured; each kind adds what it measured."""
 
-    run: str
-    """Which part of an experiment: ``"compare"``, ``"limit"`` …"""
-    strategy: str
-    """``"none"``, ``"full"``, ``"static"`` or ``"mimose"``."""
-    step: int
-    """Counts from 0."""
-    phase: str
-    """The session's phase; empty without a session."""
-    texts: int
-    """Members of the batch."""
-    length: int
-    """Tokens of the longest member."""
-    start_bytes: int
-    """Held when the step began."""
-    peak_bytes: int
-    """The most held at any moment until the optimizer had stepped."""
-    predicted_peak_bytes: float | None
-    """What the plan said the peak would be."""
-    budget_bytes: int | None
-    """The most the strategy was asked to hold; none for plain training."""
-    limit_bytes: int | None
-    """Hard limit that the system enforced, in the terms of `budget_bytes`."""
-    seconds: float
-    """Forward, backward and optimizer step."""
-    plan_seconds: float
-    """The part of it spent to decide on a plan."""
-    cache_hit: bool
-    """Whether the plan came from the cache."""
-    recomputed_flops: int
-    """Forward work done a second time."""
-    retries: int
-    """How often the step was begun again after running out of memory."""
-    loss: float
-    """Mean over the batch."""
-    accuracy: float | None
-    """On held-out texts after this step, where it was asked for."""
-    load_average: float
-    """Of the machine over the last minute, this process included."""
     seed: int
-    date: str
-    """When the experiment began, ISO 8601."""
-    device: str
     threads: int
+    load_average: float
+    """Of the machine over the last minute, when the row arrived."""
+    date: str
+    """When the run began, ISO 8601."""
+    device: str
     python: str
     torch: str
     transformers: str
     mimose: str
 
-    @property
-    def growth_bytes(self) -> int:
-        """The peak over what was held when the step began."""
-        return self.peak_bytes - self.start_bytes
 
-    @property
-    def predicted_growth_bytes(self) -> float | None:
-        """The predicted peak over what was held when the step began."""
-        if self.predicted_peak_bytes is None:
-            return None
-        return self.predicted_peak_bytes - self.start_bytes
+_Kind = TypeVar("_Kind", bound=Row)
 
 
-def write_rows(path: Path, rows: Iterable[StepRow]) -> None:
-    """Write rows to a CSV file; None becomes an empty field."""
-    csv_file.write(path, StepRow, rows)
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def read_rows(path: Path) -> list[StepRow]:
-    """Read what `write_rows` wrote.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """What every run can be told."""
+
+    seed: int = 0
+    """Settles weights, shapes and batches."""
+    threads: int = 2
+    """For torch's operators, in every process."""
+    device: str = "cpu"
+    date: str = field(default_factory=_now)
+    """When the run began."""
+
+    def provenance(self) -> dict[str, Any]:
+        """Return the columns of `Row`."""
+        return {
+            "seed": self.seed,
+            "threads": self.threads,
+            "load_average": load_average(),
+            "date": self.date,
+            **describe_machine(self.device),
+        }
+
+
+class RowsFile:
+    """A file that grows by some rows at a time.
+
+    Args:
+        path: The file; its folder is made.
+        kind: The rows' dataclass.
+        goes_on: Whether it is there already, and is not begun anew.
+    """
+
+    def __init__(self, path: Path, kind: type[Row], *, goes_on: bool = False) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = path.open(
+            "a" if goes_on else "w", newline="", encoding="utf-8"
+        )
+        columns = [column.name for column in _columns(kind)]
+        self._writer = csv.DictWriter(self._file, columns, lineterminator="\n")
+        if not goes_on:
+            self._writer.writeheader()
+            self._file.flush()
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Write rows down at once."""
+        self._writer.writerows(asdict(row) for row in rows)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def write(path: Path, kind: type[_Kind], rows: Iterable[_Kind]) -> None:
+    """Write rows to a file.
+
+    Args:
+        path: The file; its folder is made.
+        kind: The rows' dataclass.
+        rows: The rows.
+    """
+    file = RowsFile(path, kind)
+    file.append(rows)
+    file.close()
+
+
+def read(path: Path, kind: type[_Kind]) -> list[_Kind]:
+    """Read what was written, in whatever order its columns are.
+
+    Args:
+        path: The file. It may lack columns that have a default: they are newer.
+        kind: The rows' dataclass.
 
     Raises:
-        ValueError: The columns are not those of `StepRow`.
+        ValueError: The columns are not those of the dataclass, or a line is cut short.
     """
-    return csv_file.read(path, StepRow)
+    known = {column.name: column for column in _columns(kind)}
+    needed = {name for name, column in known.items() if column.default is MISSING}
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        there = set(reader.fieldnames or ())
+        if not needed <= there <= known.keys():
+            msg = f"{path} has columns {reader.fieldnames}, expected {list(known)}"
+            raise ValueError(msg)
+        rows = []
+        for number, line in enumerate(reader, 2):
+            if None in line.values():
+                msg = f"{path}, line {number}: it is cut short"
+                raise ValueError(msg)
+            values = {n: _READERS[str(known[n].type)](text) for n, text in line.items()}
+            rows.append(kind(**values))
+        return rows
+
+
+def _columns(kind: type[Row]) -> list[Field[Any]]:
+    """Return a dataclass's fields, those of `Row` last."""
+    shared = {column.name for column in fields(Row)}
+    return sorted(fields(kind), key=lambda column: column.name in shared)
+
+
+def _optional(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: None if text == "" else read(text)
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": lambda text: text == "True",
+    "int | None": _optional(int),
+    "float | None": _optional(float),
+}

@@ -1,6 +1,9 @@
-"""Meters that know a step's peak however often a session resets it within."""
+"""One training step measured from outside, however often a session resets its peak."""
 
 from __future__ import annotations
+
+import time
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -109,6 +112,9 @@ class ReservedStepMeter(AllocatorMeter):
         return usage
 
 
+AnyStepMeter: TypeAlias = StepMeter | DeviceStepMeter | ReservedStepMeter
+
+
 def step_meter(device: torch.device) -> StepMeter | DeviceStepMeter:
     """Return the meter for a model on a device."""
     return StepMeter() if device.type == "cpu" else DeviceStepMeter(device)
@@ -117,3 +123,45 @@ def step_meter(device: torch.device) -> StepMeter | DeviceStepMeter:
 def budget_meter(device: torch.device) -> StepMeter | ReservedStepMeter:
     """Return the meter of what a session's budget is about."""
     return StepMeter() if device.type == "cpu" else ReservedStepMeter(device)
+
+
+class MeasuredStep(NamedTuple):
+    """What a step took: forward, backward, and whatever else ran in it."""
+
+    start_bytes: int
+    """Held when it began."""
+    peak_bytes: int
+    """The most held at any moment until its end, over every reset of the peak."""
+    seconds: float
+
+    @property
+    def growth_bytes(self) -> int:
+        """The peak over what was held at the start."""
+        return self.peak_bytes - self.start_bytes
+
+
+class RunningStep:
+    """A step that has begun: its peak is a new one, its clock runs.
+
+    Args:
+        meter: Reads the peak.
+        device: Whose work is waited for at both ends.
+    """
+
+    def __init__(self, meter: AnyStepMeter, device: torch.device) -> None:
+        self._meter = meter
+        self._device = device
+        self.start_bytes = meter.begin_step()
+        self._synchronise()
+        self._began = time.perf_counter()
+
+    def end(self) -> MeasuredStep:
+        """Stop the clock, and read what the step reached."""
+        self._synchronise()
+        seconds = time.perf_counter() - self._began
+        peak_bytes = self._meter.step_peak_bytes()
+        return MeasuredStep(self.start_bytes, peak_bytes, seconds)
+
+    def _synchronise(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)

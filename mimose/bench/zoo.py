@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -17,7 +17,22 @@ Batch: TypeAlias = dict[str, torch.Tensor]
 _VOCABULARY = 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def moved(batch: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
+    """Return a batch with its tensors on a device."""
+    return {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+class Output(NamedTuple):
+    """What models of our own return, so that they can be trained as those here are."""
+
+    loss: torch.Tensor
+    """One number."""
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """An architecture: how to build it, and how to make a batch for it."""
 
@@ -31,112 +46,68 @@ class Entry:
     """Names of the sizes, each with its least and greatest value in the benchmarks."""
 
 
-def _bert(**changes: Any) -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
+def builder(config: str, model: str, **defaults: Any) -> Callable[..., nn.Module]:
+    """Return what builds a model of transformers from its configuration alone.
 
-    config = BertConfig(
-        vocab_size=_VOCABULARY,
-        **{
-            "hidden_size": 64,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 4,
-            "intermediate_size": 256,
-            "num_labels": 8,
-            **changes,
-        },
-    )
-    model: nn.Module = BertForSequenceClassification(config)
-    return model.train()
+    Args:
+        config: The configuration's class.
+        model: The model's class.
+        defaults: Of the configuration; what is built may be given others.
+    """
 
+    def build(**changes: Any) -> nn.Module:
+        import transformers
 
-def _gpt2(**changes: Any) -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
+        made = getattr(transformers, config)(**{**defaults, **changes})
+        module: nn.Module = getattr(transformers, model)(made)
+        return module.train()
 
-    config = GPT2Config(
-        vocab_size=_VOCABULARY,
-        **{"n_embd": 64, "n_layer": 6, "n_head": 4, "n_positions": 1024, **changes},
-    )
-    model: nn.Module = GPT2LMHeadModel(config)
-    return model.train()
+    return build
 
 
-def _t5(**changes: Any) -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=_VOCABULARY,
-        **{
-            "d_model": 64,
-            "d_ff": 256,
-            "d_kv": 16,
-            "num_heads": 4,
-            "num_layers": 4,
-            "decoder_start_token_id": 0,
-            **changes,
-        },
-    )
-    model: nn.Module = T5ForConditionalGeneration(config)
-    return model.train()
-
-
-def _vit(**changes: Any) -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        **{
-            "hidden_size": 64,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 4,
-            "intermediate_size": 256,
-            "image_size": 224,
-            "patch_size": 16,
-            "num_labels": 8,
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            **changes,
-        },
-    )
-    model: nn.Module = ViTForImageClassification(config)
-    return model.train()
-
-
-def _albert(**changes: Any) -> nn.Module:
-    from transformers import AlbertConfig, AlbertForSequenceClassification
-
-    config = AlbertConfig(
-        vocab_size=_VOCABULARY,
-        **{
-            "embedding_size": 32,
-            "hidden_size": 64,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 4,
-            "intermediate_size": 256,
-            "num_labels": 8,
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "classifier_dropout_prob": 0.1,
-            **changes,
-        },
-    )
-    model: nn.Module = AlbertForSequenceClassification(config)
-    return model.train()
-
-
-def _resnet(**changes: Any) -> nn.Module:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    config = ResNetConfig(
-        **{
-            "embedding_size": 16,
-            "hidden_sizes": [16, 32, 64, 128],
-            "depths": [2, 2, 2, 2],
-            "layer_type": "basic",
-            "num_labels": 8,
-            **changes,
-        },
-    )
-    model: nn.Module = ResNetForImageClassification(config)
-    return model.train()
+_ENCODER: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "num_labels": 8,
+}
+_DROPPED: Mapping[str, float] = {
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+}
+_bert = builder(
+    "BertConfig", "BertForSequenceClassification", vocab_size=_VOCABULARY, **_ENCODER
+)
+_gpt2 = builder(
+    "GPT2Config",
+    "GPT2LMHeadModel",
+    **{"vocab_size": _VOCABULARY, "n_embd": 64, "n_layer": 6, "n_head": 4},
+    n_positions=1024,
+)
+_t5 = builder(
+    "T5Config",
+    "T5ForConditionalGeneration",
+    **{"vocab_size": _VOCABULARY, "d_model": 64, "d_ff": 256, "d_kv": 16},
+    **{"num_heads": 4, "num_layers": 4, "decoder_start_token_id": 0},
+)
+_vit = builder(
+    "ViTConfig",
+    "ViTForImageClassification",
+    **{**_ENCODER, **_DROPPED, "image_size": 224, "patch_size": 16},
+)
+_albert = builder(
+    "AlbertConfig",
+    "AlbertForSequenceClassification",
+    **{**_ENCODER, **_DROPPED, "classifier_dropout_prob": 0.1},
+    **{"vocab_size": _VOCABULARY, "embedding_size": 32},
+)
+_resnet = builder(
+    "ResNetConfig",
+    "ResNetForImageClassification",
+    **{"embedding_size": 16, "hidden_sizes": [16, 32, 64, 128], "num_labels": 8},
+    **{"depths": [2, 2, 2, 2], "layer_type": "basic"},
+)
 
 
 def _tokens(
@@ -186,45 +157,18 @@ def _vit_batch(sizes: Mapping[str, int], generator: torch.Generator) -> Batch:
     return {**batch, "interpolate_pos_encoding": True}
 
 
+_TEXTS, _IMAGES = {"batch": (16, 16), "length": (32, 384)}, (96, 320)
+_IMAGE_SIZES = {"batch": (8, 8), "height": _IMAGES, "width": _IMAGES}
+_PAIR_SIZES = {"batch": (8, 8), "source": (32, 384), "target": (16, 256)}
 ZOO: Mapping[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry(
-            name="bert",
-            build=_bert,
-            batch=_text_batch,
-            sizes={"batch": (16, 16), "length": (32, 384)},
-        ),
-        Entry(
-            name="gpt2",
-            build=_gpt2,
-            batch=_lm_batch,
-            sizes={"batch": (8, 8), "length": (32, 512)},
-        ),
-        Entry(
-            name="t5",
-            build=_t5,
-            batch=_pair_batch,
-            sizes={"batch": (8, 8), "source": (32, 384), "target": (16, 256)},
-        ),
-        Entry(
-            name="vit",
-            build=_vit,
-            batch=_vit_batch,
-            sizes={"batch": (8, 8), "height": (96, 320), "width": (96, 320)},
-        ),
-        Entry(
-            name="albert",
-            build=_albert,
-            batch=_text_batch,
-            sizes={"batch": (16, 16), "length": (32, 384)},
-        ),
-        Entry(
-            name="resnet",
-            build=_resnet,
-            batch=_image_batch,
-            sizes={"batch": (8, 8), "height": (96, 320), "width": (96, 320)},
-        ),
+        Entry("bert", _bert, _text_batch, _TEXTS),
+        Entry("gpt2", _gpt2, _lm_batch, {"batch": (8, 8), "length": (32, 512)}),
+        Entry("t5", _t5, _pair_batch, _PAIR_SIZES),
+        Entry("vit", _vit, _vit_batch, _IMAGE_SIZES),
+        Entry("albert", _albert, _text_batch, _TEXTS),
+        Entry("resnet", _resnet, _image_batch, _IMAGE_SIZES),
     )
 }
 """The architectures, by name."""

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from mimose.near_names import near_names
 from mimose.usage import UsageError, need
 
 if TYPE_CHECKING:
-    from mimose.bench.grid.runner import GridSettings
+    from mimose.bench.grid.settings import GridSettings
     from mimose.bench.grid.strategies import Strategy
     from mimose.bench.grid.traces import Sizes
     from mimose.bench.grid.workload import Workload
@@ -36,6 +36,8 @@ UNUSABLE = 2
 UNREAD = 141
 """The output was closed before all of it was written (128 + SIGPIPE)."""
 
+_BENCH = ("filelock", "matplotlib", "rich", "sympy", "tokenizers", "transformers")
+"""Packages that a grid needs."""
 _RECORDS = "records.jsonl"
 _OUT = Path("runs/bench")
 
@@ -49,14 +51,11 @@ def demo(options: argparse.Namespace) -> int:
     Raises:
         UsageError: A package is missing, or the folder cannot be made.
     """
-    from mimose.bench.demo import demo
-    from mimose.bench.experiment import ExperimentSettings
-    from mimose.bench.tasks import Workload
+    need("bench", *_BENCH)
+    from mimose.bench.grid.demo import SETTINGS, demo
 
-    settings = ExperimentSettings(
-        workload=Workload(seed=options.seed),
-        steps=options.steps,
-        threads=options.threads,
+    settings = replace(
+        SETTINGS, seed=options.seed, steps=options.steps, threads=options.threads
     )
     return demo(settings, options.out)
 
@@ -71,11 +70,7 @@ def bench(options: argparse.Namespace) -> int:
         UsageError: A workload or a strategy is not known, the lengths or the rows
             cannot be read, or a package is missing.
     """
-    need(
-        "bench",
-        *("filelock", "matplotlib", "rich", "sympy"),
-        *("tokenizers", "transformers"),
-    )
+    need("bench", *_BENCH)
     from mimose.bench.grid.command import bench, prepare, show_again
     from mimose.bench.grid.registry import STRATEGIES
     from mimose.bench.grid.workloads import WORKLOADS
@@ -109,10 +104,10 @@ def _told_as_usage() -> Iterator[None]:
 
 def _grid(options: argparse.Namespace) -> GridSettings:
     """Return what ``mimose bench`` was asked to compare."""
+    from mimose.bench.device import need_device
     from mimose.bench.grid.registry import STRATEGIES
-    from mimose.bench.grid.runner import GridSettings, refuse_workload
     from mimose.bench.grid.scaling import SCALED, SCALING
-    from mimose.bench.machine import need_device
+    from mimose.bench.grid.settings import GridSettings, refuse_workload
 
     if options.model and ":" not in options.model:
         msg = f"--model {options.model}: give it as module:function"

@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from mimose.bench import device
 from mimose.bench.proofs import (
-    device,
     exact,
     falls,
     fragmentation,
@@ -25,10 +25,12 @@ from mimose.bench.proofs import (
     hostcost,
     prediction,
     soak,
+    soak_run,
     tight,
 )
-from mimose.bench.proofs.common import Answer, Bar, Settings, write_rows
-from mimose.bench.proofs.models import Setup
+from mimose.bench.proofs.common import Answer, Bar, Settings
+from mimose.bench.proofs.models import ModelSpec
+from mimose.bench.rows import write
 
 MIB = 2**20
 
@@ -38,7 +40,9 @@ def run(sim: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
     """Ask a question in small, on the device in this very process."""
 
     def ask(proof: ModuleType, *models: str, **options: Any) -> Answer:
-        monkeypatch.setattr(proof, "run_child", lambda _, task, __: proof.work(task))
+        monkeypatch.setattr(
+            "mimose.bench.proofs.common.run_child", lambda _, task, __: proof.work(task)
+        )
         settings = Settings(device="sim", models=models)
         return proof.ask(settings, argparse.Namespace(**options))
 
@@ -151,7 +155,7 @@ def _exact_row(**changes: Any) -> exact.ExactRow:
 def test_environment(name: str, is_expandable: bool, expected: int) -> None:
     """Variables are for allocators that read them when torch is imported."""
     task = {"device": name, "is_expandable": is_expandable}
-    assert expected == len(device.environment(task))
+    assert expected == len(device.environment_of(task))
 
 
 def test_a_cpu_has_no_segments() -> None:
@@ -165,8 +169,8 @@ def test_a_cpu_has_no_segments() -> None:
 )
 def test_soak_setup(name: str, batch: tuple[int, int], layers: int | None) -> None:
     """On an accelerator T5 has more layers; nothing else differs."""
-    setup = soak.setup_on("t5", name)
-    assert (batch, layers) == (setup.sizes["batch"], setup.changes.get("num_layers"))
+    spec = soak_run.spec_on("t5", name)
+    assert (batch, layers) == (spec.sizes["batch"], spec.changes.get("num_layers"))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,7 @@ def test_soak_headroom(plain: int, least: int, expected: tuple[int, int]) -> Non
 )
 def test_prediction_setup(name: str, batch: tuple[int, int], growth: int) -> None:
     """On an accelerator batches are a third, and smaller growths count."""
-    assert batch == prediction._setup_on("bert", name).sizes["batch"]
+    assert batch == prediction._spec_on("bert", name).sizes["batch"]
     assert growth * MIB == prediction._least_growth(name)
 
 
@@ -224,7 +228,8 @@ def test_fragmentation_picture(tmp_path: Path) -> None:
     """A picture is drawn from the rows alone."""
     pytest.importorskip("matplotlib")
     rows, picture = tmp_path / "rows.csv", tmp_path / "new" / "picture.png"
-    write_rows(rows, [_fragmentation_row(step=n) for n in range(4)])
+    kind = fragmentation.FragmentationRow
+    write(rows, kind, [_fragmentation_row(step=n) for n in range(4)])
 
     status = fragmentation_picture.main([str(rows), str(picture)])
 
@@ -278,14 +283,14 @@ def test_exact_bars(changes: dict[str, Any], missed: int) -> None:
 
 # ------------------------------------------------------------------ on the device
 
-_GPT2 = Setup(model="gpt2", sizes={"batch": (2, 2), "length": (32, 192)})
+_GPT2 = ModelSpec(model="gpt2", sizes={"batch": (2, 2), "length": (32, 192)})
 
 
 @pytest.mark.sim
 def test_fragmentation_runs(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few lengths stay within the budget of reserved bytes."""
-    setup = Setup(model="bert", sizes={"batch": (2, 2), "length": (16, 320)})
-    monkeypatch.setattr(fragmentation, "_SETUP", setup)
+    spec = ModelSpec(model="bert", sizes={"batch": (2, 2), "length": (16, 320)})
+    monkeypatch.setattr(fragmentation, "_SPEC", spec)
 
     answer = run(fragmentation, steps=16, expandable=False)
 
@@ -297,7 +302,7 @@ def test_fragmentation_runs(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.sim
 def test_falls_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two falls costs one retry at the most, and losses do not change."""
-    monkeypatch.setattr(falls, "_SETUPS", [_GPT2])
+    monkeypatch.setattr(falls, "_SPECS", [_GPT2])
 
     answer = run(falls, steps=30)
 
@@ -316,7 +321,7 @@ def test_hostcost_runs(run: Any) -> None:
 @pytest.mark.sim
 def test_exact_runs(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a small model leaves is equal to the last bit."""
-    monkeypatch.setattr(exact, "_SETUPS", (_GPT2,))
+    monkeypatch.setattr(exact, "_SPECS", (_GPT2,))
     answer = run(exact, steps=12)
     assert 12 == len(answer.rows)
     assert {"gpt2: plans that keep some and recompute some"} >= set(
@@ -327,8 +332,8 @@ def test_exact_runs(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.sim
 def test_tight_refuses_by_name(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget of two thirds of the least is refused, and the error says who holds."""
-    setup = Setup(model="gpt2", sizes={"batch": (4, 4), "length": (256, 256)})
-    monkeypatch.setattr(tight, "_SETUPS", (setup,))
+    spec = ModelSpec(model="gpt2", sizes={"batch": (4, 4), "length": (256, 256)})
+    monkeypatch.setattr(tight, "_SPECS", (spec,))
     monkeypatch.setattr(tight, "_SHARE", 0.34)
 
     answer = run(tight, steps=4)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench.proofs import child, common, models, soak
+from mimose.bench.proofs import common, models, numbers, soak
 from mimose.bench.proofs.__main__ import PROOFS, main
 from mimose.bench.proofs.common import Answer, Bar, Settings
 from mimose.usage import UsageError
@@ -68,12 +68,12 @@ def test_bar_holds(bar: Bar, expected: bool) -> None:
 )
 def test_quantile_is_a_value_that_occurred(share: float, expected: float) -> None:
     """A percentile of few values is never flattered by interpolation."""
-    assert expected == common.quantile([4.0, 2.0, 1.0, 3.0], share)
+    assert expected == numbers.quantile([4.0, 2.0, 1.0, 3.0], share)
 
 
 def test_quantile_of_nothing() -> None:
     """Nothing has no percentile."""
-    assert common.quantile([], 0.5) is None
+    assert numbers.quantile([], 0.5) is None
 
 
 def test_publish(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,15 +106,15 @@ def test_soak_row_reads_itself() -> None:
     assert pytest.approx(0.1) == row.error
 
 
-def test_setup_draws_within_a_part() -> None:
+def test_sizes_are_drawn_within_a_part() -> None:
     """Sizes keep to their multiple and to the part of the range that was asked for."""
     torch = pytest.importorskip("torch")
-    setup = models.Setup(
+    spec = models.ModelSpec(
         model="vit", sizes={"batch": (2, 3), "height": (32, 320)}, multiple=32
     )
     generator = torch.Generator().manual_seed(0)
 
-    drawn = [setup.draw(generator, 0.0, 0.5) for _ in range(50)]
+    drawn = [spec.draw(generator, 0.0, 0.5) for _ in range(50)]
 
     assert {32, 64, 96, 128, 160} >= {sizes["height"] for sizes in drawn}
     assert {2, 3} >= {sizes["batch"] for sizes in drawn}
@@ -123,13 +123,7 @@ def test_setup_draws_within_a_part() -> None:
 def test_unknown_model() -> None:
     """The error names the models that there are."""
     with pytest.raises(UsageError, match=r"--models lstm: choose among bert"):
-        models.chosen((models.Setup(model="bert", sizes={}),), ["lstm"])
-
-
-def test_child_tells_how_it_died() -> None:
-    """What a child wrote last is part of the error."""
-    with pytest.raises(child.ChildFailedError, match="KeyError: 'model'"):
-        list(child.run_child("held", {}, 1))
+        models.names_of([models.ModelSpec(model="bert", sizes={})], ["lstm"])
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,9 @@ def run(sim: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
     """Train in some settings, on the device in this very process."""
 
     def ask(*cases: str, steps: int) -> Answer:
-        monkeypatch.setattr(proof, "run_child", lambda _, task, __: proof.work(task))
+        monkeypatch.setattr(
+            "mimose.bench.proofs.common.run_child", lambda _, task, __: proof.work(task)
+        )
         monkeypatch.setattr(proof, "apart", lambda work: work())
         options = argparse.Namespace(cases=cases, steps=steps)
         return proof.ask(Settings(device="sim"), options)

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("transformers")
 
 from mimose.bench.proofs import weight
-from mimose.bench.proofs.common import MIB, Settings
+from mimose.bench.proofs.common import Settings
+from mimose.bench.proofs.numbers import MIB
 from mimose.usage import UsageError
 
 

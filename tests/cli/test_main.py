@@ -208,7 +208,8 @@ def test_a_demo_that_has_nowhere_to_write(
 def test_demo_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written on the command line reaches the demonstration."""
     given: list[Any] = []
-    monkeypatch.setattr("mimose.bench.demo.demo", lambda *args: given.extend(args) or 7)
+    demo = "mimose.bench.grid.demo.demo"
+    monkeypatch.setattr(demo, lambda *args: given.extend(args) or 7)
 
     status = main(
         ["demo", "--steps", "5", "--seed", "3", "--threads", "1", "--out", "x"]
@@ -216,7 +217,7 @@ def test_demo_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
     settings, out = given
     assert status == 7
-    assert (settings.steps, settings.threads, settings.workload.seed) == (5, 1, 3)
+    assert (settings.steps, settings.threads, settings.seed) == (5, 1, 3)
     assert out == Path("x")
 
 

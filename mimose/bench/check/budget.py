@@ -8,14 +8,14 @@ import torch
 
 from mimose.bench.check.line import Line, at_most, equal, judged, told
 from mimose.bench.check.training import (
+    DeviceLoop,
     Room,
     Subject,
-    Training,
     jumping,
     measure_room,
     subjects,
 )
-from mimose.bench.proofs.common import MIB
+from mimose.bench.proofs.numbers import MIB
 from mimose.session import Session, attach
 
 _STEPS = 60
@@ -39,7 +39,7 @@ CHECKS = (kept, kept_behind_a_wall)
 def _kept(
     device: torch.device, subject: Subject, *, hard_limit: bool
 ) -> Iterator[Line]:
-    training = Training(device, subject)
+    training = DeviceLoop(device, subject)
     room = measure_room(training)
     before = training.reserved.usage()
     with attach(

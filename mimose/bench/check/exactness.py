@@ -9,14 +9,8 @@ from typing import TypeAlias
 import torch
 
 from mimose.bench.check.line import Line, impossible, judged
-from mimose.bench.check.training import (
-    AMPLE_BYTES,
-    EAGER,
-    FUSED,
-    Subject,
-    Training,
-    subjects,
-)
+from mimose.bench.check.training import EAGER, FUSED, DeviceLoop, Subject, subjects
+from mimose.bench.proofs.common import AMPLE_BYTES
 from mimose.session import Session, attach
 
 _STEPS = 5
@@ -79,7 +73,7 @@ def _compared(
 def _weights(
     device: torch.device, subject: Subject, dtype: torch.dtype | None, *, is_bare: bool
 ) -> list[torch.Tensor]:
-    training = Training(device, subject, dtype)
+    training = DeviceLoop(device, subject, dtype)
     low, high = training.scale.lengths
     lengths = torch.linspace(low, (low + high) // 2, _STEPS).int().tolist()
     session: nullcontext[None] | Session = nullcontext()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mimose.bench.check.line import Check, Line, judged
+from mimose.bench.device import segments_environment
 from mimose.exceptions import first_line
 
 
@@ -25,11 +26,6 @@ class Group:
     """Added to the process's."""
 
 
-def _segments(expandable: bool) -> Mapping[str, str]:
-    setting = f"expandable_segments:{expandable}"
-    return {"PYTORCH_ALLOC_CONF": setting, "PYTORCH_CUDA_ALLOC_CONF": setting}
-
-
 _REPEATING = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 GROUPS = {
@@ -41,8 +37,8 @@ GROUPS = {
         Group("waits", "waits"),
         Group("random", "random_numbers"),
         Group("requested", "requested"),
-        Group("segments", "segments", environment=_segments(False)),
-        Group("expandable", "segments", environment=_segments(True)),
+        Group("segments", "segments", environment=segments_environment(False)),
+        Group("expandable", "segments", environment=segments_environment(True)),
         Group("workspaces", "workspaces"),
         Group("exactness", "exactness", 90.0, _REPEATING),
         Group("budget", "budget", 120.0),

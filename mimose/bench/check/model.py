@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import nn
 from torch.nn import functional
 
-from mimose.bench.zoo import Batch
+from mimose.bench.zoo import Batch, Output
 
 _VOCABULARY = 512
 _CLASSES = 8
 _DROPOUT = 0.1
-
-
-class Output(NamedTuple):
-    """What the model returns."""
-
-    loss: torch.Tensor
-    """One number."""
 
 
 class Layer(nn.Module):

@@ -8,7 +8,7 @@ import torch
 
 from mimose.bench.check.exactness import be_deterministic, same_weights
 from mimose.bench.check.line import Line, equal, told
-from mimose.bench.check.training import Training, jumping, measure_room
+from mimose.bench.check.training import DeviceLoop, jumping, measure_room
 from mimose.session import attach
 
 _STEPS = 48
@@ -36,7 +36,7 @@ CHECKS = (limit_falls,)
 
 
 def _bare_weights(device: torch.device) -> list[torch.Tensor]:
-    training = Training(device)
+    training = DeviceLoop(device)
     measure_room(training)
     list(training.train(jumping(training.scale, _STEPS)))
     return training.weights()
@@ -44,7 +44,7 @@ def _bare_weights(device: torch.device) -> list[torch.Tensor]:
 
 def _weights(device: torch.device, failures: list[int]) -> list[torch.Tensor]:
     """Train under a session; append the failures of each step with less memory."""
-    training = Training(device)
+    training = DeviceLoop(device)
     room = measure_room(training)
     lengths = jumping(training.scale, _STEPS)
     with attach(training.model, room.budget(_SHARE), meter=training.meter) as session:
@@ -58,7 +58,7 @@ def _weights(device: torch.device, failures: list[int]) -> list[torch.Tensor]:
     return training.weights()
 
 
-def _failures(training: Training, length: int) -> int:
+def _failures(training: DeviceLoop, length: int) -> int:
     before = training.reserved.usage().n_ooms
     list(training.train((length,)))
     return training.reserved.usage().n_ooms - before

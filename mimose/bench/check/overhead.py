@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from mimose.bench.check.line import Line, told
-from mimose.bench.check.training import AMPLE_BYTES, FUSED, scale_of
+from mimose.bench.check.training import bare, run_once, scale_of
+from mimose.bench.proofs.common import AMPLE_BYTES
 from mimose.bench.zoo import Batch
 from mimose.session import attach
 
@@ -30,16 +31,12 @@ class _Seconds(NamedTuple):
 
 def of_a_session(device: torch.device) -> Iterator[Line]:
     """Time a bare model and one whose session keeps everything, by turns."""
-    scale = scale_of(device)
-    torch.manual_seed(0)
-    bare = FUSED.build(scale).to(device)
-    model = copy.deepcopy(bare)
-    made = FUSED.batch(scale, scale.lengths[0], torch.Generator().manual_seed(0))
-    batch = {name: tensor.to(device) for name, tensor in made.items()}
+    plain, (batch,) = bare(device, scale_of(device).lengths[:1])
+    model = copy.deepcopy(plain)
     with attach(model, AMPLE_BYTES, planner="none"):
-        for each in (bare, model) * _WARM_UP_STEPS:
-            _step(each, batch)
-        rounds = [(_time(bare, batch), _time(model, batch)) for _ in range(_ROUNDS)]
+        for each in (plain, model) * _WARM_UP_STEPS:
+            run_once(each, batch)
+        rounds = [(_time(plain, batch), _time(model, batch)) for _ in range(_ROUNDS)]
     yield _told("host", [(before.host, after.host) for before, after in rounds])
     both = [(before.processor, after.processor) for before, after in rounds]
     yield _told("processor", both)
@@ -48,16 +45,11 @@ def of_a_session(device: torch.device) -> Iterator[Line]:
 CHECKS = (of_a_session,)
 
 
-def _step(model: nn.Module, batch: Batch) -> None:
-    model(**batch).loss.backward()
-    model.zero_grad(set_to_none=True)
-
-
 def _time(model: nn.Module, batch: Batch) -> _Seconds:
     torch.accelerator.synchronize()
     host, processor = time.perf_counter(), time.process_time()
     for _ in range(_STEPS):
-        _step(model, batch)
+        run_once(model, batch)
     seconds = time.perf_counter() - host, time.process_time() - processor
     torch.accelerator.synchronize()
     return _Seconds(*(each / _STEPS for each in seconds))

@@ -8,7 +8,7 @@ import torch
 
 from mimose.bench.check.line import Line, equal
 from mimose.bench.check.prediction import errors_told
-from mimose.bench.check.training import PADDED, Training, jumping, measure_room
+from mimose.bench.check.training import PADDED, DeviceLoop, jumping, measure_room
 from mimose.session import attach
 
 _STEPS = 80
@@ -17,7 +17,7 @@ _SHARE = 0.6
 
 def alternating(device: torch.device) -> Iterator[Line]:
     """Train on both kinds of batches."""
-    training = Training(device)
+    training = DeviceLoop(device)
     budget_bytes = measure_room(training).budget(_SHARE)
     over = 0
     with attach(training.model, budget_bytes, meter=training.meter) as session:

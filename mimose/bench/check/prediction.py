@@ -8,13 +8,13 @@ import torch
 
 from mimose.bench.check.line import Line, at_most, judged, told
 from mimose.bench.check.training import (
+    DeviceLoop,
     Subject,
-    Training,
     jumping,
     measure_room,
     subjects,
 )
-from mimose.bench.proofs.common import percent, quantile, worst
+from mimose.bench.proofs.numbers import percent, quantile, worst
 from mimose.records import StepRecord
 from mimose.session import attach
 
@@ -69,7 +69,7 @@ def _sizes(errors: Sequence[float]) -> list[float]:
 def _errors(
     device: torch.device, subject: Subject, dtype: torch.dtype | None
 ) -> Iterator[Line]:
-    training = Training(device, subject, dtype)
+    training = DeviceLoop(device, subject, dtype)
     budget_bytes = measure_room(training).budget(_SHARE)
     with attach(training.model, budget_bytes, meter=training.meter) as session:
         list(training.train(jumping(training.scale, _STEPS)))

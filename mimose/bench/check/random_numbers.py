@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from mimose.bench.check.line import Line, equal, impossible, judged
-from mimose.bench.check.training import AMPLE_BYTES, Training, jumping
+from mimose.bench.check.training import DeviceLoop, jumping
+from mimose.bench.proofs.common import AMPLE_BYTES
 from mimose.exact.random_state import DeviceRandom
 from mimose.session import attach
 
@@ -37,7 +38,7 @@ def copies_of_a_step(device: torch.device) -> Iterator[Line]:
     if not hasattr(module, "rng_copies"):
         yield impossible(what, f"{device.type} does not count them")
         return
-    training = Training(device)
+    training = DeviceLoop(device)
     with attach(training.model, AMPLE_BYTES, planner="full", meter=training.meter):
         list(training.train(jumping(training.scale, 2)))
         before = module.rng_copies()

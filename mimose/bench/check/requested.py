@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from mimose.bench.check.line import Line, told
-from mimose.bench.check.training import Training, jumping
-from mimose.bench.proofs.common import mebibytes
+from mimose.bench.check.training import DeviceLoop, jumping
+from mimose.bench.proofs.numbers import mebibytes
 from mimose.measure.meters.usage import read_usage
 
 _STEPS = 30
@@ -16,7 +16,7 @@ _STEPS = 30
 
 def allocated_over_requested(device: torch.device) -> Iterator[Line]:
     """Compare allocated and requested bytes of plain training."""
-    training = Training(device)
+    training = DeviceLoop(device)
     peaks, levels = [], []
     for _ in training.train(jumping(training.scale, _STEPS)):
         usage = read_usage(device.index)

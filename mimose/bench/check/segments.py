@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from mimose.bench.check.line import Line, at_most, equal, told
-from mimose.bench.check.training import Training, jumping, measure_room
+from mimose.bench.check.training import DeviceLoop, jumping, measure_room
 from mimose.measure.meters.usage import has_expandable_segments
 from mimose.session import attach
 
@@ -18,7 +18,7 @@ _EXPANDABLE_BAR = 1.25
 
 def reserved_over_allocated(device: torch.device) -> Iterator[Line]:
     """Compare peaks of reserved and allocated bytes, plain and under a budget."""
-    training = Training(device)
+    training = DeviceLoop(device)
     yield _ratio("plain training", _train(training), _EXPANDABLE_BAR)
     budget_bytes = measure_room(training).budget(_SHARE)
     with attach(training.model, budget_bytes, meter=training.meter) as session:
@@ -33,7 +33,7 @@ def reserved_over_allocated(device: torch.device) -> Iterator[Line]:
 CHECKS = (reserved_over_allocated,)
 
 
-def _train(training: Training) -> float:
+def _train(training: DeviceLoop) -> float:
     """Return the highest reserved over the highest allocated bytes."""
     training.reserved.give_back()
     training.reserved.forget_usage()

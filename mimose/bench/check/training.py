@@ -11,12 +11,10 @@ import torch
 from torch import nn
 
 from mimose.bench.check.model import Transformer, make_batch
-from mimose.bench.proofs.loop import Loop, Measured
-from mimose.bench.step_meter import ReservedStepMeter
-from mimose.bench.zoo import ZOO, Batch
+from mimose.bench.proofs.loop import Loop
+from mimose.bench.step_meter import MeasuredStep, ReservedStepMeter
+from mimose.bench.zoo import ZOO, Batch, moved
 
-AMPLE_BYTES = 2**40
-"""A budget that is never used up."""
 _SEED = 0
 
 
@@ -105,7 +103,22 @@ def jumping(scale: Scale, steps: int, seed: int = _SEED) -> list[int]:
     return [int(length) for length in drawn]
 
 
-class Training(Loop):
+def bare(device: torch.device, lengths: Sequence[int]) -> tuple[nn.Module, list[Batch]]:
+    """Return a model and batches on a device, without a loop."""
+    torch.manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(_SEED)
+    scale = scale_of(device)
+    batches = [moved(FUSED.batch(scale, n, generator), device) for n in lengths]
+    return FUSED.build(scale).to(device), batches
+
+
+def run_once(model: nn.Module, batch: Batch) -> None:
+    """Run a forward and a backward, and forget the gradients."""
+    model(**batch).loss.backward()
+    model.zero_grad(set_to_none=True)
+
+
+class DeviceLoop(Loop):
     """A model on a device, its batches, and its loop, under autocast if asked for.
 
     Args:
@@ -146,7 +159,7 @@ class Training(Loop):
         make = (like or self._subject).batch
         return make(self.scale, length, self._generator)
 
-    def train(self, lengths: Iterable[int]) -> Iterator[Measured]:
+    def train(self, lengths: Iterable[int]) -> Iterator[MeasuredStep]:
         """Train a step at each length."""
         return (self.step(self.batch(length)) for length in lengths)
 
@@ -177,7 +190,7 @@ class Room(NamedTuple):
         return taken / (budget_bytes - self.base_bytes)
 
 
-def measure_room(training: Training) -> Room:
+def measure_room(training: DeviceLoop) -> Room:
     """Train two short steps and two of the longest without a session."""
     low, high = training.scale.lengths
     list(training.train((low, low, high)))

@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from mimose.bench.check.line import Line, at_most, equal, impossible, told
-from mimose.bench.check.training import AMPLE_BYTES, FUSED, scale_of
-from mimose.bench.zoo import Batch
+from mimose.bench.check.training import bare, run_once, scale_of
+from mimose.bench.proofs.common import AMPLE_BYTES
 from mimose.records import StepRecord
 from mimose.session import attach
 
@@ -34,36 +33,21 @@ def of_a_step(device: torch.device) -> Iterator[Line]:
     if device.type not in ("cuda", "sim"):
         yield impossible("waits", f"nothing counts them on {device.type}")
         return
-    model, batches = _prepare(device)
-    bare = [_waits(device, partial(_step, model, b)) for b in batches * 2]
-    yield told("waits of a bare step", f"{max(bare[_LENGTHS:])} at most")
+    low, high = scale_of(device).lengths
+    lengths = torch.linspace(low, high // 2, _LENGTHS).int().tolist()
+    model, batches = bare(device, lengths)
+    own = [_waits(device, partial(run_once, model, b)) for b in batches * 2]
+    most = max(own[_LENGTHS:])
+    yield told("waits of a bare step", f"{most} at most")
     with attach(model, AMPLE_BYTES) as session:
         steps = [
-            (_waits(device, partial(_step, model, b)), session.records[-1])
+            (_waits(device, partial(run_once, model, b)), session.records[-1])
             for b in batches * _PASSES
         ]
-    yield from _told(steps, max(bare[_LENGTHS:]))
+    yield from _told(steps, most)
 
 
 CHECKS = (of_a_step,)
-
-
-def _prepare(device: torch.device) -> tuple[nn.Module, list[Batch]]:
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    scale = scale_of(device)
-    low, high = scale.lengths
-    lengths = torch.linspace(low, high // 2, _LENGTHS).int().tolist()
-    batches = [
-        {name: t.to(device) for name, t in FUSED.batch(scale, n, generator).items()}
-        for n in lengths
-    ]
-    return FUSED.build(scale).to(device), batches
-
-
-def _step(model: nn.Module, batch: Batch) -> None:
-    model(**batch).loss.backward()
-    model.zero_grad(set_to_none=True)
 
 
 def _told(steps: Sequence[tuple[int, StepRecord]], bare: int) -> Iterator[Line]:

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from mimose.bench.check.line import Line, judged
-from mimose.bench.proofs.common import MIB
+from mimose.bench.proofs.numbers import MIB
 from mimose.measure.meters import AllocatorMeter
 
 

@@ -25,8 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import CheckpointPolicy
 
+from mimose.bench.child import RunFailedError
 from mimose.bench.grid.selective import Policy, Selective, policy_of
-from mimose.bench.grid.strategies import Applied, CannotRunError, Setup
+from mimose.bench.grid.strategies import Applied, Setup
 from mimose.watch.units import find_units
 
 _NEEDED = ("pulp", "pwlf")
@@ -46,7 +47,7 @@ def auto_sac(setup: Setup) -> Applied:
     """Apply what the programs choose for the longest batch.
 
     Raises:
-        CannotRunError: It cannot follow the model, or finds nothing within the budget.
+        RunFailedError: It cannot follow the model, or finds nothing within the budget.
     """
     from torch.distributed._tools.ilp_utils import parse_module_info
     from torch.distributed._tools.sac_ilp import sac_milp
@@ -65,10 +66,10 @@ def auto_sac(setup: Setup) -> Applied:
         )
     except Exception as error:  # whatever a model makes of being followed
         msg = f"AutoSAC cannot follow {name}: {type(error).__name__}: {error}"
-        raise CannotRunError(msg) from error
+        raise RunFailedError(msg) from error
     if peak_bytes < 0:
         msg = f"AutoSAC finds no plan within {setup.headroom_bytes / 2**20:.0f} MiB"
-        raise CannotRunError(msg)
+        raise RunFailedError(msg)
     return Selective(
         (
             (layers[path], _deciding(stats[path], share))
@@ -140,7 +141,7 @@ def _deciding(stats: Any, discarded: float) -> Callable[[], Policy]:
     """Return what makes a layer's policies, that share of its activations discarded.
 
     Raises:
-        CannotRunError: The second program finds no choice.
+        RunFailedError: The second program finds no choice.
     """
     from torch.distributed._tools.sac_ilp import (
         get_optimal_checkpointing_policy_per_module,
@@ -149,7 +150,7 @@ def _deciding(stats: Any, discarded: float) -> Callable[[], Policy]:
     keeps = get_optimal_checkpointing_policy_per_module(stats, 1.0 - discarded)
     if not keeps:
         msg = f"AutoSAC finds no operators that make up {discarded:.0%} of a layer"
-        raise CannotRunError(msg)
+        raise RunFailedError(msg)
     return functools.partial(_Decided, stats.func_names, keeps)
 
 

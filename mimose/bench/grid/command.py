@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
-from mimose.bench.csv_file import RowsFile, read, write
+from mimose.bench.child import RunFailedError
 from mimose.bench.grid.page import write_page
 from mimose.bench.grid.picture import draw_all
+from mimose.bench.grid.progress import progress
 from mimose.bench.grid.rows import GridRow
-from mimose.bench.grid.runner import (
-    Cell,
-    GridSettings,
-    WorkloadRun,
-    is_complete,
-    n_cells,
-)
+from mimose.bench.grid.runner import WorkloadRun
+from mimose.bench.grid.settings import GridSettings
 from mimose.bench.grid.summary import rank, summarise
 from mimose.bench.grid.table import rankings, show
 from mimose.bench.machine import describe_machine
-from mimose.bench.process import StrategyFailedError
+from mimose.bench.rows import RowsFile, read, write
+from mimose.exceptions import first_line
 
 _INTERRUPTED = 130
 _FAILED = 1
@@ -87,13 +76,13 @@ def bench(settings: GridSettings, out: Path, rows: Sequence[GridRow]) -> int:
     status = 0
     file = RowsFile(path, GridRow, goes_on=True)
     try:
-        with _progress(settings, left) as tell:
+        with progress(len(left) * settings.n_steps) as tell:
             for name in left:
                 run = WorkloadRun(settings, name, functools.partial(tell, name))
                 try:
                     run.run()
-                except StrategyFailedError as error:
-                    sys.stderr.write(f"mimose bench: {name}: {error}\n")
+                except RunFailedError as error:
+                    sys.stderr.write(f"mimose bench: {name}: {first_line(error)}\n")
                     status = _FAILED
                 except KeyboardInterrupt:
                     sys.stderr.write(
@@ -174,7 +163,7 @@ def _left(settings: GridSettings, rows: Sequence[GridRow]) -> list[str]:
     return [
         name
         for name in settings.workloads
-        if not is_complete(settings, [row for row in rows if row.workload == name])
+        if not settings.is_complete([row for row in rows if row.workload == name])
     ]
 
 
@@ -208,30 +197,6 @@ def _resumed(path: Path, settings: GridSettings) -> list[GridRow]:
 def _described(settings: GridSettings) -> dict[str, Any]:
     """Return what has to be the same in a run that is resumed."""
     values = {**asdict(settings), "machine": dict(describe_machine(settings.device))}
-    del values["workloads"], values["date"]
+    del values["workloads"], values["limited"], values["date"]
     described: dict[str, Any] = json.loads(json.dumps(values))
     return described
-
-
-@contextlib.contextmanager
-def _progress(
-    settings: GridSettings, workloads: Sequence[str]
-) -> Iterator[Callable[[str, Cell], None]]:
-    """Show which step is running, and about how long the rest takes."""
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    total = len(workloads) * n_cells(settings) * settings.n_batches
-    task = progress.add_task("starting", total=total)
-
-    def tell(workload: str, cell: Cell) -> None:
-        share = "" if cell.share is None else f" at {cell.share:g}"
-        description = f"{workload}: {cell.strategy}{share}"
-        progress.update(task, advance=1, description=description)
-
-    with progress:
-        yield tell

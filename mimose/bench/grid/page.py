@@ -17,7 +17,8 @@ from mimose.report.page.document import document
 from mimose.report.page.looks import ACTION_COLOURS, ACTION_WORDS, Figure, nothing
 from mimose.report.page.scales import extent, whole
 from mimose.report.page.svg import Panel, Point, Rule, Series, draw
-from mimose.report.page.tables import Cell, Table
+from mimose.report.page.tables import Cell as TableCell
+from mimose.report.page.tables import Table
 
 _MIB = 2**20
 _GIGA = 1e9
@@ -43,7 +44,7 @@ COLOURS = {
 }
 _OFF_THE_SCALE = 1.8
 """Times plain training; who takes longer on the average is not drawn."""
-_UNKNOWN: Cell = ("–", -1.0)
+_UNKNOWN: TableCell = ("–", -1.0)
 _EQUAL = {True: "yes", False: "no", None: "–"}
 
 
@@ -264,7 +265,7 @@ def _cells_table(summaries: Sequence[CellSummary]) -> Table:
     )
 
 
-def _table_row(cell: CellSummary) -> tuple[Cell, ...]:
+def _table_row(cell: CellSummary) -> tuple[TableCell, ...]:
     first, last = cell.seconds_low, cell.seconds_high
     interval = "–" if first is None else f"{first:.3f} – {last:.3f}"
     return (
@@ -290,9 +291,9 @@ def _table_row(cell: CellSummary) -> tuple[Cell, ...]:
     )
 
 
-def _share(count: int | None, unit: float, form: str) -> Cell:
+def _share(count: int | None, unit: float, form: str) -> TableCell:
     return _number(None if count is None else count / unit, form)
 
 
-def _number(value: float | None, form: str) -> Cell:
+def _number(value: float | None, form: str) -> TableCell:
     return _UNKNOWN if value is None else (form.format(value), float(value))

@@ -200,8 +200,8 @@ def _quadratic(samples: list[tuple[int, float]]) -> Callable[[float], Any]:
 
 
 PAPER = Strategy(
-    name="mimose-paper",
-    what="the published system: Algorithm 1, quadratic fits, double forwards at first",
-    apply=PaperMimose,
+    "mimose-paper",
+    "the published system: Algorithm 1, quadratic fits, double forwards at first",
+    PaperMimose,
     heeds_budget=True,
 )

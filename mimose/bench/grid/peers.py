@@ -16,14 +16,10 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from mimose.bench.child import RunFailedError
 from mimose.bench.grid.autosac import auto_sac, why_no_auto_sac
 from mimose.bench.grid.selective import EverySecondProduct, Selective
-from mimose.bench.grid.strategies import (
-    Applied,
-    CannotRunError,
-    Setup,
-    Strategy,
-)
+from mimose.bench.grid.strategies import Applied, Setup, Strategy
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.watch.patch import Patch
 from mimose.watch.units import find_units
@@ -60,13 +56,13 @@ def _transformers(**options: Any) -> Callable[[Setup], Applied]:
     def apply(setup: Setup) -> Applied:
         if not hasattr(setup.model, "gradient_checkpointing_enable"):
             msg = f"{type(setup.model).__name__} is no model of transformers"
-            raise CannotRunError(msg)
+            raise RunFailedError(msg)
         enable, disable = _switch(setup)
         known = inspect.signature(enable).parameters
         unknown = [name for name in options if name not in known]
         if unknown:
             msg = f"this version of transformers knows no {', '.join(unknown)}"
-            raise CannotRunError(msg)
+            raise RunFailedError(msg)
         enable(**options)
         return _Closing(disable)
 
@@ -233,67 +229,61 @@ def _rockmate(kind: str) -> str:
 
 
 def _unable(setup: Setup) -> Applied:
-    raise CannotRunError(_ONE_SHAPE)
+    raise RunFailedError(_ONE_SHAPE)
 
 
 PEERS = (
     Strategy(
-        name="hf-full",
-        what="transformers: activation checkpointing of every layer",
-        apply=_transformers(),
-        heeds_budget=False,
+        "hf-full",
+        "transformers: activation checkpointing of every layer",
+        _transformers(),
     ),
     Strategy(
-        name="hf-every-2",
-        what="transformers: activation checkpointing of every second layer",
-        apply=_transformers(every_n_layers=2),
-        heeds_budget=False,
+        "hf-every-2",
+        "transformers: activation checkpointing of every second layer",
+        _transformers(every_n_layers=2),
     ),
     Strategy(
-        name="hf-offload",
-        what="transformers: checkpointing, layers' inputs offloaded",
-        apply=_transformers(offload=True),
-        heeds_budget=False,
+        "hf-offload",
+        "transformers: checkpointing, layers' inputs offloaded",
+        _transformers(offload=True),
         why_not=_only_with_accelerator,
     ),
     Strategy(
-        name="selective",
-        what="torch: selective checkpointing with torchtitan's operators",
-        apply=_selective,
-        heeds_budget=False,
+        "selective",
+        "torch: selective checkpointing with torchtitan's operators",
+        _selective,
     ),
     Strategy(
-        name="compile-budget",
-        what="torch.compile: activation_memory_budget, chosen for the longest batch",
-        apply=_compile_budget,
+        "compile-budget",
+        "torch.compile: activation_memory_budget, chosen for the longest batch",
+        _compile_budget,
         heeds_budget=True,
         is_counted=False,
     ),
     Strategy(
-        name="save-on-cpu",
-        what="torch: every saved tensor offloaded",
-        apply=_save_on_cpu,
-        heeds_budget=False,
+        "save-on-cpu",
+        "torch: every saved tensor offloaded",
+        _save_on_cpu,
         why_not=_only_with_accelerator,
     ),
     Strategy(
-        name="trl-offload",
-        what="TRL: saved tensors offloaded in a stream of their own",
-        apply=_trl_offload,
-        heeds_budget=False,
+        "trl-offload",
+        "TRL: saved tensors offloaded in a stream of their own",
+        _trl_offload,
         why_not=_trl,
     ),
     Strategy(
-        name="autosac",
-        what="torch: AutoSAC's integer program",
-        apply=auto_sac,
+        "autosac",
+        "torch: AutoSAC's integer program",
+        auto_sac,
         heeds_budget=True,
         why_not=why_no_auto_sac,
     ),
     Strategy(
-        name="rockmate",
-        what="Rockmate: a schedule by integer programming",
-        apply=_unable,
+        "rockmate",
+        "Rockmate: a schedule by integer programming",
+        _unable,
         heeds_budget=True,
         why_not=_rockmate,
     ),

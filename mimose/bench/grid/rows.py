@@ -5,13 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from mimose.bench.rows import Row
 
 INTERRUPTED = "interrupted"
 """The `problem` of a strategy that was stopped from outside."""
 
+NOTHING: Mapping[str, Any] = {
+    **dict.fromkeys(("phase", "plan"), ""),
+    **dict.fromkeys(("base_bytes", "start_bytes", "peak_bytes", "reserved_bytes"), 0),
+    **dict.fromkeys(("host_bytes", "predicted_growth_bytes", "recomputed_flops")),
+    **dict.fromkeys(("seconds", "plan_seconds"), 0.0),
+    **{"cache_hit": False, "retries": 0, "loss": float("nan")},
+}
+"""What is measured of a step that did not run."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GridRow:
+class GridRow(Row):
     """One training step; or, with `problem`, why there is none."""
 
     workload: str
@@ -57,17 +69,11 @@ class GridRow:
     loss: float
     problem: str
     """Why the strategy did not run, or did not go on; empty if all went well."""
-    load_average: float
-    seed: int
-    threads: int
     dtype: str
-    date: str
-    """When the run began, ISO 8601."""
-    device: str
-    python: str
-    torch: str
-    transformers: str
-    mimose: str
+    is_limited: bool = False
+    """Whether the system enforced the budget."""
+    accuracy: float | None = None
+    """On held-out data after the last step, where the workload has any."""
 
     @property
     def growth_bytes(self) -> int:

@@ -18,6 +18,7 @@ from torch import nn
 
 from mimose.bench.grid.traces import Sizes, long_tail
 from mimose.bench.grid.workload import Workload
+from mimose.bench.zoo import builder
 from mimose.report.page.looks import counted
 
 _WIDTH = {"tiny": 128, "base": 768}
@@ -74,20 +75,13 @@ def _workload(axis: str, value: int) -> Workload:
 
 
 def _model(point: Point, scale: str) -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=_VOCABULARY,
-        n_positions=point.length,
-        n_layer=point.depth,
-        n_embd=_WIDTH[scale],
-        n_head=4,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    model: Any = GPT2LMHeadModel(config)
-    module: nn.Module = model
-    return module.train()
+    return builder(
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        **{"vocab_size": _VOCABULARY, "n_positions": point.length},
+        **{"n_layer": point.depth, "n_embd": _WIDTH[scale], "n_head": 4},
+        **{"bos_token_id": 0, "eos_token_id": 0},
+    )()
 
 
 def _batch(

@@ -17,7 +17,7 @@ from torch import nn
 
 from mimose.bench.grid.traces import Sizes
 from mimose.measure.meters import Meter
-from mimose.planners import Optimal, Plan, PlanningProblem, Static
+from mimose.planners import Optimal, Plan, Planner, PlanningProblem, Static
 from mimose.planners.actions import EXACT_MENU
 from mimose.session import Session, attach
 
@@ -45,10 +45,6 @@ class Setup:
     def budget_bytes(self) -> int:
         """Return what is held now and the headroom: the budget, if training began."""
         return self.meter.settled_bytes(0) + self.headroom_bytes
-
-
-class CannotRunError(Exception):
-    """A strategy cannot be applied here; the message says why."""
 
 
 class Facts(NamedTuple):
@@ -85,7 +81,7 @@ class Applied:
         """Give the model back as it was."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """One way to train."""
 
@@ -93,7 +89,7 @@ class Strategy:
     what: str
     """One line for people."""
     apply: Callable[[Setup], Applied]
-    heeds_budget: bool
+    heeds_budget: bool = False
     """Whether it does something else at another budget."""
     why_not: Callable[[str], str] = lambda _: ""
     """Takes a kind of device; says why it cannot run there, or nothing."""
@@ -126,30 +122,23 @@ class _Planned(Applied):
         self._session.detach()
 
 
-def _by_name(planner: str) -> Callable[[Setup], Applied]:
-    def apply(setup: Setup) -> Applied:
-        session = attach(
-            setup.model,
-            setup.budget_bytes(),
-            planner=planner,
-            meter=setup.meter,
-            on_infeasible="warn",
-        )
-        return _Planned(session)
-
-    return apply
-
-
-def _static(setup: Setup) -> Applied:
-    shape = _named(setup)
-    session = attach(
+def _attach(setup: Setup, budget_bytes: int, planner: str | Planner) -> Session:
+    return attach(
         setup.model,
-        setup.budget_bytes(),
-        planner=Static(shape=shape),
+        budget_bytes,
+        planner=planner,
         meter=setup.meter,
         on_infeasible="warn",
     )
-    return _Planned(session)
+
+
+def _by_name(planner: str) -> Callable[[Setup], Applied]:
+    return lambda setup: _Planned(_attach(setup, setup.budget_bytes(), planner))
+
+
+def _static(setup: Setup) -> Applied:
+    planner = Static(shape=_named(setup))
+    return _Planned(_attach(setup, setup.budget_bytes(), planner))
 
 
 def _named(setup: Setup) -> Mapping[str, int]:
@@ -179,20 +168,12 @@ class _Exact:
 
 def _oracle(setup: Setup) -> Applied:
     """Learn on every size of the trace beforehand, then plan each exactly."""
-    with attach(
-        setup.model, setup.budget_bytes(), meter=setup.meter, on_infeasible="warn"
-    ) as teacher:
+    with _attach(setup, setup.budget_bytes(), "auto") as teacher:
         for sizes in _distinct(setup.sizes):
             setup.try_step(sizes)
         learned = teacher.state_dict()
     budget_bytes = setup.budget_bytes()
-    session = attach(
-        setup.model,
-        budget_bytes,
-        planner=_Exact(budget_bytes),
-        meter=setup.meter,
-        on_infeasible="warn",
-    )
+    session = _attach(setup, budget_bytes, _Exact(budget_bytes))
     session.load_state_dict(learned)
     return _Planned(session)
 
@@ -202,46 +183,28 @@ def _distinct(sizes: Sequence[Sizes]) -> list[Sizes]:
 
 
 OWN = (
+    Strategy("none", "keep everything: plain training", lambda _: Applied()),
+    Strategy("full", "recompute every layer", _by_name("full")),
+    Strategy("every-2", "recompute every second layer", _by_name("every-2")),
     Strategy(
-        name="none",
-        what="keep everything: plain training",
-        apply=lambda _: Applied(),
-        heeds_budget=False,
+        "static", "one plan, made for the longest batch", _static, heeds_budget=True
     ),
     Strategy(
-        name="full",
-        what="recompute every layer",
-        apply=_by_name("full"),
-        heeds_budget=False,
-    ),
-    Strategy(
-        name="every-2",
-        what="recompute every second layer",
-        apply=_by_name("every-2"),
-        heeds_budget=False,
-    ),
-    Strategy(
-        name="static",
-        what="one plan, made for the longest batch",
-        apply=_static,
+        "mimose",
+        "this library: a plan for every shape, learned while training",
+        _by_name("auto"),
         heeds_budget=True,
     ),
     Strategy(
-        name="mimose",
-        what="this library: a plan for every shape, learned while training",
-        apply=_by_name("auto"),
+        "oracle",
+        "the exact optimum for every shape, all measured beforehand",
+        _oracle,
         heeds_budget=True,
     ),
     Strategy(
-        name="oracle",
-        what="the exact optimum for every shape, all measured beforehand",
-        apply=_oracle,
-        heeds_budget=True,
-    ),
-    Strategy(
-        name="eviction",
-        what="evict where the step is full, in the manner of DTR (simulated)",
-        apply=_by_name("eviction"),
+        "eviction",
+        "evict where the step is full, in the manner of DTR (simulated)",
+        _by_name("eviction"),
         heeds_budget=True,
     ),
 )

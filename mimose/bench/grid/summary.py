@@ -86,9 +86,14 @@ class CellSummary:
 
 
 def summarise(rows: Iterable[GridRow]) -> list[CellSummary]:
-    """Sum up, by workload, then budget, then strategy in the order of the rows."""
+    """Sum up, by workload, then budget, then strategy in the order of the rows.
+
+    Steps under a hard limit are left out.
+    """
     by_workload: dict[str, list[GridRow]] = {}
     for row in rows:
+        if row.is_limited:
+            continue
         by_workload.setdefault(row.workload, []).append(row)
     return [cell for own in by_workload.values() for cell in _workload(own)]
 

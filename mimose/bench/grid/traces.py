@@ -18,7 +18,7 @@ import numpy as np
 from mimose.exceptions import first_line
 
 Sizes: TypeAlias = dict[str, int]
-Trace: TypeAlias = Callable[[np.random.Generator, int], list[Sizes]]
+SizeTrace: TypeAlias = Callable[[np.random.Generator, int], list[Sizes]]
 """Takes a generator and how many batches; returns the sizes of each."""
 
 _SPIKE = 0.12
@@ -33,7 +33,7 @@ _KINDS = {
 }
 
 
-def long_tail(least: int, most: int, sharpness: float = 5.0) -> Trace:
+def long_tail(least: int, most: int, sharpness: float = 5.0) -> SizeTrace:
     """Return lengths with their mass near the least and a long tail to the most.
 
     The shape of SWAG, QQP and UN_PC in the paper's Fig. 3.
@@ -53,7 +53,7 @@ def long_tail(least: int, most: int, sharpness: float = 5.0) -> Trace:
     return trace
 
 
-def bell_with_spike(least: int, most: int, mode: int) -> Trace:
+def bell_with_spike(least: int, most: int, mode: int) -> SizeTrace:
     """Return lengths in a bell around a mode, and some cut to the most.
 
     The shape of SQuAD in the paper's Fig. 3.
@@ -73,7 +73,7 @@ def bell_with_spike(least: int, most: int, mode: int) -> Trace:
     return trace
 
 
-def pairs(least: int, most: int) -> Trace:
+def pairs(least: int, most: int) -> SizeTrace:
     """Return lengths of sources with a long tail, and of targets much like them.
 
     Args:
@@ -95,7 +95,7 @@ def pairs(least: int, most: int) -> Trace:
     return trace
 
 
-def images(short: tuple[int, int], longest: int, step: int) -> Trace:
+def images(short: tuple[int, int], longest: int, step: int) -> SizeTrace:
     """Return heights and widths as multi-scale detection training resizes images.
 
     The short side is drawn from a range, the aspect ratio from that of photographs,
@@ -122,7 +122,7 @@ def images(short: tuple[int, int], longest: int, step: int) -> Trace:
     return trace
 
 
-def docstrings(most: int) -> Trace:
+def docstrings(most: int) -> SizeTrace:
     """Return the longest member's length of batches of docstrings: real text.
 
     Args:
@@ -136,11 +136,18 @@ def docstrings(most: int) -> Trace:
         from mimose.bench.corpus import encode_corpus, load_corpus
 
         texts = encode_corpus(load_corpus(), most).train
-        lengths = np.array([len(text.token_ids) for text in texts])
-        drawn = generator.choice(lengths, (n_batches, _TEXTS_A_BATCH))
-        return [{"length": int(length)} for length in drawn.max(axis=1)]
+        lengths = [len(text.token_ids) for text in texts]
+        return draw_longest(lengths, _TEXTS_A_BATCH, generator, n_batches)
 
     return trace
+
+
+def draw_longest(
+    lengths: Sequence[int], n_texts: int, generator: np.random.Generator, n_batches: int
+) -> list[Sizes]:
+    """Draw batches of some texts' lengths; return the longest member's of each."""
+    drawn = generator.choice(np.array(lengths), (n_batches, n_texts))
+    return [{"length": int(length)} for length in drawn.max(axis=1)]
 
 
 def from_file(path: Path, names: Sequence[str]) -> list[Sizes]:

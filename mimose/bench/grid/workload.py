@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from mimose.bench.grid.traces import Sizes, Trace
+from mimose.bench.grid.traces import Sizes, SizeTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +28,17 @@ class Workload:
     labels among them."""
     sizes: tuple[str, ...]
     """Names of the sizes that vary."""
-    trace: Callable[[str], Trace] | None
+    trace: Callable[[str], SizeTrace] | None
     """Takes a scale. None for a model of the user's own: nobody else knows its lengths,
     and which strategy suits it depends on little else."""
     is_synthetic: bool = True
     """Whether the trace is generated, not taken from real data."""
+    learning_rate: float = 1e-4
+    prepare: Callable[[Path], None] = lambda _: None
+    """Takes a folder that all processes share, in each before all else: for what one
+    makes and the others read."""
+    evaluate: Callable[[nn.Module], float | None] = lambda _: None
+    """Takes the model; returns its accuracy on held-out data, if there is any."""
 
 
 def size_of(sizes: Mapping[str, int]) -> int:

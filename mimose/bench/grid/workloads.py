@@ -11,17 +11,18 @@ import functools
 import importlib
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Generator, nn
 
 from mimose.bench.grid.detector import Detector
+from mimose.bench.grid.docstrings import DOCSTRINGS
 from mimose.bench.grid.scaling import SCALING
 from mimose.bench.grid.traces import (
-    Trace,
+    SizeTrace,
     bell_with_spike,
     docstrings,
     images,
@@ -29,7 +30,10 @@ from mimose.bench.grid.traces import (
     pairs,
 )
 from mimose.bench.grid.workload import Workload
+from mimose.bench.zoo import builder
 
+_Sizes: TypeAlias = Mapping[str, int]
+_Batch: TypeAlias = dict[str, Any]
 SCALES = ("tiny", "base")
 _VOCABULARY = {"tiny": 512, "base": 30_000}
 _CHOICES = 4
@@ -39,81 +43,56 @@ _BOXES = 8
 """In an image."""
 
 
-def _encoder(scale: str) -> dict[str, Any]:
-    if scale == "base":
-        return {"vocab_size": _VOCABULARY[scale], "attn_implementation": "eager"}
-    return {
-        "vocab_size": _VOCABULARY[scale],
-        "hidden_size": 64,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "intermediate_size": 256,
-        "attn_implementation": "eager",
-    }
-
-
-def _in_training(model: Any) -> nn.Module:
-    """Tell the checker, which knows nothing of transformers' classes, what it is."""
-    module: nn.Module = model
-    return module.train()
-
-
-def _multiple_choice(scale: str) -> nn.Module:
-    from transformers import RobertaConfig, RobertaForMultipleChoice
-
-    config = RobertaConfig(**_encoder(scale), max_position_embeddings=514)
-    return _in_training(RobertaForMultipleChoice(config))
-
-
-def _question_answering(scale: str) -> nn.Module:
-    from transformers import BertConfig, BertForQuestionAnswering
-
-    return _in_training(BertForQuestionAnswering(BertConfig(**_encoder(scale))))
-
-
-def _classification(scale: str) -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    return _in_training(BertForSequenceClassification(BertConfig(**_encoder(scale))))
-
-
-def _translation(scale: str) -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    widths = {"d_model": 768, "d_ff": 3072, "d_kv": 64}
-    if scale == "tiny":
-        widths = {"d_model": 64, "d_ff": 256, "d_kv": 16}
-    settings: dict[str, Any] = {
-        **widths,
-        "num_heads": 4 if scale == "tiny" else 12,
-        "num_layers": 4 if scale == "tiny" else 12,
-        "vocab_size": _VOCABULARY[scale],
-        "decoder_start_token_id": 0,
-    }
-    config = T5Config(**settings)
-    return _in_training(T5ForConditionalGeneration(config))
-
-
-def _language_model(scale: str) -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    small: dict[str, Any] = {"n_embd": 64, "n_layer": 6, "n_head": 4}
-    config = GPT2Config(
-        vocab_size=_VOCABULARY[scale],
-        n_positions=1024,
-        bos_token_id=0,
-        eos_token_id=0,
-        **(small if scale == "tiny" else {}),
+def _sized(
+    config: str, model: str, tiny: Mapping[str, Any], **always: Any
+) -> Callable[[str], nn.Module]:
+    """Return what builds a model of transformers, of its published size or tiny."""
+    build = builder(config, model, **always)
+    return lambda scale: build(
+        vocab_size=_VOCABULARY[scale], **(tiny if scale == "tiny" else {})
     )
-    return _in_training(GPT2LMHeadModel(config))
+
+
+_TINY_ENCODER = {
+    "hidden_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+}
+_multiple_choice = _sized(
+    "RobertaConfig",
+    "RobertaForMultipleChoice",
+    _TINY_ENCODER,
+    attn_implementation="eager",
+    max_position_embeddings=514,
+)
+_question_answering = _sized(
+    "BertConfig", "BertForQuestionAnswering", _TINY_ENCODER, attn_implementation="eager"
+)
+_classification = _sized(
+    "BertConfig",
+    "BertForSequenceClassification",
+    _TINY_ENCODER,
+    attn_implementation="eager",
+)
+_translation = _sized(
+    "T5Config",
+    "T5ForConditionalGeneration",
+    {"d_model": 64, "d_ff": 256, "d_kv": 16, "num_heads": 4, "num_layers": 4},
+    **{"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_heads": 12, "num_layers": 12},
+    decoder_start_token_id=0,
+)
+_language_model = _sized(
+    "GPT2Config",
+    "GPT2LMHeadModel",
+    {"n_embd": 64, "n_layer": 6, "n_head": 4},
+    **{"n_positions": 1024, "bos_token_id": 0, "eos_token_id": 0},
+)
 
 
 def _resnet(scale: str) -> nn.Module:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    labels: dict[str, Any] = {"num_labels": _KINDS}
-    config = ResNetConfig(**labels, **_resnet_sizes(scale))
-    return _in_training(ResNetForImageClassification(config))
+    build = builder("ResNetConfig", "ResNetForImageClassification", num_labels=_KINDS)
+    return build(**_resnet_sizes(scale))
 
 
 def _resnet_sizes(scale: str) -> dict[str, Any]:
@@ -137,11 +116,11 @@ def _detector(scale: str) -> nn.Module:
     return Detector(backbone, channels, n_classes=_KINDS, **sizes).train()
 
 
-def _tokens(shape: tuple[int, ...], scale: str, generator: torch.Generator) -> Any:
+def _tokens(shape: tuple[int, ...], scale: str, generator: Generator) -> Any:
     return torch.randint(1, _VOCABULARY[scale], shape, generator=generator)
 
 
-def _classes(n: int, n_classes: int, generator: torch.Generator) -> torch.Tensor:
+def _classes(n: int, n_classes: int, generator: Generator) -> torch.Tensor:
     return torch.randint(0, n_classes, (n,), generator=generator)
 
 
@@ -149,17 +128,13 @@ def _batch_size(scale: str, tiny: int, base: int) -> int:
     return base if scale == "base" else tiny
 
 
-def _choice_batch(
-    sizes: Mapping[str, int], scale: str, generator: torch.Generator
-) -> dict[str, Any]:
+def _choice_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
     n = _batch_size(scale, 8, 16)
     ids = _tokens((n, _CHOICES, sizes["length"]), scale, generator)
     return {"input_ids": ids, "labels": _classes(n, _CHOICES, generator)}
 
 
-def _answer_batch(
-    sizes: Mapping[str, int], scale: str, generator: torch.Generator
-) -> dict[str, Any]:
+def _answer_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
     n, length = _batch_size(scale, 2, 12), sizes["length"]
     return {
         "input_ids": _tokens((n, length), scale, generator),
@@ -168,17 +143,13 @@ def _answer_batch(
     }
 
 
-def _text_batch(
-    sizes: Mapping[str, int], scale: str, generator: torch.Generator
-) -> dict[str, Any]:
+def _text_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
     n = _batch_size(scale, 16, 32)
     ids = _tokens((n, sizes["length"]), scale, generator)
     return {"input_ids": ids, "labels": _classes(n, 2, generator)}
 
 
-def _pair_batch(
-    sizes: Mapping[str, int], scale: str, generator: torch.Generator
-) -> dict[str, Any]:
+def _pair_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
     n = _batch_size(scale, 4, 8)
     return {
         "input_ids": _tokens((n, sizes["source"]), scale, generator),
@@ -187,25 +158,19 @@ def _pair_batch(
     }
 
 
-def _language_batch(
-    sizes: Mapping[str, int], scale: str, generator: torch.Generator
-) -> dict[str, Any]:
+def _language_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
     ids = _tokens((_batch_size(scale, 6, 8), sizes["length"]), scale, generator)
     return {"input_ids": ids, "labels": ids, "use_cache": False}
 
 
-def _image_batch(
-    sizes: Mapping[str, int], scale: str, generator: torch.Generator
-) -> dict[str, Any]:
+def _image_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
     n = _batch_size(scale, 8, 8)
     shape = (n, 3, sizes["height"], sizes["width"])
     pixels = torch.rand(shape, generator=generator)
     return {"pixel_values": pixels, "labels": _classes(n, _KINDS, generator)}
 
 
-def _boxes_batch(
-    sizes: Mapping[str, int], scale: str, generator: torch.Generator
-) -> dict[str, Any]:
+def _boxes_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
     batch = _image_batch(sizes, scale, generator)
     n = len(batch["labels"])
     low, high = torch.rand((2, n, _BOXES, 2), generator=generator).sort(dim=0).values
@@ -213,7 +178,7 @@ def _boxes_batch(
     return {**batch, "boxes": torch.cat((low, high), dim=-1), "labels": kinds}
 
 
-def _images_trace(scale: str) -> Trace:
+def _images_trace(scale: str) -> SizeTrace:
     return (
         images((480, 800), 1333, 32) if scale == "base" else images((240, 400), 667, 32)
     )
@@ -280,6 +245,7 @@ WORKLOADS: Mapping[str, Workload] = {
             sizes=("height", "width"),
             trace=_images_trace,
         ),
+        DOCSTRINGS,
     )
 }
 """The tasks, by name."""
@@ -336,7 +302,7 @@ def from_function(path: str) -> Workload:
         raise ValueError(msg) from error
 
     def batch(
-        sizes: Mapping[str, int], scale: str, generator: torch.Generator
+        sizes: Mapping[str, int], scale: str, generator: Generator
     ) -> dict[str, Any]:
         del scale
         made: dict[str, Any] = make_batch(sizes, generator)

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mimose import usage
-from mimose.bench.machine import need_device
+from mimose.bench.device import SIM, is_cpu, kind_of, need_device
 from mimose.bench.proofs.common import Settings, publish
-from mimose.bench.proofs.device import is_cpu
 
 PROOFS = (
     "ablate",
@@ -70,7 +69,7 @@ def _ask(options: argparse.Namespace) -> int:
     for extra, packages in _NEEDED.get(options.proof, _OTHERS):
         usage.need(extra, *packages)
     device = getattr(options, "device", "cpu")
-    if device.partition(":")[0] != "sim":  # that is the child's to load
+    if kind_of(device) != SIM:  # that is the child's to load
         need_device(device)
     if is_cpu(device) and getattr(options, "expandable", False):
         msg = "--expandable is about an accelerator's allocator: give a --device"
@@ -80,7 +79,7 @@ def _ask(options: argparse.Namespace) -> int:
         threads=options.threads,
         device=device,
         models=tuple(options.models or ()),
-        out=options.out or _RESULTS / device.partition(":")[0],
+        out=options.out or _RESULTS / kind_of(device),
     )
     answer = _proof(options.proof).ask(settings, options)
     publish(options.proof, answer, settings.out)
@@ -105,7 +104,8 @@ def _parser() -> argparse.ArgumentParser:
         own.add_argument("--threads", type=usage.at_least_one, default=defaults.threads)
         own.add_argument("--models", nargs="+", help="some of the zoo's only")
         own.add_argument("--out", type=Path, help=f"{_RESULTS}/DEVICE by default")
-        module.add_options(own)
+        for option, how in module.OPTIONS:
+            own.add_argument(option, **how)
     return parser
 
 

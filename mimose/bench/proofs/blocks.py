@@ -1,13 +1,13 @@
-"""A row of small equal blocks: a model whose own work hardly hides the library's."""
+"""Small equal blocks in a row: a model whose own work hardly hides the library's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from mimose.bench.zoo import Output
 from mimose.planners import Plan, PlanningProblem
 from mimose.planners.timeline import judge
 
@@ -31,14 +31,7 @@ class Block(nn.Module):
         return states + changed
 
 
-class Output(NamedTuple):
-    """What a row returns."""
-
-    loss: torch.Tensor
-    """One number."""
-
-
-class Row(nn.Module):
+class Blocks(nn.Module):
     """Blocks one behind another, and a loss of one number.
 
     Args:

@@ -12,22 +12,28 @@ line with it.
 from __future__ import annotations
 
 import argparse
-import csv
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from mimose.bench.check.groups import GROUPS, Group, run_group
 from mimose.bench.check.line import MISSED, Line, impossible, judged
-from mimose.bench.proofs.child import ChildFailedError, run_child
-from mimose.bench.proofs.common import Answer, Bar, Row, Settings, progress
+from mimose.bench.child import RunFailedError, run_child
+from mimose.bench.proofs.common import Answer, Bar, Settings, progress
+from mimose.bench.rows import Row, RowsFile
+from mimose.exceptions import first_line
 from mimose.usage import positive
 
 QUESTION = "Does this device do what the library relies on?"
+OPTIONS = (
+    ("--device", {"default": "cuda", "help": "cuda, or sim to try it"}),
+    ("--limit-seconds", {"type": positive, "default": 540.0, "help": "in all"}),
+    ("--groups", {"nargs": "+", "choices": GROUPS, "default": list(GROUPS)}),
+)
 
 _LEAST_SECONDS = 5.0
 """With less than this left no group is begun."""
@@ -51,24 +57,19 @@ class CheckRow(Row):
         return f"{self.what}: {self.seen}{expected}: {self.verdict}"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="cuda", help="cuda, or sim to try it")
-    parser.add_argument("--limit-seconds", type=positive, default=540.0, help="in all")
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Run every group, and append each line to the file as it comes."""
     ends = time.monotonic() + options.limit_seconds
-    write = _start_file(settings.out / "check.csv")
+    file = RowsFile(settings.out / "check.csv", CheckRow)
     rows = []
-    for name in options.groups:
-        for row in _rows(settings, GROUPS[name], ends):
-            rows.append(row)
-            write(row)
-            progress(str(row))
-    return Answer(rows=rows, table=_table(rows), bars=_bars(rows), is_text=True)
+    with contextlib.closing(file):
+        for name in options.groups:
+            for row in _rows(settings, GROUPS[name], ends):
+                rows.append(row)
+                file.append([row])
+                progress(str(row))
+    table, bars = _table(rows), _bars(rows)
+    return Answer(rows=[*rows], table=table, bars=bars, is_text=True)
 
 
 def _rows(settings: Settings, group: Group, ends: float) -> Iterator[CheckRow]:
@@ -89,43 +90,15 @@ def _lines(settings: Settings, group: Group, left_seconds: float) -> Iterator[Li
         return
     limit_seconds = min(group.limit_seconds, left_seconds)
     task = {"group": group.name, "device": settings.device}
+    options = {"environment": group.environment, "limit_seconds": limit_seconds}
     try:
-        for said in run_child(
-            "check",
-            task,
-            settings.threads,
-            environment=group.environment,
-            limit_seconds=limit_seconds,
-        ):
+        for said in run_child(__name__, task, settings.threads, **options):
             yield Line(**said)
-    except ChildFailedError as error:
-        seen = str(error).splitlines()
-        yield judged(
-            f"all of {group.name}", "ends", f"{seen[0]} {seen[-1]}", holds=False
-        )
+    except RunFailedError as error:
+        yield judged(f"all of {group.name}", "ends", first_line(error), holds=False)
 
 
-def _start_file(path: Path) -> Callable[[CheckRow], None]:
-    """Begin a CSV file, and return what appends a row to it."""
-    names = [column.name for column in fields(CheckRow)]
-    shared = [column.name for column in fields(Row)]
-    names = [*(name for name in names if name not in shared), *shared]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _append(path, names, None)
-
-    return lambda row: _append(path, names, asdict(row))
-
-
-def _append(path: Path, names: Sequence[str], row: Mapping[str, Any] | None) -> None:
-    with path.open("w" if row is None else "a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        if row is None:
-            writer.writeheader()
-        else:
-            writer.writerow(row)
-
-
-def _table(rows: Sequence[CheckRow]) -> list[dict[str, object]]:
+def _table(rows: Sequence[CheckRow]) -> list[Mapping[str, object]]:
     names = ("group", "what", "expected", "seen", "verdict")
     return [{name: getattr(row, name) for name in names} for row in rows]
 

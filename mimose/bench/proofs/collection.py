@@ -24,24 +24,32 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.bench.proofs.child import run_child
-from mimose.bench.proofs.common import Answer, Bar, Row, Settings, percent
+from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
+    Answer,
+    Bar,
+    Settings,
+    count,
+    recorded,
+    rows_of,
+)
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import Setup, chosen
+from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
+from mimose.bench.proofs.numbers import percent
+from mimose.bench.rows import Row
 from mimose.bench.zoo import ZOO, Batch
 from mimose.measure.tracker import StorageTracker
 from mimose.session import attach
-from mimose.usage import at_least_one
 from mimose.watch.units import find_units
 
 QUESTION = "What does learning cost: iterations, forwards, FLOPs and time?"
+OPTIONS = (count("--steps", 20, "at the most, a model"),)
 
 _MULTIPLES = {"vit": 16, "resnet": 32}
-_SETUPS = tuple(
-    Setup(model=name, sizes=entry.sizes, multiple=_MULTIPLES.get(name, 1))
+_SPECS = tuple(
+    ModelSpec(model=name, sizes=entry.sizes, multiple=_MULTIPLES.get(name, 1))
     for name, entry in ZOO.items()
 )
-_AMPLE_BYTES = 2**40
 _ITERATIONS_BAR = 10
 
 
@@ -72,39 +80,27 @@ class CollectionRow(Row):
     full_seconds: float
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument(
-        "--steps", type=at_least_one, default=20, help="at the most, a model"
-    )
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Count, for every model."""
-    rows: list[CollectionRow] = []
-    table, bars = [], []
-    for setup in chosen(_SETUPS, settings.models):
-        task = {"model": setup.model, "seed": settings.seed, "steps": options.steps}
+    answer = Answer()
+    for name in names_of(_SPECS, settings.models):
+        task = {"model": name, "steps": options.steps}
         own = [
-            CollectionRow(**said, **settings.provenance())
+            row
             for is_counted in (False, True)
-            for said in run_child(
-                "collection", {**task, "is_counted": is_counted}, settings.threads
+            for row in rows_of(
+                CollectionRow, "collection", settings, is_counted=is_counted, **task
             )
         ]
-        rows.extend(own)
         before = _before_first_plan(own)
         collecting = [row for row in own if row.phase == "collect"]
-        table.append(_summarise(setup.model, before, collecting))
-        bars += [
-            Bar(f"{setup.model}: iterations before a plan", before, _ITERATIONS_BAR),
-            Bar(
-                f"{setup.model}: forwards beyond full recomputation's",
-                sum(map(_second_forwards, collecting)),
-                0,
-            ),
+        beyond = sum(map(_second_forwards, collecting))
+        bars = [
+            Bar(f"{name}: iterations before a plan", before, _ITERATIONS_BAR),
+            Bar(f"{name}: forwards beyond full recomputation's", beyond, 0),
         ]
-    return Answer(rows=rows, table=table, bars=bars)
+        answer.add(own, _summarise(name, before, collecting), bars)
+    return answer
 
 
 def _before_first_plan(rows: Sequence[CollectionRow]) -> int | None:
@@ -145,33 +141,33 @@ def _summarise(
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train the session and its twin in turn, until a plan keeps something."""
-    (setup,) = chosen(_SETUPS, [task["model"]])
+    spec = spec_of(_SPECS, task["model"])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     learning, full = (
-        CountedLoop(setup.build(task["seed"]), is_counted=task["is_counted"])
+        CountedLoop(spec.build(task["seed"]), is_counted=task["is_counted"])
         for _ in range(2)
     )
     for loop in (learning, full):
-        loop.warm_up(setup.batch(setup.shortest(), generator))
-    session = attach(learning.model, _AMPLE_BYTES, meter=learning.meter)
-    attach(full.model, _AMPLE_BYTES, planner="full", meter=full.meter)
+        loop.warm_up(spec.batch(spec.shortest(), generator))
+    session = attach(learning.model, AMPLE_BYTES, meter=learning.meter)
+    attach(full.model, AMPLE_BYTES, planner="full", meter=full.meter)
     for step in range(task["steps"]):
-        sizes = setup.draw(generator)
-        batch = setup.batch(sizes, generator)
+        sizes = spec.draw(generator)
+        batch = spec.batch(sizes, generator)
         mine, twin = learning.counted_step(batch), full.counted_step(batch)
         record = session.records[-1]
-        kept = record.actions.count("keep")
+        kept = recorded(record, "kept")
         yield {
-            "model": setup.model,
+            "model": spec.model,
             "is_counted": task["is_counted"],
             "step": step,
             "sizes": json.dumps(sizes),
             "phase": record.phase,
-            "kept": kept,
+            **kept,
             **mine,
             **{f"full_{name}": value for name, value in twin.items()},
         }
-        if kept:
+        if kept["kept"]:
             return
 
 

@@ -2,73 +2,111 @@
 
 from __future__ import annotations
 
-import csv
-import datetime
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from mimose.bench.machine import describe_machine, load_average
+from mimose.bench.child import run_child
+from mimose.bench.rows import Row, RunSettings, write
+from mimose.usage import at_least_one
 
-MIB = 2**20
+if TYPE_CHECKING:
+    from mimose.records import StepRecord
+
+AMPLE_BYTES = 2**40
+"""A budget that is never used up."""
+_TOLD_EVERY = 100
+
+
+_PACKAGE = "mimose.bench.proofs"
+
+
+Option: TypeAlias = tuple[str, dict[str, Any]]
+"""Of a command line: its name, and how argparse is to read it."""
+
+
+def device(default: str) -> Option:
+    """Return the option that says where to train."""
+    return "--device", {"default": default, "help": "such as cuda"}
+
+
+def count(name: str, default: int, what: str = "") -> Option:
+    """Return an option for a number of things; `what` says of which."""
+    return name, {"type": at_least_one, "default": default, "help": what}
+
+
+def flag(name: str, what: str) -> Option:
+    """Return an option that is there or is not."""
+    return name, {"action": "store_true", "help": what}
+
+
+EXPANDABLE = flag("--expandable", "segments of the device can grow")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """Where and with what a row was measured; each proof adds what it measured."""
-
-    seed: int
-    threads: int
-    load_average: float
-    """Of the machine over the last minute, when the row arrived."""
-    date: str
-    """When the proof began, ISO 8601."""
-    device: str
-    python: str
-    torch: str
-    transformers: str
-    mimose: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Settings(RunSettings):
     """What every proof can be told."""
-
-    seed: int = 0
-    """Settles weights, shapes and batches."""
-
-    threads: int = 2
-    """For torch's operators."""
-
-    device: str = "cpu"
-    """Where to train, in the proofs that can train elsewhere."""
 
     models: tuple[str, ...] = ()
     """Names of the zoo's architectures; empty for the proof's own choice."""
-
     out: Path = Path("docs/results/cpu")
     """The folder for the CSV file."""
 
-    date: str = field(default_factory=lambda: _now())
-    """When the proof began."""
 
-    def provenance(self) -> dict[str, Any]:
-        """Return the columns of `Row`."""
-        return {
-            "seed": self.seed,
-            "threads": self.threads,
-            "load_average": load_average(),
-            "date": self.date,
-            **describe_machine(self.device),
-        }
+def said_by(proof: str, settings: Settings, /, **task: Any) -> Iterator[dict[str, Any]]:
+    """Yield what a proof's ``work`` yields, in a process of its own.
+
+    Args:
+        proof: The proof's name.
+        settings: Seed and device go into its task.
+        task: All else that it is asked.
+
+    Raises:
+        RunFailedError: It ended with an error.
+    """
+    whole = {"seed": settings.seed, "device": settings.device, **task}
+    return run_child(f"{_PACKAGE}.{proof}", whole, settings.threads)
 
 
-def _now() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+_Kind = TypeVar("_Kind", bound=Row)
+
+
+def rows_of(
+    kind: type[_Kind], proof: str, settings: Settings, /, **task: Any
+) -> list[_Kind]:
+    """Return what `said_by` yields as rows; tell who waits of every hundredth."""
+    rows = []
+    for said in said_by(proof, settings, **task):
+        rows.append(kind(**said, **settings.provenance()))
+        if len(rows) % _TOLD_EVERY == 0:
+            progress(f"{proof}: {len(rows)} rows")
+    return rows
+
+
+def recorded(record: StepRecord, *columns: str) -> dict[str, Any]:
+    """Return columns of rows that a step's record has.
+
+    Args:
+        record: Of one forward.
+        columns: Its attributes' names. ``kept`` and ``recomputed`` count its layers'
+            calls by action, ``calls`` counts all.
+    """
+    from mimose.types import KEEP  # not above: a proof weighs what the library loads
+
+    calls = len(record.actions)
+    counted = {
+        "kept": record.actions.count(KEEP),
+        "recomputed": record.n_recomputed,
+        "calls": calls,
+    }
+    return {
+        name: counted[name] if name in counted else getattr(record, name)
+        for name in columns
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +129,8 @@ class Bar:
     def __str__(self) -> str:
         """Write the verdict as a line."""
         verdict = "holds" if self.holds else "MISSED"
-        sign, limit = (
-            ("≤", self.at_most)
-            if self.at_most < math.inf
-            else (
-                "≥",
-                self.at_least,
-            )
-        )
+        is_upper = self.at_most < math.inf
+        sign, limit = ("≤", self.at_most) if is_upper else ("≥", self.at_least)
         form = self._form
         return f"{verdict:7} {self.what}: {form(self.value)} (bar {sign} {form(limit)})"
 
@@ -112,45 +144,25 @@ class Bar:
 class Answer:
     """What a proof found."""
 
-    rows: Sequence[Row]
+    rows: list[Row] = field(default_factory=list)
     """All that was measured."""
-    table: Sequence[Mapping[str, object]]
+    table: list[Mapping[str, object]] = field(default_factory=list)
     """The rows in short, for people and for the JSON line."""
-    bars: Sequence[Bar]
+    bars: list[Bar] = field(default_factory=list)
     """The promises."""
-    notes: Sequence[str] = ()
+    notes: list[str] = field(default_factory=list)
     """What a reader should know besides."""
     is_text: bool = False
     """Whether the table's cells are words, and begin at the left."""
 
-
-def quantile(values: Iterable[float], share: float) -> float | None:
-    """Return the smallest value that `share` of all do not exceed; None of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def mean(values: Iterable[float]) -> float | None:
-    """Return the mean, None of nothing."""
-    listed = list(values)
-    return math.fsum(listed) / len(listed) if listed else None
-
-
-def worst(values: Iterable[float]) -> float | None:
-    """Return the largest value, None of nothing."""
-    return max(values, default=None)
-
-
-def percent(share: float | None, digits: int = 2) -> str:
-    """Write a share for people."""
-    return "" if share is None else f"{share:.{digits}%}"
-
-
-def mebibytes(n_bytes: float | None) -> str:
-    """Write bytes for people."""
-    return "" if n_bytes is None else f"{n_bytes / MIB:.1f}"
+    def add(
+        self, rows: Iterable[Row], line: Mapping[str, object], bars: Iterable[Bar]
+    ) -> None:
+        """Add what was found of one model, and tell who waits."""
+        self.rows.extend(rows)
+        self.table.append(line)
+        self.bars.extend(bars)
+        progress(" ".join(map(str, list(line.values())[:1])) + ": done")
 
 
 def progress(text: str) -> None:
@@ -162,8 +174,7 @@ def progress(text: str) -> None:
 def publish(name: str, answer: Answer, folder: Path) -> None:
     """Write the CSV file, print the table and the bars; JSON is the last line."""
     path = folder / f"{name}.csv"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_rows(path, answer.rows)
+    write(path, type(answer.rows[0]) if answer.rows else Row, answer.rows)
     table = format_table(answer.table, is_text=answer.is_text)
     lines = [*table, *answer.notes, *map(str, answer.bars)]
     document = {
@@ -175,16 +186,6 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
         "rows": str(path),
     }
     sys.stdout.write("\n".join([*lines, json.dumps(document)]) + "\n")
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows to a CSV file, what was measured first; None is an empty field."""
-    shared = [column.name for column in fields(Row)]
-    own = [c.name for c in fields(rows[0]) if c.name not in shared] if rows else []
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*own, *shared], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
 
 
 def format_table(

@@ -23,46 +23,44 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
     Answer,
     Bar,
-    Row,
     Settings,
-    mebibytes,
-    progress,
+    count,
+    device,
+    recorded,
+    rows_of,
 )
-from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import Setup, chosen
+from mimose.bench.proofs.loop import Loop, differing
+from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
+from mimose.bench.proofs.numbers import mebibytes
+from mimose.bench.rows import Row
 from mimose.bench.zoo import ZOO, Batch
 from mimose.session import attach
-from mimose.usage import at_least_one
 
 QUESTION = "Is training on an accelerator the same to the last bit?"
+OPTIONS = (device("sim"), count("--steps", 20, "a model"))
 
-_SETUPS = (
-    Setup(model="bert", sizes={"batch": (8, 8), "length": (64, 256)}),
-    Setup(model="gpt2", sizes={"batch": (4, 4), "length": (64, 256)}),
-    Setup(
-        model="t5", sizes={"batch": (4, 4), "source": (64, 256), "target": (32, 128)}
+_SPECS = (
+    ModelSpec("bert", {"batch": (8, 8), "length": (64, 256)}),
+    ModelSpec("gpt2", {"batch": (4, 4), "length": (64, 256)}),
+    ModelSpec("t5", {"batch": (4, 4), "source": (64, 256), "target": (32, 128)}),
+    ModelSpec(
+        "vit", {"batch": (6, 6), "height": (128, 256), "width": (128, 256)}, multiple=16
     ),
-    Setup(
-        model="vit",
-        sizes={"batch": (6, 6), "height": (128, 256), "width": (128, 256)},
-        multiple=16,
-    ),
-    Setup(model="albert", sizes={"batch": (8, 8), "length": (64, 256)}),
-    Setup(
-        model="resnet",
-        sizes={"batch": (6, 6), "height": (96, 256), "width": (96, 256)},
-    ),
+    ModelSpec("albert", {"batch": (8, 8), "length": (64, 256)}),
+    ModelSpec("resnet", {"batch": (6, 6), "height": (96, 256), "width": (96, 256)}),
 )
-_AMPLE_BYTES = 2**40
 _SHARE, _OVER_LEAST = 0.35, 1.2
 """Where the budget lies between the least and the most that the longest reserves, and
 how far above the least it is at any rate: other shapes may reserve more."""
 _KINDS = ("gradient", "weight", "optimizer state", "buffer", "random state")
 """What is compared after the last step; the loss is in each."""
+_RECORDED = (
+    *("step", "phase", "reserved_peak_bytes", "recomputed", "retries", "reason"),
+)
 State = dict[str, torch.Tensor]
 
 
@@ -96,32 +94,13 @@ class ExactRow(Row):
         return 0 < self.recomputed < self.actions
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=at_least_one, default=20, help="a model")
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every model twice, and compare."""
-    rows: list[ExactRow] = []
-    table, bars = [], []
-    for setup in chosen(_SETUPS, settings.models):
-        task = {
-            "model": setup.model,
-            "seed": settings.seed,
-            "device": settings.device,
-            "steps": options.steps,
-        }
-        own = [
-            ExactRow(**said, **settings.provenance())
-            for said in run_child("exact", task, settings.threads)
-        ]
-        rows.extend(own)
-        table.append(_summarise(setup.model, own))
-        bars.extend(_judge(setup.model, own, options.steps))
-        progress(f"exact {setup.model}: done")
-    return Answer(rows=rows, table=table, bars=bars)
+    answer = Answer()
+    for name in names_of(_SPECS, settings.models):
+        own = rows_of(ExactRow, "exact", settings, model=name, steps=options.steps)
+        answer.add(own, _summarise(name, own), _judge(name, own, options.steps))
+    return answer
 
 
 def _n_different(rows: Sequence[ExactRow]) -> int:
@@ -159,15 +138,13 @@ def _judge(model: str, rows: Sequence[ExactRow], steps: int) -> list[Bar]:
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train a model bare, then a copy of it under the library."""
-    (setup,) = chosen(_SETUPS, [task["model"]])
+    spec = spec_of(_SPECS, task["model"])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     torch.manual_seed(task["seed"])
-    model = ZOO[setup.model].build().to(task["device"])
-    shapes = [setup.draw(generator) for _ in range(task["steps"])]
-    batches = [setup.batch(sizes, generator) for sizes in shapes]
-    budget_bytes = _budget(
-        copy.deepcopy(model), setup.batch(setup.longest(), generator)
-    )
+    model = ZOO[spec.model].build().to(task["device"])
+    shapes = [spec.draw(generator) for _ in range(task["steps"])]
+    batches = [spec.batch(sizes, generator) for sizes in shapes]
+    budget_bytes = _budget(copy.deepcopy(model), spec.batch(spec.longest(), generator))
     bare = Run(copy.deepcopy(model), task["seed"])
     losses = [bare.step(batch) for batch in batches]
     expected = bare.state()
@@ -177,32 +154,30 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             loss = own.step(batch)
             record = session.records[-1]
             is_last = step == len(batches) - 1
-            compared = _compare(expected, own.state()) if is_last else {}
+            nothing = {"compared": "", "different": ""}
             yield {
-                "model": setup.model,
-                "step": record.step,
+                "model": spec.model,
                 "sizes": json.dumps(sizes),
-                "phase": record.phase,
                 "budget_bytes": budget_bytes,
-                "reserved_peak_bytes": record.reserved_peak_bytes,
                 "actions": len(record.actions),
-                "recomputed": record.n_recomputed,
-                "retries": record.retries,
-                "reason": record.reason,
+                **recorded(record, *_RECORDED),
                 "loss": loss.item(),
                 "is_equal": torch.equal(losses[step], loss),
-                **_said(compared),
+                **(_compare(expected, own.state()) if is_last else nothing),
             }
 
 
-def _said(compared: Mapping[str, Sequence[tuple[str, bool]]]) -> dict[str, str]:
-    if not compared:
-        return {"compared": "", "different": ""}
-    pairs = [pair for names in compared.values() for pair in names]
-    return {
-        "compared": json.dumps({kind: len(names) for kind, names in compared.items()}),
-        "different": json.dumps([name for name, is_same in pairs if not is_same]),
-    }
+def _compare(
+    expected: Mapping[str, State], actual: Mapping[str, State]
+) -> dict[str, str]:
+    """Return the columns that say what was compared, and what differs."""
+    counts = {kind: len({*expected[kind], *actual[kind]}) for kind in expected}
+    different = [
+        f"{kind} {name}"
+        for kind in expected
+        for name in differing(expected[kind], actual[kind])
+    ]
+    return {"compared": json.dumps(counts), "different": json.dumps(different)}
 
 
 def _budget(model: nn.Module, batch: Batch) -> int:
@@ -216,7 +191,7 @@ def _budget(model: nn.Module, batch: Batch) -> int:
     peaks = []
     for planner in ("full", "none"):
         loop.meter.resting_bytes()
-        with attach(model, _AMPLE_BYTES, planner=planner, meter=loop.meter):
+        with attach(model, AMPLE_BYTES, planner=planner, meter=loop.meter):
             peaks.append(loop.step(batch).peak_bytes)
     least, most = peaks
     return int(max(least + _SHARE * (most - least), _OVER_LEAST * least))
@@ -275,22 +250,3 @@ def _copied(tensors: Mapping[str, Any]) -> State:
         for name, tensor in tensors.items()
         if isinstance(tensor, torch.Tensor)
     }
-
-
-def _compare(
-    expected: Mapping[str, State], actual: Mapping[str, State]
-) -> dict[str, list[tuple[str, bool]]]:
-    """Return of each kind the names, and whether both are equal."""
-    return {
-        kind: [
-            (f"{kind} {name}", _is_same(expected[kind], actual[kind], name))
-            for name in sorted(expected[kind].keys() | actual[kind].keys())
-        ]
-        for kind in expected
-    }
-
-
-def _is_same(expected: State, actual: State, name: str) -> bool:
-    if name not in expected or name not in actual:
-        return False
-    return torch.equal(expected[name], actual[name])

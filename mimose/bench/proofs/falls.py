@@ -24,29 +24,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import (
     Answer,
     Bar,
-    Row,
     Settings,
-    mebibytes,
-    progress,
-    worst,
+    count,
+    device,
+    recorded,
+    rows_of,
 )
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import Setup, chosen
-from mimose.bench.proofs.soak import SETUPS, WINDOWS
+from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
+from mimose.bench.proofs.numbers import mebibytes, worst
+from mimose.bench.proofs.soak_run import SPECS, WINDOWS
+from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.measure.meters import AllocatorMeter
 from mimose.measure.meters.usage import read_usage
 from mimose.session import Session, attach
-from mimose.usage import at_least_one
 
 QUESTION = "Does training go on where the device's limit falls below what plans need?"
+OPTIONS = (device("sim"), count("--steps", 240, "a model"))
 
 _MODELS = ("bert", "gpt2")
-_SETUPS = [setup for setup in SETUPS if setup.model in _MODELS]
+_SPECS = [spec for spec in SPECS if spec.model in _MODELS]
 _AMPLE_BYTES = 2**36
 _FALLS = (0.55, 0.25)
 """Where the limit falls to, between the longest step's least growth and its most."""
@@ -92,37 +93,21 @@ class FallRow(Row):
         return is_below and self.out_of_memory > 0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=at_least_one, default=240, help="a model")
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every model with falls and without."""
-    rows: list[FallRow] = []
-    table, bars = [], []
-    for setup in chosen(_SETUPS, settings.models):
-        task = {
-            "model": setup.model,
-            "seed": settings.seed,
-            "device": settings.device,
-            "steps": options.steps,
-        }
-        even = _train(settings, {**task, "falls": False})
-        fallen = _train(settings, {**task, "falls": True})
-        rows += [*even, *fallen]
-        table.append(_summarise(setup.model, even, fallen))
-        bars.extend(_judge(setup.model, even, fallen, options.steps))
-        progress(f"falls {setup.model}: done")
-    return Answer(rows=rows, table=table, bars=bars)
-
-
-def _train(settings: Settings, task: Mapping[str, Any]) -> list[FallRow]:
-    return [
-        FallRow(**said, **settings.provenance())
-        for said in run_child("falls", task, settings.threads)
-    ]
+    answer = Answer()
+    for name in names_of(_SPECS, settings.models):
+        task = {"model": name, "steps": options.steps}
+        even, fallen = (
+            rows_of(FallRow, "falls", settings, falls=falls, **task)
+            for falls in (False, True)
+        )
+        answer.add(
+            [*even, *fallen],
+            _summarise(name, even, fallen),
+            _judge(name, even, fallen, options.steps),
+        )
+    return answer
 
 
 # ------------------------------------------------------------------ judging
@@ -212,13 +197,13 @@ class _StepLoop(Loop):
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one model, with falls or without."""
-    (setup,) = chosen(_SETUPS, [task["model"]])
+    spec = spec_of(_SPECS, task["model"])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    model = setup.build(task["seed"], task["device"])
-    loop = _StepLoop(model, window=WINDOWS.get(setup.model, 1))
+    model = spec.build(task["seed"], task["device"])
+    loop = _StepLoop(model, window=WINDOWS.get(spec.model, 1))
     device = Device(loop)
-    loop.warm_up(setup.batch(setup.shortest(), generator))
-    limits = device.limits(setup, generator) if task["falls"] else []
+    loop.warm_up(spec.batch(spec.shortest(), generator))
+    limits = device.limits(spec, generator) if task["falls"] else []
     batches = torch.Generator().manual_seed(task["seed"] + 2)
     with (
         contextlib.closing(device),
@@ -228,10 +213,10 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         for step in range(task["steps"]):
             if limits and step == _place(task["steps"], device.n_falls):
                 device.fall(limits.pop(0))
-            sizes = setup.draw(batches)
-            said = device.step(setup.batch(sizes, batches))
+            sizes = spec.draw(batches)
+            said = device.step(spec.batch(sizes, batches))
             yield {
-                "model": setup.model,
+                "model": spec.model,
                 "falls": task["falls"],
                 "step": step,
                 "sizes": json.dumps(sizes),
@@ -263,9 +248,9 @@ class Device:
         self._needed_bytes = 0
         self._needed_before_bytes = 0
 
-    def limits(self, setup: Setup, generator: torch.Generator) -> list[int]:
+    def limits(self, spec: ModelSpec, generator: torch.Generator) -> list[int]:
         """Measure the longest step at its least and its most; return the falls."""
-        batch = setup.batch(setup.longest(), generator)
+        batch = spec.batch(spec.longest(), generator)
         peaks = []
         for planner in ("full", "none"):
             self.meter.resting_bytes()
@@ -306,14 +291,12 @@ class Device:
             "fall": self.n_falls,
             "limit_bytes": self._limit_bytes,
             "needed_before_bytes": self._needed_before_bytes,
-            "phase": records[-1].phase,
             "actions": len(records[-1].actions),
-            "kept": records[-1].actions.count("keep"),
+            **recorded(records[-1], "phase", "kept", "reason"),
             "reserved_peak_bytes": measured.peak_bytes,
             "requested_peak_bytes": requested,
             "out_of_memory": self._n_ooms() - n_ooms,
             "retries": sum(record.retries for record in records),
-            "reason": records[-1].reason,
             "loss": self._loop.last_loss,
             "seconds": measured.seconds,
         }

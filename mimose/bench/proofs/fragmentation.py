@@ -17,34 +17,35 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import (
+    EXPANDABLE,
     Answer,
     Bar,
-    Row,
     Settings,
-    mean,
-    mebibytes,
-    percent,
+    count,
+    device,
     progress,
-    quantile,
+    recorded,
+    said_by,
 )
-from mimose.bench.proofs.loop import Loop, Measured
-from mimose.bench.proofs.models import Setup
+from mimose.bench.proofs.loop import Loop
+from mimose.bench.proofs.models import ModelSpec
+from mimose.bench.proofs.numbers import mean, mebibytes, percent, quantile
+from mimose.bench.rows import Row
+from mimose.bench.step_meter import MeasuredStep
 from mimose.measure.meters import AllocatorMeter
 from mimose.session import Session, attach
-from mimose.usage import at_least_one
 
 QUESTION = "Does a budget of reserved bytes hold where lengths jump?"
+OPTIONS = (device("sim"), count("--steps", 1000), EXPANDABLE)
 
-_SETUP = Setup(
-    model="bert",
-    sizes={"batch": (4, 4), "length": (16, 512)},
-    changes={"num_attention_heads": 1},
+_SPEC = ModelSpec(
+    "bert", {"batch": (4, 4), "length": (16, 512)}, changes={"num_attention_heads": 1}
 )
 _NEED = 0.4
 """Share of the steps that are to need a plan."""
@@ -102,31 +103,20 @@ class FragmentationRow(Row):
         )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=at_least_one, default=1000)
-    parser.add_argument(
-        "--expandable", action="store_true", help="segments of the device can grow"
-    )
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train plainly, choose a budget, and train within it."""
-    task = {
-        "seed": settings.seed,
-        "device": settings.device,
-        "steps": options.steps,
-        "is_expandable": options.expandable,
-    }
-    *cold, plain = run_child(
-        "fragmentation", {**task, "part": "plain"}, settings.threads
+    run = partial(
+        said_by,
+        "fragmentation",
+        settings,
+        steps=options.steps,
+        is_expandable=options.expandable,
     )
+    *cold, plain = run(part="plain")
     growths = {said["length"]: said["growth_bytes"] for said in cold}
     headroom = _headroom([growths[length] for length in plain["lengths"]])
-    task["budget_bytes"] = plain["rest_bytes"] + headroom
     rows = []
-    for said in run_child("fragmentation", {**task, "part": "train"}, settings.threads):
+    for said in run(part="train", budget_bytes=plain["rest_bytes"] + headroom):
         known = {
             "keep_all_growth_bytes": growths[said["length"]],
             "headroom_bytes": headroom,
@@ -134,9 +124,9 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         rows.append(FragmentationRow(**said, **known, **settings.provenance()))
         if len(rows) % 100 == 0:
             progress(f"fragmentation: {len(rows)} of {options.steps} steps")
-    return Answer(
-        rows=rows, table=[_summarise(rows, plain)], bars=_judge(rows, options.steps)
-    )
+    answer = Answer()
+    answer.add(rows, _summarise(rows, plain), _judge(rows, options.steps))
+    return answer
 
 
 def _headroom(growths: Sequence[int]) -> int:
@@ -196,7 +186,7 @@ def _judge(rows: Sequence[FragmentationRow], steps: int) -> list[Bar]:
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Do one part: ``"plain"`` or ``"train"``."""
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    lengths = [_SETUP.draw(generator)["length"] for _ in range(task["steps"])]
+    lengths = [_SPEC.draw(generator)["length"] for _ in range(task["steps"])]
     jumping = Jumping(task)
     if task["part"] == "plain":
         yield from jumping.plain(lengths)
@@ -223,7 +213,7 @@ class Jumping:
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._generator = torch.Generator().manual_seed(task["seed"] + 2)
-        self.loop = Loop(_SETUP.build(task["seed"], task["device"]))
+        self.loop = Loop(_SPEC.build(task["seed"], task["device"]))
         if not isinstance(self.loop.meter, AllocatorMeter):
             msg = (
                 f"{task['device']} reserves nothing ahead: fragmentation is that of an "
@@ -231,12 +221,12 @@ class Jumping:
             )
             raise TypeError(msg)
         self.meter = self.loop.meter
-        self.loop.warm_up(_SETUP.batch(_SETUP.shortest(), self._generator))
+        self.loop.warm_up(_SPEC.batch(_SPEC.shortest(), self._generator))
 
-    def step(self, length: int) -> Measured:
+    def step(self, length: int) -> MeasuredStep:
         """Train on one batch."""
-        sizes = {**_SETUP.longest(), "length": length}
-        return self.loop.step(_SETUP.batch(sizes, self._generator))
+        sizes = {**_SPEC.longest(), "length": length}
+        return self.loop.step(_SPEC.batch(sizes, self._generator))
 
     def plain(self, lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Yield what each length reserves by itself, then what all reserve together."""
@@ -260,18 +250,14 @@ class Jumping:
         }
 
 
-def _observed(session: Session, measured: Measured) -> dict[str, Any]:
+def _observed(session: Session, measured: MeasuredStep) -> dict[str, Any]:
     record, summary = session.records[-1], session.summary()
     return {
-        "step": record.step,
-        "phase": record.phase,
+        **recorded(record, "step", "phase", "alloc_retries", "retries", "reason"),
         "budget_bytes": session.budget_bytes,
         "start_bytes": measured.start_bytes,
         "reserved_peak_bytes": measured.peak_bytes,
         "requested_peak_bytes": record.observed_peak_bytes,
         "fragmentation": summary.fragmentation,
         "given_back": summary.given_back,
-        "alloc_retries": record.alloc_retries,
-        "retries": record.retries,
-        "reason": record.reason,
     }

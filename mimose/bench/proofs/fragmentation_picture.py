@@ -6,19 +6,20 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from mimose.bench.proofs.fragmentation import FragmentationRow
+from mimose.bench.proofs.numbers import MIB
+from mimose.bench.rows import read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MIB = 2**20
 # Okabe and Ito's palette: told apart with any colour vision, and in grey.
 _RESERVED, _REQUESTED, _LIMIT, _SOFT = "#0072B2", "#E69F00", "#D55E00", "#555555"
-_Line = Mapping[str, str]
 
 
 def draw(csv_path: Path, picture_path: Path) -> None:
@@ -34,8 +35,7 @@ def draw(csv_path: Path, picture_path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    with csv_path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    lines = read(csv_path, FragmentationRow)
     if not lines:
         msg = f"{csv_path} has no rows to draw: run the proof first"
         raise ValueError(msg)
@@ -50,19 +50,15 @@ def draw(csv_path: Path, picture_path: Path) -> None:
     figure.savefig(picture_path)
 
 
-def _column(lines: Sequence[_Line], name: str) -> list[float]:
-    return [float(line[name]) for line in lines]
-
-
-def _draw_bytes(axes: Axes, lines: Sequence[_Line]) -> None:
-    steps = _column(lines, "step")
+def _draw_bytes(axes: Axes, lines: Sequence[FragmentationRow]) -> None:
+    steps = [line.step for line in lines]
     for name, words, colour in (
         ("reserved_peak_bytes", "reserved: what the budget is about", _RESERVED),
         ("requested_peak_bytes", "requested: what plans are made for", _REQUESTED),
     ):
-        peaks = [n_bytes / _MIB for n_bytes in _column(lines, name)]
+        peaks = [getattr(line, name) / MIB for line in lines]
         axes.scatter(steps, peaks, s=5, color=colour, linewidths=0, label=words)
-    limit = float(lines[0]["budget_bytes"]) / _MIB
+    limit = lines[0].budget_bytes / MIB
     axes.axhline(limit, color=_LIMIT, linewidth=1.5, linestyle="--")
     axes.text(
         steps[0],
@@ -78,10 +74,10 @@ def _draw_bytes(axes: Axes, lines: Sequence[_Line]) -> None:
     _tidy(axes)
 
 
-def _draw_ratio(axes: Axes, lines: Sequence[_Line]) -> None:
+def _draw_ratio(axes: Axes, lines: Sequence[FragmentationRow]) -> None:
     axes.plot(
-        _column(lines, "step"),
-        _column(lines, "fragmentation"),
+        [line.step for line in lines],
+        [line.fragmentation for line in lines],
         color=_RESERVED,
         linewidth=1.5,
     )
@@ -90,19 +86,15 @@ def _draw_ratio(axes: Axes, lines: Sequence[_Line]) -> None:
     _tidy(axes)
 
 
-def _headline(lines: Sequence[_Line]) -> str:
-    peaks = _column(lines, "reserved_peak_bytes")
-    over = sum(peak > float(lines[0]["budget_bytes"]) for peak in peaks)
+def _headline(lines: Sequence[FragmentationRow]) -> str:
+    over = sum(line.is_over for line in lines)
     kept = "all" if not over else f"{len(lines) - over} of"
-    segments = " (expandable segments)" if lines[0]["is_expandable"] == "True" else ""
+    segments = " (expandable segments)" if lines[0].is_expandable else ""
     return f"Lengths that jump: {kept} {len(lines)} steps within the budget{segments}"
 
 
-def _footnote(line: _Line) -> str:
-    return (
-        f"{line['device']}, torch {line['torch']}, seed {line['seed']}, "
-        f"{line['date'][:10]}"
-    )
+def _footnote(line: FragmentationRow) -> str:
+    return f"{line.device}, torch {line.torch}, seed {line.seed}, {line.date[:10]}"
 
 
 def _tidy(axes: Axes) -> None:

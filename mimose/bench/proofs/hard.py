@@ -23,29 +23,28 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import (
-    MIB,
+    AMPLE_BYTES,
     Answer,
     Bar,
-    Row,
     Settings,
-    percent,
-    progress,
-    quantile,
+    count,
+    recorded,
+    rows_of,
 )
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import Setup, Sizes
+from mimose.bench.proofs.models import ModelSpec, Sizes
+from mimose.bench.proofs.numbers import MIB, percent, quantile
 from mimose.bench.proofs.prediction import Alternating
+from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.session import Session, attach
-from mimose.usage import at_least_one
 
 QUESTION = "Does prediction hold in the cases that break simple models of memory?"
 
 _LEAST_GROWTH_BYTES = 100 * MIB
-_AMPLE_BYTES = 2**40
 _ERROR_BAR = 0.02
+_GROWTHS = ("predicted_growth_bytes", "observed_growth_bytes")
 _TRIES = 4
 """Steps a pair, at the most."""
 
@@ -80,29 +79,13 @@ class HardRow(Row):
         return self.predicted_growth_bytes is not None or bool(self.reason)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument(
-        "--pairs", type=at_least_one, default=60, help="that count, a case"
-    )
-    parser.add_argument("--cases", nargs="+", choices=list(_CASES), default=[*_CASES])
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every case, and judge its steps."""
-    rows: list[HardRow] = []
-    table, bars = [], []
+    answer = Answer()
     for name in options.cases:
-        task = {"case": name, "seed": settings.seed, "pairs": options.pairs}
-        own = [
-            HardRow(**said, **settings.provenance())
-            for said in run_child("hard", task, settings.threads)
-        ]
-        progress(f"hard {name}: {len(own)} steps")
-        rows.extend(own)
-        table.append(_summarise(name, own))
-        bars.extend(_judge(name, own, options.pairs))
-    return Answer(rows=rows, table=table, bars=bars)
+        own = rows_of(HardRow, "hard", settings, case=name, pairs=options.pairs)
+        answer.add(own, _summarise(name, own), _judge(name, own, options.pairs))
+    return answer
 
 
 def _errors(rows: Sequence[HardRow]) -> list[float]:
@@ -143,7 +126,7 @@ def _judge(name: str, rows: Sequence[HardRow], pairs: int) -> list[Bar]:
 class Case:
     """A model, and a loop that is hard to predict."""
 
-    setup: Setup
+    spec: ModelSpec
     prepare: Callable[[nn.Module], nn.Module] = field(default=lambda model: model)
     """Changes the model before anything is attached."""
     loop: Callable[[nn.Module], Loop] = Loop
@@ -218,17 +201,23 @@ class _TwiceLoop(Loop):
         return super().loss(halves[0]) + super().loss(halves[1])
 
 
-_BERT = Setup(model="bert", sizes={"batch": (18, 30), "length": (256, 448)})
-_GPT2 = Setup(model="gpt2", sizes={"batch": (10, 18), "length": (320, 608)})
+_BERT = ModelSpec("bert", {"batch": (18, 30), "length": (256, 448)})
+_GPT2 = ModelSpec("gpt2", {"batch": (10, 18), "length": (320, 608)})
 _CASES: Mapping[str, Case] = {
-    "masks": Case(setup=_BERT, fill=_sometimes_full),
-    "frozen": Case(setup=_BERT, prepare=_frozen),
-    "lora": Case(setup=_BERT, prepare=_adapted),
-    "auxiliary": Case(setup=_BERT, loop=_AuxiliaryLoop),
-    "accumulation": Case(setup=_GPT2, loop=functools.partial(Loop, window=4)),
-    "twice": Case(setup=_BERT, loop=_TwiceLoop, is_planned=False),
-    "checkpointed": Case(setup=_BERT, prepare=_checkpointed),
+    "masks": Case(spec=_BERT, fill=_sometimes_full),
+    "frozen": Case(spec=_BERT, prepare=_frozen),
+    "lora": Case(spec=_BERT, prepare=_adapted),
+    "auxiliary": Case(spec=_BERT, loop=_AuxiliaryLoop),
+    "accumulation": Case(spec=_GPT2, loop=functools.partial(Loop, window=4)),
+    "twice": Case(spec=_BERT, loop=_TwiceLoop, is_planned=False),
+    "checkpointed": Case(spec=_BERT, prepare=_checkpointed),
 }
+
+
+OPTIONS = (
+    count("--pairs", 60, "that count, a case"),
+    ("--cases", {"nargs": "+", "choices": list(_CASES), "default": [*_CASES]}),
+)
 
 
 # ------------------------------------------------------------------ in the child
@@ -237,17 +226,17 @@ _CASES: Mapping[str, Case] = {
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one case until enough planned steps are there."""
     case = _CASES[task["case"]]
-    setup = case.setup
+    spec = case.spec
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    loop = case.loop(case.prepare(setup.build(task["seed"])))
-    loop.warm_up(setup.batch(setup.shortest(), generator))
+    loop = case.loop(case.prepare(spec.build(task["seed"])))
+    loop.warm_up(spec.batch(spec.shortest(), generator))
     planner = Alternating(task["seed"])
     n_counted, most = 0, (_TRIES if case.is_planned else 1) * task["pairs"] + 10
-    with attach(loop.model, _AMPLE_BYTES, planner=planner, meter=loop.meter) as session:
+    with attach(loop.model, AMPLE_BYTES, planner=planner, meter=loop.meter) as session:
         for step in range(most):
-            sizes = setup.draw(generator)
+            sizes = spec.draw(generator)
             n_before = len(session.records)
-            loop.step(case.fill(setup.batch(sizes, generator), step))
+            loop.step(case.fill(spec.batch(sizes, generator), step))
             for said in _observed(session, n_before, sizes):
                 yield {**said, "case": task["case"]}
                 n_counted += _counts(said)
@@ -265,12 +254,7 @@ def _observed(
 ) -> Iterator[dict[str, Any]]:
     for record in list(session.records)[n_before:]:
         yield {
-            "step": record.step,
             "sizes": json.dumps(sizes),
-            "phase": record.phase,
-            "kept": record.actions.count("keep"),
             "events": len(record.actions),
-            "predicted_growth_bytes": record.predicted_growth_bytes,
-            "observed_growth_bytes": record.observed_growth_bytes,
-            "reason": record.reason,
+            **recorded(record, "step", "phase", "kept", *_GROWTHS, "reason"),
         }

@@ -19,30 +19,38 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.bench.proofs.child import run_child
-from mimose.bench.proofs.common import Answer, Bar, Row, Settings, percent, quantile
+from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
+    Answer,
+    Bar,
+    Settings,
+    count,
+    rows_of,
+)
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import Setup, argument_sizes, chosen
+from mimose.bench.proofs.models import ModelSpec, argument_sizes, names_of, spec_of
+from mimose.bench.proofs.numbers import percent, quantile
+from mimose.bench.rows import Row
 from mimose.measure.tracker import StorageTracker
 from mimose.session import attach
-from mimose.usage import at_least_one
 from mimose.watch.patch import Patch
 from mimose.watch.units import find_units
 
 QUESTION = "Are held bytes predicted right at shapes never seen?"
+OPTIONS = (
+    count("--steps", 16, "to learn from"),
+    count("--shapes", 30, "unseen, a model"),
+)
 
 _IMAGE = {"batch": (2, 8), "height": (96, 224), "width": (96, 224)}
-_SETUPS = (
-    Setup(model="bert", sizes={"batch": (2, 12), "length": (16, 256)}),
-    Setup(model="gpt2", sizes={"batch": (2, 8), "length": (16, 256)}),
-    Setup(
-        model="t5", sizes={"batch": (2, 8), "source": (16, 192), "target": (16, 192)}
-    ),
-    Setup(model="vit", sizes=_IMAGE, multiple=16),
-    Setup(model="albert", sizes={"batch": (2, 12), "length": (16, 256)}),
-    Setup(model="resnet", sizes=_IMAGE),
+_SPECS = (
+    ModelSpec("bert", {"batch": (2, 12), "length": (16, 256)}),
+    ModelSpec("gpt2", {"batch": (2, 8), "length": (16, 256)}),
+    ModelSpec("t5", {"batch": (2, 8), "source": (16, 192), "target": (16, 192)}),
+    ModelSpec("vit", _IMAGE, multiple=16),
+    ModelSpec("albert", {"batch": (2, 12), "length": (16, 256)}),
+    ModelSpec("resnet", _IMAGE),
 )
-_AMPLE_BYTES = 2**40
 _INSIDE = 0.1, 0.9
 """The part of each range that unseen shapes come from; learning takes all of it."""
 _MEDIAN_BAR, _WORST_BAR = 0.001, 0.01
@@ -65,46 +73,27 @@ class HeldRow(Row):
         return abs(self.predicted_bytes - self.counted_bytes) / self.counted_bytes
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--steps", type=at_least_one, default=16, help="to learn from")
-    parser.add_argument(
-        "--shapes", type=at_least_one, default=30, help="unseen, a model"
-    )
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Compare, for every model."""
-    rows: list[HeldRow] = []
-    table, bars = [], []
-    for setup in chosen(_SETUPS, settings.models):
-        task = {
-            "model": setup.model,
-            "seed": settings.seed,
-            "steps": options.steps,
-            "shapes": options.shapes,
-        }
-        own = [
-            HeldRow(**said, **settings.provenance())
-            for said in run_child("held", task, settings.threads)
-        ]
-        rows.extend(own)
+    answer = Answer()
+    task = {"steps": options.steps, "shapes": options.shapes}
+    for name in names_of(_SPECS, settings.models):
+        own = rows_of(HeldRow, "held", settings, model=name, **task)
         errors = [row.error for row in own]
         median, most = quantile(errors, 0.5), quantile(errors, 1.0)
-        table.append(
-            {
-                "model": setup.model,
-                "shapes": len({row.sizes for row in own}),
-                "events": len(own),
-                "median": percent(median, 4),
-                "worst": percent(most, 4),
-            }
-        )
-        bars += [
-            Bar(f"{setup.model}: median error", median, _MEDIAN_BAR, is_share=True),
-            Bar(f"{setup.model}: worst error", most, _WORST_BAR, is_share=True),
+        line = {
+            "model": name,
+            "shapes": len({row.sizes for row in own}),
+            "events": len(own),
+            "median": percent(median, 4),
+            "worst": percent(most, 4),
+        }
+        bars = [
+            Bar(f"{name}: median error", median, _MEDIAN_BAR, is_share=True),
+            Bar(f"{name}: worst error", most, _WORST_BAR, is_share=True),
         ]
-    return Answer(rows=rows, table=table, bars=bars)
+        answer.add(own, line, bars)
+    return answer
 
 
 # ------------------------------------------------------------------ in the child
@@ -112,23 +101,23 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Learn, then predict and count at unseen shapes."""
-    (setup,) = chosen(_SETUPS, [task["model"]])
+    spec = spec_of(_SPECS, task["model"])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    loop = Loop(setup.build(task["seed"]))
-    loop.warm_up(setup.batch(setup.shortest(), generator))
-    plain = setup.build(task["seed"])
-    with attach(loop.model, _AMPLE_BYTES, planner="auto", meter=loop.meter) as session:
+    loop = Loop(spec.build(task["seed"]))
+    loop.warm_up(spec.batch(spec.shortest(), generator))
+    plain = spec.build(task["seed"])
+    with attach(loop.model, AMPLE_BYTES, planner="auto", meter=loop.meter) as session:
         for _ in range(task["steps"]):
-            loop.step(setup.batch(setup.draw(generator), generator))
+            loop.step(spec.batch(spec.draw(generator), generator))
         for _ in range(task["shapes"]):
-            sizes = setup.draw(generator, *_INSIDE)
-            batch = setup.batch(sizes, generator)
+            sizes = spec.draw(generator, *_INSIDE)
+            batch = spec.batch(sizes, generator)
             problem = session.planning_problem(argument_sizes(batch))
             counted = count_held_bytes(plain, batch)
             held = dict(zip(problem.events, problem.held_bytes[:, 0], strict=True))
             for event, n_bytes in counted:
                 yield {
-                    "model": setup.model,
+                    "model": spec.model,
                     "sizes": json.dumps(sizes),
                     "event": event,
                     "predicted_bytes": float(held[event]),

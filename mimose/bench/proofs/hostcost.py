@@ -26,28 +26,31 @@ import numpy as np
 import torch
 from torch import nn
 
-from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
     Answer,
     Bar,
-    Row,
     Settings,
-    progress,
-    quantile,
-    worst,
+    count,
+    recorded,
+    rows_of,
 )
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import refuse_unknown
-from mimose.bench.zoo import ZOO, Batch
+from mimose.bench.proofs.models import names_of, spec_of
+from mimose.bench.proofs.numbers import quantile, worst
+from mimose.bench.rows import Row
+from mimose.bench.zoo import ZOO, Batch, moved
 from mimose.measure.meters import AllocatorMeter
 from mimose.planners import Plan, PlanningProblem
 from mimose.planners.timeline import judge
 from mimose.session import attach
-from mimose.usage import at_least_one
 
 QUESTION = "What does a step make the host wait for, copy and compute?"
+OPTIONS = (
+    ("--device", {"default": "sim", "choices": ["sim"], "help": "that counts"}),
+    count("--steps", 200, "planned ones, a model"),
+)
 
-_AMPLE_BYTES = 2**40
 _TRIES = 6
 """Steps for each planned one that is wanted, at the most."""
 _METER_BAR_MICROSECONDS = 40.0
@@ -55,11 +58,11 @@ _MEASURED_BAR = 1
 _MICRO = 1e6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+@dataclass(frozen=True, slots=True)
+class SmallModel:
     """A model with its dropout on, and the sizes it is trained on."""
 
-    name: str
+    model: str
     zoo: str
     """Its name in the zoo."""
     sizes: Sequence[Mapping[str, int]]
@@ -77,11 +80,11 @@ _PAIRS = [
     for source, target in ((16, 8), (24, 12), (32, 24), (20, 16))
 ]
 _IMAGES = [{"batch": 2, "height": size, "width": size} for size in (32, 48, 64)]
-_CASES = (
-    Case(
-        name="deep",
-        zoo="bert",
-        sizes=_TEXTS,
+_SPECS = (
+    SmallModel(
+        "deep",
+        "bert",
+        _TEXTS,
         changes={
             "num_hidden_layers": 24,
             "hidden_size": 16,
@@ -89,12 +92,12 @@ _CASES = (
             "num_attention_heads": 2,
         },
     ),
-    Case(name="bert", zoo="bert", sizes=_TEXTS),
-    Case(name="gpt2", zoo="gpt2", sizes=_TEXTS),
-    Case(name="t5", zoo="t5", sizes=_PAIRS),
-    Case(name="vit", zoo="vit", sizes=_IMAGES),
-    Case(name="albert", zoo="albert", sizes=_TEXTS),
-    Case(name="resnet", zoo="resnet", sizes=_IMAGES),
+    SmallModel("bert", "bert", _TEXTS),
+    SmallModel("gpt2", "gpt2", _TEXTS),
+    SmallModel("t5", "t5", _PAIRS),
+    SmallModel("vit", "vit", _IMAGES),
+    SmallModel("albert", "albert", _TEXTS),
+    SmallModel("resnet", "resnet", _IMAGES),
 )
 
 
@@ -138,39 +141,13 @@ class HostRow(Row):
         return max(0, self.state_copies - self.bare_state_copies - allowed)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="sim", choices=["sim"], help="that counts")
-    parser.add_argument(
-        "--steps", type=at_least_one, default=200, help="planned ones, a model"
-    )
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Count and time every model."""
-    rows: list[HostRow] = []
-    table, bars = [], []
-    for case in _chosen(settings.models):
-        task = {
-            "model": case.name,
-            "seed": settings.seed,
-            "device": settings.device,
-            "steps": options.steps,
-        }
-        own = [
-            HostRow(**said, **settings.provenance())
-            for said in run_child("hostcost", task, settings.threads)
-        ]
-        rows.extend(own)
-        table.append(_summarise(case.name, own))
-        bars.extend(_judge(case.name, own, options.steps))
-        progress(f"hostcost {case.name}: {len(own)} steps")
-    return Answer(rows=rows, table=table, bars=bars)
-
-
-def _chosen(names: Sequence[str]) -> list[Case]:
-    refuse_unknown(names, [case.name for case in _CASES])
-    return [case for case in _CASES if not names or case.name in names]
+    answer = Answer()
+    for name in names_of(_SPECS, settings.models):
+        own = rows_of(HostRow, "hostcost", settings, model=name, steps=options.steps)
+        answer.add(own, _summarise(name, own), _judge(name, own, options.steps))
+    return answer
 
 
 # ------------------------------------------------------------------ judging
@@ -307,18 +284,18 @@ for _name in (
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one model and its twin until enough planned steps are there."""
-    (case,) = _chosen([task["model"]])
+    spec = spec_of(_SPECS, task["model"])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    model = case.build(task["seed"], task["device"])
+    model = spec.build(task["seed"], task["device"])
     bare, planned = Loop(copy.deepcopy(model)), Loop(model)
     batches = [
-        {k: _moved(v, task["device"]) for k, v in batch.items()}
-        for batch in (ZOO[case.zoo].batch(sizes, generator) for sizes in case.sizes)
+        moved(ZOO[spec.zoo].batch(sizes, generator), task["device"])
+        for sizes in spec.sizes
     ]
     draws = _draws(bare, batches[0])
     meter = TimedMeter(bare.device)
     n_planned = 0
-    with attach(model, _AMPLE_BYTES, planner=EverySecond(), meter=meter) as session:
+    with attach(model, AMPLE_BYTES, planner=EverySecond(), meter=meter) as session:
         for step in range(_TRIES * task["steps"] + 30):
             batch = batches[step % len(batches)]
             bare_counts = _counts(bare, batch)
@@ -326,12 +303,9 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             counts = _counts(planned, batch)
             record = session.records[-1]
             yield {
-                "model": case.name,
-                "step": record.step,
-                "phase": record.phase,
-                "cache_hit": record.cache_hit,
+                "model": spec.model,
                 "actions": len(record.actions),
-                "recomputed": record.n_recomputed,
+                **recorded(record, "step", "phase", "cache_hit", "recomputed"),
                 "draws": draws,
                 "waits": counts[0],
                 "bare_waits": bare_counts[0],
@@ -344,10 +318,6 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             n_planned += record.phase == "plan" and record.cache_hit
             if n_planned >= task["steps"]:
                 return
-
-
-def _moved(value: Any, device: str) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _draws(loop: Loop, batch: Batch) -> bool:

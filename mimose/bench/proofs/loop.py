@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mimose.bench.step_meter import budget_meter
-from mimose.bench.zoo import Batch
-
-
-class Measured(NamedTuple):
-    """One step: forward, backward, and the optimizer's step where the window ends."""
-
-    start_bytes: int
-    """Held when it began."""
-    peak_bytes: int
-    """The most held at any moment until its end, over every reset of the peak."""
-    seconds: float
-
-    @property
-    def growth_bytes(self) -> int:
-        """The peak over what was held at the start."""
-        return self.peak_bytes - self.start_bytes
+from mimose.bench.step_meter import MeasuredStep, RunningStep, budget_meter
+from mimose.bench.zoo import Batch, moved
 
 
 class Loop:
@@ -66,25 +50,32 @@ class Loop:
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Run a forward; return the loss alone, so that the outputs can go."""
-        there = {
-            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
-            for name, value in batch.items()
-        }
-        loss: torch.Tensor = self.model(**there).loss
+        loss: torch.Tensor = self.model(**moved(batch, self.device)).loss
         return loss
 
-    def step(self, batch: Batch) -> Measured:
+    def step(self, batch: Batch) -> MeasuredStep:
         """Train on one batch."""
-        start_bytes = self.meter.begin_step()
-        began = time.perf_counter()
+        step = RunningStep(self.meter, self.device)
         self.forward_and_backward(batch)
         self._n_steps += 1
         if self._n_steps % self._window == 0:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        seconds = time.perf_counter() - began
-        return Measured(start_bytes, self.meter.step_peak_bytes(), seconds)
+        return step.end()
 
     def forward_and_backward(self, batch: Batch) -> None:
         """Run one micro-step; proofs with another loop replace this."""
         (self.loss(batch) / self._window).backward()  # type: ignore[no-untyped-call]
+
+
+def differing(
+    expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]
+) -> list[str]:
+    """Return the names of tensors that are not the same to the last bit, or missing."""
+    return [
+        name
+        for name in sorted(expected.keys() | actual.keys())
+        if name not in expected
+        or name not in actual
+        or not torch.equal(expected[name], actual[name])
+    ]

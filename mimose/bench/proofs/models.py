@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -41,8 +41,8 @@ _CHANGES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
     """One architecture, and the shapes it is trained on."""
 
     model: str
@@ -123,23 +123,32 @@ def volume(batch: Batch) -> int:
     return sum(t.numel() for t in batch.values() if isinstance(t, torch.Tensor))
 
 
-def chosen(setups: Sequence[Setup], names: Sequence[str]) -> list[Setup]:
-    """Return the setups of some models, or all if none is named.
+class _Named(Protocol):
+    """What a proof trains, by the name of its model."""
+
+    @property
+    def model(self) -> str:
+        """The name."""
+        ...
+
+
+_Spec = TypeVar("_Spec", bound=_Named)
+
+
+def names_of(specs: Sequence[_Named], wanted: Sequence[str]) -> list[str]:
+    """Return the names of some models, or of all if none is wanted.
 
     Raises:
         UsageError: A name is none of theirs.
     """
-    refuse_unknown(names, [setup.model for setup in setups])
-    return [setup for setup in setups if not names or setup.model in names]
-
-
-def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
-    """Make sure that a proof knows the models it is asked for.
-
-    Raises:
-        UsageError: It knows another.
-    """
-    unknown = [name for name in names if name not in known]
+    known = [spec.model for spec in specs]
+    unknown = [name for name in wanted if name not in known]
     if unknown:
         msg = f"--models {' '.join(unknown)}: choose among {', '.join(known)}"
         raise UsageError(msg)
+    return [name for name in known if not wanted or name in wanted]
+
+
+def spec_of(specs: Sequence[_Spec], name: str) -> _Spec:
+    """Return the one of a name."""
+    return next(spec for spec in specs if spec.model == name)

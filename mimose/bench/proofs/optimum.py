@@ -17,33 +17,37 @@ import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from mimose.bench.corpus import EncodedCorpus, encode_corpus, load_corpus
-from mimose.bench.proofs.child import run_child
-from mimose.bench.proofs.common import (
-    Answer,
-    Bar,
-    Row,
-    Settings,
-    mean,
-    mebibytes,
-    percent,
-    progress,
-)
+from mimose.bench.grid.docstrings import OURS
+from mimose.bench.proofs.common import Answer, Bar, Settings, count, recorded, said_by
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.tasks import Workload
-from mimose.bench.workloads import Batch, iterate_batches, make_model
+from mimose.bench.proofs.models import volume
+from mimose.bench.proofs.numbers import mean, mebibytes, percent
+from mimose.bench.rows import Row
+from mimose.bench.zoo import Batch
 from mimose.measure.tracker import StorageTracker
 from mimose.planners import Optimal, Planner, Static, lay_out
 from mimose.session import Session, attach
-from mimose.usage import at_least_one, positive
+from mimose.usage import positive
 
 QUESTION = "How much more is recomputed than an exact planner would?"
+OPTIONS = (
+    count("--steps", 600),
+    (
+        "--share",
+        {
+            "type": positive,
+            "default": 0.5,
+            "help": "of plain training's growth on the longest batch, for the budget",
+        },
+    ),
+)
 
 _GIGA = 1e9
 _COUNTED_STEPS = 20
@@ -82,52 +86,27 @@ class OptimumRow(Row):
         return needs and self.is_planned
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--steps", type=at_least_one, default=600)
-    parser.add_argument(
-        "--share",
-        type=positive,
-        default=0.5,
-        help="of plain training's growth on the longest batch, for the budget",
-    )
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train under both, and compare with the optimum."""
-    workload = Workload(seed=settings.seed)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "corpus.json"
-        encode_corpus(load_corpus(), workload.max_tokens).save(path)
-        task = {"corpus": str(path), "seed": settings.seed, "steps": options.steps}
-        (probe,) = run_child("optimum", {**task, "part": "probe"}, settings.threads)
-        task["headroom_bytes"] = int(options.share * probe["growth_bytes"])
-        rows = _train(settings, task)
-    return _answer(rows, probe, task["headroom_bytes"])
-
-
-def _train(settings: Settings, task: Mapping[str, Any]) -> list[OptimumRow]:
-    told = {
-        part: _told(settings, {**task, "part": part}) for part in ("mimose", "static")
-    }
-    return [
+        OURS.prepare(Path(folder))
+        run = partial(said_by, "optimum", settings, shared=folder, steps=options.steps)
+        (probe,) = run(part="probe")
+        headroom = int(options.share * probe["growth_bytes"])
+        mine, static = (
+            list(run(part=part, headroom_bytes=headroom))
+            for part in ("mimose", "static")
+        )
+    rows = [
         OptimumRow(
-            **mine,
-            static_phase=static["phase"],
-            static_flops=static["recomputed_flops"],
+            **one,
+            static_phase=other["phase"],
+            static_flops=other["recomputed_flops"],
             **settings.provenance(),
         )
-        for mine, static in zip(told["mimose"], told["static"], strict=True)
+        for one, other in zip(mine, static, strict=True)
     ]
-
-
-def _told(settings: Settings, task: Mapping[str, Any]) -> list[dict[str, Any]]:
-    rows = []
-    for said in run_child("optimum", task, settings.threads):
-        rows.append(said)
-        if len(rows) % 50 == 0:
-            progress(f"optimum {task['part']}: {len(rows)} of {task['steps']} steps")
-    return rows
+    return _answer(rows, probe, headroom)
 
 
 def _answer(
@@ -162,7 +141,7 @@ def _answer(
         Bar("recomputed FLOPs ÷ the optimum's", to_optimum, _OPTIMUM_BAR),
         Bar("all planned steps: ÷ the static plan's", to_static, _STATIC_BAR),
     ]
-    return Answer(rows=rows, table=[line], bars=bars)
+    return Answer(rows=[*rows], table=[line], bars=bars)
 
 
 def _flops(rows: Sequence[OptimumRow]) -> int:
@@ -178,58 +157,49 @@ def _over_static(rows: Sequence[OptimumRow]) -> float | None:
 # ------------------------------------------------------------------ in the child
 
 
-class _ClassifierLoop(Loop):
-    """The demonstration's model returns its logits and its loss."""
-
-    def loss(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Run a forward; return the loss alone."""
-        loss: torch.Tensor = self.model(**batch)[1]
-        return loss
-
-
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Do one part: ``"probe"``, ``"mimose"`` or ``"static"``."""
-    workload = Workload(seed=task["seed"])
-    corpus = EncodedCorpus.load(Path(task["corpus"]))
-    batches = list(iterate_batches(workload, corpus, task["steps"]))
-    loop = _ClassifierLoop(make_model(workload, corpus))
-    shortest = min(batches, key=lambda batch: batch.length)
-    base_bytes = loop.warm_up(shortest.as_inputs())
+    OURS.prepare(Path(task["shared"]))
+    torch.manual_seed(task["seed"])
+    lengths = [
+        sizes["length"]
+        for sizes in OURS.trace(np.random.default_rng(task["seed"]), task["steps"])
+    ]
+    generator = torch.Generator().manual_seed(task["seed"])
+    batches = [OURS.batch({"length": n}, "tiny", generator) for n in lengths]
+    loop = Loop(OURS.build("tiny"))
+    base_bytes = loop.warm_up(min(batches, key=volume))
     if task["part"] == "probe":
         yield _probe(loop, batches)
         return
-    longest = max(batch.length for batch in batches)
     planner: str | Planner = "auto"
     if task["part"] == "static":
-        planner = Static(shape={"input_ids.1": longest})
+        planner = Static(shape={"input_ids.1": max(lengths)})
     budget = base_bytes + loop.state_bytes + task["headroom_bytes"]
     with attach(loop.model, budget, planner=planner, meter=loop.meter) as session:
-        for batch in batches:
-            loop.step(batch.as_inputs())
-            yield _observed(session, batch.length)
+        for length, batch in zip(lengths, batches, strict=True):
+            loop.step(batch)
+            yield _observed(session, length)
 
 
 def _probe(loop: Loop, batches: Sequence[Batch]) -> Mapping[str, Any]:
     """Measure plain training on the longest batch; count an iteration's FLOPs."""
-    longest = max(batches, key=lambda batch: batch.length)
-    growth = min(loop.step(longest.as_inputs()).growth_bytes for _ in range(3))
+    longest = max(batches, key=volume)
+    growth = min(loop.step(longest).growth_bytes for _ in range(3))
     counted = batches[:_COUNTED_STEPS]
     with StorageTracker() as tracker:
         for batch in counted:
-            loop.step(batch.as_inputs())
+            loop.step(batch)
     return {"growth_bytes": growth, "iteration_flops": tracker.flops / len(counted)}
 
 
 def _observed(session: Session, length: int) -> Mapping[str, Any]:
     record = session.records[-1]
     said = {
-        "step": record.step,
+        **recorded(record, "step", "phase", "start_bytes", "recomputed_flops"),
+        **recorded(record, "observed_growth_bytes"),
         "length": length,
-        "phase": record.phase,
         "budget_bytes": session.budget_bytes,
-        "start_bytes": record.start_bytes,
-        "observed_growth_bytes": record.observed_growth_bytes,
-        "recomputed_flops": record.recomputed_flops,
         "keep_all_growth_bytes": 0.0,
         "optimum_flops": 0.0,
     }

@@ -24,9 +24,19 @@ import numpy as np
 import torch
 
 from mimose.bench.proofs import blocks
-from mimose.bench.proofs.child import run_child
-from mimose.bench.proofs.common import MIB, Answer, Bar, Row, Settings, progress
+from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
+    Answer,
+    Bar,
+    Settings,
+    count,
+    progress,
+    recorded,
+    rows_of,
+)
 from mimose.bench.proofs.loop import Loop
+from mimose.bench.proofs.numbers import MIB
+from mimose.bench.rows import Row
 from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
 from mimose.session import attach
 from mimose.usage import at_least_one
@@ -34,6 +44,11 @@ from mimose.usage import at_least_one
 QUESTION = "What does a new plan cost, and how does that grow with the events?"
 
 _EVENTS = (12, 24, 48, 100, 200, 500, 1000)
+OPTIONS = (
+    ("--events", {"type": at_least_one, "nargs": "+", "default": _EVENTS}),
+    count("--misses", 30, "a number of events"),
+    ("--picture", {"type": Path, "default": Path("docs/images/plan_cost.png")}),
+)
 _BARS = {24: 1e-3, 500: 50e-3}
 _WIDTH, _FACTOR = 32, 4
 _GROWTH_BYTES = 200 * MIB
@@ -41,7 +56,6 @@ _ROW_BYTES = 4 * _WIDTH * (2 + 2 * _FACTOR)
 """About what a block keeps of a row: what it takes and gives, and both in between."""
 _SHARES = (0.3, 0.5, 0.7)
 """The budgets, by turns: between the least peak and keeping everything."""
-_AMPLE_BYTES = 2**40
 _LEARNING_STEPS = 44
 """Steps that are not timed: they are measured, and every plan comes with new fits."""
 _MILLI = 1000
@@ -62,32 +76,18 @@ class PlanCostRow(Row):
     """The planner alone."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--events", type=at_least_one, nargs="+", default=_EVENTS)
-    parser.add_argument(
-        "--misses", type=at_least_one, default=30, help="a number of events"
-    )
-    parser.add_argument(
-        "--picture", type=Path, default=Path("docs/images/plan_cost.png")
-    )
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Time every number of events, and draw."""
     rows: list[PlanCostRow] = []
     for n_events in options.events:
-        task = {"seed": settings.seed, "events": n_events, "misses": options.misses}
-        rows += [
-            PlanCostRow(**said, **settings.provenance())
-            for said in run_child("plancost", task, settings.threads)
-        ]
+        task = {"events": n_events, "misses": options.misses}
+        rows += rows_of(PlanCostRow, "plancost", settings, **task)
         progress(f"plancost: {n_events} events")
     table = _summarise(rows)
     draw(table, options.picture)
     return Answer(
-        rows=rows,
-        table=table,
+        rows=[*rows],
+        table=[*table],
         bars=[bar for line in table for bar in _judge(line)],
         notes=[f"picture: {options.picture}"],
     )
@@ -198,12 +198,12 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train on new shapes until enough plans were made for them."""
     torch.manual_seed(task["seed"])
     n_events = task["events"]
-    loop = Loop(blocks.Row(n_events, _WIDTH, _FACTOR))
+    loop = Loop(blocks.Blocks(n_events, _WIDTH, _FACTOR))
     middle = max(16, _GROWTH_BYTES // (n_events * _ROW_BYTES))
     loop.warm_up(_batch(middle))
     planner = Timed()
     n_made = 0
-    with attach(loop.model, _AMPLE_BYTES, meter=loop.meter, planner=planner) as session:
+    with attach(loop.model, AMPLE_BYTES, meter=loop.meter, planner=planner) as session:
         n_shapes = _LEARNING_STEPS + 2 * task["misses"]
         for step, rows in enumerate(_shapes(middle, task["seed"], n_shapes)):
             loop.step(_batch(rows))
@@ -212,9 +212,8 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                 continue
             yield {
                 "events": n_events,
-                "step": record.step,
+                **recorded(record, "step", "kept"),
                 "rows": rows,
-                "kept": record.actions.count("keep"),
                 "miss_seconds": record.plan_seconds - planner.seconds_besides,
                 "planner_seconds": planner.seconds,
             }

@@ -26,51 +26,45 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mimose.bench.proofs.child import run_child
+from mimose.bench.device import is_cpu
 from mimose.bench.proofs.common import (
-    MIB,
+    AMPLE_BYTES,
     Answer,
     Bar,
-    Row,
     Settings,
-    mebibytes,
-    percent,
+    count,
+    device,
     progress,
-    quantile,
+    recorded,
+    said_by,
 )
-from mimose.bench.proofs.device import is_cpu
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import Setup, Sizes, chosen
+from mimose.bench.proofs.models import ModelSpec, Sizes, names_of, spec_of
+from mimose.bench.proofs.numbers import MIB, mebibytes, percent, quantile
+from mimose.bench.rows import Row
 from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
 from mimose.planners.timeline import judge
 from mimose.records import StepRecord
 from mimose.session import attach
-from mimose.usage import at_least_one
 
 QUESTION = "How far is growth from its prediction, at unseen shapes under any plan?"
+OPTIONS = (device("cpu"), count("--pairs", 300, "that count, a model"))
 
-_SETUPS = (
-    Setup(model="bert", sizes={"batch": (18, 30), "length": (256, 448)}),
-    Setup(model="gpt2", sizes={"batch": (10, 18), "length": (320, 608)}),
-    Setup(
-        model="t5",
-        sizes={"batch": (9, 15), "source": (224, 384), "target": (128, 256)},
-    ),
-    Setup(
-        model="vit",
-        sizes={"batch": (32, 52), "height": (208, 336), "width": (208, 336)},
+_SPECS = (
+    ModelSpec("bert", {"batch": (18, 30), "length": (256, 448)}),
+    ModelSpec("gpt2", {"batch": (10, 18), "length": (320, 608)}),
+    ModelSpec("t5", {"batch": (9, 15), "source": (224, 384), "target": (128, 256)}),
+    ModelSpec(
+        "vit",
+        {"batch": (32, 52), "height": (208, 336), "width": (208, 336)},
         multiple=16,
     ),
-    Setup(model="albert", sizes={"batch": (18, 30), "length": (256, 448)}),
-    Setup(
-        model="resnet",
-        sizes={"batch": (20, 32), "height": (224, 352), "width": (224, 352)},
-    ),
+    ModelSpec("albert", {"batch": (18, 30), "length": (256, 448)}),
+    ModelSpec("resnet", {"batch": (20, 32), "height": (224, 352), "width": (224, 352)}),
 )
 _LEAST_GROWTH_BYTES, _LEAST_DEVICE_GROWTH_BYTES = 100 * MIB, 16 * MIB
 _DEVICE_BATCH = 3
 """An accelerator's batches are those of a CPU divided by this."""
-_AMPLE_BYTES = 2**40
 _TRIES = 6
 """Steps a pair, at the most."""
 _ERROR_BAR, _LOW_BAR = 0.02, 0.01
@@ -152,39 +146,25 @@ class Alternating:
         return np.array(recomputed, dtype=np.intp) * problem.allowed[:, 1]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="cpu", help="such as cuda")
-    parser.add_argument(
-        "--pairs", type=at_least_one, default=300, help="that count, a model"
-    )
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every model, and judge its errors."""
+    answer = Answer()
     rows: list[PairRow] = []
-    table, bars = [], []
-    for setup in chosen(_SETUPS, settings.models):
-        task = {
-            "model": setup.model,
-            "seed": settings.seed,
-            "device": settings.device,
-            "pairs": options.pairs,
-        }
+    for name in names_of(_SPECS, settings.models):
         own, others = [], Counter[str]()
-        for said in run_child("prediction", task, settings.threads):
+        for said in said_by("prediction", settings, model=name, pairs=options.pairs):
             if "other" in said:
                 others[said["other"]] += 1
-                continue
-            own.append(PairRow(**said, **settings.provenance()))
-            if len(own) % 50 == 0:
-                progress(f"prediction {setup.model}: {len(own)} pairs")
-        rows.extend(own)
-        table.append(_summarise(setup.model, own, others))
-        bars.extend(_judge(setup.model, own, options.pairs, settings.device))
+            else:
+                own.append(PairRow(**said, **settings.provenance()))
+                if len(own) % 50 == 0:
+                    progress(f"prediction {name}: {len(own)} pairs")
+        rows += own
+        bars = _judge(name, own, options.pairs, settings.device)
+        answer.add(own, _summarise(name, own, others), bars)
     if not is_cpu(settings.device):
-        bars.append(_medians_bar(rows))
-    return Answer(rows=rows, table=table, bars=bars)
+        answer.bars.append(_medians_bar(rows))
+    return answer
 
 
 def _summarise(
@@ -238,7 +218,7 @@ def _medians_bar(rows: Sequence[PairRow]) -> Bar:
     ]
     close = sum(error is not None and error <= _DEVICE_MEDIAN_BAR for error in errors)
     what = f"models with an error p50 of at most {percent(_DEVICE_MEDIAN_BAR)}"
-    missed = _MEDIANS_MISSED if len(models) == len(_SETUPS) else 0
+    missed = _MEDIANS_MISSED if len(models) == len(_SPECS) else 0
     return Bar(what, close, at_least=len(models) - missed)
 
 
@@ -247,38 +227,38 @@ def _medians_bar(rows: Sequence[PairRow]) -> Bar:
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one model until enough pairs are there."""
-    setup = _setup_on(task["model"], task["device"])
+    spec = _spec_on(task["model"], task["device"])
     least = _least_growth(task["device"])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    loop = Loop(setup.build(task["seed"], task["device"]))
-    loop.warm_up(setup.batch(setup.shortest(), generator))
+    loop = Loop(spec.build(task["seed"], task["device"]))
+    loop.warm_up(spec.batch(spec.shortest(), generator))
     planner = Alternating(task["seed"])
     n_counted = 0
-    with attach(loop.model, _AMPLE_BYTES, planner=planner, meter=loop.meter) as session:
-        for sizes in _unseen(setup, generator, _TRIES * task["pairs"] + 20):
+    with attach(loop.model, AMPLE_BYTES, planner=planner, meter=loop.meter) as session:
+        for sizes in _unseen(spec, generator, _TRIES * task["pairs"] + 20):
             planner.source = ""
-            loop.step(setup.batch(sizes, generator))
+            loop.step(spec.batch(sizes, generator))
             said = _pair(session.records[-1], planner.source)
-            yield {**said, "model": setup.model, "sizes": json.dumps(sizes)}
+            yield {**said, "model": spec.model, "sizes": json.dumps(sizes)}
             n_counted += said.get("observed_growth_bytes", 0) >= least
             if n_counted >= task["pairs"]:
                 return
 
 
-def _setup_on(model: str, device: str) -> Setup:
-    """Return a model's setup; on an accelerator with batches of a third."""
-    (setup,) = chosen(_SETUPS, [model])
+def _spec_on(model: str, device: str) -> ModelSpec:
+    """Return a model's spec; on an accelerator with batches of a third."""
+    spec = spec_of(_SPECS, model)
     if is_cpu(device):
-        return setup
-    low, high = (-(-size // _DEVICE_BATCH) for size in setup.sizes["batch"])
-    return replace(setup, sizes={**setup.sizes, "batch": (low, high)})
+        return spec
+    low, high = (-(-size // _DEVICE_BATCH) for size in spec.sizes["batch"])
+    return replace(spec, sizes={**spec.sizes, "batch": (low, high)})
 
 
-def _unseen(setup: Setup, generator: torch.Generator, most: int) -> Iterator[Sizes]:
+def _unseen(spec: ModelSpec, generator: torch.Generator, most: int) -> Iterator[Sizes]:
     """Draw shapes, each only once."""
     seen = set()
     for _ in range(most):
-        sizes = setup.draw(generator)
+        sizes = spec.draw(generator)
         key = tuple(sizes.values())
         if key not in seen:
             seen.add(key)
@@ -291,10 +271,8 @@ def _pair(record: StepRecord, source: str) -> dict[str, Any]:
     if not source or predicted is None or observed is None:
         return {"other": record.phase}
     return {
-        "step": record.step,
+        **recorded(record, "step", "phase", "kept"),
         "source": source,
-        "phase": record.phase,
-        "kept": record.actions.count("keep"),
         "events": len(record.actions),
         "predicted_growth_bytes": predicted,
         "observed_growth_bytes": observed,

@@ -2,7 +2,7 @@
 
 For each model one process finds a budget: it measures plain training on shapes of the
 run, and training with everything recomputed on the longest. The budget leaves what
-plain training grows by on the shape at `_RANK` of the run's, so that all longer ones
+plain training grows by on the shape at `RANK` of the run's, so that all longer ones
 need a plan, over what such training holds between its steps once it has seen many
 shapes (oneDNN keeps kernels by shape: 40 MiB for the ResNet). Another process trains
 under mimose; with ``--limit`` the system enforces the budget there, and a third shows
@@ -20,84 +20,41 @@ recomputed: the budget leaves 15% over the latter there, if that is more.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-
-from mimose.bench.limits import SLACK_BYTES, limit_memory
-from mimose.bench.proofs.child import ChildFailedError, run_child
+from mimose.bench.child import RunFailedError
+from mimose.bench.device import is_cpu
+from mimose.bench.limits import SLACK_BYTES
 from mimose.bench.proofs.common import (
-    MIB,
+    EXPANDABLE,
     Answer,
     Bar,
-    Row,
     Settings,
-    mean,
-    mebibytes,
-    percent,
+    count,
+    device,
+    flag,
     progress,
-    quantile,
-    worst,
+    said_by,
 )
-from mimose.bench.proofs.device import is_cpu
-from mimose.bench.proofs.loop import Loop, Measured
 from mimose.bench.proofs.models import (
-    Setup,
-    Sizes,
-    argument_sizes,
-    chosen,
-    volume,
+    names_of,
 )
-from mimose.bench.zoo import Batch
-from mimose.measure.meters import AllocatorMeter
-from mimose.planners import lay_out
-from mimose.records import StepRecord
-from mimose.session import Session, attach
-from mimose.usage import at_least_one
+from mimose.bench.proofs.numbers import MIB, mean, mebibytes, percent, quantile, worst
+from mimose.bench.proofs.soak_run import RANK, SPECS, SoakRun
+from mimose.bench.rows import Row
+from mimose.exceptions import first_line
 
 QUESTION = "Do mixed lengths stay within the budget, and is the budget used?"
-
-SETUPS = (
-    Setup(
-        model="bert",
-        sizes={"batch": (16, 16), "length": (32, 384)},
-        changes={"num_attention_heads": 1},
-    ),
-    Setup(
-        model="gpt2",
-        sizes={"batch": (6, 6), "length": (64, 384)},
-        changes={"n_layer": 12},
-    ),
-    Setup(
-        model="t5", sizes={"batch": (8, 8), "source": (32, 320), "target": (16, 192)}
-    ),
-    Setup(
-        model="resnet",
-        sizes={"batch": (8, 8), "height": (128, 320), "width": (128, 320)},
-        multiple=32,
-        changes={"depths": [12, 8, 3, 2], "embedding_size": 4},
-    ),
+OPTIONS = (
+    device("cpu"),
+    count("--steps", 1000, "a model"),
+    flag("--limit", "let the system enforce the budget"),
+    EXPANDABLE,
 )
-WINDOWS = {"gpt2": 2}
-"""Batches an optimizer step, where it is not one."""
-_ON_DEVICES = {"t5": {"num_layers": 6}}
-"""Changes on an accelerator: with four layers each, the longest T5 batch with
-everything recomputed reserves as much as two thirds of all do with everything kept."""
-_RANK, _DEVICE_RANK = 0.62, 0.52
-"""Rank of the shape that just fits without a plan, among the run's; on an accelerator
-some longer ones take no more segments."""
-_EDGE = 0.05
-"""Share of a run's steps that are short at the beginning, and longest at the end."""
-_SHORT, _MIXED = 0.15, 0.8
-"""Ends of the parts of each range that the first and the middle steps come from."""
-_N_SEEN, _N_PROBED = 60, 12
-"""Shapes that the budget's process trains on first, and those it measures then."""
+
 _MARGIN_BAR, _PLANNED_BAR, _NEEDED_BAR = 0.03, 0.8, 0.3
 _DEVICE_MARGIN_BAR = 0.01
 """Readings of an allocator are exact."""
@@ -176,44 +133,24 @@ class SoakRow(Row):
         return abs(observed - predicted) / predicted
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="cpu", help="such as cuda")
-    parser.add_argument("--steps", type=at_least_one, default=1000, help="a model")
-    parser.add_argument(
-        "--limit", action="store_true", help="let the system enforce the budget"
-    )
-    parser.add_argument(
-        "--expandable", action="store_true", help="segments of the device can grow"
-    )
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every model, and judge its steps."""
-    rows: list[SoakRow] = []
-    table, bars, notes = [], [], []
-    for setup in chosen(SETUPS, settings.models):
-        task = {
-            "model": setup.model,
-            "seed": settings.seed,
-            "device": settings.device,
+    answer = Answer()
+    for name in names_of(SPECS, settings.models):
+        task: dict[str, Any] = {
+            "model": name,
             "steps": options.steps,
             "is_expandable": options.expandable,
         }
-        probe = list(run_child("soak", {**task, "part": "probe"}, settings.threads))
-        task = {
-            **task,
-            **_headroom(probe, settings.device),
-            "is_limited": options.limit,
-        }
+        probe = list(said_by("soak", settings, part="probe", **task))
+        task |= {**_headroom(probe, settings.device), "is_limited": options.limit}
         own, keep_all = _train(settings, task)
-        rows.extend(own)
         truth = _truth(probe, keep_all, task["level_headroom_bytes"])
-        table.append(_summarise(setup.model, own, truth))
-        bars.extend(_judge(setup.model, own, options.steps, settings.device))
+        bars = _judge(name, own, options.steps, settings.device)
+        answer.add(own, _summarise(name, own, truth), bars)
         if options.limit:
-            notes.append(_plain_under_limit(settings, task))
-    return Answer(rows=rows, table=table, bars=bars, notes=notes)
+            answer.notes.append(_plain_under_limit(settings, task))
+    return answer
 
 
 def _train(
@@ -222,7 +159,7 @@ def _train(
     """Return the steps, and by sizes what keeping everything would grow by."""
     steps: list[Mapping[str, Any]] = []
     keep_all: Mapping[str, float] = {}
-    for said in run_child("soak", {**task, "part": "train"}, settings.threads):
+    for said in said_by("soak", settings, part="train", **task):
         if "keep_all" in said:
             keep_all = said["keep_all"]
             continue
@@ -238,21 +175,20 @@ def _train(
 
 
 def _plain_under_limit(settings: Settings, task: Mapping[str, Any]) -> str:
-    taken, slack = 0, SLACK_BYTES if is_cpu(task["device"]) else 0
+    taken, slack = 0, SLACK_BYTES if is_cpu(settings.device) else 0
     try:
-        for _ in run_child("soak", {**task, "part": "plain"}, settings.threads):
+        for _ in said_by("soak", settings, part="plain", **task):
             taken += 1
-    except ChildFailedError as error:
-        why = str(error).splitlines()[-1]
+    except RunFailedError as error:
         return (
             f"{task['model']}: plain training under the same limit (slack "
-            f"{slack / MIB:.0f} MiB) failed at step {taken + 1}: {why}"
+            f"{slack / MIB:.0f} MiB) failed at step {taken + 1}: {first_line(error)}"
         )
     return f"{task['model']}: plain training finished under the limit as well"
 
 
 def _headroom(probe: Sequence[Mapping[str, Any]], device: str) -> dict[str, int]:
-    """Choose what the budget leaves: the growth at `_RANK`, if all can be recomputed.
+    """Choose what the budget leaves: the growth at `RANK`, if all can be recomputed.
 
     Raises:
         ValueError: On a CPU, it is not enough for the longest shape with all
@@ -262,7 +198,7 @@ def _headroom(probe: Sequence[Mapping[str, Any]], device: str) -> dict[str, int]
     least = next(p["growth_bytes"] for p in probe if p.get("is_full"))
     if is_cpu(device) and plain < _OVER_LEAST * least:
         msg = (
-            f"the shape at rank {_RANK} grows by {mebibytes(plain)} MiB, and the "
+            f"the shape at rank {RANK} grows by {mebibytes(plain)} MiB, and the "
             f"longest by {mebibytes(least)} MiB with everything recomputed"
         )
         raise ValueError(msg)
@@ -365,215 +301,6 @@ def _truth(
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Do one part: ``"probe"``, ``"train"`` or ``"plain"``."""
-    setup = setup_on(task["model"], task["device"])
-    generator = torch.Generator().manual_seed(task["seed"] + 1)
-    shapes = _shapes(setup, task["steps"], generator)
-    loop = Loop(
-        setup.build(task["seed"], task["device"]),
-        window=WINDOWS.get(setup.model, 1),
-    )
-    base_bytes = loop.warm_up(setup.batch(setup.shortest(), generator))
-    if task["part"] == "probe":
-        yield from _probe(setup, loop, shapes, generator)
-        held = loop.meter.resting_bytes() - base_bytes - loop.state_bytes
-        yield {"drift_bytes": max(0, held)}
-        return
-    budget_bytes = base_bytes + loop.state_bytes + task["headroom_bytes"]
-    budget_bytes += task["drift_bytes"]
-    if task["part"] == "plain":
-        yield from _plain(setup, loop, shapes, budget_bytes, generator)
-        return
-    on_device = task["is_limited"] and not is_cpu(task["device"])
-    with attach(
-        loop.model, budget_bytes, meter=loop.meter, hard_limit=on_device
-    ) as session:
-        yield from _train_on(setup, loop, session, shapes, task, generator)
-
-
-def setup_on(model: str, device: str) -> Setup:
-    """Return a model's setup, as it is trained on a device."""
-    (setup,) = chosen(SETUPS, [model])
-    if is_cpu(device):
-        return setup
-    return replace(setup, changes={**setup.changes, **_ON_DEVICES.get(model, {})})
-
-
-def _plain(
-    setup: Setup,
-    loop: Loop,
-    shapes: Sequence[Sizes],
-    budget_bytes: int,
-    generator: torch.Generator,
-) -> Iterator[Mapping[str, Any]]:
-    """Train without the library under the limit: the allocator's, or the system's."""
-    with contextlib.ExitStack() as undo:
-        if isinstance(loop.meter, AllocatorMeter):
-            undo.callback(loop.meter.wall(budget_bytes))
-        for sizes in shapes:
-            if not isinstance(loop.meter, AllocatorMeter):
-                limit_memory(budget_bytes, loop.meter.live_bytes())
-            loop.step(setup.batch(sizes, generator))
-            yield {}
-
-
-def _shapes(setup: Setup, steps: int, generator: torch.Generator) -> list[Sizes]:
-    """Draw the run's shapes: short ones, mixed ones, the longest."""
-    edge = round(_EDGE * steps)
-    return [
-        *(setup.draw(generator, 0.0, _SHORT) for _ in range(edge)),
-        *(setup.draw(generator, 0.0, _MIXED) for _ in range(steps - 2 * edge)),
-        *(setup.longest() for _ in range(edge)),
-    ]
-
-
-def _ranked(setup: Setup, shapes: Sequence[Sizes]) -> list[Sizes]:
-    """Sort by the volume of their batches."""
-    generator = torch.Generator()
-    return sorted(shapes, key=lambda sizes: volume(setup.batch(sizes, generator)))
-
-
-def _probe(
-    setup: Setup, loop: Loop, shapes: Sequence[Sizes], generator: torch.Generator
-) -> Iterator[Mapping[str, Any]]:
-    """Measure plain training across the run, and the longest with all recomputed."""
-    ranked = _ranked(setup, shapes)
-    rank = _RANK if loop.device.type == "cpu" else _DEVICE_RANK
-    middle = ranked[int(rank * len(ranked))]
-    for sizes in _sample(ranked, _N_SEEN):
-        loop.step(setup.batch(sizes, generator))
-    for sizes in (middle, *_sample(ranked, _N_PROBED)):
-        growths = _growth(loop, setup, sizes, generator)
-        yield _probed(sizes, growths, is_rank=sizes == middle)
-    with attach(loop.model, 2**40, planner="full", meter=loop.meter):
-        growths = _growth(loop, setup, setup.longest(), generator)
-    yield _probed(setup.longest(), growths, is_full=True)
-
-
-def _sample(ranked: Sequence[Sizes], count: int) -> list[Sizes]:
-    places = np.linspace(0, len(ranked) - 1, count).astype(int)
-    return [ranked[place] for place in places]
-
-
-def _growth(
-    loop: Loop, setup: Setup, sizes: Sizes, generator: torch.Generator
-) -> tuple[int, int]:
-    """Return growth, and that of the level; the smaller of two readings.
-
-    Code is mapped in the first. On an accelerator growth is of reserved bytes, begun
-    without free blocks, and the level is requested bytes; on a CPU both are the same.
-    """
-    readings = []
-    for _ in range(2):
-        loop.optimizer.zero_grad(set_to_none=True)
-        loop.meter.resting_bytes()
-        level = loop.meter.live_bytes()
-        measured = loop.step(setup.batch(sizes, generator))
-        growth = measured.growth_bytes
-        if loop.device.type == "cpu":
-            readings.append((growth, growth))
-        else:
-            readings.append((growth, loop.meter.peak_bytes() - level))
-    return min(readings)
-
-
-def _probed(
-    sizes: Sizes,
-    growths: tuple[int, int],
-    *,
-    is_rank: bool = False,
-    is_full: bool = False,
-) -> Mapping[str, Any]:
-    growth, level = growths
-    return {
-        "sizes": json.dumps(sizes),
-        "growth_bytes": growth,
-        "level_growth_bytes": level,
-        "is_rank": is_rank,
-        "is_full": is_full,
-    }
-
-
-class _Box:
-    """The range of each size seen so far."""
-
-    def __init__(self) -> None:
-        self._ranges: dict[str, tuple[int, int]] = {}
-
-    def takes(self, sizes: Sizes) -> bool:
-        """Tell whether sizes lie within, and widen the ranges to hold them."""
-        is_inside = bool(self._ranges)
-        for name, size in sizes.items():
-            low, high = self._ranges.get(name, (size, size))
-            is_inside = is_inside and low <= size <= high
-            self._ranges[name] = min(low, size), max(high, size)
-        return is_inside
-
-
-def _train_on(
-    setup: Setup,
-    loop: Loop,
-    session: Session,
-    shapes: Sequence[Sizes],
-    task: Mapping[str, Any],
-    generator: torch.Generator,
-) -> Iterator[Mapping[str, Any]]:
-    box = _Box()
-    for sizes in shapes:
-        is_seen = box.takes(sizes)
-        if task["is_limited"] and is_cpu(task["device"]):
-            limit_memory(session.budget_bytes, loop.meter.live_bytes())
-        measured = loop.step(setup.batch(sizes, generator))
-        yield {
-            "model": setup.model,
-            "is_limited": task["is_limited"],
-            "is_expandable": task["is_expandable"],
-            "sizes": json.dumps(sizes),
-            "is_seen": is_seen,
-            **_observed(session, measured),
-        }
-    distinct = {json.dumps(sizes): sizes for sizes in shapes}
-    yield {
-        "keep_all": {
-            text: _keep_all(session, setup.batch(sizes, generator))
-            for text, sizes in distinct.items()
-        }
-    }
-
-
-def _observed(session: Session, measured: Measured) -> dict[str, Any]:
-    record = session.records[-1]
-    return {
-        "step": record.step,
-        "phase": record.phase,
-        "budget_bytes": session.budget_bytes,
-        "start_bytes": measured.start_bytes,
-        "peak_bytes": measured.peak_bytes,
-        "observed_growth_bytes": record.observed_growth_bytes,
-        "predicted_growth_bytes": record.predicted_growth_bytes,
-        "margin": session.summary().margin,
-        "cache_hit": record.cache_hit,
-        "plan_seconds": record.plan_seconds,
-        "seconds": measured.seconds,
-        "recomputed_flops": record.recomputed_flops,
-        "retries": record.retries,
-        "reason": record.reason,
-        **_reserved(session, record),
-    }
-
-
-def _reserved(session: Session, record: StepRecord) -> dict[str, Any]:
-    summary = session.summary()
-    is_reserved = record.reserved_peak_bytes is not None
-    return {
-        "requested_peak_bytes": record.observed_peak_bytes if is_reserved else None,
-        "alloc_retries": record.alloc_retries,
-        "fragmentation": summary.fragmentation,
-        "given_back": summary.given_back,
-    }
-
-
-def _keep_all(session: Session, batch: Batch) -> float:
-    """Predict a batch's growth if everything is kept."""
-    problem = session.planning_problem(argument_sizes(batch), start_bytes=0)
-    everything = np.zeros(len(problem.events), dtype=np.intp)
-    return lay_out(problem, everything).peak_bytes
+    run = SoakRun(task)
+    parts = {"probe": run.probe, "train": run.train, "plain": run.plain}
+    yield from parts[task["part"]]()

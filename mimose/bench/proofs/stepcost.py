@@ -16,23 +16,30 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mimose.bench.corpus import encode_corpus, load_corpus
+from mimose.bench.grid.docstrings import DOCSTRINGS, OURS
 from mimose.bench.proofs import blocks
-from mimose.bench.proofs.child import run_child
-from mimose.bench.proofs.common import Answer, Bar, Row, Settings, percent, quantile
-from mimose.bench.tasks import Workload
-from mimose.bench.workloads import iterate_batches, make_model
+from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
+    Answer,
+    Bar,
+    Settings,
+    count,
+    said_by,
+)
+from mimose.bench.proofs.numbers import percent, quantile
+from mimose.bench.rows import Row
 from mimose.measure.meters import ProcessMeter
 from mimose.session import Session, attach
-from mimose.usage import at_least_one
 
 QUESTION = "What does a step cost on a cache hit, beyond checkpoint's own price?"
+OPTIONS = (count("--rounds", 60, "of each plan"), count("--steps", 50, "a round"))
 
 _N_BLOCKS = 24
 _WIDTH = 16
@@ -44,7 +51,6 @@ _PLANS: Mapping[str, tuple[int, ...]] = {
 _THREADS = 1
 """Such small products gain nothing from a second thread, and waiting for one is noise.
 """
-_AMPLE_BYTES = 2**40
 _WARM_UP_STEPS = 40
 _STEP_BAR, _EVENT_BAR = 20e-6, 0.5e-6
 _MICRO = 1e6
@@ -75,22 +81,22 @@ class RoundRow(Row):
         return self.attached_seconds - self.bare_seconds
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--rounds", type=at_least_one, default=60, help="of each plan")
-    parser.add_argument("--steps", type=at_least_one, default=50, help="a round")
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Time every plan."""
-    task = {"seed": settings.seed, "rounds": options.rounds, "steps": options.steps}
-    (demo,) = run_child("stepcost", {**task, "part": "demo"}, settings.threads)
+    (demo,) = said_by("stepcost", settings, part="demo")
     rows = [
         RoundRow(**said, **demo, **settings.provenance())
-        for said in run_child("stepcost", {**task, "part": "time"}, _THREADS)
+        for said in said_by(
+            "stepcost",
+            replace(settings, threads=_THREADS),
+            part="time",
+            rounds=options.rounds,
+            steps=options.steps,
+        )
     ]
     table = [_summarise(name, [r for r in rows if r.plan == name]) for name in _PLANS]
-    return Answer(rows=rows, table=table, bars=[_bar(name, rows) for name in _PLANS])
+    bars = [_bar(name, rows) for name in _PLANS]
+    return Answer(rows=[*rows], table=[*table], bars=bars)
 
 
 def _median(rows: Sequence[RoundRow], what: Callable[[RoundRow], float]) -> float:
@@ -136,10 +142,10 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if task["part"] == "demo":
         yield {"demo_seconds": _demo_seconds(task["seed"])}
         return
-    model = blocks.Row(_N_BLOCKS, _WIDTH)
+    model = blocks.Blocks(_N_BLOCKS, _WIDTH)
     bare = copy.deepcopy(model)
     planner = blocks.Told()
-    with attach(model, _AMPLE_BYTES, planner=planner) as session:
+    with attach(model, AMPLE_BYTES, planner=planner) as session:
         _warm_up(model, session)
         for number, (name, choice) in enumerate(_PLANS.items()):
             planner.choice = choice
@@ -156,7 +162,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                 }
 
 
-def _warm_up(model: blocks.Row, session: Session) -> None:
+def _warm_up(model: blocks.Blocks, session: Session) -> None:
     """Train on other shapes until plans come."""
     for step in range(_WARM_UP_STEPS):
         rows = (4, 8, 12, 16)[step % 4]
@@ -171,8 +177,8 @@ class Pair:
     def __init__(
         self,
         session: Session,
-        model: blocks.Row,
-        bare: blocks.Row,
+        model: blocks.Blocks,
+        bare: blocks.Blocks,
         states: torch.Tensor,
         choice: Sequence[int],
     ) -> None:
@@ -234,14 +240,13 @@ def _seconds_a_call(call: Callable[[], object], times: int) -> float:
 def _demo_seconds(seed: int) -> float:
     """Time bare steps of the demonstration on a batch of median length."""
     ProcessMeter()  # for its thresholds
-    workload = Workload(seed=seed)
-    corpus = encode_corpus(load_corpus(), workload.max_tokens)
-    model = make_model(workload, corpus)
-    batches = sorted(iterate_batches(workload, corpus, 51), key=lambda b: b.length)
-    inputs = batches[len(batches) // 2].as_inputs()
+    model = DOCSTRINGS.build("tiny")
+    sizes = OURS.trace(np.random.default_rng(seed), 51)
+    middle = sorted(sizes, key=lambda each: each["length"])[len(sizes) // 2]
+    batch = OURS.batch(middle, "tiny", torch.Generator().manual_seed(seed))
 
     def step() -> None:
-        model(**inputs)[1].backward()
+        model(**batch).loss.backward()
         model.zero_grad(set_to_none=True)
 
     step()

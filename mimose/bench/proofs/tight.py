@@ -18,28 +18,32 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from mimose.bench.proofs.child import run_child
+from mimose.bench.device import is_cpu
 from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
     Answer,
     Bar,
-    Row,
     Settings,
-    mebibytes,
-    progress,
+    count,
+    device,
+    recorded,
+    rows_of,
 )
-from mimose.bench.proofs.device import is_cpu
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import Setup, chosen
+from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
+from mimose.bench.proofs.numbers import mebibytes
+from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.session import Session, attach
-from mimose.usage import at_least_one
 
 QUESTION = "Is a tight budget kept from the first step, and an impossible one refused?"
+OPTIONS = (device("cpu"), count("--steps", 30, "that must be kept"))
 
 # Wide enough that the optimizer's state is a good part of the whole.
 _WIDE = {
@@ -47,20 +51,15 @@ _WIDE = {
     "intermediate_size": 1024,
     "attn_implementation": "eager",
 }
-_SETUPS = (
-    Setup(model="bert", sizes={"batch": (12, 12), "length": (256, 256)}, changes=_WIDE),
-    Setup(
-        model="gpt2",
-        sizes={"batch": (8, 8), "length": (384, 384)},
-        changes={"n_embd": 256},
-    ),
-    Setup(
-        model="t5",
-        sizes={"batch": (8, 8), "source": (320, 320), "target": (224, 224)},
+_SPECS = (
+    ModelSpec("bert", {"batch": (12, 12), "length": (256, 256)}, changes=_WIDE),
+    ModelSpec("gpt2", {"batch": (8, 8), "length": (384, 384)}, changes={"n_embd": 256}),
+    ModelSpec(
+        "t5",
+        {"batch": (8, 8), "source": (320, 320), "target": (224, 224)},
         changes={"d_model": 256, "d_ff": 1024},
     ),
 )
-_AMPLE_BYTES = 2**40
 _SHARE = 0.03
 _PROBE_STEPS = 5
 _STEPS_BAR = 2
@@ -94,41 +93,19 @@ class TightRow(Row):
         return self.peak_bytes - self.base_bytes
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="cpu", help="such as cuda or sim")
-    parser.add_argument(
-        "--steps", type=at_least_one, default=30, help="that must be kept"
-    )
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Measure the least, then train just above and just below it."""
-    rows: list[TightRow] = []
-    table, bars = [], []
-    for setup in chosen(_SETUPS, settings.models):
-        task = {
-            "model": setup.model,
-            "seed": settings.seed,
-            "device": settings.device,
-            "steps": options.steps,
-        }
-        probe = _run(settings, {**task, "run": "probe"})
+    answer = Answer()
+    run = partial(rows_of, TightRow, "tight", settings)
+    for name in names_of(_SPECS, settings.models):
+        task: dict[str, Any] = {"model": name, "steps": options.steps}
+        probe = run(run="probe", **task)
         task["least_bytes"] = max(row.rise_bytes for row in probe)
-        above = _run(settings, {**task, "run": "above", "share": _SHARE})
-        below = _run(settings, {**task, "run": "below", "share": -_SHARE})
-        rows += [*probe, *above, *below]
-        table.append(_summarise(task, above, below))
-        bars.extend(_judge(task, above, below))
-        progress(f"tight {setup.model}: done")
-    return Answer(rows=rows, table=table, bars=bars)
-
-
-def _run(settings: Settings, task: Mapping[str, Any]) -> list[TightRow]:
-    return [
-        TightRow(**said, **settings.provenance())
-        for said in run_child("tight", task, settings.threads)
-    ]
+        above = run(run="above", share=_SHARE, **task)
+        below = run(run="below", share=-_SHARE, **task)
+        rows = [*probe, *above, *below]
+        answer.add(rows, _summarise(task, above, below), _judge(task, above, below))
+    return answer
 
 
 def _over(rows: Sequence[TightRow]) -> int:
@@ -181,20 +158,20 @@ def _highest(rows: Sequence[TightRow]) -> float | None:
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Run one part: ``"probe"``, ``"above"`` or ``"below"``."""
-    (setup,) = chosen(_SETUPS, [task["model"]])
+    spec = spec_of(_SPECS, task["model"])
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    loop = Loop(setup.build(task["seed"], task["device"]))
-    base_bytes = loop.warm_up(setup.batch(setup.longest(), generator))
+    loop = Loop(spec.build(task["seed"], task["device"]))
+    base_bytes = loop.warm_up(spec.batch(spec.longest(), generator))
     is_probe = task["run"] == "probe"
-    budget = _AMPLE_BYTES if is_probe else _budget(base_bytes, task)
+    budget = AMPLE_BYTES if is_probe else _budget(base_bytes, task)
     planner = "full" if is_probe else "auto"
     with attach(loop.model, budget, planner=planner, meter=loop.meter) as session:
         for step in range(_PROBE_STEPS if is_probe else task["steps"]):
             if is_probe and not is_cpu(task["device"]):
                 loop.meter.resting_bytes()
-            said = _step(loop, session, setup.batch(setup.longest(), generator))
+            said = _step(loop, session, spec.batch(spec.longest(), generator))
             yield {
-                "model": setup.model,
+                "model": spec.model,
                 "run": task["run"],
                 "step": step,
                 "base_bytes": base_bytes,
@@ -222,8 +199,7 @@ def _step(loop: Loop, session: Session, batch: Batch) -> dict[str, Any]:
         }
     record = session.records[-1]
     return {
-        "phase": record.phase,
-        "kept": record.actions.count("keep"),
+        **recorded(record, "phase", "kept"),
         **measured._asdict(),
         "holders": "",
     }

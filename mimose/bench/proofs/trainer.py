@@ -17,35 +17,39 @@ import os
 import signal
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from mimose.bench.corpus import EncodedCorpus, EncodedText, encode_corpus, load_corpus
-from mimose.bench.proofs.child import ChildFailedError, run_child
+from mimose.bench.child import RunFailedError
+from mimose.bench.corpus import encode_corpus, load_corpus
+from mimose.bench.grid.docstrings import (
+    N_TEXTS,
+    Docstrings,
+    collate,
+    encoder_config,
+)
 from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
     Answer,
     Bar,
-    Row,
     Settings,
-    mebibytes,
-    percent,
+    count,
     progress,
-    quantile,
+    said_by,
 )
-from mimose.bench.step_meter import step_meter
-from mimose.bench.tasks import Workload
-from mimose.bench.workloads import collate
-from mimose.usage import at_least_one
+from mimose.bench.proofs.numbers import mebibytes, percent, quantile
+from mimose.bench.rows import Row
+from mimose.bench.step_meter import MeasuredStep, RunningStep, step_meter
 
 QUESTION = "Does the Trainer's callback change nothing but memory, and survive SIGKILL?"
+OPTIONS = (count("--steps", 200, "a run"),)
 
 _SHARE = 0.5
 """The budget, as a share of the longest bare step's growth."""
-_AMPLE_BYTES = 2**40
+_MOST_TOKENS = 256
 _SAVED_AT = 60
 _WARM_STEPS = 50
 """Left out of the times: the library measures as it learns."""
@@ -68,11 +72,6 @@ class TrainerRow(Row):
     """Layers whose activations were kept."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--steps", type=at_least_one, default=200, help="a run")
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train four ways, and compare."""
     rows: list[TrainerRow] = []
@@ -80,10 +79,8 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
 
     def train(run: str, folder: str, **task: Any) -> list[TrainerRow]:
         own = []
-        common = {"seed": settings.seed, "steps": options.steps, "folder": folder}
-        for said in run_child(
-            "trainer", {"run": run, **common, **task}, settings.threads
-        ):
+        whole = {"steps": options.steps, "folder": folder, **task}
+        for said in said_by("trainer", settings, **whole):
             if "digest" in said:
                 digests[run] = said["digest"]
             else:
@@ -97,43 +94,33 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         needs = max(bare, key=lambda row: row.peak_bytes - row.start_bytes)
         growth = needs.peak_bytes - needs.start_bytes
         budget = needs.start_bytes + int(_SHARE * growth)
-        ample = train("ample", folder, budget=_AMPLE_BYTES)
+        ample = train("ample", folder, budget=AMPLE_BYTES)
         again = train("again", folder)
         within = train("budget", folder, budget=budget)
         try:
             train("killed", folder, budget=budget, saves=True, killed_after=_SAVED_AT)
-        except ChildFailedError:
+        except RunFailedError:
             progress(f"trainer killed: at step {_SAVED_AT}, as it should be")
         resumed = train("resumed", folder, budget=budget, saves=True, resumes=True)
-    table = [
+    table: list[Mapping[str, object]] = [
         _summarise(run, [r for r in rows if r.run == run], budget)
         for run in ("bare", "ample", "again", "budget", "resumed")
     ]
-    return Answer(
-        rows=rows,
-        table=table,
-        bars=[
-            *_equal(bare, within, digests, "budget"),
-            *_equal(bare, ample, digests, "ample"),
-            *_equal(bare[_SAVED_AT:], resumed, digests, "resumed"),
-            *_held("budget", within, budget),
-            *_held("resumed", resumed, budget),
-            Bar(
-                "bare: steps over that budget",
-                sum(row.peak_bytes > budget for row in bare),
-                at_least=1,
-            ),
-            Bar(
-                "resumed: steps spent collecting",
-                sum(row.phase == "collect" for row in resumed),
-                0,
-            ),
-        ],
-        notes=[
-            f"the callback costs {percent(_cost(bare, ample, again), 2)} of a step; "
-            f"the two bare runs differ by {percent(_drift(bare, again), 2)}"
-        ],
+    bars = [
+        *_equal(bare, within, digests, "budget"),
+        *_equal(bare, ample, digests, "ample"),
+        *_equal(bare[_SAVED_AT:], resumed, digests, "resumed"),
+        Bar("budget: steps over the budget", _n_over(within, budget), 0),
+        Bar("resumed: steps over the budget", _n_over(resumed, budget), 0),
+        Bar("bare: steps over that budget", _n_over(bare, budget), at_least=1),
+    ]
+    collecting = sum(row.phase == "collect" for row in resumed)
+    bars.append(Bar("resumed: steps spent collecting", collecting, 0))
+    note = (
+        f"the callback costs {percent(_cost(bare, ample, again), 2)} of a step; "
+        f"the two bare runs differ by {percent(abs(_cost(bare, again, bare)), 2)}"
     )
+    return Answer(rows=[*rows], table=table, bars=bars, notes=[note])
 
 
 def _equal(
@@ -142,42 +129,34 @@ def _equal(
     digests: Mapping[str, str],
     run: str,
 ) -> list[Bar]:
-    pairs = list(zip(expected, actual, strict=False))
+    losses = sum(a.loss != b.loss for a, b in zip(expected, actual, strict=False))
+    weights = int(digests.get(run) != digests["bare"])
     return [
         Bar(f"{run}: steps", len(actual), at_least=len(expected)),
-        Bar(f"{run}: losses that differ", sum(a.loss != b.loss for a, b in pairs), 0),
-        Bar(
-            f"{run}: weights at the end that differ",
-            int(digests.get(run) != digests["bare"]),
-            0,
-        ),
+        Bar(f"{run}: losses that differ", losses, 0),
+        Bar(f"{run}: weights at the end that differ", weights, 0),
     ]
 
 
-def _held(run: str, rows: Sequence[TrainerRow], budget: int) -> list[Bar]:
-    over = sum(row.peak_bytes > budget for row in rows)
-    return [Bar(f"{run}: steps over the budget", over, 0)]
+def _n_over(rows: Sequence[TrainerRow], budget: int) -> int:
+    return sum(row.peak_bytes > budget for row in rows)
 
 
 def _cost(
-    bare: Sequence[TrainerRow],
-    ample: Sequence[TrainerRow],
-    again: Sequence[TrainerRow],
+    before: Sequence[TrainerRow],
+    there: Sequence[TrainerRow],
+    after: Sequence[TrainerRow],
 ) -> float:
-    """Return what the callback adds to a step: the median ratio, batch by batch."""
+    """Return how much longer a step takes than in two other runs.
+
+    The median ratio, batch by batch, once the library has learned.
+    """
     ratios = [
-        2 * there.seconds / (before.seconds + after.seconds)
-        for before, there, after in zip(bare, ample, again, strict=True)
+        2 * own.seconds / (one.seconds + other.seconds)
+        for one, own, other in zip(before, there, after, strict=True)
     ]
     late = ratios[_WARM_STEPS:]
     return statistics.median(late) - 1.0 if late else float("nan")
-
-
-def _drift(bare: Sequence[TrainerRow], again: Sequence[TrainerRow]) -> float:
-    """Return how far the two bare runs are apart, the same way."""
-    pairs = list(zip(bare, again, strict=True))[_WARM_STEPS:]
-    ratios = [after.seconds / before.seconds for before, after in pairs]
-    return abs(statistics.median(ratios) - 1.0) if ratios else float("nan")
 
 
 def _summarise(run: str, rows: Sequence[TrainerRow], budget: int) -> dict[str, object]:
@@ -187,7 +166,7 @@ def _summarise(run: str, rows: Sequence[TrainerRow], budget: int) -> dict[str, o
         "largest growth MiB": mebibytes(
             max((row.peak_bytes - row.start_bytes for row in rows), default=0)
         ),
-        "steps over the budget": sum(row.peak_bytes > budget for row in rows),
+        "steps over the budget": _n_over(rows, budget),
         "phases": {
             phase: sum(row.phase == phase for row in rows)
             for phase in sorted({row.phase for row in rows})
@@ -208,8 +187,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
     torch.use_deterministic_algorithms(True)
     meter = step_meter(torch.device("cpu"))
-    workload = Workload(seed=task["seed"], max_tokens=256)
-    corpus = encode_corpus(load_corpus(), workload.max_tokens)
+    docstrings = Docstrings(encode_corpus(load_corpus(), _MOST_TOKENS))
     watch = _watch(meter)
     callbacks = [watch]
     planning = None
@@ -219,13 +197,13 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if "killed_after" in task:
         callbacks.append(_killer(task["killed_after"]))
     trainer = Trainer(
-        model=_model(workload, corpus),
+        model=_model(docstrings, task["seed"]),
         args=TrainingArguments(
             output_dir=task["folder"],
             max_steps=task["steps"],
-            per_device_train_batch_size=workload.batch_size,
-            learning_rate=workload.learning_rate,
-            warmup_steps=workload.warm_up_steps,
+            per_device_train_batch_size=N_TEXTS,
+            learning_rate=3e-3,
+            warmup_steps=10,
             logging_steps=1,
             save_strategy="steps" if task.get("saves") else "no",
             save_steps=_SAVED_AT,
@@ -234,8 +212,8 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             seed=task["seed"],
             disable_tqdm=True,
         ),
-        train_dataset=corpus.train,
-        data_collator=_collate,
+        train_dataset=docstrings.corpus.train,
+        data_collator=collate,
         callbacks=callbacks,
     )
     trainer.train(resume_from_checkpoint=task.get("resumes", False))
@@ -246,43 +224,29 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     }
     session = None if planning is None else planning.session
     records = [] if session is None else list(session.records)
-    for index, said in enumerate(watch.steps):
+    model: Any = trainer.model
+    n_layers = model.config.num_hidden_layers
+    for index, (step, measured) in enumerate(watch.steps):
         record = records[index] if records else None
         yield {
-            **said,
-            "loss": losses[said["step"]],
+            "step": step,
+            **measured._asdict(),
+            "loss": losses[step],
             "phase": "" if record is None else record.phase,
-            "kept": workload.layers if record is None else record.actions.count("keep"),
+            "kept": n_layers if record is None else record.actions.count("keep"),
         }
-    model: Any = trainer.model
     whole = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     yield {"digest": hashlib.sha256(whole).hexdigest()}
 
 
-def _model(workload: Workload, corpus: EncodedCorpus) -> torch.nn.Module:
+def _model(docstrings: Docstrings, seed: int) -> torch.nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
-    torch.manual_seed(workload.seed)
-    config: Any = BertConfig(
-        vocab_size=corpus.vocabulary_size,
-        hidden_size=workload.hidden_size,
-        num_hidden_layers=workload.layers,
-        num_attention_heads=workload.heads,
-        intermediate_size=4 * workload.hidden_size,
-        max_position_embeddings=workload.max_tokens,
-    )
-    config.num_labels = len(corpus.labels)
+    torch.manual_seed(seed)
+    config: Any = BertConfig(**encoder_config(docstrings.corpus))
+    config.num_labels = len(docstrings.corpus.labels)
     model: torch.nn.Module = BertForSequenceClassification(config)
     return model
-
-
-def _collate(texts: Sequence[EncodedText]) -> dict[str, torch.Tensor]:
-    batch = collate(texts)
-    return {
-        "input_ids": batch.input_ids,
-        "attention_mask": batch.attention_mask,
-        "labels": batch.labels,
-    }
 
 
 def _watch(meter: Any) -> Any:
@@ -293,29 +257,21 @@ def _watch(meter: Any) -> Any:
         """Reads memory and time around every optimizer step."""
 
         def __init__(self) -> None:
-            self.steps: list[dict[str, Any]] = []
-            self._start_bytes = 0
-            self._began = 0.0
+            self.steps: list[tuple[int, MeasuredStep]] = []
+            self._running: RunningStep | None = None
 
         def on_step_begin(
             self, args: Any, state: Any, control: Any, **kwargs: Any
         ) -> None:
             """Start a new peak."""
-            self._start_bytes = meter.begin_step()
-            self._began = time.perf_counter()
+            self._running = RunningStep(meter, torch.device("cpu"))
 
         def on_step_end(
             self, args: Any, state: Any, control: Any, **kwargs: Any
         ) -> None:
             """Read what the step reached."""
-            self.steps.append(
-                {
-                    "step": state.global_step,
-                    "start_bytes": self._start_bytes,
-                    "peak_bytes": meter.step_peak_bytes(),
-                    "seconds": time.perf_counter() - self._began,
-                }
-            )
+            assert self._running is not None
+            self.steps.append((state.global_step, self._running.end()))
 
     return Watch()
 

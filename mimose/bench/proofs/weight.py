@@ -24,10 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from mimose.bench.machine import worker_environment
-from mimose.bench.proofs.common import MIB, Answer, Bar, Row, Settings, progress
-from mimose.usage import UsageError, at_least_one
+from mimose.bench.proofs.common import Answer, Bar, Settings, count, progress
+from mimose.bench.proofs.numbers import MIB
+from mimose.bench.rows import Row
+from mimose.usage import UsageError
 
 QUESTION = "What does the library itself hold, before it saves anything?"
+OPTIONS = (count("--repeats", 3),)
 
 _MODELS = ("bert", "blocks")
 _STEPS = (1, 10, 30)
@@ -51,11 +54,6 @@ class WeightRow(Row):
     """Heavy packages that came with the session or later, by name."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--repeats", type=at_least_one, default=3)
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Read each model's process without and with a session, by turns."""
     rows: list[WeightRow] = []
@@ -77,7 +75,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
                 ]
         progress(f"weight: {model}")
     table = _summarise(rows)
-    return Answer(rows=rows, table=table, bars=list(_judge(table)))
+    return Answer(rows=[*rows], table=[*table], bars=list(_judge(table)))
 
 
 def _run(model: str, has_session: bool, settings: Settings) -> list[dict[str, Any]]:

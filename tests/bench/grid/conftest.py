@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from mimose.bench.child import RunFailedError
 from mimose.bench.grid.rows import GridRow
 
 MIB = 2**20
@@ -90,3 +91,109 @@ def grid(make_row: Any) -> list[GridRow]:
     rows.append(make_row("static", 1, **at, problem="memory ran out"))
     rows.append(make_row("autosac", -1, **at, sizes="{}", problem="needs CUDA"))
     return rows
+
+
+class _FakeChild:
+    """Answers as a `Worker` would, and keeps what it was told and asked.
+
+    A step grows by 8 MiB a token with everything kept. Under a hard limit it fails
+    like the allocator, at the first step over it.
+    """
+
+    made: ClassVar[list[_FakeChild]] = []
+    plain_growth: ClassVar[int | None] = 300 * MIB
+    private_bytes: ClassVar[int] = MIB
+    rooms: ClassVar[dict[str, int | None]] = {"none": None, "full": None}
+    fails: ClassVar[dict[str, int]] = {"static": 2}
+    _held: ClassVar[dict[str, float]] = {"none": 8, "full": 1, "static": 2, "mimose": 3}
+    _more: ClassVar[dict[str, int]] = {"selective": 3, "mimose-paper": 2}
+
+    def __init__(self, name, module, task, threads):
+        self.name, self.first = name, task
+        self.asked = []
+        self.is_closed = False
+        self.n_others_open = sum(not child.is_closed for child in self.made)
+        self.made.append(self)
+
+    @classmethod
+    def of(cls, name):
+        """Return the first of a strategy."""
+        return next(child for child in cls.made if child.name == name)
+
+    @property
+    def counts(self):
+        """What it was asked to count."""
+        return [asked for asked in self.asked if asked[0] == "count"]
+
+    def receive(self):
+        return {"ready": True}
+
+    def ask(self, message):
+        command, arguments = message
+        self.asked.append((command, *arguments.values()))
+        return getattr(self, command)(**arguments)
+
+    def probe(self):
+        growth = {"none": self.plain_growth, "full": 100 * MIB}[self.name]
+        longest = self.first["longest"] or self.first["sizes"][0]
+        return {
+            "growth_bytes": growth,
+            "longest": longest,
+            "room_bytes": self.rooms[self.name],
+            "private_bytes": self.private_bytes,
+        }
+
+    def step(self, index):
+        if self.fails.get(self.name) == index and not self.first["is_limited"]:
+            msg = "memory ran out"
+            raise RunFailedError(msg)
+        sizes = self.first["sizes"][index]
+        growth = int(self._held.get(self.name, 1) * sizes.get("length", 1)) * MIB
+        if self.first["is_limited"] and growth > self.first["headroom_bytes"]:
+            msg = "can't allocate memory\nin some line"
+            raise RunFailedError(msg)
+        is_planned = self.name in ("mimose", "mimose-paper")
+        return {
+            "sizes": json.dumps(sizes),
+            "phase": "plan" if is_planned else "",
+            "plan": "kr"[index % 2] if self.name == "mimose-paper" else "",
+            "base_bytes": 400 * MIB,
+            "start_bytes": 400 * MIB,
+            "peak_bytes": 400 * MIB + growth,
+            "reserved_bytes": 1,
+            "host_bytes": 0,
+            "predicted_growth_bytes": 1.01 * growth if is_planned else None,
+            "seconds": 0.1,
+            "plan_seconds": 0.0,
+            "cache_hit": False,
+            "recomputed_flops": {"full": 7, "mimose": 5, "static": 6}.get(self.name),
+            "retries": 0,
+            "loss": 1.0,
+            "accuracy": 0.25 if index == len(self.first["sizes"]) - 1 else None,
+        }
+
+    def count(self, index, phase):
+        if self.name == "hf-full":
+            msg = "it fails when it is counted"
+            raise RunFailedError(msg)
+        length = self.first["sizes"][index]["length"]
+        return {"flops": 100 + length + self._more.get(self.name, 0) * length**2}
+
+    def rest(self):
+        return {}
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def children(monkeypatch):
+    """Processes of a grid that only say that they train."""
+    from mimose.bench.grid import runner
+
+    machine = dict.fromkeys(("device", "python", "torch", "transformers", "mimose"), "")
+    machine["device"] = "cpu: imagined, 2 cores"
+    monkeypatch.setattr("mimose.bench.rows.describe_machine", lambda device: machine)
+    monkeypatch.setattr(_FakeChild, "made", [])
+    monkeypatch.setattr(runner, "Child", _FakeChild)
+    return _FakeChild

@@ -13,8 +13,9 @@ pytest.importorskip("pwlf")
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from mimose.bench.child import RunFailedError
 from mimose.bench.grid.autosac import _Decided, auto_sac, why_no_auto_sac
-from mimose.bench.grid.strategies import CannotRunError, Setup
+from mimose.bench.grid.strategies import Setup
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*PuLP 4.0:DeprecationWarning")
 
@@ -113,7 +114,7 @@ def test_with_room_for_all_it_redoes_nothing(toys, meter):
 @pytest.mark.usefixtures("time_by_bytes")
 def test_without_a_plan_it_says_so(toys, meter):
     """A budget below what the head alone needs."""
-    with pytest.raises(CannotRunError, match="no plan within 1 MiB"):
+    with pytest.raises(RunFailedError, match="no plan within 1 MiB"):
         auto_sac(_setup(toys, toys.zoo_model("bert"), meter, 2**20))
 
 
@@ -122,7 +123,7 @@ def test_a_model_it_cannot_follow_is_named(toys, meter):
     if torch.cuda.is_available():
         pytest.skip("its time model runs here")
     with pytest.raises(
-        CannotRunError, match=r"cannot follow BertFor.*CUDA capabilities"
+        RunFailedError, match=r"cannot follow BertFor.*CUDA capabilities"
     ):
         auto_sac(_setup(toys, toys.zoo_model("bert"), meter, 2**40))
 

@@ -8,12 +8,12 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
-from mimose.bench.csv_file import read, write
+from mimose.bench.child import RunFailedError
 from mimose.bench.grid import command
 from mimose.bench.grid.command import bench, prepare, show_again
 from mimose.bench.grid.rows import GridRow
-from mimose.bench.grid.runner import GridSettings
-from mimose.bench.process import StrategyFailedError
+from mimose.bench.grid.settings import GridSettings
+from mimose.bench.rows import read, write
 
 SETTINGS = GridSettings(
     workloads=("tc-bert", "qa-bert"),
@@ -94,7 +94,7 @@ def test_another_run_is_not_gone_on_with(tmp_path, monkeypatch):
     ("ending", "status", "said"),
     [
         (KeyboardInterrupt(), 130, "qa-bert was interrupted: its rows are kept"),
-        (StrategyFailedError("nothing to plan"), 1, "qa-bert: nothing to plan"),
+        (RunFailedError("nothing to plan"), 1, "qa-bert: nothing to plan"),
     ],
 )
 def test_what_ran_is_kept(tmp_path, run, rows, capsys, ending, status, said):

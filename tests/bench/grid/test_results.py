@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mimose.bench.csv_file import read
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import compare, rank, summarise
+from mimose.bench.rows import read
 
 ROOT = Path(__file__).resolve().parents[3]
 ROWS = ROOT / "docs" / "results" / "cpu" / "bench.csv"

@@ -1,9 +1,11 @@
 """Rows in a file."""
 
+import csv
+
 import pytest
 
-from mimose.bench.csv_file import RowsFile, read, write
 from mimose.bench.grid.rows import GridRow
+from mimose.bench.rows import RowsFile, read, write
 
 
 def test_rows_come_back_as_they_were(tmp_path, grid):
@@ -31,3 +33,28 @@ def test_a_line_cut_short_is_refused(tmp_path, grid):
     path.write_text(path.read_text()[:-90])
     with pytest.raises(ValueError, match="is cut short"):
         read(path, GridRow)
+
+
+def test_where_it_was_measured_comes_last(tmp_path, grid):
+    """Every field is a column."""
+    path = tmp_path / "rows.csv"
+    write(path, GridRow, grid)
+    header = path.read_text().splitlines()[0].split(",")
+    assert header[:2] == ["workload", "scale"]
+    assert header[-9:-4] == ["seed", "threads", "load_average", "date", "device"]
+    assert len(header) == len(GridRow.__dataclass_fields__)
+
+
+def test_columns_in_another_order_and_newer_ones(tmp_path, grid):
+    """What has come since takes its default."""
+    path = tmp_path / "rows.csv"
+    write(path, GridRow, grid)
+    with path.open(newline="") as file:
+        lines = [dict(reversed(line.items())) for line in csv.DictReader(file)]
+    for line in lines:
+        del line["is_limited"], line["accuracy"]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+    assert read(path, GridRow) == grid

@@ -22,29 +22,36 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mimose.bench.proofs import device
-from mimose.bench.proofs.child import run_child
+from mimose.bench.device import SIM, kind_of
 from mimose.bench.proofs.common import (
     Answer,
     Bar,
-    Row,
     Settings,
-    mebibytes,
+    count,
+    device,
     progress,
-    quantile,
+    said_by,
 )
-from mimose.bench.proofs.settings import families, layers, loops, pairs
+from mimose.bench.proofs.numbers import mebibytes, quantile
 from mimose.bench.proofs.settings.apart import DiedError, apart
 from mimose.bench.proofs.settings.case import SETTINGS, Outcome
 from mimose.bench.proofs.settings.trial import Trial
-from mimose.usage import at_least_one
+from mimose.bench.rows import Row
 
-__all__ = ["QUESTION", "add_options", "ask", "work"]
+__all__ = ["OPTIONS", "QUESTION", "ask", "work"]
+
+for _name in (
+    *("domains", "families", "layers", "loops", "operations", "pairs", "teachers"),
+    "weights",
+):
+    importlib.import_module(f"{__name__}.{_name}")  # fills `SETTINGS`
 
 QUESTION = "What do people get who train in other ways than one loss of one forward?"
-
-_SOURCES = (families, layers, loops, pairs)
-"""Importing them fills `SETTINGS`."""
+OPTIONS = (
+    device("sim"),
+    count("--steps", 24, "a setting"),
+    ("--cases", {"nargs": "+", "choices": sorted(SETTINGS), "default": []}),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,28 +108,15 @@ class SettingRow(Row):
         )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="sim", help="such as cuda")
-    parser.add_argument("--steps", type=at_least_one, default=24, help="a setting")
-    parser.add_argument("--cases", nargs="+", choices=sorted(SETTINGS), default=[])
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train in every setting, and judge what came of it."""
     names = list(options.cases or SETTINGS)
     rows: list[SettingRow] = []
-    task = {
-        "settings": names,
-        "seed": settings.seed,
-        "device": settings.device,
-        "steps": options.steps,
-    }
-    for said in run_child("settings", task, settings.threads):
+    for said in said_by("settings", settings, settings=names, steps=options.steps):
         rows.append(SettingRow(**said, **settings.provenance()))
         progress(f"settings {said['setting']}: {said['outcome']}")
     return Answer(
-        rows=rows,
+        rows=[*rows],
         table=[_summarise(row) for row in rows],
         bars=_judge(rows),
         notes=_notes(rows),
@@ -196,7 +190,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     before has left would lie in the way of the next.
     """
     importlib.import_module("torch._dynamo")  # once, not in every copy
-    can_fork = task["device"].partition(":")[0] in ("cpu", device.SIM)
+    can_fork = kind_of(task["device"]) in ("cpu", SIM)
     for name in task["settings"]:
         trial = Trial(SETTINGS[name], task)
         if not can_fork:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mimose.session import Session
 
@@ -16,6 +16,8 @@ Outcome: TypeAlias = Literal["planned", "recomputed", "refused", "error"]
 `refused` where mimose raised an error of its own, `error` where anything else did."""
 
 ROWS, VOCABULARY = 8, 64
+SEVERAL_FORWARDS = "several forwards run before one backward"
+"""What is said of settings that do."""
 
 
 class World:
@@ -28,20 +30,20 @@ class World:
 
     def __init__(self, device: str, seed: int) -> None:
         self.device = device
-        self.gradients: list[torch.Tensor] = []
+        self.gradients: list[Tensor] = []
         """Those that the last optimizer step was given."""
         self._generator = torch.Generator().manual_seed(seed)
 
-    def floats(self, *shape: int) -> torch.Tensor:
+    def floats(self, *shape: int) -> Tensor:
         """Draw normal numbers."""
         return torch.randn(shape, generator=self._generator).to(self.device)
 
-    def integers(self, high: int, *shape: int) -> torch.Tensor:
+    def integers(self, high: int, *shape: int) -> Tensor:
         """Draw integers from 0 to below `high`."""
         drawn = torch.randint(high, shape, generator=self._generator)
         return drawn.to(self.device)
 
-    def ids(self, length: int, rows: int = ROWS) -> torch.Tensor:
+    def ids(self, length: int, rows: int = ROWS) -> Tensor:
         """Draw texts: tokens from 3 up, all of one length."""
         return 3 + self.integers(VOCABULARY - 3, rows, length)
 
@@ -54,16 +56,30 @@ class World:
         parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
         return torch.optim.AdamW(parameters, lr=1e-3)
 
-    def descend(
-        self, optimizer: torch.optim.Optimizer, loss: torch.Tensor
-    ) -> torch.Tensor:
+    def train(
+        self, model: nn.Module, loss: Callable[[int], Tensor], **changes: Any
+    ) -> Training:
+        """Return the training of one model with AdamW by a loss.
+
+        Args:
+            model: The model; moved to the device.
+            loss: Of one batch of a length.
+            changes: See `Training`.
+        """
+        model.to(self.device)
+        optimizer = self.adamw(model)
+
+        def step(length: int) -> Tensor:
+            return self.descend(optimizer, loss(length))
+
+        return Training(roots=[model], step=step, **changes)
+
+    def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
         """Do what follows a forward in most loops; return the loss."""
         loss.backward()  # type: ignore[no-untyped-call]
         return self.apply(optimizer, loss)
 
-    def apply(
-        self, optimizer: torch.optim.Optimizer, loss: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
         """Step and forget the gradients, which are noted first; return the loss."""
         groups = optimizer.param_groups
         grads = [p.grad for group in groups for p in group["params"]]
@@ -83,7 +99,7 @@ class Training:
 
     roots: Sequence[nn.Module]
     """Each gets a session."""
-    step: Callable[[int], torch.Tensor]
+    step: Callable[[int], Tensor]
     """Trains on one batch of a length; returns the loss."""
     others: Sequence[nn.Module] = ()
     """What is compared besides the roots."""
@@ -96,13 +112,13 @@ class Training:
     between: Callable[[int, Sequence[Session]], None] = _nothing
     """Done before each step under mimose, and not without it."""
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return copies of weights and buffers."""
         return {
             f"{index}.{name}": tensor.detach().cpu().clone()
             for index, module in enumerate((*self.roots, *self.others))
             for name, tensor in module.state_dict().items()
-            if isinstance(tensor, torch.Tensor)
+            if isinstance(tensor, Tensor)
         }
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mimose.bench.proofs.settings.case import ROWS, Training, World, setting
 from mimose.bench.proofs.settings.parts import cross_entropy, next_token_loss
+from mimose.bench.zoo import builder
 
 _TEXT: dict[str, Any] = {
     "vocab_size": 64,
@@ -18,6 +19,7 @@ _TEXT: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
 }
+_TOWER = {key: value for key, value in _TEXT.items() if key != "vocab_size"}
 _DECODER: dict[str, Any] = {**_TEXT, "num_key_value_heads": 2}
 _SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -28,13 +30,7 @@ def _training(
     world: World, model: nn.Module, batch: Callable[[int], Batch], **changes: Any
 ) -> Training:
     """Train a model that returns its loss."""
-    model.to(world.device)
-    optimizer = world.adamw(model)
-
-    def step(length: int) -> torch.Tensor:
-        return world.descend(optimizer, model(**batch(length)).loss)
-
-    return Training(roots=[model], step=step, **changes)
+    return world.train(model, lambda length: model(**batch(length)).loss, **changes)
 
 
 def _masked(world: World, length: int, rows: int = ROWS) -> Batch:
@@ -47,17 +43,13 @@ def _masked(world: World, length: int, rows: int = ROWS) -> Batch:
 
 
 def _llama(**changes: Any) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**_DECODER, **_SPECIAL, **changes))
+    return builder("LlamaConfig", "LlamaForCausalLM", **_DECODER, **_SPECIAL)(**changes)
 
 
 @setting()
 def masked_language_model(world: World) -> Training:
     """BERT: padded batches, labels of some tokens."""
-    from transformers import BertConfig, BertForMaskedLM
-
-    model = BertForMaskedLM(BertConfig(**_TEXT))
+    model = builder("BertConfig", "BertForMaskedLM", **_TEXT)()
     return _training(world, model, lambda length: _masked(world, length))
 
 
@@ -99,16 +91,10 @@ def adapters(world: World) -> Training:
 @setting()
 def mixtral(world: World) -> Training:
     """Mixtral: transformers' mixture of experts, with the router's loss."""
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(
-        **_DECODER,
-        **_SPECIAL,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        output_router_logits=True,
-    )
-    model = MixtralForCausalLM(config)
+    routing = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    model: Any = builder(
+        "MixtralConfig", "MixtralForCausalLM", **_DECODER, **_SPECIAL, **routing
+    )(output_router_logits=True)
     model.set_experts_implementation("eager")
     return _training(world, model, lambda length: _masked(world, length))
 
@@ -116,28 +102,24 @@ def mixtral(world: World) -> Training:
 @setting()
 def mamba(world: World) -> Training:
     """Mamba: a state-space model, its scan in plain torch."""
-    from transformers import MambaConfig, MambaForCausalLM
-
-    config = MambaConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=4, state_size=8, **_SPECIAL
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4}
+    model = builder("MambaConfig", "MambaForCausalLM", **sizes, **_SPECIAL)(
+        state_size=8
     )
 
     def batch(length: int) -> Batch:
         ids = world.ids(length, 4)
         return {"input_ids": ids, "labels": ids}
 
-    return _training(world, MambaForCausalLM(config), batch, lengths=(8, 32))
+    return _training(world, model, batch, lengths=(8, 32))
 
 
 @setting()
 def clip(world: World) -> Training:
     """CLIP: a text and a vision encoder, the contrastive loss inside."""
-    from transformers import CLIPConfig, CLIPModel
-
-    tower = {key: value for key, value in _TEXT.items() if key != "vocab_size"}
-    config = CLIPConfig(
+    model = builder("CLIPConfig", "CLIPModel")(
         text_config={**_TEXT, **_SPECIAL, "max_position_embeddings": 128},
-        vision_config={**tower, "image_size": 32, "patch_size": 8},
+        vision_config={**_TOWER, "image_size": 32, "patch_size": 8},
         projection_dim=32,
     )
 
@@ -148,25 +130,17 @@ def clip(world: World) -> Training:
             "return_loss": True,
         }
 
-    return _training(world, CLIPModel(config), batch)
+    return _training(world, model, batch)
 
 
 def _llava(world: World, *, trains_tower: bool) -> Training:
-    from transformers import LlavaConfig, LlavaForConditionalGeneration
-
-    tower = {key: value for key, value in _TEXT.items() if key != "vocab_size"}
-    config = LlavaConfig(
+    vision = {"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8}
+    model: Any = builder("LlavaConfig", "LlavaForConditionalGeneration")(
         text_config={**_DECODER, **_SPECIAL, "model_type": "llama"},
-        vision_config={
-            **tower,
-            "model_type": "clip_vision_model",
-            "image_size": 32,
-            "patch_size": 8,
-        },
+        vision_config={**_TOWER, **vision},
         image_token_index=5,
         image_seq_length=16,
     )
-    model = LlavaForConditionalGeneration(config)
     model.model.vision_tower.requires_grad_(trains_tower)
 
     def batch(length: int) -> Batch:
@@ -201,10 +175,9 @@ def llava_trained_tower(world: World) -> Training:
 @setting()
 def vision_transformer(world: World) -> Training:
     """ViT: images of changing sizes, positions interpolated."""
-    from transformers import ViTConfig, ViTForImageClassification
-
-    tower = {key: value for key, value in _TEXT.items() if key != "vocab_size"}
-    model = ViTForImageClassification(ViTConfig(**tower, image_size=64, patch_size=8))
+    model = builder("ViTConfig", "ViTForImageClassification", **_TOWER)(
+        image_size=64, patch_size=8
+    )
 
     def batch(size: int) -> Batch:
         return {
@@ -217,10 +190,7 @@ def vision_transformer(world: World) -> Training:
 
 
 def _wav2vec2(world: World, layerdrop: float) -> Training:
-    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
-
-    config = Wav2Vec2Config(
-        **_TEXT,
+    model = builder("Wav2Vec2Config", "Wav2Vec2ForCTC", **_TEXT)(
         conv_dim=(32, 32),
         conv_stride=(5, 4),
         conv_kernel=(10, 8),
@@ -236,7 +206,7 @@ def _wav2vec2(world: World, layerdrop: float) -> Training:
         sound = world.floats(4, 20 * length)
         return {"input_values": sound, "labels": world.ids(6, 4)}
 
-    return _training(world, Wav2Vec2ForCTC(config), batch, lengths=(24, 96))
+    return _training(world, model, batch, lengths=(24, 96))
 
 
 @setting()
@@ -254,9 +224,7 @@ def wav2vec2_layerdrop(world: World) -> Training:
 @setting()
 def whisper(world: World) -> Training:
     """Whisper: speech to text, the text's length changes."""
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    config = WhisperConfig(
+    model = builder("WhisperConfig", "WhisperForConditionalGeneration", **_SPECIAL)(
         vocab_size=64,
         num_mel_bins=8,
         d_model=64,
@@ -269,7 +237,6 @@ def whisper(world: World) -> Training:
         max_source_positions=32,
         max_target_positions=128,
         decoder_start_token_id=1,
-        **_SPECIAL,
     )
 
     def batch(length: int) -> Batch:
@@ -278,72 +245,63 @@ def whisper(world: World) -> Training:
             "labels": world.ids(length),
         }
 
-    return _training(world, WhisperForConditionalGeneration(config), batch)
+    return _training(world, model, batch)
 
 
-def _t5() -> Any:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config: dict[str, Any] = {
-        "vocab_size": 64,
-        "d_model": 64,
-        "d_kv": 16,
-        "d_ff": 128,
-        "num_layers": 3,
-        "num_heads": 4,
-        "decoder_start_token_id": 0,
-        "use_cache": False,
-    }
-    return T5ForConditionalGeneration(T5Config(**config))
+_t5 = builder(
+    "T5Config",
+    "T5ForConditionalGeneration",
+    **{"vocab_size": 64, "d_model": 64, "d_kv": 16, "d_ff": 128},
+    **{"num_layers": 3, "num_heads": 4},
+    **{"decoder_start_token_id": 0, "use_cache": False},
+)
 
 
 @setting()
 def teacher_forcing(world: World) -> Training:
     """T5: decoder inputs and the loss, with label smoothing, made outside."""
-    model = _t5().to(world.device)
-    optimizer = world.adamw(model)
+    model = _t5()
 
-    def step(length: int) -> torch.Tensor:
+    def loss(length: int) -> Any:
         source, target = world.ids(length), world.ids(max(4, length // 2))
         shifted = torch.cat([torch.zeros_like(target[:, :1]), target[:, :-1]], dim=1)
         logits = model(input_ids=source, decoder_input_ids=shifted).logits
         smooth = -logits.log_softmax(-1).mean()
         loss = 0.9 * cross_entropy(logits, target) + 0.1 * smooth
-        return world.descend(optimizer, loss)
+        return loss
 
-    return Training(roots=[model], step=step)
+    return world.train(model, loss)
 
 
 @setting()
 def scheduled_sampling(world: World) -> Training:
     """T5: a first forward under no_grad makes what the second is fed."""
-    model = _t5().to(world.device)
-    optimizer = world.adamw(model)
+    model = _t5()
 
-    def step(length: int) -> torch.Tensor:
+    def loss(length: int) -> Tensor:
         source, target = world.ids(length), world.ids(length // 2)
         with torch.no_grad():
             logits = model(input_ids=source, decoder_input_ids=target).logits
         fed = torch.where(world.floats(*target.shape) > 0, target, logits.argmax(-1))
         logits = model(input_ids=source, decoder_input_ids=fed).logits
-        return world.descend(optimizer, next_token_loss(logits, target))
+        return next_token_loss(logits, target)
 
-    return Training(roots=[model], step=step)
+    return world.train(model, loss)
 
 
 @setting()
 def generation_between(world: World) -> Training:
     """T5: texts are generated in eval mode between steps, as for a metric."""
-    model = _t5().to(world.device)
+    model: Any = _t5().to(world.device)
     optimizer = world.adamw(model)
 
-    def step(length: int) -> torch.Tensor:
+    def step(length: int) -> Tensor:
         source, target = world.ids(length), world.ids(length // 2)
         loss = world.descend(optimizer, model(input_ids=source, labels=target).loss)
         model.eval()
         made = model.generate(source[:2], max_new_tokens=3, do_sample=False)
         model.train()
-        score: torch.Tensor = made.float().mean()
+        score: Tensor = made.float().mean()
         return loss + score
 
     return Training(roots=[model], step=step)

@@ -1,4 +1,4 @@
-"""Several models, or one model several times a step."""
+"""Two models, or two calls of one: pairs and adversaries."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from mimose.bench.proofs.settings.case import ROWS, Training, World, setting
+from mimose.bench.proofs.settings.case import (
+    ROWS,
+    SEVERAL_FORWARDS,
+    Training,
+    World,
+    setting,
+)
 from mimose.bench.proofs.settings.parts import (
-    LAYERS,
     WIDTH,
     Encoder,
     Pooled,
-    Scored,
     Stack,
-    cross_entropy,
     info_nce,
-    next_token_loss,
 )
 
-_SEVERAL = "several forwards run before one backward"
+# ------------------------------------------------------------------ pairs
 
 
 class _Towers(nn.Module):
@@ -32,9 +34,7 @@ class _Towers(nn.Module):
         super().__init__()
         self.query, self.passage = Pooled(), Pooled()
 
-    def forward(
-        self, query: torch.Tensor, passage: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, query: Tensor, passage: Tensor) -> tuple[Tensor, Tensor]:
         """Return both vectors."""
         return self.query(query), self.passage(passage)
 
@@ -42,14 +42,13 @@ class _Towers(nn.Module):
 @setting()
 def two_towers(world: World) -> Training:
     """Contrastive: two encoders in one module, one forward of it a step."""
-    model = _Towers().to(world.device)
-    optimizer = world.adamw(model)
+    model = _Towers()
 
-    def step(length: int) -> torch.Tensor:
+    def loss(length: int) -> Tensor:
         vectors = model(world.ids(length // 4), world.ids(length))
-        return world.descend(optimizer, info_nce(*vectors))
+        return info_nce(*vectors)
 
-    return Training(roots=[model], step=step)
+    return world.train(model, loss)
 
 
 @setting()
@@ -58,38 +57,36 @@ def two_towers_apart(world: World) -> Training:
     query, passage = Pooled().to(world.device), Pooled().to(world.device)
     optimizer = world.adamw(query, passage)
 
-    def step(length: int) -> torch.Tensor:
+    def step(length: int) -> Tensor:
         one, other = query(world.ids(length // 4)), passage(world.ids(length))
         return world.descend(optimizer, info_nce(one, other))
 
     return Training(roots=[query, passage], step=step)
 
 
-@setting("recomputed", _SEVERAL)
+@setting("recomputed", SEVERAL_FORWARDS)
 def simclr_two_calls(world: World) -> Training:
     """Contrastive: one encoder called on either view before one backward."""
-    model = Pooled().to(world.device)
-    optimizer = world.adamw(model)
+    model = Pooled()
 
-    def step(length: int) -> torch.Tensor:
+    def loss(length: int) -> Tensor:
         ids = world.ids(length, ROWS // 2)
-        return world.descend(optimizer, info_nce(model(ids), model(ids.flip(1))))
+        return info_nce(model(ids), model(ids.flip(1)))
 
-    return Training(roots=[model], step=step)
+    return world.train(model, loss)
 
 
 @setting()
 def simclr_one_call(world: World) -> Training:
     """Contrastive: both views concatenated, one call of the encoder."""
-    model = Pooled().to(world.device)
-    optimizer = world.adamw(model)
+    model = Pooled()
 
-    def step(length: int) -> torch.Tensor:
+    def loss(length: int) -> Tensor:
         ids = world.ids(length, ROWS // 2)
         vectors = model(torch.cat([ids, ids.flip(1)]))
-        return world.descend(optimizer, info_nce(*vectors.chunk(2)))
+        return info_nce(*vectors.chunk(2))
 
-    return Training(roots=[model], step=step)
+    return world.train(model, loss)
 
 
 class _Both(nn.Module):
@@ -99,7 +96,7 @@ class _Both(nn.Module):
         super().__init__()
         self.encoder = Pooled()
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         """Return the loss."""
         return info_nce(self.encoder(ids), self.encoder(ids.flip(1)))
 
@@ -107,24 +104,22 @@ class _Both(nn.Module):
 @setting()
 def simclr_in_one_module(world: World) -> Training:
     """Contrastive: a module whose forward calls the encoder twice."""
-    model = _Both().to(world.device)
-    optimizer = world.adamw(model)
+    model = _Both()
 
-    def step(length: int) -> torch.Tensor:
-        return world.descend(optimizer, model(world.ids(length, ROWS // 2)))
+    def loss(length: int) -> Any:
+        return model(world.ids(length, ROWS // 2))
 
-    return Training(roots=[model], step=step)
+    return world.train(model, loss)
 
 
 @setting()
 def moco(world: World) -> Training:
     """Contrastive: a momentum encoder without gradients, and a queue of its vectors."""
-    model = Pooled().to(world.device)
+    model = Pooled()
     momentum = copy.deepcopy(model).requires_grad_(False)
-    optimizer = world.adamw(model)
     queue = [functional.normalize(world.floats(32, WIDTH))]
 
-    def step(length: int) -> torch.Tensor:
+    def loss(length: int) -> Tensor:
         ids = world.ids(length)
         with torch.no_grad():
             for old, new in zip(momentum.parameters(), model.parameters(), strict=True):
@@ -134,23 +129,22 @@ def moco(world: World) -> Training:
         scores = queries @ torch.cat([keys, queue[0]]).t() / 0.1
         targets = torch.arange(ROWS, device=scores.device)
         queue[0] = torch.cat([keys, queue[0]])[:32]
-        return world.descend(optimizer, functional.cross_entropy(scores, targets))
+        return functional.cross_entropy(scores, targets)
 
-    return Training(roots=[model], step=step, others=[momentum])
+    return world.train(model, loss, others=[momentum])
 
 
 @setting()
 def triplet(world: World) -> Training:
     """Anchor, positive and negative concatenated, split behind the encoder."""
-    model = Pooled().to(world.device)
-    optimizer = world.adamw(model)
+    model = Pooled()
 
-    def step(length: int) -> torch.Tensor:
+    def loss(length: int) -> Tensor:
         anchor, near, far = model(world.ids(length, 9)).chunk(3)
         loss = functional.triplet_margin_loss(anchor, near, far)
-        return world.descend(optimizer, loss)
+        return loss
 
-    return Training(roots=[model], step=step)
+    return world.train(model, loss)
 
 
 # ------------------------------------------------------------------ adversaries
@@ -164,9 +158,9 @@ class _Generator(nn.Module):
         self.first = nn.Linear(16, WIDTH)
         self.body = Stack(*Encoder().layers)
 
-    def forward(self, noise: torch.Tensor) -> torch.Tensor:
+    def forward(self, noise: Tensor) -> Tensor:
         """Return states."""
-        states: torch.Tensor = self.body(self.first(noise))
+        states: Tensor = self.body(self.first(noise))
         return states
 
 
@@ -178,9 +172,9 @@ class _Critic(nn.Module):
         self.body = Stack(*Encoder(dropout=0.0).layers)
         self.score = nn.Linear(WIDTH, 1)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         """Return the scores."""
-        scores: torch.Tensor = self.score(self.body(states).mean(1))
+        scores: Tensor = self.score(self.body(states).mean(1))
         return scores
 
 
@@ -198,7 +192,7 @@ def _gan(
     generator, critic = _Generator().to(world.device), _Critic().to(world.device)
     optimizers = world.adamw(critic), world.adamw(generator)
 
-    def critics_loss(length: int) -> torch.Tensor:
+    def critics_loss(length: int) -> Tensor:
         noise, real = world.floats(ROWS, length, 16), world.floats(ROWS, length, WIDTH)
         if detach:
             fake = generator(noise).detach()
@@ -211,7 +205,7 @@ def _gan(
             good, bad = critic(real), critic(fake)
         return functional.softplus(-good).mean() + functional.softplus(bad).mean()
 
-    def step(length: int) -> torch.Tensor:
+    def step(length: int) -> Tensor:
         loss = world.descend(optimizers[0], critics_loss(length))
         fake = generator(world.floats(ROWS, length, 16))
         deceived = functional.softplus(-critic(fake)).mean()
@@ -247,7 +241,7 @@ def gan_critic(world: World) -> Training:
     return _gan(world, "c")
 
 
-@setting("recomputed", _SEVERAL)
+@setting("recomputed", SEVERAL_FORWARDS)
 def gan_critic_two_calls(world: World) -> Training:
     """GAN: a session on the critic; real and fake in two calls."""
     return _gan(world, "c", one_batch=False)
@@ -265,7 +259,7 @@ def gradient_penalty(world: World) -> Training:
     critic = _Critic().to(world.device)
     optimizer = world.adamw(critic)
 
-    def step(length: int) -> torch.Tensor:
+    def step(length: int) -> Tensor:
         states = world.floats(ROWS, length, WIDTH).requires_grad_()
         with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
             score = critic(states).mean()
@@ -281,245 +275,10 @@ def adversarial_inputs(world: World) -> Training:
     critic = _Critic().to(world.device)
     optimizer = world.adamw(critic)
 
-    def step(length: int) -> torch.Tensor:
+    def step(length: int) -> Tensor:
         states = world.floats(ROWS, length, WIDTH).requires_grad_()
         (slope,) = torch.autograd.grad(critic(states).square().mean(), states)
         harder = (states + 0.01 * slope.sign()).detach()
         return world.descend(optimizer, critic(harder).square().mean())
 
     return Training(roots=[critic], step=step)
-
-
-# ------------------------------------------------------------------ preferences, RL
-
-
-def _log_likelihood(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    chosen = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
-    return chosen.sum((1, 2))
-
-
-def _preference(
-    own: tuple[torch.Tensor, torch.Tensor], reference: tuple[torch.Tensor, ...]
-) -> torch.Tensor:
-    margin = (own[0] - reference[0]) - (own[1] - reference[1])
-    return -functional.logsigmoid(0.1 * margin).mean()
-
-
-def _dpo(world: World, *, in_one: bool) -> Training:
-    policy = Scored().to(world.device)
-    reference = copy.deepcopy(policy).eval().requires_grad_(False)
-    optimizer = world.adamw(policy)
-
-    def likelihoods(
-        model: nn.Module, one: torch.Tensor, other: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if in_one:
-            ids = torch.cat([one, other])
-            found = _log_likelihood(model(ids), ids).chunk(2)
-            return found[0], found[1]
-        return _log_likelihood(model(one), one), _log_likelihood(model(other), other)
-
-    def step(length: int) -> torch.Tensor:
-        pair = world.ids(length, ROWS // 2), world.ids(length, ROWS // 2)
-        with torch.no_grad():
-            there = likelihoods(reference, *pair)
-        return world.descend(optimizer, _preference(likelihoods(policy, *pair), there))
-
-    return Training(roots=[policy], step=step, others=[reference])
-
-
-@setting()
-def preference_one_call(world: World) -> Training:
-    """DPO: chosen and rejected concatenated; a frozen reference under no_grad."""
-    return _dpo(world, in_one=True)
-
-
-@setting("recomputed", _SEVERAL)
-def preference_two_calls(world: World) -> Training:
-    """DPO: the policy called on chosen, then on rejected."""
-    return _dpo(world, in_one=False)
-
-
-class _Actor(Encoder):
-    """A policy and a value from shared layers."""
-
-    def __init__(self) -> None:
-        super().__init__(dropout=0.0)
-        self.policy, self.value = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 1)
-
-    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
-        """Return logits and values of each token."""
-        states = super().forward(ids)
-        return {"logits": self.policy(states), "values": self.value(states)[..., 0]}
-
-
-def _likely(logits: torch.Tensor) -> Any:
-    return torch.distributions.Categorical(logits=logits)
-
-
-@setting()
-def reinforcement(world: World) -> Training:
-    """PPO: a rollout in eval mode under no_grad, then two epochs of clipped steps."""
-    model = _Actor().to(world.device)
-    optimizer = world.adamw(model)
-
-    def rollout(length: int) -> tuple[torch.Tensor, ...]:
-        model.eval()
-        ids = world.ids(2)
-        with torch.no_grad():
-            for _ in range(2):
-                model(ids)
-            ids = torch.cat([ids, world.ids(length - 2)], dim=1)
-            said = model(ids)
-            likely = _likely(said["logits"])
-            actions = likely.sample()
-        model.train()
-        rewards = world.floats(*actions.shape)
-        return ids, actions, likely.log_prob(actions), rewards - said["values"]
-
-    def step(length: int) -> torch.Tensor:
-        ids, actions, old, gains = rollout(length)
-        for _ in range(2):
-            said = model(ids)
-            likely = _likely(said["logits"])
-            ratio = (likely.log_prob(actions) - old).exp()
-            clipped = torch.minimum(ratio * gains, ratio.clamp(0.8, 1.2) * gains)
-            error = (said["values"] - gains).square().mean()
-            loss = error - clipped.mean() - 0.01 * likely.entropy().mean()
-            loss = world.descend(optimizer, loss)
-        last: torch.Tensor = loss
-        return last
-
-    return Training(roots=[model], step=step)
-
-
-@setting()
-def reward_model(world: World) -> Training:
-    """Ranking: the better and the worse answer in one call."""
-    model = Scored(1).to(world.device)
-    optimizer = world.adamw(model)
-
-    def step(length: int) -> torch.Tensor:
-        better, worse = model(world.ids(length))[:, -1].chunk(2)
-        return world.descend(optimizer, -functional.logsigmoid(better - worse).mean())
-
-    return Training(roots=[model], step=step)
-
-
-# ------------------------------------------------------------------ teachers
-
-
-@setting()
-def distillation(world: World) -> Training:
-    """A student learns from a larger teacher in eval mode under no_grad."""
-    student, teacher = Scored().to(world.device), Scored(layers=8).to(world.device)
-    teacher.eval().requires_grad_(False)
-    optimizer = world.adamw(student)
-
-    def step(length: int) -> torch.Tensor:
-        ids = world.ids(length)
-        with torch.no_grad():
-            expected = teacher(ids).softmax(-1)
-        likely = student(ids).log_softmax(-1)
-        loss = functional.kl_div(likely, expected, reduction="batchmean")
-        return world.descend(optimizer, loss)
-
-    return Training(roots=[student], step=step, others=[teacher])
-
-
-class _Pupil(nn.Module):
-    """Holds its teacher as a submodule."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.student, self.teacher = Scored(), Scored()
-        self.teacher.requires_grad_(False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the loss."""
-        with torch.no_grad():
-            expected = self.teacher.eval()(ids).softmax(-1)
-        likely = self.student(ids).log_softmax(-1)
-        return functional.kl_div(likely, expected, reduction="batchmean")
-
-
-@setting()
-def distillation_in_one_module(world: World) -> Training:
-    """The teacher is a submodule of what is trained, called under no_grad."""
-    model = _Pupil().to(world.device)
-    optimizer = world.adamw(model)
-
-    def step(length: int) -> torch.Tensor:
-        return world.descend(optimizer, model(world.ids(length)))
-
-    return Training(roots=[model], step=step)
-
-
-@setting()
-def mean_teacher(world: World) -> Training:
-    """The teacher is an average of the student, called in training mode."""
-    student = Scored().to(world.device)
-    swa: Any = torch.optim.swa_utils
-    teacher = swa.AveragedModel(student, multi_avg_fn=swa.get_ema_multi_avg_fn(0.9))
-    optimizer = world.adamw(student)
-
-    def step(length: int) -> torch.Tensor:
-        ids = world.ids(length)
-        with torch.no_grad():
-            expected = teacher(ids).softmax(-1)
-        logits = student(ids)
-        gap = functional.mse_loss(logits.softmax(-1), expected)
-        loss = cross_entropy(logits, ids) + gap
-        loss = world.descend(optimizer, loss)
-        teacher.update_parameters(student)
-        return loss
-
-    return Training(roots=[student], step=step, others=[teacher])
-
-
-@setting("recomputed", _SEVERAL)
-def r_drop(world: World) -> Training:
-    """The same batch twice through dropout, and the difference in the loss."""
-    model = Scored().to(world.device)
-    optimizer = world.adamw(model)
-
-    def step(length: int) -> torch.Tensor:
-        ids = world.ids(length, ROWS // 2)
-        one, other = model(ids).log_softmax(-1), model(ids).log_softmax(-1)
-        gap = functional.kl_div(one, other, reduction="batchmean", log_target=True)
-        return world.descend(optimizer, gap + next_token_loss(one, ids))
-
-    return Training(roots=[model], step=step)
-
-
-@setting()
-def vae(world: World) -> Training:
-    """Encoder, a drawn latent, decoder, in one module."""
-
-    class _Vae(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.decoder = (
-                Encoder(LAYERS // 2),
-                Scored(layers=LAYERS // 2),
-            )
-            self.moments = nn.Linear(WIDTH, 2 * WIDTH)
-
-        def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            mean, scale = self.moments(self.encoder(ids)).chunk(2, -1)
-            latent = mean + scale.exp() * torch.randn_like(mean)
-            states = latent
-            for layer in self.decoder.layers:
-                states = layer(states)
-            gap = (mean.square() + scale.exp().square() - 2 * scale).mean()
-            return self.decoder.head(states), gap
-
-    model = _Vae().to(world.device)
-    optimizer = world.adamw(model)
-
-    def step(length: int) -> torch.Tensor:
-        ids = world.ids(length)
-        logits, gap = model(ids)
-        return world.descend(optimizer, cross_entropy(logits, ids) + 0.1 * gap)
-
-    return Training(roots=[model], step=step)

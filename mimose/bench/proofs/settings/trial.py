@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from mimose.bench.proofs.common import quantile
+from mimose.bench.proofs.loop import differing
+from mimose.bench.proofs.numbers import quantile
 from mimose.bench.proofs.settings.case import Outcome, Setting, Training, World
 from mimose.bench.step_meter import budget_meter
 from mimose.exceptions import MimoseError
@@ -43,7 +45,7 @@ class Trial:
         self._device = torch.device(task["device"])
         self._seed = int(task["seed"])
         self._steps = int(task["steps"])
-        self._losses: list[torch.Tensor] = []
+        self._losses: list[Tensor] = []
         self._records: list[StepRecord] = []
         self._found: dict[str, Any] = {}
 
@@ -82,7 +84,7 @@ class Trial:
             expected = self._bare()  # behind it, so that nothing lies in its way
             bare_bytes = self._allocated() - before - own_bytes
             self._found["left_bytes"] = own_bytes - bare_bytes
-            different = self._different(expected, actual)
+            different = differing(expected, actual)
         except Exception as error:  # whatever it is, it is what this setting gets
             kind = type(error).__name__
             outcome: Outcome = "refused" if isinstance(error, MimoseError) else "error"
@@ -123,7 +125,7 @@ class Trial:
             return 0
         return int(torch.get_device_module(self._device).memory_allocated())
 
-    def _bare(self) -> dict[str, torch.Tensor]:
+    def _bare(self) -> dict[str, Tensor]:
         world, training = self._build()
         losses = [training.step(length).cpu() for length in self._lengths(training)]
         return _all(world, training, losses)
@@ -140,10 +142,10 @@ class Trial:
             training.step(training.lengths[1])
             return meter.step_peak_bytes()
 
-    def _under(self, budget_bytes: int) -> dict[str, torch.Tensor]:
+    def _under(self, budget_bytes: int) -> dict[str, Tensor]:
         world, training = self._build()
         lengths = self._lengths(training)
-        losses: list[torch.Tensor] = []
+        losses: list[Tensor] = []
         with _attached(training, budget_bytes) as sessions:
             try:
                 for step, length in enumerate(lengths):
@@ -156,18 +158,6 @@ class Trial:
                 self._found["units"] = sum(s.units for s in summaries)
                 self._losses = losses
         return _all(world, training, losses)
-
-    @staticmethod
-    def _different(
-        expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]
-    ) -> list[str]:
-        return [
-            name
-            for name in sorted(expected.keys() | actual.keys())
-            if name not in expected
-            or name not in actual
-            or not torch.equal(expected[name], actual[name])
-        ]
 
     # -------------------------------------------------------------- the row
 
@@ -239,8 +229,8 @@ def _seed(seed: int) -> None:
 
 
 def _all(
-    world: World, training: Training, losses: Sequence[torch.Tensor]
-) -> dict[str, torch.Tensor]:
+    world: World, training: Training, losses: Sequence[Tensor]
+) -> dict[str, Tensor]:
     gradients = enumerate(world.gradients)
     return {
         **{f"loss {step}": loss for step, loss in enumerate(losses)},

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("transformers")
 
 
-from mimose.bench.grid.trainer import Task, Trainer
-from mimose.bench.machine import need_device
+from mimose.bench.device import need_device
+from mimose.bench.grid.worker import Task, Worker
 from mimose.usage import UsageError
 
 MIB = 2**20
@@ -32,9 +32,9 @@ def test_it_trains_on_the_simulated_accelerator(sim, tmp_path):
         threads=1,
         shared=str(tmp_path),
     )
-    trainer = Trainer(task)
-    steps = [trainer.step(index) for index in range(len(sizes))]
-    trainer.close()
+    worker = Worker(task)
+    steps = [worker.step(index) for index in range(len(sizes))]
+    worker.close()
     assert {"plan"} <= {step["phase"] for step in steps}
     for step in steps:
         assert step["reserved_bytes"] % (2 * MIB) == 0

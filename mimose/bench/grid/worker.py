@@ -1,16 +1,13 @@
 """Training one workload under one strategy, in this process, a step at a time.
 
-``python -m mimose.bench.grid.trainer`` reads JSON lines from standard input and answers
-each with one on standard output. The first is a `Task`; then ``probe``, ``step``,
-``rest`` and ``count`` as methods of `Trainer`. An answer with an ``error`` is the last.
+A `Child` asks for it: the task is a `Task`, and the messages are methods of `Worker`
+(``probe``, ``step``, ``rest``, ``count``) with their arguments.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +17,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mimose.bench.grid.registry import STRATEGIES
-from mimose.bench.grid.strategies import CannotRunError, Setup
+from mimose.bench.grid.strategies import Setup
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.workload import largest
 from mimose.bench.grid.workloads import workload_named
-from mimose.bench.machine import load_average, prepare_device, private_bytes
-from mimose.bench.step_meter import step_meter
-from mimose.bench.worker import (
-    answer,
-    answering_errors,
-    end_with_parent,
-    take_standard_output,
-)
+from mimose.bench.limits import limit_memory
+from mimose.bench.machine import private_bytes
+from mimose.bench.serve import messages
+from mimose.bench.step_meter import RunningStep, step_meter
+from mimose.bench.zoo import moved
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.session import attach
 
@@ -55,16 +49,18 @@ class Task:
     """Of the batch that needs most memory; None if it is not known yet."""
     headroom_bytes: int | None
     """For a step's growth; None if there is no limit."""
+    is_limited: bool = False
+    """Whether the system is to enforce that; on a CPU."""
     seed: int
     device: str
     dtype: str
     """``"float32"``, or ``"bfloat16"`` for autocast."""
     threads: int
     shared: str
-    """A folder for what one process of a strategy finds out for all."""
+    """A folder for what one process finds out, or makes, for all."""
 
 
-class Trainer:
+class Worker:
     """A model in training under one strategy.
 
     Args:
@@ -74,21 +70,24 @@ class Trainer:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._workload = workload_named(task.workload)
+        self._workload.prepare(Path(task.shared))
         self._device = torch.device(task.device)
         torch.set_num_threads(task.threads)
         torch.manual_seed(task.seed)
         self._model = self._workload.build(task.scale).to(self._device)
         self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=1e-4, fused=True
+            self._model.parameters(), lr=self._workload.learning_rate, fused=True
         )
         self._meter = step_meter(self._device)
         self._warm_up()
-        headroom = _UNLIMITED if task.headroom_bytes is None else task.headroom_bytes
+        self._headroom = (
+            _UNLIMITED if task.headroom_bytes is None else task.headroom_bytes
+        )
         setup = Setup(
             model=self._model,
             device=self._device,
             meter=self._meter,
-            headroom_bytes=headroom,
+            headroom_bytes=self._headroom,
             sizes=task.sizes,
             longest=task.longest or largest(task.sizes)[0],
             loss=self._loss,
@@ -98,7 +97,7 @@ class Trainer:
         self._strategy = STRATEGIES[task.strategy]
         self._applied = self._strategy.apply(setup)
         told = self._applied.budget_bytes
-        self._base_bytes = None if told is None else told - headroom
+        self._base_bytes = None if told is None else told - self._headroom
         torch.manual_seed(task.seed)
         self.rest()
 
@@ -125,10 +124,10 @@ class Trainer:
         growths = []
         for _ in range(_PROBES):
             start = self._settled()
-            self._meter.begin_step()
+            step = RunningStep(self._meter, self._device)
             if not self._fits(sizes):
                 return None
-            growths.append(self._meter.step_peak_bytes() - start)
+            growths.append(step.end().peak_bytes - start)
         return min(growths)
 
     def _fits(self, sizes: Sizes) -> bool:
@@ -161,35 +160,34 @@ class Trainer:
         start = self._settled()
         if self._base_bytes is None:
             self._base_bytes = start
-        self._meter.begin_step()
-        self._synchronise()
-        began = time.perf_counter()
+        if self._task.is_limited:
+            limit_memory(self._base_bytes + self._headroom, start)
+        step = RunningStep(self._meter, self._device)
         self._applied.before_step(sizes)
         loss = self._forward(self._model, batch)
         torch.autograd.backward(loss)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._synchronise()
-        seconds = time.perf_counter() - began
-        peak = self._meter.step_peak_bytes()
+        measured = step.end()
         facts = self._applied.facts()
+        is_last = index == len(self._task.sizes) - 1
         return {
             "sizes": json.dumps(sizes),
             "phase": facts.phase,
             "plan": facts.plan,
             "base_bytes": self._base_bytes,
             "start_bytes": start,
-            "peak_bytes": peak,
-            "reserved_bytes": self._reserved(peak),
+            "peak_bytes": measured.peak_bytes,
+            "reserved_bytes": self._reserved(measured.peak_bytes),
             "host_bytes": self._host_bytes(),
             "predicted_growth_bytes": facts.predicted_growth_bytes,
-            "seconds": seconds,
+            "seconds": measured.seconds,
             "plan_seconds": facts.plan_seconds,
             "cache_hit": facts.cache_hit,
             "recomputed_flops": facts.recomputed_flops,
             "retries": facts.retries,
             "loss": float(loss.detach()),
-            "load_average": load_average(),
+            "accuracy": self._workload.evaluate(self._model) if is_last else None,
         }
 
     def count(self, index: int, phase: str) -> dict[str, Any]:
@@ -245,10 +243,7 @@ class Trainer:
     def _batch(self, index: int, sizes: Mapping[str, int]) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(self._task.seed * 100_003 + index)
         batch = self._workload.batch(sizes, self._task.scale, generator)
-        return {
-            name: value.to(self._device) if isinstance(value, torch.Tensor) else value
-            for name, value in batch.items()
-        }
+        return moved(batch, self._device)
 
     def _forward(
         self, model: torch.nn.Module, batch: Mapping[str, Any]
@@ -258,13 +253,10 @@ class Trainer:
         loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
         return loss
 
-    @contextlib.contextmanager
-    def _autocast(self) -> Iterator[None]:
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._task.dtype == "float32":
-            yield
-            return
-        with torch.autocast(self._device.type, getattr(torch, self._task.dtype)):
-            yield
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, getattr(torch, self._task.dtype))
 
     def _settled(self) -> int:
         return self._meter.settled_bytes(0)
@@ -282,28 +274,11 @@ class Trainer:
         known: int | None = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
         return known
 
-    def _synchronise(self) -> None:
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
 
-
-def main() -> None:
-    """Serve until the input ends."""
-    end_with_parent()
-    with take_standard_output() as answers, answering_errors(answers, CannotRunError):
-        _serve(answers)
-
-
-def _serve(answers: Any) -> None:
-    task = Task(**json.loads(sys.stdin.readline()))
-    prepare_device(task.device)
-    trainer = Trainer(task)
-    answer(answers, {"ready": True})
-    for line in sys.stdin:
-        command, arguments = json.loads(line)
-        answer(answers, getattr(trainer, command)(**arguments))
-    trainer.close()
-
-
-if __name__ == "__main__":
-    main()
+def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Get ready, then do what each message asks for, until there are no more."""
+    worker = Worker(Task(**task))
+    yield {"ready": True}
+    for command, arguments in messages():
+        yield getattr(worker, command)(**arguments)
+    worker.close()

@@ -1,4 +1,4 @@
-"""One picture of an experiment, made from its CSV file alone."""
+"""The demonstration as one picture, made from its rows alone."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimose.bench.rows import StepRow, read_rows
-from mimose.bench.summary import StrategySummary, summarise
+from mimose.bench.grid.page import COLOURS
+from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.summary import CellSummary, summarise
+from mimose.bench.grid.workload import size_of
+from mimose.bench.rows import read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette: told apart with any colour vision, and in grey.
-_COLOURS = {
-    "none": "#555555",
-    "full": "#E69F00",
-    "static": "#56B4E9",
-    "mimose": "#0072B2",
-}
 _BUDGET = "#D55E00"
 _EXPLAINED = {
     "none": "none\nkeep everything",
@@ -27,15 +23,16 @@ _EXPLAINED = {
     "static": "static\none plan for the longest",
     "mimose": "mimose\na plan for every length",
 }
-_GIB = 2**30
+_MIB = 2**20
 _GIGA = 1e9
+_MILLI = 1e3
 
 
 def draw(csv_path: Path, picture_path: Path) -> None:
     """Draw peaks against lengths, and the price of each strategy beside them.
 
     Args:
-        csv_path: Rows with at least one step of the run ``"compare"``.
+        csv_path: Rows with at least one step at a budget, and without a limit.
         picture_path: Where to write; its suffix chooses the format.
 
     Raises:
@@ -43,68 +40,66 @@ def draw(csv_path: Path, picture_path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    all_rows = read_rows(csv_path)
-    rows = [row for row in all_rows if row.run == "compare"]
-    summaries = summarise(rows)
+    every = read(csv_path, GridRow)
+    rows = [row for row in every if not (row.is_limited or row.problem)]
+    summaries = [summary for summary in summarise(rows) if summary.steps]
     figure = Figure(figsize=(11, 5.6), dpi=150, layout="constrained")
     grid = figure.add_gridspec(2, 2, width_ratios=(2.2, 1))
     _draw_peaks(figure.add_subplot(grid[:, 0]), rows)
     _draw_bars(
         figure.add_subplot(grid[0, 1]),
-        {s.strategy: 1 / s.texts_per_second * 1000 for s in summaries},
-        "time (ms a text)",
-        "{:.1f}",
+        {s.strategy: _MILLI * _step_seconds(s) for s in summaries},
+        "time (ms a step)",
+        "{:.0f}",
     )
     _draw_bars(
         figure.add_subplot(grid[1, 1]),
-        {s.strategy: s.recomputed_flops / s.steps / _GIGA for s in summaries},
+        {s.strategy: (s.recomputed_flops or 0) / s.steps / _GIGA for s in summaries},
         "recomputed (GFLOP a step)",
         "{:.2f}",
     )
     figure.suptitle(_headline(summaries), x=0.01, ha="left", fontsize=13, weight="bold")
-    figure.supxlabel(
-        _footnote(all_rows), x=0.01, ha="left", fontsize=8, color="#555555"
-    )
+    figure.supxlabel(_footnote(every), x=0.01, ha="left", fontsize=8, color="#555555")
     picture_path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture_path)
 
 
-def _draw_peaks(axes: Axes, rows: Sequence[StepRow]) -> None:
-    budget = next((row.budget_bytes for row in rows if row.budget_bytes), None)
+def _draw_peaks(axes: Axes, rows: Sequence[GridRow]) -> None:
+    budget = next((row.headroom_bytes for row in rows if row.headroom_bytes), None)
     for strategy in _strategies(rows):
         own = [row for row in rows if row.strategy == strategy]
         axes.scatter(
-            [row.length for row in own],
-            [row.peak_bytes / _GIB for row in own],
+            [size_of(row.shape) for row in own],
+            [row.growth_bytes / _MIB for row in own],
             s=26 if strategy == "mimose" else 16,
-            color=_COLOURS[strategy],
+            color=COLOURS[strategy],
             alpha=0.85,
             linewidths=0,
             zorder=3 if strategy == "mimose" else 2,
         )
     _draw_predictions(axes, rows)
     if budget is not None:
-        ends = [pick(row.length for row in rows) for pick in (min, max)]
-        axes.plot(ends, [budget / _GIB] * 2, color=_BUDGET, linewidth=1.5, ls="--")
+        ends = [pick(size_of(row.shape) for row in rows) for pick in (min, max)]
+        axes.plot(ends, [budget / _MIB] * 2, color=_BUDGET, linewidth=1.5, ls="--")
         axes.text(
             ends[0],
-            budget / _GIB,
-            f"budget {budget / _GIB:.2f} GiB",
+            budget / _MIB,
+            f"budget {budget / _MIB:.0f} MiB",
             color=_BUDGET,
             va="bottom",
             weight="bold",
         )
     _label_directly(axes, rows)
     axes.set_xlabel("longest text in the batch (tokens)")
-    axes.set_ylabel("peak memory of the process (GiB)")
+    axes.set_ylabel("peak memory of a step, over what is held anyway (MiB)")
     _tidy(axes)
 
 
-def _draw_predictions(axes: Axes, rows: Sequence[StepRow]) -> None:
+def _draw_predictions(axes: Axes, rows: Sequence[GridRow]) -> None:
     known = [
-        (row.length, row.predicted_peak_bytes / _GIB)
+        (size_of(row.shape), _predicted_bytes(row) / _MIB)
         for row in rows
-        if row.strategy == "mimose" and row.predicted_peak_bytes
+        if row.strategy == "mimose" and row.predicted_growth_bytes
     ]
     if not known:
         return
@@ -122,14 +117,19 @@ def _draw_predictions(axes: Axes, rows: Sequence[StepRow]) -> None:
     axes.legend(loc="upper left", frameon=False, fontsize=9, handletextpad=0.2)
 
 
-def _label_directly(axes: Axes, rows: Sequence[StepRow]) -> None:
+def _predicted_bytes(row: GridRow) -> float:
+    """Return the predicted peak over what was held before training began."""
+    return row.start_bytes - row.base_bytes + (row.predicted_growth_bytes or 0.0)
+
+
+def _label_directly(axes: Axes, rows: Sequence[GridRow]) -> None:
     """Write each strategy's name beside its longest batch, none over another."""
-    longest = max(row.length for row in rows)
-    shortest = min(row.length for row in rows)
-    ends = {
-        strategy: max(row.peak_bytes / _GIB for row in rows if row.strategy == strategy)
-        for strategy in _strategies(rows)
-    }
+    longest = max(size_of(row.shape) for row in rows)
+    shortest = min(size_of(row.shape) for row in rows)
+    ends: dict[str, float] = {}
+    for row in rows:
+        growth = row.growth_bytes / _MIB
+        ends[row.strategy] = max(growth, ends.get(row.strategy, 0.0))
     low, high = axes.get_ylim()
     places = spread(ends, 0.09 * (high - low))
     for strategy, height in places.items():
@@ -137,7 +137,7 @@ def _label_directly(axes: Axes, rows: Sequence[StepRow]) -> None:
             longest + 0.025 * (longest - shortest),
             height,
             _EXPLAINED[strategy],
-            color=_COLOURS[strategy],
+            color=COLOURS[strategy],
             fontsize=9,
             va="center",
             weight="bold" if strategy == "mimose" else "normal",
@@ -159,7 +159,7 @@ def spread(heights: Mapping[str, float], gap: float) -> dict[str, float]:
 def _draw_bars(axes: Axes, values: Mapping[str, float], title: str, form: str) -> None:
     names = list(values)
     bars = axes.barh(
-        names, list(values.values()), color=[_COLOURS[name] for name in names]
+        names, list(values.values()), color=[COLOURS[name] for name in names]
     )
     axes.bar_label(bars, [form.format(value) for value in values.values()], padding=3)
     axes.invert_yaxis()
@@ -171,7 +171,11 @@ def _draw_bars(axes: Axes, values: Mapping[str, float], title: str, form: str) -
     axes.tick_params(axis="y", length=0)
 
 
-def _headline(summaries: Sequence[StrategySummary]) -> str:
+def _step_seconds(summary: CellSummary) -> float:
+    return sum(seconds for _, seconds in summary.turns) / summary.steps
+
+
+def _headline(summaries: Sequence[CellSummary]) -> str:
     by_name = {summary.strategy: summary for summary in summaries}
     if "mimose" not in by_name:
         return "Peak memory of a training step, by the length of its batch"
@@ -179,30 +183,32 @@ def _headline(summaries: Sequence[StrategySummary]) -> str:
     within = mimose.steps - mimose.steps_over
     kept = "all" if within == mimose.steps else f"{within} of"
     headline = f"mimose kept {kept} {mimose.steps} steps within the budget"
-    if mimose.recomputed_ratio is None:
+    full = by_name.get("full")
+    if full is None or not full.recomputed_flops or full.steps != mimose.steps:
         return headline
-    return (
-        f"{headline}, and recomputed {mimose.recomputed_ratio:.0%} of what "
-        f"full checkpointing does"
-    )
+    ratio = (mimose.recomputed_flops or 0) / full.recomputed_flops
+    return f"{headline}, and recomputed {ratio:.0%} of what full checkpointing does"
 
 
-def _footnote(rows: Sequence[StepRow]) -> str:
+def _footnote(rows: Sequence[GridRow]) -> str:
     """Say where it was measured, and what the hard limit did."""
     first = rows[0]
     where = (
         f"{first.device}, {first.threads} threads, torch {first.torch}, "
         f"seed {first.seed}, {first.date[:10]}"
     )
-    limited = Counter(row.strategy for row in rows if row.run == "limit")
+    limited: Counter[str] = Counter()
+    for row in rows:
+        if row.is_limited:
+            limited[row.strategy] += not row.problem
     if not limited:
         return where
-    steps = 1 + max(row.step for row in rows if row.run == "compare")
+    steps = 1 + max(row.step for row in rows if not row.is_limited)
     taken = ", ".join(f"{name} took {n} of {steps}" for name, n in limited.items())
     return f"With the budget as a hard limit on the process: {taken} steps.\n{where}"
 
 
-def _strategies(rows: Sequence[StepRow]) -> list[str]:
+def _strategies(rows: Sequence[GridRow]) -> list[str]:
     return list(dict.fromkeys(row.strategy for row in rows))
 
 

@@ -1,0 +1,203 @@
+"""``mimose demo``: real text four ways, then under a hard memory limit.
+
+A grid of one workload at one budget; here its rows become a table, a picture, a few
+sentences, and one line of JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mimose.bench.child import RunFailedError
+from mimose.bench.grid.demo_picture import draw
+from mimose.bench.grid.docstrings import DOCSTRINGS
+from mimose.bench.grid.progress import progress
+from mimose.bench.grid.rows import INTERRUPTED, GridRow
+from mimose.bench.grid.runner import WorkloadRun
+from mimose.bench.grid.settings import GridSettings
+from mimose.bench.grid.summary import CellSummary, summarise
+from mimose.bench.rows import write
+from mimose.exceptions import first_line
+from mimose.usage import UsageError
+
+_LAST = 10
+"""Steps over which the final loss is averaged."""
+_FAILED, _INTERRUPTED = 1, 130
+_MIB = 2**20
+_GIGA = 1e9
+
+SETTINGS = GridSettings(
+    workloads=(DOCSTRINGS.name,),
+    strategies=("none", "full", "static", "mimose"),
+    budgets=(0.3,),
+    limited=("none", "mimose"),
+    steps=100,
+    warm_up=0,
+)
+"""What is shown: keep everything; recompute everything; one plan, made for the longest
+batch; a plan for every length."""
+
+
+def demo(settings: GridSettings, out: Path) -> int:
+    """Run the demonstration, show its results and write them down.
+
+    Args:
+        settings: `SETTINGS`, or these with other steps, threads or seed.
+        out: Folder for ``rows.csv``, ``demo.png`` and ``summary.json``.
+
+    Returns:
+        The exit status: 0; 1 where something failed that should not have; 130, as a
+        shell expects, after Ctrl-C.
+
+    Raises:
+        UsageError: The folder cannot be made.
+    """
+    try:  # before minutes of measuring, not behind them
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"--out {out}: it cannot be a folder: {error.strerror}"
+        raise UsageError(msg) from error
+    rows: list[GridRow] = []
+    status = _measure(settings, rows)
+    _show(settings, rows, out)
+    return status or int(any(_is_unexpected(row) for row in rows))
+
+
+def _measure(settings: GridSettings, rows: list[GridRow]) -> int:
+    """Run the grid; put what ran into the rows, and return an exit status."""
+    run = None
+    try:
+        with progress(settings.n_steps) as tell:
+            name = DOCSTRINGS.name
+            run = WorkloadRun(settings, name, functools.partial(tell, name))
+            run.run()
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except RunFailedError as error:
+        sys.stderr.write(f"mimose demo: {first_line(error)}\n")
+        return _FAILED
+    finally:
+        rows += run.rows if run is not None else ()
+    return 0
+
+
+def _is_unexpected(row: GridRow) -> bool:
+    """Whether a step failed, other than plain training's under the hard limit."""
+    return bool(row.problem) and not (row.is_limited and row.strategy == "none")
+
+
+def _is_complete(settings: GridSettings, rows: Sequence[GridRow]) -> bool:
+    limited = {row.strategy for row in rows if row.is_limited}
+    return limited == set(settings.limited) and settings.is_complete(rows)
+
+
+def _show(settings: GridSettings, rows: Sequence[GridRow], out: Path) -> None:
+    """Write the files and print what they say; JSON is the last line."""
+    console = Console(soft_wrap=True, highlight=False)
+    files = {"rows": out / "rows.csv", "summary": out / "summary.json"}
+    write(files["rows"], GridRow, rows)
+    is_complete = _is_complete(settings, rows)
+    ran = [row for row in rows if not row.problem]
+    shown = [_summary(cell, ran) for cell in summarise(ran)]
+    if not is_complete:
+        console.print("Cut short: this is what was measured until then.")
+    if shown:
+        files["picture"] = out / "demo.png"
+        draw(files["rows"], files["picture"])
+        console.print(_table(shown))
+    for sentence in _sentences(settings, rows):
+        console.print(sentence, markup=False)
+    console.print("\n".join(f"{name}: {path}" for name, path in files.items()))
+    free = [replace(row, is_limited=False) for row in ran if row.is_limited]
+    document = json.dumps(
+        {
+            "is_complete": is_complete,
+            "strategies": shown,
+            "limit": [_summary(cell, free) for cell in summarise(free)],
+            "failures": _failures(rows),
+            "files": {name: str(path) for name, path in files.items()},
+        }
+    )
+    files["summary"].write_text(f"{document}\n", encoding="utf-8")
+    sys.stdout.write(f"{document}\n")
+
+
+def _summary(cell: CellSummary, rows: Sequence[GridRow]) -> dict[str, Any]:
+    """Return what a strategy's steps come to, in plain values."""
+    own = [r for r in rows if r.strategy == cell.strategy and not r.is_limited]
+    return {
+        **asdict(cell),
+        "step_seconds": statistics.fmean(row.seconds for row in own),
+        "loss": statistics.fmean(row.loss for row in own[-_LAST:]),
+        "accuracy": own[-1].accuracy,
+    }
+
+
+def _failures(rows: Sequence[GridRow]) -> dict[str, str]:
+    """Return who failed, ``"run/strategy"``, and why."""
+    return {
+        f"{'limit' if row.is_limited else 'compare'}/{row.strategy}": row.problem
+        for row in rows
+        if row.problem not in ("", INTERRUPTED)
+    }
+
+
+def _table(shown: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("strategy", no_wrap=True)
+    for title in (
+        "growth\n(MiB)",
+        "over\nbudget",
+        "ms\na step",
+        "time",
+        "redone\n(GFLOP)",
+        "loss",
+        "accuracy",
+    ):
+        table.add_column(title, justify="right", no_wrap=True)
+    for cell in shown:
+        ratio, accuracy = cell["seconds_ratio"], cell["accuracy"]
+        table.add_row(
+            cell["strategy"],
+            f"{cell['largest_growth_bytes'] / _MIB:.0f}",
+            f"{cell['steps_over']} of {cell['steps']}",
+            f"{cell['step_seconds'] * 1e3:.0f}",
+            "" if ratio is None else f"{ratio:.2f}×",
+            f"{(cell['recomputed_flops'] or 0) / _GIGA:.0f}",
+            f"{cell['loss']:.4f}",
+            "" if accuracy is None else f"{accuracy:.1%}",
+        )
+    return table
+
+
+def _sentences(settings: GridSettings, rows: Sequence[GridRow]) -> Iterator[str]:
+    """Say what the table means, and what the hard limit showed."""
+    headroom = next((row.headroom_bytes for row in rows if row.headroom_bytes), None)
+    if headroom is not None:
+        yield f"Budget: {headroom / _MIB:.0f} MiB for a step's growth."
+    for key, problem in _failures(rows).items():
+        if not key.startswith("limit/"):
+            yield f"{key} failed: {problem}"
+    steps = settings.n_batches
+    for strategy in settings.limited:
+        own = [row for row in rows if row.is_limited and row.strategy == strategy]
+        taken = sum(not row.problem for row in own)
+        if own and own[-1].problem not in ("", INTERRUPTED):
+            yield (
+                f"Hard limit: {strategy} failed at step {taken + 1} of {steps}: "
+                f"{own[-1].problem}"
+            )
+        elif taken:
+            verb = "finished" if taken == steps else "took"
+            yield f"Hard limit: {strategy} {verb} {taken} of {steps} steps."

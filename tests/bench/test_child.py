@@ -1,0 +1,140 @@
+"""Work in processes of its own: real ones, on a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from mimose.bench.child import Child, RunFailedError, run_child
+from mimose.bench.corpus import EncodedCorpus
+from mimose.bench.grid.docstrings import Docstrings
+from mimose.bench.grid.worker import Task, Worker
+from mimose.bench.step_meter import RunningStep, StepMeter
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+MIB = 2**20
+_WORKER = "mimose.bench.grid.worker"
+
+
+@pytest.fixture
+def task(tmp_path: Path, toy_corpus: EncodedCorpus) -> Task:
+    """A task for a model that trains in milliseconds."""
+    Docstrings(toy_corpus).prepare(tmp_path)
+    return Task(
+        workload="tc-docstrings",
+        strategy="mimose",
+        scale="tiny",
+        sizes=[{"length": length} for length in (12, 20, 7)],
+        longest=None,
+        headroom_bytes=2**33,
+        seed=0,
+        device="cpu",
+        dtype="float32",
+        threads=1,
+        shared=str(tmp_path),
+    )
+
+
+def _start(task: Task, **changes: Any) -> Child:
+    values = {**dataclasses.asdict(task), **changes}
+    return Child(values["strategy"], _WORKER, values, 1)
+
+
+def test_a_step_is_seen_past_resets() -> None:
+    """A peak before somebody else's reset belongs to the step all the same."""
+    import torch
+
+    meter = StepMeter()
+    step = RunningStep(meter, torch.device("cpu"))
+    block = bytearray(64 * MIB)
+    del block
+    meter.reset_peak()
+
+    assert step.end().growth_bytes > 60 * MIB
+    assert RunningStep(meter, torch.device("cpu")).end().growth_bytes < 8 * MIB
+
+
+@pytest.mark.slow
+def test_a_process_gives_the_rows_of_the_same_training(task: Task) -> None:
+    """Losses are those of plain training in this process, to the last bit."""
+    here = Worker(dataclasses.replace(task, strategy="none"))
+    expected = [here.step(index)["loss"] for index in range(3)]
+
+    with _start(task) as child:
+        assert child.receive() == {"ready": True}
+        rows = [child.ask(["step", {"index": index}]) for index in range(3)]
+
+    assert [row["loss"] for row in rows] == expected
+    assert [json.loads(row["sizes"]) for row in rows] == task.sizes
+    assert rows[0]["phase"] == "collect"
+    assert rows[0]["recomputed_flops"] > 0
+    assert rows[0]["accuracy"] is None
+    assert 0.0 <= rows[2]["accuracy"] <= 1.0
+
+
+@pytest.mark.slow
+def test_limit_makes_allocations_fail(task: Task) -> None:
+    """A step that needs more than the budget and the slack ends with a message."""
+    limited = {"headroom_bytes": 1, "is_limited": True, "strategy": "none"}
+    long = {"workload": "tc-bert", "sizes": [{"length": 300}]}
+
+    with (
+        _start(task, **limited, **long) as child,
+        pytest.raises(RunFailedError, match="can't allocate memory"),
+    ):
+        child.receive()
+        child.ask(["step", {"index": 0}])
+
+
+def test_one_that_takes_too_long_is_ended() -> None:
+    """And the error says how long it had."""
+    with pytest.raises(RunFailedError, match=r"check took more than 0\.01 s"):
+        list(run_child("mimose.bench.proofs.check", {}, 1, limit_seconds=0.01))
+
+
+def test_a_dead_process_can_be_asked_and_closed() -> None:
+    """However often; the error tells who died, with what status, and its last words."""
+    child = Child("hapless", "abc", {"task": 1}, 1)  # a module without work
+    for ask in (child.receive, lambda: child.ask({"step": 1}), child.receive):
+        with pytest.raises(RunFailedError, match="'hapless' ended with code 1: Attr"):
+            ask()
+    child.close()
+    child.close()
+
+
+_STARTER = """
+import os, subprocess, sys
+busy = "from mimose.bench.serve import end_with_parent as e; e(); print(1, flush=1)"
+busy += "\\nwhile True: pass"
+child = subprocess.Popen(
+    [sys.executable, "-c", busy], stdout=subprocess.PIPE, start_new_session=True
+)
+child.stdout.readline()
+print(child.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_child_ends_with_a_starter_that_is_killed() -> None:
+    """In the middle of its work, and without a word from anybody."""
+    starter = subprocess.run(
+        [sys.executable, "-c", _STARTER], stdout=subprocess.PIPE, text=True, check=False
+    )
+    child = Path(f"/proc/{int(starter.stdout)}")
+    for _ in range(600):
+        if not child.exists():
+            return
+        time.sleep(0.1)
+    os.kill(int(starter.stdout), 9)
+    pytest.fail("the child goes on")
