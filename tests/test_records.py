@@ -6,7 +6,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from mimose.exceptions import MimoseError
-from mimose.records import Records, StepRecord, read_records
+from mimose.record_file import read_records
+from mimose.records import Records, StepRecord
 
 
 def _record(step=0, **fields):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.records import read_records
+from mimose.record_file import read_records
 
 ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
 

@@ -289,7 +289,7 @@ def _records_file(path: Path) -> Path:
 
 
 def _read(path: Path) -> list[StepRecord]:
-    from mimose.records import read_records
+    from mimose.record_file import read_records
 
     try:
         records = read_records(path)

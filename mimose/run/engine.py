@@ -27,10 +27,10 @@ from mimose.run.driver import Driver, Parts
 from mimose.run.ending import StepEnds
 from mimose.run.events import EventRunner
 from mimose.run.findings import Findings
-from mimose.run.footprint import Ratios, make_footprint
 from mimose.run.open_steps import OpenSteps
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.refusals import Refusals
+from mimose.run.reserved import Ratios, make_footprint
 from mimose.run.rollback import Rollback
 from mimose.run.unit import Unit
 from mimose.watch.compiled import refuse_compiled

@@ -13,7 +13,8 @@ import pytest
 
 import mimose
 from mimose.exceptions import MimoseError
-from mimose.records import StepRecord, read_records
+from mimose.record_file import read_records
+from mimose.records import StepRecord
 from mimose.report.page import write_page
 from mimose.report.page.headline import facts, headline, verdict, written
 from mimose.report.page.scales import Extent, around_zero, extent, ticks

@@ -95,11 +95,9 @@ def recorded(record: StepRecord, *columns: str) -> dict[str, Any]:
         columns: Its attributes' names. ``kept`` and ``recomputed`` count its layers'
             calls by action, ``calls`` counts all.
     """
-    from mimose.types import KEEP  # not above: a proof weighs what the library loads
-
     calls = len(record.actions)
     counted = {
-        "kept": record.actions.count(KEEP),
+        "kept": calls - record.n_recomputed,
         "recomputed": record.n_recomputed,
         "calls": calls,
     }

@@ -7,7 +7,7 @@ import torch
 
 import mimose
 from mimose.planners import ActionSpec
-from mimose.records import read_records
+from mimose.record_file import read_records
 from mimose.report.page import write_page
 from mimose.run.actions.recompute import Recompute
 from mimose.run.actions.registry import choose, forget, register
