@@ -137,7 +137,7 @@ class GrowthBound:
         Args:
             predicted_bytes: Its growth, not corrected.
         """
-        share = self.correction + self.margin()
+        share = max(self.correction + self.floor, self._upper)
         return (1.0 + share) * max(predicted_bytes, 0.0) + self.noise_bytes
 
     def largest(self, headroom_bytes: float, extrapolation_ratio: float = 0.0) -> float:

@@ -76,6 +76,8 @@ class Reserve:
         self.noise_bytes = 5.0 * noise_bytes
         self.bound = bound or GrowthBound(noise_bytes=self.noise_bytes)
         self.least_peaks = least_peaks or LeastPeaks()
+        self.allowed_growth = self.bound.allowed
+        """Returns what a step may come to grow by, given its prediction."""
         self._learning = learning or Learning(self.noise_bytes)
         self._shares = stages
         self._stages: dict[Context, int] = {}
@@ -92,14 +94,6 @@ class Reserve:
         """
         largest = self.bound.largest(memory.headroom_bytes, extrapolation_ratio)
         return memory.start_bytes + largest
-
-    def allowed_growth(self, predicted_bytes: float) -> float:
-        """Return what a step may come to grow by.
-
-        Args:
-            predicted_bytes: Its growth, not corrected.
-        """
-        return self.bound.allowed(predicted_bytes)
 
     def knows(self, context: Context) -> bool:
         """Tell whether a step of a context came out under a plan."""

@@ -180,10 +180,10 @@ class EventRunner:
         """Set, by unit, the actions of the calls to come, none of which was made."""
         if plan is None:
             for unit in self.units:
-                unit.begin(())
+                unit.actions, unit.calls = (), 0
         else:
             for unit, actions in zip(self.units, plan, strict=True):
-                unit.begin(actions)
+                unit.actions, unit.calls = actions, 0
 
     def end(self) -> None:
         """Pass through from now on."""
@@ -201,6 +201,8 @@ class EventRunner:
         Raises:
             NotRecomputableError: Some of them were to be recomputed in this step.
         """
+        if not (self.inputs or changed or self._impure or self.knowledge.edited):
+            return
         found = {u: _EDITED for u, noted in self.inputs if is_edited(noted)}
         if self.knowledge.edited:
             found.update({u: _EDITS_OBJECT for u in self.units if u.handed.has_edited})

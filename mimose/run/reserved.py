@@ -259,7 +259,7 @@ def _whole_segments(limit_bytes: float) -> float:
 
 
 def _tell_of_segments(n_given_back: int, ratio: float) -> None:
-    """Say once what segments that grow would give, where blocks are given back often."""
+    """Say once what segments that grow would give, where many blocks are given back."""
     if n_given_back != _OFTEN or has_expandable_segments():
         return
     _log.warning(

@@ -65,20 +65,6 @@ class Unit:
         """Take note of the forward that is its own, now that another is in place."""
         self.forward = forward
 
-    def begin(self, actions: tuple[str, ...]) -> None:
-        """Begin a step, in which no call was made yet.
-
-        Args:
-            actions: Under its plan, by call; none without one.
-        """
-        self.actions, self.calls = actions, 0
-
-    def next_action(self) -> str | None:
-        """Count a call, and return its action under the plan; None without one."""
-        call = self.calls
-        self.calls = call + 1
-        return self.actions[call] if call < len(self.actions) else None
-
     @property
     def is_kept(self) -> bool:
         """Whether it turned out that it cannot be recomputed."""

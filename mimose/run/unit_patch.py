@@ -42,10 +42,13 @@ class UnitPatch(Patch):
             return self.original(*args, **kwargs)
         if step.on_first_call is not None:
             step.on_first_call(args, kwargs)
-        action = self._unit.next_action()
-        if action == self._first and self._unit.is_known and step.trace is None:
+        unit = self._unit
+        call = unit.calls
+        unit.calls = call + 1
+        action = unit.actions[call] if call < len(unit.actions) else None
+        if action == self._first and unit.is_known and step.trace is None:
             return self.original(*args, **kwargs)
-        return runner.run(self._unit, action, args, kwargs)
+        return runner.run(unit, action, args, kwargs)
 
 
 def _call(patch: UnitPatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
