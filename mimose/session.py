@@ -32,7 +32,7 @@ from mimose.run.attachment import Attachment, refuse_second
 from mimose.run.engine import Engine, Options
 from mimose.run.recovery import Gradients
 from mimose.state import describe, refuse_other
-from mimose.types import StepFacts
+from mimose.types import StepInput
 from mimose.watch.size_table import SizeTable
 from mimose.watch.units import UnitsSpec
 
@@ -371,7 +371,7 @@ class Session:
 
     def _asked(
         self, shape: Mapping[str, int] | None
-    ) -> tuple[StepFacts, SizeTable, Memory]:
+    ) -> tuple[StepInput, SizeTable, Memory]:
         last = self._engine.describer.last
         if last is None:
             msg = "no step was run yet, so no shape is known; train a step first"

@@ -25,7 +25,7 @@ MOST_CONTEXTS = 64
 """Contexts remembered; then the least recently used is forgotten."""
 
 
-class StepFacts(NamedTuple):
+class StepInput(NamedTuple):
     """What is known of a step before it runs."""
 
     context: Context

@@ -9,13 +9,13 @@ from .limit import LearnedLimit
 from .polynomial import PolynomialRegressor
 from .registry import PREDICTORS, make_predictor
 from .sizes import Rule, SizeMap, Term
-from .trust import NOISY_STRETCH, STRETCH, Trust, best_fit
+from .trust import EXTRAPOLATION, NOISY_EXTRAPOLATION, Trust, best_fit
 from .varying import Regressor, VaryingFit
 
 __all__ = [
-    "NOISY_STRETCH",
+    "EXTRAPOLATION",
+    "NOISY_EXTRAPOLATION",
     "PREDICTORS",
-    "STRETCH",
     "EnvelopeRegressor",
     "EstimatorPredictor",
     "FragmentationRatio",

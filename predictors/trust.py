@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     Sizes = tuple[int, ...]
     Readings = Mapping[Sizes, Sequence[float]]
 
-STRETCH = 1.5
+EXTRAPOLATION = 1.5
 """How far beyond the largest size seen an exact fit is trusted."""
-NOISY_STRETCH = 1.25
+NOISY_EXTRAPOLATION = 1.25
 """The same for a fit of physical readings."""
 REPEATS = 2
 """Readings of one shape after which it needs no fit."""
@@ -97,7 +97,7 @@ class Trust:
 
 def reach(fit: VaryingFit) -> float:
     """Return how many times the largest size measured a trusted fit may be asked at."""
-    return STRETCH if fit.is_exact else NOISY_STRETCH
+    return EXTRAPOLATION if fit.is_exact else NOISY_EXTRAPOLATION
 
 
 def is_near(fit: VaryingFit, tolerance: float) -> bool:

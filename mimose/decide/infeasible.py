@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mimose.types import Context, Sizes, StepFacts
+from mimose.types import Context, Sizes, StepInput
 
 _MOST_STEPS = 256
 """Steps remembered; then the smallest is forgotten."""
@@ -41,7 +41,7 @@ class LeastPeaks:
 
     def add(
         self,
-        facts: StepFacts,
+        facts: StepInput,
         peak_bytes: float,
         growth_bytes: float,
         state_bytes: float,
@@ -62,7 +62,7 @@ class LeastPeaks:
 
     def bound(
         self,
-        facts: StepFacts,
+        facts: StepInput,
         start_bytes: float,
         state_bytes: float,
         after_bytes: float = 0.0,

@@ -14,7 +14,7 @@ from mimose.learn.model import CostModel
 from mimose.learn.problem import Memory, extra_flops, fill_problem
 from mimose.planners import InfeasibleBudgetError as _Infeasible
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
-from mimose.types import StepFacts
+from mimose.types import StepInput
 
 
 class PlanMaker:
@@ -32,7 +32,7 @@ class PlanMaker:
     def make(
         self,
         model: CostModel,
-        facts: StepFacts,
+        facts: StepInput,
         memory: Memory,
         *,
         stage_share: float,
@@ -88,7 +88,7 @@ class PlanMaker:
 
 
 def at_sizes(
-    model: CostModel, facts: StepFacts, chosen: CachedPlan, memory: Memory
+    model: CostModel, facts: StepInput, chosen: CachedPlan, memory: Memory
 ) -> ExactShape:
     """Return what a cached plan comes to at exact sizes; it remembers the answer.
 
@@ -111,7 +111,7 @@ def at_sizes(
 
 
 def _exact(
-    model: CostModel, facts: StepFacts, plan: Plan, growth: Growth
+    model: CostModel, facts: StepInput, plan: Plan, growth: Growth
 ) -> ExactShape:
     flops, unknown = extra_flops(model, facts, plan.actions)
     return ExactShape(growth, flops, unknown)

@@ -16,8 +16,8 @@ from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory, doubt, extrapolation_ratio, fill_problem
 from mimose.planners import Plan, Planner, PlanningProblem, safest_plan
-from mimose.predictors import NOISY_STRETCH
-from mimose.types import Context, Sizes, StepFacts
+from mimose.predictors import NOISY_EXTRAPOLATION
+from mimose.types import Context, Sizes, StepInput
 from mimose.watch.size_table import SizeTable, round_up
 
 _log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Policy:
         self._learner.distrust_plans()
 
     def cached(
-        self, facts: StepFacts, table: SizeTable, memory: Memory
+        self, facts: StepInput, table: SizeTable, memory: Memory
     ) -> Decision | None:
         """Return the decision for a shape whose cached plan fits today, else None."""
         if memory.state_to_come_bytes:
@@ -109,7 +109,7 @@ class Policy:
 
     def decide(
         self,
-        facts: StepFacts,
+        facts: StepInput,
         table: SizeTable,
         memory: Memory,
         *,
@@ -143,7 +143,7 @@ class Policy:
             return Decision("fallback" if is_known else "collect", None, reason=why_not)
         self._show_first(upper, table, memory)
         share = self.reserve.stage_share(facts.context)
-        beyond = extrapolation_ratio(model, facts) / (NOISY_STRETCH - 1.0)
+        beyond = extrapolation_ratio(model, facts) / (NOISY_EXTRAPOLATION - 1.0)
         ratio = 1.0 if is_first else beyond
         try:
             made = self._maker.make(
@@ -198,7 +198,7 @@ class Policy:
                 ", ".join(table.spoken_names()),
             )
 
-    def _key(self, facts: StepFacts, table: SizeTable) -> tuple[Context, bool, Sizes]:
+    def _key(self, facts: StepInput, table: SizeTable) -> tuple[Context, bool, Sizes]:
         """Return what plans are cached by: the context and the bucket's upper end."""
         bucket = facts.sizes
         if self._round_to != 1:
@@ -207,7 +207,7 @@ class Policy:
 
     def absorb(
         self,
-        facts: StepFacts,
+        facts: StepInput,
         decision: Decision,
         observed_bytes: float | None,
         *,
@@ -242,7 +242,7 @@ class Policy:
             self.cache.drop(chosen)
 
     def explain(
-        self, facts: StepFacts, memory: Memory
+        self, facts: StepInput, memory: Memory
     ) -> tuple[PlanningProblem, Plan, str]:
         """Return the exact problem of a shape, the plan it gets, and why.
 
@@ -264,7 +264,7 @@ class Policy:
             )
         return problem, plan, f"{why}, with a margin of {bound.margin():.1%}"
 
-    def problem(self, facts: StepFacts, memory: Memory) -> PlanningProblem:
+    def problem(self, facts: StepInput, memory: Memory) -> PlanningProblem:
         """Fill the planning problem of exact sizes, nothing taken off the budget.
 
         Args:
@@ -286,7 +286,7 @@ class Policy:
         spare = headroom - cached.headroom_bytes
         return spare <= max(0.01 * growth, self.reserve.noise_bytes) or cached.keeps_all
 
-    def _show_first(self, facts: StepFacts, table: SizeTable, memory: Memory) -> None:
+    def _show_first(self, facts: StepInput, table: SizeTable, memory: Memory) -> None:
         """Show a planner, whose one plan is for a shape of its own, that problem."""
         sizes = getattr(self._maker.planner, "shape", None)
         if self._static_is_made or sizes is None:
@@ -299,7 +299,7 @@ class Policy:
         self._static_is_made = True
 
     def _decision(
-        self, facts: StepFacts, chosen: CachedPlan, memory: Memory, *, cache_hit: bool
+        self, facts: StepInput, chosen: CachedPlan, memory: Memory, *, cache_hit: bool
     ) -> Decision:
         growth, flops, uncounted = at_sizes(self._learner.model, facts, chosen, memory)
         raw = growth.bytes(memory.released_bytes)

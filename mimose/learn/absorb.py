@@ -27,14 +27,14 @@ from mimose.types import (
     Measured,
     SegmentSample,
     Sizes,
-    StepFacts,
+    StepInput,
     StepSample,
 )
 
 
 def absorb(
     model: CostModel,
-    facts: StepFacts,
+    facts: StepInput,
     events: Sequence[Measured],
     sample: StepSample,
     released_bytes: float,
@@ -81,7 +81,7 @@ def absorb(
 
 def _pattern(
     model: CostModel,
-    facts: StepFacts,
+    facts: StepInput,
     events: Sequence[Measured],
     sample: StepSample,
     calls: tuple[int, ...],
@@ -114,7 +114,7 @@ class _Step:
     def __init__(
         self,
         model: CostModel,
-        facts: StepFacts,
+        facts: StepInput,
         pattern: Pattern,
         events: Sequence[Measured],
     ) -> None:
@@ -228,7 +228,7 @@ def _with_released(
 
 def _evened(
     model: CostModel,
-    facts: StepFacts,
+    facts: StepInput,
     events: Sequence[Measured],
     sample: StepSample,
     noise_bytes: float,

@@ -26,7 +26,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mimose.learn.model import CostModel
-from mimose.types import SegmentSample, StepFacts, StepSample
+from mimose.types import SegmentSample, StepInput, StepSample
 
 
 def copied_bytes(model: CostModel, unit: int, family: str) -> float:
@@ -34,7 +34,7 @@ def copied_bytes(model: CostModel, unit: int, family: str) -> float:
     return 0.0 if model.is_settled(unit) else model.copied.get(family, 0.0)
 
 
-def copies(model: CostModel, facts: StepFacts) -> list[float]:
+def copies(model: CostModel, facts: StepInput) -> list[float]:
     """Return each event's copies of weights.
 
     Those that outlive the forward are left out.
@@ -49,7 +49,7 @@ def copies(model: CostModel, facts: StepFacts) -> list[float]:
     return [copied_bytes(model, event.unit, event.family) for event in pattern.events]
 
 
-def gone_before_loss(model: CostModel, facts: StepFacts) -> float:
+def gone_before_loss(model: CostModel, facts: StepInput) -> float:
     """Return the copies that go before the loss's peak."""
     pattern = model.patterns[facts.context]
     if pattern.copies_end != "loss":

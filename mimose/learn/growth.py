@@ -13,7 +13,7 @@ from mimose.learn.heads import head
 from mimose.learn.model import CostModel
 from mimose.learn.side_tensors import side_tensors
 from mimose.planners import PlanningProblem, lay_out
-from mimose.types import StepFacts, Uncounted
+from mimose.types import StepInput, Uncounted
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ExactShape(NamedTuple):
 
 def plan_growth(
     model: CostModel,
-    facts: StepFacts,
+    facts: StepInput,
     problem: PlanningProblem,
     actions: Sequence[str],
     released_bytes: float,

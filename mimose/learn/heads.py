@@ -19,7 +19,7 @@ from mimose.learn.copies import gone_before_loss
 from mimose.learn.model import CostModel, head_key
 from mimose.learn.patterns import Pattern
 from mimose.learn.series import Series
-from mimose.types import Sizes, StepFacts
+from mimose.types import Sizes, StepInput
 
 _FEW = 8
 """Readings of a head that are looked at where the other action's explain them."""
@@ -48,7 +48,7 @@ class Heads(NamedTuple):
     """By the last layer's action, what is held beyond that net in its backward."""
 
 
-def head(model: CostModel, facts: StepFacts, action: str) -> Head:
+def head(model: CostModel, facts: StepInput, action: str) -> Head:
     """Return what the head needs behind a last layer of some action.
 
     Args:
@@ -74,7 +74,7 @@ def head(model: CostModel, facts: StepFacts, action: str) -> Head:
 
 
 def heads(
-    model: CostModel, facts: StepFacts, pattern: Pattern, released_bytes: float
+    model: CostModel, facts: StepInput, pattern: Pattern, released_bytes: float
 ) -> Heads:
     """Return what all heads come to, however the last layer was run.
 
@@ -110,7 +110,7 @@ def actions_of_last(model: CostModel, pattern: Pattern) -> tuple[str, ...]:
 
 
 def head_series(
-    model: CostModel, facts: StepFacts, action: str
+    model: CostModel, facts: StepInput, action: str
 ) -> tuple[tuple[str, Series], ...]:
     """Return net and excess of the head, then of the loss, with their names."""
     of_head, of_loss = (head_key(facts, part, action) for part in ("head", "loss"))
@@ -124,7 +124,7 @@ def head_series(
     )
 
 
-def _parts(model: CostModel, facts: StepFacts, action: str) -> list[float]:
+def _parts(model: CostModel, facts: StepInput, action: str) -> list[float]:
     """Predict net and excess of the head, then of the loss."""
     menu = model.menu
     other = menu.first if action == menu.least else menu.least
@@ -140,7 +140,7 @@ def _parts(model: CostModel, facts: StepFacts, action: str) -> list[float]:
 
 
 def _by_other(
-    model: CostModel, facts: StepFacts, mine: Series, theirs: Series, action: str
+    model: CostModel, facts: StepInput, mine: Series, theirs: Series, action: str
 ) -> float:
     """Predict what few steps tell of an action by what many tell of the other.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mimose.learn.absorb import absorb
 from mimose.learn.model import CostModel
-from mimose.types import Context, CostOf, Measured, StepFacts, StepSample
+from mimose.types import Context, CostOf, Measured, StepInput, StepSample
 
 
 class Learner:
@@ -27,7 +27,7 @@ class Learner:
 
     def absorb(
         self,
-        facts: StepFacts,
+        facts: StepInput,
         events: Sequence[Measured],
         sample: StepSample,
         released_bytes: float,

@@ -36,7 +36,7 @@ from mimose.predictors import (
     PolynomialRegressor,
     make_predictor,
 )
-from mimose.types import MOST_CONTEXTS, Context, Sizes, StepFacts
+from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput
 
 Key: TypeAlias = tuple[Hashable, ...]
 """Names a series: its kind, its owner (Note: [Whose series]), and what it is of."""
@@ -258,17 +258,17 @@ class CostModel:
 # ---------------------------------------------------------------------- names of series
 
 
-def backward_key(facts: StepFacts, family: str, neighbours: tuple[str, str]) -> Key:
+def backward_key(facts: StepInput, family: str, neighbours: tuple[str, str]) -> Key:
     """Name the series of a backward; its action comes behind."""
     return family, "backward", neighbours, facts.has_gradients
 
 
-def gap_key(facts: StepFacts, pair: tuple[str, str]) -> Key:
+def gap_key(facts: StepInput, pair: tuple[str, str]) -> Key:
     """Name a gap's series; where gradients went, their memory is used again."""
     return facts.structure, "gap", *pair, facts.has_gradients
 
 
-def head_key(facts: StepFacts, part: str, action: str) -> Key:
+def head_key(facts: StepInput, part: str, action: str) -> Key:
     """Name the series of the head or the loss, by the last layer's action."""
     return facts.context, part, facts.has_gradients, action
 

@@ -15,7 +15,7 @@ from mimose.predictors import SizeMap
 from mimose.types import Sizes
 
 NO_FAMILY = ""
-Neighbours: TypeAlias = tuple[str, str]
+AdjacentFamilies: TypeAlias = tuple[str, str]
 """The families before and after an event: the first takes the gradient it makes, and
 the second made the gradient that it takes. Of the last event that is the head, and
 what is held in between is another (a MiB in T5)."""
@@ -265,7 +265,7 @@ def _bounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
 class Layout:
     """Where in the series' values each event's numbers stand."""
 
-    classes: list[tuple[int, Neighbours]]
+    classes: list[tuple[int, AdjacentFamilies]]
     """(an event of the class, the families of its neighbours)."""
     of_event: NDArray[np.intp]
     gaps: list[tuple[str, str]]
@@ -274,8 +274,8 @@ class Layout:
 
 
 def _lay_out(families: Sequence[str], maps: Sequence[tuple[SizeRule, ...]]) -> Layout:
-    classes: dict[tuple[str, Neighbours, int], int] = {}
-    members: list[tuple[int, Neighbours]] = []
+    classes: dict[tuple[str, AdjacentFamilies, int], int] = {}
+    members: list[tuple[int, AdjacentFamilies]] = []
     of_event = []
     around = neighbours_of(families)
     for index, (family, neighbours) in enumerate(zip(families, around, strict=True)):
@@ -294,7 +294,7 @@ def _lay_out(families: Sequence[str], maps: Sequence[tuple[SizeRule, ...]]) -> L
     )
 
 
-def neighbours_of(families: Sequence[str]) -> list[Neighbours]:
+def neighbours_of(families: Sequence[str]) -> list[AdjacentFamilies]:
     """Return, for each event, the families before and after it."""
     around = [NO_FAMILY, *families, NO_FAMILY]
     return list(zip(around, around[2:], strict=False))

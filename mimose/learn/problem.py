@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from mimose.learn.heads import Heads, actions_of_last, head_series, heads
 from mimose.learn.model import CostModel, backward_key, gap_key, numbers
-from mimose.learn.patterns import Layout, Neighbours, Pattern
+from mimose.learn.patterns import AdjacentFamilies, Layout, Pattern
 from mimose.learn.series import Series
 from mimose.planners import PlanningProblem
-from mimose.types import CostOf, Sizes, StepFacts, Uncounted
+from mimose.types import CostOf, Sizes, StepInput, Uncounted
 
 
 class Memory(NamedTuple):
@@ -44,7 +44,7 @@ class Memory(NamedTuple):
 # ------------------------------------------------------------------------------- trust
 
 
-def doubt(model: CostModel, facts: StepFacts) -> str:
+def doubt(model: CostModel, facts: StepInput) -> str:
     """Return why no plan can be trusted at these sizes; "" if one can."""
     pattern = model.pattern(facts.context)
     if pattern is None:
@@ -62,7 +62,7 @@ def doubt(model: CostModel, facts: StepFacts) -> str:
     return ""
 
 
-def extrapolation_ratio(model: CostModel, facts: StepFacts) -> float:
+def extrapolation_ratio(model: CostModel, facts: StepInput) -> float:
     """Return how far beyond the measured range a size lies, as a share of it."""
     high = model.patterns[facts.context].high
     pairs = zip(facts.sizes, high, strict=True)
@@ -70,7 +70,7 @@ def extrapolation_ratio(model: CostModel, facts: StepFacts) -> float:
 
 
 def _needed(
-    model: CostModel, facts: StepFacts, pattern: Pattern
+    model: CostModel, facts: StepInput, pattern: Pattern
 ) -> Iterator[tuple[str, Series, Sizes]]:
     """Yield what has to be known at these sizes, with a name for people."""
     own = pattern.own_sizes(facts.sizes)
@@ -100,7 +100,11 @@ class _Layer:
     """
 
     def __init__(
-        self, model: CostModel, facts: StepFacts, family: str, neighbours: Neighbours
+        self,
+        model: CostModel,
+        facts: StepInput,
+        family: str,
+        neighbours: AdjacentFamilies,
     ) -> None:
         self._model = model
         self._menu = model.menu
@@ -215,7 +219,7 @@ class _Layer:
 
 def fill_problem(
     model: CostModel,
-    facts: StepFacts,
+    facts: StepInput,
     memory: Memory,
     budget_bytes: float | None = None,
 ) -> PlanningProblem:
@@ -273,7 +277,7 @@ def _choices(model: CostModel, family: str, unit: int) -> list[bool]:
 
 
 def _class_table(
-    model: CostModel, facts: StepFacts, pattern: Pattern, found: Heads
+    model: CostModel, facts: StepInput, pattern: Pattern, found: Heads
 ) -> NDArray[np.float64]:
     """Return (n_classes, 5, K) numbers: see `_Layer.numbers`."""
     own, layout = pattern.own_sizes(facts.sizes), pattern.layout
@@ -287,7 +291,7 @@ def _class_table(
 
 
 def _gap_table(
-    model: CostModel, facts: StepFacts, layout: Layout
+    model: CostModel, facts: StepInput, layout: Layout
 ) -> NDArray[np.float64]:
     """Return (n_gaps, 2): net and excess."""
     rows = []
@@ -308,7 +312,7 @@ def exact_cost(model: CostModel, cost_of: CostOf) -> int | None:
 
 
 def extra_flops(
-    model: CostModel, facts: StepFacts, actions: Sequence[str]
+    model: CostModel, facts: StepInput, actions: Sequence[str]
 ) -> tuple[int, Uncounted]:
     """Return the FLOPs that a plan adds to a step, and which are not known yet.
 

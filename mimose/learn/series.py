@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mimose.learn.samples import Samples, Verdict, said
-from mimose.predictors import STRETCH, VaryingFit
+from mimose.predictors import EXTRAPOLATION, VaryingFit
 from mimose.predictors.trust import REPEATS
 from mimose.types import Sizes
 
@@ -95,7 +95,7 @@ class Series:
         fit = verdict.fit
         if fit is None or not (fit.is_exact and verdict.is_trusted):
             return None
-        if not fit.same_structure(sizes) or fit.outside(sizes, STRETCH):
+        if not fit.same_structure(sizes) or fit.outside(sizes, EXTRAPOLATION):
             return None
         value = _answer(fit.predict, sizes)[0]
         is_whole = abs(value - round(value)) < _WHOLE if math.isfinite(value) else False

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from mimose.learn.model import CostModel
 from mimose.learn.patterns import SideTensor
-from mimose.types import Measured, StepFacts
+from mimose.types import Measured, StepInput
 
 Readers = tuple[int, ...]
 """Positions of the events that read a side tensor."""
@@ -50,7 +50,7 @@ def measured_sides(events: Sequence[Measured]) -> Mapping[Readers, int] | None:
     return totals
 
 
-def side_tensors(model: CostModel, facts: StepFacts) -> list[SideTensor]:
+def side_tensors(model: CostModel, facts: StepInput) -> list[SideTensor]:
     """Return what a plan that keeps all the readers does not hold.
 
     Args:

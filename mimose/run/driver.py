@@ -35,7 +35,7 @@ from mimose.run.recovery import release_memory
 from mimose.run.refusals import Refusals
 from mimose.run.rollback import Rollback
 from mimose.run.step import Step
-from mimose.types import StepFacts
+from mimose.types import StepInput
 from mimose.watch.compiled import is_compiled, n_graphs
 from mimose.watch.describe import Describer
 from mimose.watch.size_table import SizeTable
@@ -242,7 +242,7 @@ class Driver:
         memory: Memory,
         reason: str,
         is_first: bool,
-        facts: StepFacts,
+        facts: StepInput,
     ) -> Decision:
         if not self.plans:
             return Decision("plan", None)
@@ -256,7 +256,7 @@ class Driver:
         return self._policy.decide(facts, table, memory, is_first=is_first)
 
     @staticmethod
-    def _expect(facts: StepFacts, decide: Callable[[StepFacts], Decision]) -> Decision:
+    def _expect(facts: StepInput, decide: Callable[[StepInput], Decision]) -> Decision:
         """Decide for the variant that is expected; if that is refused, another may run.
 
         See `mimose.watch.variants`.
@@ -270,7 +270,7 @@ class Driver:
         self,
         step: Step,
         table: SizeTable,
-        decide: Callable[[StepFacts], Decision],
+        decide: Callable[[StepInput], Decision],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
@@ -370,7 +370,7 @@ class Driver:
         return self._memory(self._parts.meter.live_bytes(), 0)
 
 
-def _unplanned(facts: StepFacts, *, is_shared: bool, is_again: bool) -> str:
+def _unplanned(facts: StepInput, *, is_shared: bool, is_again: bool) -> str:
     """Return why no plan is to be made for a step; "" if one is."""
     if is_shared:
         return "several forwards or backwards make up a step"

@@ -9,7 +9,7 @@ from mimose.measure.analysis import analyse
 from mimose.measure.trace import Trace
 from mimose.planners import Menu
 from mimose.records import StepRecord
-from mimose.types import Measured, StepFacts, StepSample
+from mimose.types import Measured, StepInput, StepSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Measurement:
 class StepOutcome:
     """All that the cost model, the reserve and the records are told of a step."""
 
-    facts: StepFacts
+    facts: StepInput
     """What was known before it ran."""
     decision: Decision
     """What it was to do."""

@@ -12,7 +12,7 @@ from mimose.exceptions import InfeasibleBudgetError
 from mimose.run.footprint import Footprint
 from mimose.run.infeasible import held_already, infeasible
 from mimose.run.outcome import StepOutcome
-from mimose.types import StepFacts
+from mimose.types import StepInput
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Refusals:
             self._refuse(held_already(self._model, self._budget_bytes, held))
 
     def refuse_infeasible(
-        self, facts: StepFacts, start_bytes: float, state_bytes: float
+        self, facts: StepInput, start_bytes: float, state_bytes: float
     ) -> None:
         """Make sure that no smaller step is known to have needed more than the budget.
 

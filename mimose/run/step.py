@@ -17,7 +17,7 @@ from mimose.run.backward import Backward, Stage
 from mimose.run.baseline import ActionAt, Unplanned
 from mimose.run.events import FirstCallSeen
 from mimose.run.outcome import Measurement, StepOutcome
-from mimose.types import StepFacts, Uncounted
+from mimose.types import StepInput, Uncounted
 
 _SHARED = "several forwards run before one backward"
 
@@ -42,7 +42,7 @@ class Step:
     def __init__(
         self,
         number: int,
-        facts: StepFacts,
+        facts: StepInput,
         shape: Mapping[str, int],
         decision: Decision,
         *,
@@ -108,7 +108,7 @@ class Step:
         """Have the first unit's call seen, before it runs: the step may be another."""
         self.on_first_call = on_first_call
 
-    def settle(self, facts: StepFacts, decision: Decision | None) -> bool:
+    def settle(self, facts: StepInput, decision: Decision | None) -> bool:
         """Take note of the variant that runs.
 
         Args:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mimose.exceptions import MimoseError
-from mimose.types import MOST_CONTEXTS, StepFacts
+from mimose.types import MOST_CONTEXTS, StepInput
 from mimose.watch.compiled import unwrapped
 from mimose.watch.families import autocast_state, digest, module_key
 from mimose.watch.shapes import (
@@ -75,7 +75,7 @@ class Describer:
         self._device = device
         self._tables: dict[str, SizeTable] = {}
         self._texts = Texts()
-        self._seen: dict[Hashable, tuple[StepFacts, SizeTable]] = {}
+        self._seen: dict[Hashable, tuple[StepInput, SizeTable]] = {}
         self._variants = Variants()
         self._modules = tuple(model.modules())
         self._parameters = tuple(model.parameters())
@@ -84,11 +84,11 @@ class Describer:
         self._probes: list[nn.Parameter] = []
         self.mode = Mode("", ())
         """As last seen."""
-        self.last: tuple[StepFacts, SizeTable] | None = None
+        self.last: tuple[StepInput, SizeTable] | None = None
 
     def describe(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[StepFacts, SizeTable]:
+    ) -> tuple[StepInput, SizeTable]:
         """Return a call's facts, and the table that names its sizes.
 
         Facts with a `base` are those of the variant that came last: see `settle`.
@@ -104,7 +104,7 @@ class Describer:
 
     def arrive(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[StepFacts, SizeTable]:
+    ) -> tuple[StepInput, SizeTable]:
         """Describe a call that is about to run, and learn from it.
 
         Raises:
@@ -135,8 +135,8 @@ class Describer:
         )
 
     def _expected(
-        self, found: tuple[StepFacts, SizeTable]
-    ) -> tuple[StepFacts, SizeTable]:
+        self, found: tuple[StepInput, SizeTable]
+    ) -> tuple[StepInput, SizeTable]:
         facts, table = found
         if not facts.base:
             return found
@@ -144,7 +144,7 @@ class Describer:
 
     def _learn_new(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[StepFacts, SizeTable]:
+    ) -> tuple[StepInput, SizeTable]:
         """Take in a call unlike those seen before; new texts may prove to be data."""
         note_texts(args, kwargs, self._texts)
         key = self._key(args, kwargs, self.mode)
@@ -161,11 +161,11 @@ class Describer:
 
     def settle(
         self,
-        facts: StepFacts,
+        facts: StepInput,
         table: SizeTable,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-    ) -> StepFacts:
+    ) -> StepInput:
         """Return the facts of the variant that runs, as its first layer is called.
 
         Args:
@@ -202,7 +202,7 @@ class Describer:
         kwargs: Mapping[str, Any],
         key: _CallKey,
         mode: Mode,
-    ) -> tuple[StepFacts, SizeTable]:
+    ) -> tuple[StepInput, SizeTable]:
         self._check_device(args, kwargs)
         refuse_other_checkpointing(self._model)
         shape = call_shape(args, kwargs, self._texts)
@@ -211,7 +211,7 @@ class Describer:
         context = digest((shape.structure, key.masks, key.autocast, mode.key))
         is_open = bool(key.masks) and self._device.type != "cpu"
         base = context if is_open else ""
-        facts = StepFacts(context, shape.sizes, key.has_gradients, structure, base)
+        facts = StepInput(context, shape.sizes, key.has_gradients, structure, base)
         return facts, table
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

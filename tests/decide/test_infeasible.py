@@ -8,13 +8,13 @@ from mimose import BudgetError, InfeasibleBudgetError
 from mimose.decide.infeasible import LeastPeaks
 from mimose.planners import InfeasibleBudgetError as PlannersError
 from mimose.run.infeasible import infeasible
-from mimose.types import StepFacts
+from mimose.types import StepInput
 
 MIB = 2.0**20
 
 
 def _facts(*sizes, context="text"):
-    return StepFacts(context, sizes, False)
+    return StepInput(context, sizes, False)
 
 
 def test_nothing_measured_bounds_nothing():

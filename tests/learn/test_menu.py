@@ -20,7 +20,7 @@ from mimose.types import (
     EventSample,
     Measured,
     SegmentSample,
-    StepFacts,
+    StepInput,
     StepSample,
 )
 
@@ -42,7 +42,7 @@ def _nothing():
 
 
 def _facts(n):
-    return StepFacts("context", (n,), False, "structure")
+    return StepInput("context", (n,), False, "structure")
 
 
 def _step(n, actions):

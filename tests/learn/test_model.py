@@ -9,7 +9,7 @@ from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
 from mimose.learn.problem import doubt, exact_cost, fill_problem
 from mimose.planners.actions import EXACT_MENU
-from mimose.types import MOST_CONTEXTS, SegmentSample, StepFacts, StepSample
+from mimose.types import MOST_CONTEXTS, SegmentSample, StepInput, StepSample
 
 KEEP, RECOMPUTE = EXACT_MENU.names
 
@@ -24,7 +24,7 @@ def test_contexts_and_families_are_forgotten_at_last():
     sample = StepSample((), (), SegmentSample(1.0, 1.0), None, True)
     for n in range(3 * MOST_CONTEXTS):
         learner.use("context 0")
-        facts = StepFacts(f"context {n}", (n,), False, f"structure {n}")
+        facts = StepInput(f"context {n}", (n,), False, f"structure {n}")
         learner.absorb(facts, (), sample, 0.0, ())
     model = learner.model
     assert MOST_CONTEXTS == len(model.patterns)
@@ -107,7 +107,7 @@ def test_what_stayed_is_shared():
 
 
 def _step(n, context="c"):
-    facts = StepFacts(context, (n,), False, f"structure {context}")
+    facts = StepInput(context, (n,), False, f"structure {context}")
     return facts, StepSample((), (), SegmentSample(1.0, 1.0), None, True)
 
 

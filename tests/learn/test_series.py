@@ -8,8 +8,8 @@ import pytest
 from mimose.learn.samples import Kind, Samples
 from mimose.learn.series import Series
 from mimose.predictors import (
-    NOISY_STRETCH,
-    STRETCH,
+    EXTRAPOLATION,
+    NOISY_EXTRAPOLATION,
     EnvelopeRegressor,
     PolynomialRegressor,
     make_predictor,
@@ -120,7 +120,7 @@ def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
     series = _exact()
     for n in (4, 10, 16, 22, 40):
         series.add((n,), _square(n))
-    assert "" == series.doubt((int(40 * STRETCH),))
+    assert "" == series.doubt((int(40 * EXTRAPOLATION),))
     assert "61 is beyond 40, the most measured" == series.doubt((61,))
 
 
@@ -132,8 +132,8 @@ def test_a_noisy_fit_is_trusted_less_far():
     series.scale = 1e6
     for i, n in enumerate((4, 10, 16, 22, 28, 34, 40)):
         series.add((n,), 1000.0 * n + (-20, 13, 7, -9, 16, -11, 5)[i])
-    assert "" == series.doubt((int(40 * NOISY_STRETCH),))
-    assert series.doubt((int(40 * NOISY_STRETCH) + 1,))
+    assert "" == series.doubt((int(40 * NOISY_EXTRAPOLATION),))
+    assert series.doubt((int(40 * NOISY_EXTRAPOLATION) + 1,))
 
 
 def test_a_constant_size_that_grows_is_doubted():

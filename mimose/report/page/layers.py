@@ -34,7 +34,7 @@ _Plan = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """Neighbours with one plan: shapes, or layers."""
+    """AdjacentFamilies with one plan: shapes, or layers."""
 
     names: Sequence[str]
     plan: Sequence[str]
