@@ -30,7 +30,7 @@ from mimose.report.columns import terminal_width
 from mimose.run.actions.registry import choose
 from mimose.run.attachment import Attachment, refuse_second
 from mimose.run.engine import Engine, Options
-from mimose.run.recovery import Gradients
+from mimose.run.retry import Gradients
 from mimose.state import describe, refuse_other
 from mimose.types import StepInput
 from mimose.watch.size_table import SizeTable

@@ -4,8 +4,8 @@ from .alternatives import EstimatorPredictor, QuadraticScalarRegressor
 from .base import Predictor
 from .envelope import EnvelopeRegressor
 from .fragmentation import FragmentationRatio
-from .growth_bound import GrowthBound
 from .limit import LearnedLimit
+from .margin import GrowthBound
 from .polynomial import PolynomialRegressor
 from .registry import PREDICTORS, make_predictor
 from .sizes import Rule, SizeMap, Term

@@ -67,7 +67,7 @@ class _Info(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_size_t) for name in _INFO)
 
 
-class Holes:
+class HeapFiller:
     """The heap's large holes, so that nothing is served from them: Note: [Holes]."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Holes:
             libc.mallinfo2.restype, libc.mallinfo2.argtypes = _Info, []
         weakref.finalize(self, _free, libc, self._blocks)
 
-    def take(self) -> None:
+    def fill(self) -> None:
         """Give what is free in the heap back to the system, and take the holes."""
         self.release()
         self._libc.malloc_trim(0)

@@ -14,25 +14,19 @@ from torch import nn
 
 from mimose.decide.decision import Decision
 from mimose.decide.policy import Policy
-from mimose.exact.handed import autograd_clock
-from mimose.exact.input_watch import is_edited, marks
 from mimose.exceptions import (
     InfeasibleBudgetError,
-    LateChangeError,
-    NotRecomputableError,
 )
 from mimose.learn.problem import Memory
 from mimose.measure.meters import Meter
-from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners import Menu
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.ending import StepEnds
 from mimose.run.events import EventRunner
-from mimose.run.findings import Findings
 from mimose.run.footprint import Footprint
 from mimose.run.optimizer_watch import OptimizerWatch
-from mimose.run.recovery import release_memory
 from mimose.run.refusals import Refusals
+from mimose.run.retry import Call, Retry, release_memory
 from mimose.run.rollback import Rollback
 from mimose.run.step import Step
 from mimose.types import StepInput
@@ -64,30 +58,11 @@ class Parts:
     meter: Meter
     optimizers: OptimizerWatch
     checks: DeviceChecks
-    findings: Findings
     refusals: Refusals
     rollback: Rollback
+    retry: Retry
     describer: Describer
     ends: StepEnds
-
-
-class Call:
-    """What the root is called with, and whether that has changed since.
-
-    Args:
-        args: Its arguments.
-        kwargs: Those by name.
-    """
-
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.args = args
-        self.kwargs = kwargs
-        self.clock = autograd_clock()
-        self._marks = marks(args, kwargs)
-
-    def is_edited(self) -> bool:
-        """Whether a tensor among the arguments was edited in place."""
-        return is_edited(self._marks)
 
 
 class Driver:
@@ -105,6 +80,7 @@ class Driver:
         self._events = parts.events
         self._footprint = parts.footprint
         self._ends = parts.ends
+        self._retry = parts.retry
         self._is_compiled = is_compiled(parts.model)
         self._graphs_at_clean_up = -1
         self._is_running = False
@@ -139,10 +115,9 @@ class Driver:
         call = Call(args, kwargs)
         step = self._begin(call)
         output, error = self._attempt(step, forward, call)
-        while error is not None and self._prepare_retry(step, error, call):
+        while error is not None and self._retry.prepare(step, error, call):
             error = None  # its traceback pins the tensors of the failed forward
-            release_memory(self._parts.device)
-            self._parts.rollback.restore()
+            self._retry.rewind()
             step.start(self._parts.meter)
             output, error = self._attempt(step, forward, call)
         if error is not None:
@@ -311,46 +286,6 @@ class Driver:
         calls = tuple([unit.calls for unit in self._events.units])
         if not self._ends.forward_ended(step, output, calls):
             self._policy.forget(step.facts.context)
-
-    def _prepare_retry(self, step: Step, error: BaseException, call: Call) -> bool:
-        """Turn a failed step into the safest one, if that can help.
-
-        A forward that has changed what the root was given cannot be run again.
-        """
-        if is_out_of_memory(error):
-            self._footprint.ran_out()
-        if isinstance(error, NotRecomputableError):
-            for index in error.units:
-                self._parts.findings.keep(self._events.units[index], error.why)
-        knowledge = self._events.knowledge
-        if call.is_edited() or knowledge.may_have_changed(
-            call.args, call.kwargs, call.clock
-        ):
-            return False
-        if not self._helps(step, error):
-            return False
-        _log.warning(
-            "mimose: the forward of step %d failed (%s, phase %s, shape %s) and is run "
-            "again with everything recomputed",
-            step.number,
-            type(error).__name__,
-            step.phase,
-            dict(step.shape),
-        )
-        self._policy.distrust_plans()
-        step.run_again(f"run again after {type(error).__name__} in forward")
-        return True
-
-    def _helps(self, step: Step, error: BaseException) -> bool:
-        """Whether the same forward can come out another way."""
-        if isinstance(error, LateChangeError):
-            if self._parts.rollback.covers(error.buffers):
-                return True
-            self._events.forget_changes()  # others are likely to follow
-            return False
-        if isinstance(error, NotRecomputableError):
-            return True
-        return is_out_of_memory(error) and not step.retries and step.can_be_safer
 
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""

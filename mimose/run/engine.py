@@ -22,6 +22,7 @@ from mimose.records import Records
 from mimose.run.absorb import Writers
 from mimose.run.actions.base import Action
 from mimose.run.actions.registry import choose, menu_of
+from mimose.run.allocator_footprint import Ratios, make_footprint
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.driver import Driver, Parts
 from mimose.run.ending import StepEnds
@@ -30,7 +31,7 @@ from mimose.run.findings import Findings
 from mimose.run.open_steps import OpenSteps
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.refusals import Refusals
-from mimose.run.reserved import Ratios, make_footprint
+from mimose.run.retry import Retry
 from mimose.run.rollback import Rollback
 from mimose.run.unit import Unit
 from mimose.watch.compiled import refuse_compiled
@@ -161,9 +162,15 @@ class Engine:
                 meter=meter,
                 optimizers=self.optimizers,
                 checks=checks,
-                findings=self.findings,
                 refusals=self.refusals,
                 rollback=self.rollback,
+                retry=Retry(
+                    self.device,
+                    self.footprint,
+                    self.policy,
+                    self.events,
+                    self.rollback,
+                ),
                 describer=self.describer,
                 ends=ends,
             )

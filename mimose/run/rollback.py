@@ -22,7 +22,7 @@ from mimose.exact.impurities import (
 )
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import accelerators_of
-from mimose.run.recovery import Snapshot
+from mimose.run.snapshot import Snapshot
 from mimose.run.unit import Unit
 
 _SMALL = 4096

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from mimose.measure.meters import AllocatorMeter  # noqa: E402
 from mimose.measure.meters.usage import Usage, has_expandable_segments  # noqa: E402 (behind importorskip)
+from mimose.run.allocator_footprint import ReservedFootprint, make_footprint  # noqa: E402
 from mimose.run.footprint import Footprint  # noqa: E402
-from mimose.run.reserved import ReservedFootprint, make_footprint  # noqa: E402
 
 MIB = 2**20
 
@@ -216,7 +216,9 @@ def test_peaks_are_those_over_all_resets():
 
 def test_expandable_segments_are_told_of_once(caplog, monkeypatch):
     """Where free blocks go again and again, and segments do not grow."""
-    monkeypatch.setattr("mimose.run.reserved.has_expandable_segments", lambda: False)
+    monkeypatch.setattr(
+        "mimose.run.allocator_footprint.has_expandable_segments", lambda: False
+    )
     meter = _Scripted()
     footprint = ReservedFootprint(meter, 100 * MIB)
     with caplog.at_level(logging.WARNING):
@@ -228,7 +230,9 @@ def test_expandable_segments_are_told_of_once(caplog, monkeypatch):
 
 def test_growing_segments_need_no_word(caplog, monkeypatch):
     """The settings say that they are there."""
-    monkeypatch.setattr("mimose.run.reserved.has_expandable_segments", lambda: True)
+    monkeypatch.setattr(
+        "mimose.run.allocator_footprint.has_expandable_segments", lambda: True
+    )
     meter = _Scripted()
     footprint = ReservedFootprint(meter, 100 * MIB)
     with caplog.at_level(logging.WARNING):

@@ -10,7 +10,7 @@ from torch import nn
 import mimose
 from mimose.bench.zoo import ZOO
 from mimose.measure.meters import AllocatorMeter
-from mimose.run.reserved import ReservedFootprint
+from mimose.run.allocator_footprint import ReservedFootprint
 from mimose.run.step import Step
 from mimose.types import MOST_CONTEXTS
 from mimose.watch.describe import Describer

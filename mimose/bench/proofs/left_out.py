@@ -8,7 +8,7 @@ from mimose.decide.infeasible import LeastPeaks
 from mimose.decide.learning import Learning
 from mimose.decide.reserve import Reserve
 from mimose.predictors import FragmentationRatio, GrowthBound
-from mimose.run.reserved import Ratios
+from mimose.run.allocator_footprint import Ratios
 
 
 class _FixedBound(GrowthBound):

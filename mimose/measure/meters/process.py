@@ -9,7 +9,7 @@ import resource
 import time
 import weakref
 
-from mimose.measure.glibc import Holes, give_back_freed_memory
+from mimose.measure.glibc import HeapFiller, give_back_freed_memory
 from mimose.measure.meters.base import PAGE_BYTES, Meter, Reading
 
 _log = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ class ProcessMeter(Meter):
         weakref.finalize(self, _close, self._files)
         self._open()
         give_back_freed_memory()
-        self._holes = Holes()
-        self._holes.take()
+        self._filler = HeapFiller()
+        self._filler.fill()
         self._trimmed_bytes = 0
         self._next_trim = 0.0
         self.reset_peak()
@@ -75,7 +75,7 @@ class ProcessMeter(Meter):
             if slack_bytes and time.monotonic() < self._next_trim:
                 return live
             began = time.thread_time()  # on a busy machine the clock runs on
-            self._holes.take()
+            self._filler.fill()
             seconds = time.thread_time() - began
             self._next_trim = time.monotonic() + 100 * seconds
             live = self.live_bytes()
@@ -114,11 +114,11 @@ class ProcessMeter(Meter):
     def clean_up(self) -> None:
         """Collect what is garbage, and take the holes it leaves in the heap."""
         gc.collect()
-        self._holes.take()
+        self._filler.fill()
 
     def release(self) -> None:
         """Leave the heap's holes to whoever needs memory."""
-        self._holes.release()
+        self._filler.release()
 
     def total_bytes(self) -> int | None:
         """Return the machine's memory or the cgroup's limit, the smaller."""

@@ -1,12 +1,10 @@
-"""Putting a step back to where it began, to run it again."""
+"""What a forward changes, as when a step began."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 
 import torch
-from torch import nn
 
 from mimose.exact.changes import BufferSlot, Compared, Saved, Slot, union
 from mimose.exact.random_state import RandomState
@@ -71,36 +69,3 @@ class Snapshot:
         if self._random is not None:
             self._random.restore()
         self._states.restore()
-
-
-def release_memory(device: torch.device) -> None:
-    """Collect cycles that pin tensors and give cached blocks back."""
-    gc.collect()
-    if device.type != "cpu":
-        torch.accelerator.empty_cache()
-
-
-class Gradients:
-    """The gradients of a model as they are now, to be put back.
-
-    Where none are there yet (the window has just begun) this costs nothing; else it
-    holds a copy of each.
-
-    Args:
-        model: The model.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._grads = [
-            (p, None if p.grad is None else p.grad.detach().clone())
-            for p in model.parameters()
-            if p.requires_grad
-        ]
-
-    def restore(self) -> None:
-        """Put the gradients back; in place where they still are."""
-        for parameter, grad in self._grads:
-            if grad is None or parameter.grad is None:
-                parameter.grad = grad
-            else:
-                parameter.grad.detach_().copy_(grad)

@@ -13,7 +13,8 @@ from torch import nn
 import mimose
 from mimose.exact.changes import buffer_slots
 from mimose.measure.out_of_memory import is_out_of_memory
-from mimose.run.recovery import Gradients, Snapshot
+from mimose.run.retry import Gradients
+from mimose.run.snapshot import Snapshot
 
 _OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of",
