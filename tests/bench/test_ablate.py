@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ pytest.importorskip("transformers")
 
 from mimose.bench.proofs import ablate, left_out
 from mimose.bench.proofs.__main__ import main
-from mimose.bench.proofs.common import Settings
-from mimose.bench.proofs.loop import Measured
+from mimose.bench.rows import read
+from mimose.bench.step_meter import MeasuredStep
 from mimose.decide.reserve import PredictedStep, Reserve
 from mimose.records import StepRecord
 
@@ -20,7 +19,7 @@ ROWS = Path(__file__).parents[2] / "docs" / "results" / "sim" / "ablate.csv"
 
 
 def _record(step: int, phase: str, actions: tuple[str, ...]) -> StepRecord:
-    record = StepRecord(
+    return StepRecord(
         step=step,
         shape={},
         phase=phase,
@@ -28,13 +27,9 @@ def _record(step: int, phase: str, actions: tuple[str, ...]) -> StepRecord:
         budget_bytes=200,
         start_bytes=100,
         predicted_peak_bytes=150 if phase == "plan" else None,
-        cache_hit=False,
-        retries=0,
-        reason="",
+        observed_peak_bytes=160,
+        recomputed_flops=7,
     )
-    record.observed_peak_bytes = 160
-    record.recomputed_flops = 7
-    return record
 
 
 def test_a_run_is_summed_up() -> None:
@@ -44,7 +39,7 @@ def test_a_run_is_summed_up() -> None:
         _record(1, "plan", ("keep", "recompute")),
         _record(2, "plan", ("keep", "keep")),
     ]
-    measured = [Measured(100, peak, 0.0) for peak in (230, 180, 210)]
+    measured = [MeasuredStep(100, peak, 0.0) for peak in (230, 180, 210)]
 
     summary = ablate._summary(measured, records, 200)
 
@@ -98,22 +93,14 @@ def test_what_is_not_known_is_refused(
 
 def test_the_rows_are_as_the_results_say() -> None:
     """With nothing left out one run has steps over; what cannot be is refused."""
-    with ROWS.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    whole = [row for row in rows if row["without"] == "nothing"]
-    refused = {row["setting"] for row in whole if row["is_refused"] == "True"}
+    rows = read(ROWS, ablate.AblateRow)
+    whole = [row for row in rows if row.without == left_out.NOTHING]
     over = {
-        (row["model"], row["setting"])
+        (row.model, row.setting)
         for row in whole
-        if row["steps_over"] != "0" and row["is_refused"] == "False"
+        if row.steps_over and not row.is_refused
     }
-    assert ({"below"}, {("bert", "resumed")}) == (refused, over)
-    assert {"0"} == {row["alloc_retries"] for row in rows}
-    assert {row["without"] for row in rows} <= set(left_out.PARTS)
-
-
-def test_provenance_is_in_the_rows() -> None:
-    """As in those of every proof."""
-    with ROWS.open(encoding="utf-8") as file:
-        columns = next(csv.reader(file))
-    assert set(Settings().provenance()) <= set(columns)
+    assert {"below"} == {row.setting for row in whole if row.is_refused}
+    assert {("bert", "resumed")} == over
+    assert {0} == {row.alloc_retries for row in rows}
+    assert {row.without for row in rows} <= set(left_out.PARTS)

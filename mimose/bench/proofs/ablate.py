@@ -26,49 +26,57 @@ from typing import Any
 
 import torch
 
-from mimose.bench.proofs.child import run_child
 from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
     Answer,
     Bar,
-    Row,
     Settings,
-    mebibytes,
-    percent,
+    count,
+    device,
     progress,
-    quantile,
+    rows_of,
 )
 from mimose.bench.proofs.left_out import NOTHING, PARTS, ratios_without, reserve_without
-from mimose.bench.proofs.loop import Loop, Measured
-from mimose.bench.proofs.models import Setup, Sizes, chosen
+from mimose.bench.proofs.loop import Loop
+from mimose.bench.proofs.models import ModelSpec, Sizes, names_of, spec_of
+from mimose.bench.proofs.numbers import mebibytes, percent, quantile
+from mimose.bench.rows import Row
+from mimose.bench.step_meter import MeasuredStep
 from mimose.bench.zoo import Batch
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import make_planner
 from mimose.records import StepRecord
 from mimose.run.engine import Options
 from mimose.session import Session, attach
-from mimose.usage import at_least_one
 
 QUESTION = "What is each part of the reserve worth?"
+SETTINGS = ("mixed", "jumps", "autocast", "resumed", "tight", "below")
+OPTIONS = (
+    device("sim"),
+    count("--steps", 120, "a run"),
+    ("--settings", {"nargs": "+", "choices": SETTINGS, "default": [*SETTINGS]}),
+    ("--without", {"nargs": "+", "choices": PARTS, "default": [*PARTS]}),
+)
 
-SETUPS = (
-    Setup(
-        model="bert",
-        sizes={"batch": (8, 8), "length": (32, 320)},
+_SPECS = (
+    ModelSpec(
+        "bert",
+        {"batch": (8, 8), "length": (32, 320)},
         changes={"num_attention_heads": 1},
     ),
-    Setup(model="gpt2", sizes={"batch": (4, 4), "length": (32, 256)}),
-    Setup(
-        model="t5", sizes={"batch": (4, 4), "source": (32, 256), "target": (16, 160)}
-    ),
-    Setup(
-        model="resnet",
-        sizes={"batch": (4, 4), "height": (64, 224), "width": (64, 224)},
+    ModelSpec("gpt2", {"batch": (4, 4), "length": (32, 256)}),
+    ModelSpec("t5", {"batch": (4, 4), "source": (32, 256), "target": (16, 160)}),
+    ModelSpec(
+        "resnet",
+        {"batch": (4, 4), "height": (64, 224), "width": (64, 224)},
         multiple=32,
         changes={"depths": [4, 3, 2, 2], "embedding_size": 8},
     ),
 )
-SETTINGS = ("mixed", "jumps", "autocast", "resumed", "tight", "below")
-_HALF, _OVER, _UNDER = 0.5, 1.15, 0.9
+_OF_LEAST = {"tight": 1.15, "below": 0.9}
+"""The headroom as a share of the longest shape's least growth."""
+_HALF = 0.5
+"""In other settings: of the way from its least growth to its most."""
 _EDGE, _SHORT, _LONG = 0.1, 0.2, 0.8
 """Share of a run's steps at either end of `mixed`; ends of the parts of a range."""
 _BELOW_STEPS = 10
@@ -105,52 +113,26 @@ class AblateRow(Row):
     """How often free blocks were given back before a step."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add this proof's own options."""
-    parser.add_argument("--device", default="sim", help="sim by default")
-    parser.add_argument("--steps", type=at_least_one, default=120, help="a run")
-    parser.add_argument(
-        "--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS)
-    )
-    parser.add_argument(
-        "--without", nargs="+", choices=PARTS, default=list(PARTS), help="parts"
-    )
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train with each part left out; the library as it is must keep its promises."""
     rows: list[AblateRow] = []
-    for setup in chosen(SETUPS, settings.models):
+    for name in names_of(_SPECS, settings.models):
+        task = {"model": name, "steps": options.steps, "parts": options.without}
         for setting in options.settings:
-            task = {
-                "model": setup.model,
-                "seed": settings.seed,
-                "device": settings.device,
-                "steps": options.steps,
-                "setting": setting,
-                "parts": options.without,
-            }
-            for said in run_child("ablate", task, settings.threads):
-                rows.append(AblateRow(**said, **settings.provenance()))
-                progress(f"ablate {setup.model}, {setting}: without {said['without']}")
+            rows += rows_of(AblateRow, "ablate", settings, setting=setting, **task)
+            progress(f"{name}, {setting}: done")
+    return Answer(rows=[*rows], table=[_line(row) for row in rows], bars=_judge(rows))
+
+
+def _judge(rows: Sequence[AblateRow]) -> list[Bar]:
+    """Judge the library as it is; a refused budget is one that has to be passed."""
     whole = [row for row in rows if row.without == NOTHING]
-    return Answer(
-        rows=rows,
-        table=[_line(row) for row in rows],
-        bars=[
-            Bar("steps over, nothing left out", _over(whole), at_most=0),
-            Bar(
-                "allocation retries, nothing left out",
-                sum(row.alloc_retries for row in whole),
-                at_most=0,
-            ),
-        ],
-    )
-
-
-def _over(rows: Sequence[AblateRow]) -> int:
-    """Count steps over; the ones before a budget is refused show that it has to be."""
-    return sum(row.steps_over for row in rows if not row.is_refused)
+    over = sum(row.steps_over for row in whole if not row.is_refused)
+    retries = sum(row.alloc_retries for row in whole)
+    return [
+        Bar("steps over, nothing left out", over, at_most=0),
+        Bar("allocation retries, nothing left out", retries, at_most=0),
+    ]
 
 
 def _line(row: AblateRow) -> dict[str, object]:
@@ -185,118 +167,109 @@ class _Autocast(Loop):
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one model in one setting, once without each part."""
-    (setup,) = chosen(SETUPS, [task["model"]])
-    headroom_bytes = _headroom(setup, task)
+    spec = spec_of(_SPECS, task["model"])
+    headroom_bytes = _headroom(spec, task)
     for part in task["parts"]:
         if task["setting"] == "below" and part not in (NOTHING, "least peaks"):
             continue
-        yield _run(setup, task, part, headroom_bytes)
+        yield {
+            "model": spec.model,
+            "setting": task["setting"],
+            "without": part,
+            "headroom_bytes": headroom_bytes,
+            **_run(spec, task, part, headroom_bytes),
+        }
 
 
-def _loop(setup: Setup, task: Mapping[str, Any]) -> Loop:
+def _loop(spec: ModelSpec, task: Mapping[str, Any]) -> Loop:
     """Build a model where nothing is left of the last, and run its first step."""
     gc.collect()
     kind = _Autocast if task["setting"] == "autocast" else Loop
-    loop = kind(setup.build(task["seed"], task["device"]))
-    shortest = setup.batch(setup.shortest(), torch.Generator().manual_seed(0))
+    loop = kind(spec.build(task["seed"], task["device"]))
+    shortest = spec.batch(spec.shortest(), torch.Generator().manual_seed(0))
     loop.warm_up(shortest)
     loop.step(shortest)  # the optimizer's state is there from now on
     return loop
 
 
-def _headroom(setup: Setup, task: Mapping[str, Any]) -> int:
+def _headroom(spec: ModelSpec, task: Mapping[str, Any]) -> int:
     """Return what steps may take of the device, from what the longest shape takes."""
-    loop = _loop(setup, task)
-    most = _longest_growth(setup, loop)
-    with attach(loop.model, 2**40, planner="full", meter=loop.meter):
-        least = _longest_growth(setup, loop)
-    if task["setting"] == "tight":
-        return int(_OVER * least)
-    if task["setting"] == "below":
-        return int(_UNDER * least)
+    loop = _loop(spec, task)
+    most = _longest_growth(spec, loop)
+    with attach(loop.model, AMPLE_BYTES, planner="full", meter=loop.meter):
+        least = _longest_growth(spec, loop)
+    if task["setting"] in _OF_LEAST:
+        return int(_OF_LEAST[task["setting"]] * least)
     return int(least + _HALF * (most - least))
 
 
-def _longest_growth(setup: Setup, loop: Loop) -> int:
-    """Return what the longest shape takes of the device beyond what is held."""
-    growths = []
+def _longest_growth(spec: ModelSpec, loop: Loop) -> int:
+    """Return what the longest shape takes of the device in its second step."""
+    batch = spec.batch(spec.longest(), torch.Generator().manual_seed(1))
     for _ in range(2):
-        loop.optimizer.zero_grad(set_to_none=True)
         loop.meter.resting_bytes()
-        batch = setup.batch(setup.longest(), torch.Generator().manual_seed(1))
-        growths.append(loop.step(batch).growth_bytes)
-    return growths[-1]
+        measured = loop.step(batch)
+    return measured.growth_bytes
 
 
 def _run(
-    setup: Setup, task: Mapping[str, Any], part: str, headroom_bytes: int
-) -> Mapping[str, Any]:
+    spec: ModelSpec, task: Mapping[str, Any], part: str, headroom_bytes: int
+) -> dict[str, Any]:
     """Train without one part, and sum up."""
-    loop = _loop(setup, task)
+    loop = _loop(spec, task)
     generator = torch.Generator().manual_seed(task["seed"] + 1)
-    shapes = _shapes(setup, task, generator)
+    shapes = _shapes(spec, task, generator)
     budget_bytes = loop.meter.resting_bytes() + headroom_bytes
-    state = _learned(setup, loop, task, part, budget_bytes, generator)
-    measured: list[Measured] = []
+    state = None
+    if task["setting"] == "resumed":
+        with _session(loop, budget_bytes, part) as session:
+            for _ in range(task["steps"] // 4):
+                loop.step(spec.batch(spec.draw(generator, 0.0, 0.5), generator))
+            state = json.dumps(session.state_dict())
+    measured: list[MeasuredStep] = []
     is_refused = False
     with _session(loop, budget_bytes, part) as session:
         if state is not None:
             session.load_state_dict(json.loads(state))
-        n_before = session.state_dict()["cost_model"]["n_steps"]
+        n_before = _n_measured(session)
         try:
             for sizes in shapes:
-                measured.append(loop.step(setup.batch(sizes, generator)))
+                measured.append(loop.step(spec.batch(sizes, generator)))
         except InfeasibleBudgetError:
             is_refused = True
-        n_measured = session.state_dict()["cost_model"]["n_steps"] - n_before
+        n_measured = _n_measured(session) - n_before
     return {
-        "model": setup.model,
-        "setting": task["setting"],
-        "without": part,
         "is_refused": is_refused,
         "budget_bytes": budget_bytes,
-        "headroom_bytes": headroom_bytes,
         "steps_measured": n_measured,
-        **_summary(measured, list(session.records), budget_bytes),
+        **_summary(measured, session.records, budget_bytes),
         "given_back": session.summary().given_back,
     }
 
 
+def _n_measured(session: Session) -> int:
+    """Return how many steps its cost model knows, those of a state among them."""
+    return int(session.state_dict()["cost_model"]["n_steps"])
+
+
 def _shapes(
-    setup: Setup, task: Mapping[str, Any], generator: torch.Generator
+    spec: ModelSpec, task: Mapping[str, Any], generator: torch.Generator
 ) -> list[Sizes]:
     """Draw a setting's shapes, in their order."""
     steps, setting = task["steps"], task["setting"]
     if setting == "jumps":
         ends = ((0.0, _SHORT), (_LONG, 1.0))
-        return [setup.draw(generator, *ends[i % 2]) for i in range(steps)]
+        return [spec.draw(generator, *ends[i % 2]) for i in range(steps)]
     if setting == "resumed":
-        return [setup.draw(generator, 0.5, 1.0) for _ in range(steps)]
+        return [spec.draw(generator, 0.5, 1.0) for _ in range(steps)]
     if setting == "below":
-        return [setup.longest() for _ in range(min(steps, _BELOW_STEPS))]
+        return [spec.longest() for _ in range(min(steps, _BELOW_STEPS))]
     edge = round(_EDGE * steps)
     return [
-        *(setup.draw(generator, 0.0, _SHORT) for _ in range(edge)),
-        *(setup.draw(generator, 0.0, _LONG) for _ in range(steps - 2 * edge)),
-        *(setup.longest() for _ in range(edge)),
+        *(spec.draw(generator, 0.0, _SHORT) for _ in range(edge)),
+        *(spec.draw(generator, 0.0, _LONG) for _ in range(steps - 2 * edge)),
+        *(spec.longest() for _ in range(edge)),
     ]
-
-
-def _learned(
-    setup: Setup,
-    loop: Loop,
-    task: Mapping[str, Any],
-    part: str,
-    budget_bytes: int,
-    generator: torch.Generator,
-) -> str | None:
-    """Return what a session before has learned, as JSON, where there was one."""
-    if task["setting"] != "resumed":
-        return None
-    with _session(loop, budget_bytes, part) as session:
-        for _ in range(task["steps"] // 4):
-            loop.step(setup.batch(setup.draw(generator, 0.0, 0.5), generator))
-        return json.dumps(session.state_dict())
 
 
 def _session(loop: Loop, budget_bytes: int, part: str) -> Session:
@@ -312,7 +285,7 @@ def _session(loop: Loop, budget_bytes: int, part: str) -> Session:
 
 
 def _summary(
-    measured: Sequence[Measured], records: Sequence[StepRecord], budget_bytes: int
+    measured: Sequence[MeasuredStep], records: Sequence[StepRecord], budget_bytes: int
 ) -> dict[str, Any]:
     over = [m.peak_bytes - budget_bytes for m in measured]
     planned = [
@@ -321,6 +294,7 @@ def _summary(
         if r.phase == "plan" and "recompute" in r.actions
     ]
     uses = [m.growth_bytes / (budget_bytes - m.start_bytes) for m, _ in planned]
+    errors = [abs(r.prediction_error or 0.0) for _, r in planned]
     first = [n for n, r in enumerate(records) if r.phase in ("step_down", "plan")]
     return {
         "steps": len(measured),
@@ -328,14 +302,7 @@ def _summary(
         "overshoot_bytes": max(0, *over) if over else 0,
         "alloc_retries": sum(r.alloc_retries or 0 for r in records),
         "use": quantile(uses, 0.5),
-        "error_p99": quantile((_error(r) for _, r in planned), 0.99),
+        "error_p99": quantile(errors, 0.99),
         "recomputed_flops": sum(r.recomputed_flops for r in records),
         "first_plan": first[0] if first else None,
     }
-
-
-def _error(record: StepRecord) -> float:
-    predicted, observed = record.predicted_growth_bytes, record.observed_growth_bytes
-    if not predicted or observed is None:
-        return 0.0
-    return abs(observed - predicted) / predicted
