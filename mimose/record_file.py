@@ -85,11 +85,18 @@ def read_records(path: str | PathLike[str]) -> list[StepRecord]:
 
 
 def _amend(records: list[StepRecord], record: StepRecord) -> None:
-    """Put a record in the place of the last of the same step."""
+    """Put a record in the place of the last of the same step of the same run."""
     for place in range(len(records) - 1, -1, -1):
-        if records[place].step == record.step:
+        there = records[place]
+        if _same_step(there) == _same_step(record):
             records[place] = record
             return
+
+
+def _same_step(record: StepRecord) -> tuple[object, ...]:
+    """Return what a step's records have in common, and others' seldom."""
+    sizes = tuple(record.shape.items())
+    return record.step, record.budget_bytes, record.start_bytes, sizes, record.actions
 
 
 def _record(said: Any, where: str) -> StepRecord:

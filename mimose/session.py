@@ -244,10 +244,9 @@ class Session:
 
     def _can_recover(self, error: RuntimeError) -> bool:
         unit = self._engine.findings.last_recomputed
-        if (
-            isinstance(error, (CheckpointError, RecomputationError))
-            and unit is not None
-        ):
+        if isinstance(error, RecomputationError):
+            pass  # whose layer is kept by now
+        elif isinstance(error, CheckpointError) and unit is not None:
             self._engine.findings.keep(unit, "recomputing it gave other tensors")
         elif is_out_of_memory(error):
             self._engine.footprint.ran_out()

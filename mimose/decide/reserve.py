@@ -125,9 +125,12 @@ class Reserve:
             return False
         is_off = self._learn_again(step, step.observed_bytes)
         predicted = step.predicted_bytes
-        is_near = step.is_over or predicted >= _LARGE * step.headroom_bytes
-        if is_near or predicted >= _LARGE * step.scale_bytes:
-            self.bound.observe(predicted, step.observed_bytes, is_near=is_near)
+        self.bound.observe(
+            predicted,
+            step.observed_bytes,
+            is_near=step.is_over or predicted >= _LARGE * step.headroom_bytes,
+            is_large=predicted >= _LARGE * step.scale_bytes,
+        )
         return is_off
 
     def forget(self, context: Context) -> None:

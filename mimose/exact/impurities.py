@@ -42,6 +42,8 @@ class _State(NamedTuple):
     get: Callable[[], Any]
     tensors: tuple[tuple[torch.Tensor, int, torch.Tensor | None], ...] = ()
     """Those in it, with their versions, and copies of the smaller ones."""
+    is_other: bool = False
+    """Whether it is of a kind that is not looked at."""
 
 
 class AttributesSlot:
@@ -64,7 +66,11 @@ class AttributesSlot:
 
     def read(self) -> dict[str, Any]:
         """Return the state of each, by name."""
-        return {name: self._state(value) for name, value in self._present()}
+        return {
+            name: self._state(value)
+            for name, value in self._table.items()
+            if name not in INTERNAL
+        }
 
     def differs(self, state: Mapping[str, Any]) -> bool:
         """Whether one was set, edited or taken away."""
@@ -103,6 +109,8 @@ class AttributesSlot:
         return next(new, "")
 
     def _state(self, value: Any) -> _State:
+        if not isinstance(value, _LOOKED_AT):
+            return _State(lambda: value, is_other=True)
         if isinstance(value, torch.Tensor) and value.requires_grad:
             return _State(weakref.ref(value))
         if not _may_be_held(value):
@@ -117,6 +125,8 @@ class AttributesSlot:
 def _is_same(state: _State, value: Any) -> bool:
     """Whether a value is what it was when its state was read."""
     old = state.get()
+    if state.is_other:
+        return value is not _MISSING and not isinstance(value, _LOOKED_AT)
     if old is _OPAQUE:
         return isinstance(value, tuple) and not _may_be_held(value)
     is_equal = type(old) is type(value) and not state.tensors and _is_plain(value)

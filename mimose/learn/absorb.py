@@ -21,6 +21,7 @@ from mimose.learn.side_tensors import (
     holds_sides_to_the_end,
     measured_sides,
     releases_sides,
+    with_choice,
 )
 from mimose.types import (
     EventSample,
@@ -122,6 +123,7 @@ class _Step:
         self._facts = facts
         self._pattern = pattern
         self._events = events
+        self._sides = with_choice(model, pattern)
         self.readings: dict[Key, list[tuple[Sizes, float]]] = {}
 
     def add(self, key: Key, sizes: Sizes, value: float | None) -> None:
@@ -132,7 +134,7 @@ class _Step:
     def add_events(self, samples: Sequence[EventSample]) -> None:
         """Sort what is a layer's own, by family and action."""
         first = self._model.menu.first
-        has_nets = holds_sides_to_the_end(self._pattern.sides, self._events, first)
+        has_nets = holds_sides_to_the_end(self._sides, self._events, first)
         around = neighbours_of(self._pattern.families)
         for index, sample in enumerate(samples):
             event, family = self._events[index], self._pattern.events[index].family
@@ -165,7 +167,7 @@ class _Step:
         """Sort what runs between and behind the events: Note: [Side tensors]."""
         facts, menu = self._facts, self._model.menu
         last = self._events[-1].action if self._events else menu.least
-        is_told = not releases_sides(self._pattern.sides, self._events, menu.first)
+        is_told = not releases_sides(self._sides, self._events, menu.first)
         loss = sample.loss
         if loss is not None and gone_before_loss(self._model, facts):
             which = menu.least if self._is_least() else menu.first  # R0 or R1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ class Learner:
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
+        self._lock = threading.Lock()
 
     def absorb(
         self,
@@ -34,15 +36,20 @@ class Learner:
         calls: tuple[int, ...],
     ) -> None:
         """Take in one measured step; the arguments are those of `learn.absorb`."""
-        self.model = absorb(self.model, facts, events, sample, released_bytes, calls)
+        with self._lock:
+            self.model = absorb(
+                self.model, facts, events, sample, released_bytes, calls
+            )
 
     def absorb_cost(self, cost_of: CostOf, flops: int) -> None:
         """Take in the FLOPs of one call's action, as it stopped early."""
-        self.model = self.model.with_cost(*cost_of, float(flops))
+        with self._lock:
+            self.model = self.model.with_cost(*cost_of, float(flops))
 
     def absorb_growth(self, growth_bytes: float) -> None:
         """Take in how large a step is, or could be."""
-        self.model = self.model.grown(growth_bytes)
+        with self._lock:
+            self.model = self.model.grown(growth_bytes)
 
     def use(self, context: Context) -> None:
         """Take note that a context is used; the least recently used go first."""
@@ -52,15 +59,18 @@ class Learner:
 
     def forget(self, context: Context) -> None:
         """Drop a context's pattern; what its families taught stays."""
-        self.model = self.model.forgotten(context)
+        with self._lock:
+            self.model = self.model.forgotten(context)
 
     def restrict(self, unit: int, actions: Iterable[str]) -> None:
         """Let a unit run under some actions only, from now on."""
-        self.model = self.model.restricted(unit, actions)
+        with self._lock:
+            self.model = self.model.restricted(unit, actions)
 
     def distrust_plans(self) -> None:
         """Make every plan made so far invalid, as after a step over the budget."""
-        self.model = self.model.distrusted()
+        with self._lock:
+            self.model = self.model.distrusted()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that was learned, ready for JSON."""
@@ -72,4 +82,5 @@ class Learner:
         Args:
             state: What ``state_dict`` returned.
         """
-        self.model = self.model.loaded(state)
+        with self._lock:
+            self.model = self.model.loaded(state)

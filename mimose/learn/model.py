@@ -190,7 +190,7 @@ class CostModel:
 
     def restricted(self, unit: int, actions: Iterable[str]) -> CostModel:
         """Return the next version, in which a unit may run under some actions only."""
-        allowed = set(actions)
+        allowed = {*actions} & {*self.allowed(unit)}
         kept = tuple(name for name in self.menu.names if name in allowed)
         return self.distrusted(limits={**self.limits, unit: kept})
 

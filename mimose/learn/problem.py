@@ -140,8 +140,13 @@ class _Layer:
         return self._model.excess(*self._backward, action)
 
     def backward_or_least(self, action: str, sizes: Sizes) -> Series:
+        return self._backward_of(action, sizes)[0]
+
+    def _backward_of(self, action: str, sizes: Sizes) -> tuple[Series, bool]:
+        """Return what is known of an action's backward, and whether it is its own."""
         own, least = self.backward(action), self.backward(self._menu.least)
-        return self._trusted(action, own, least, sizes)
+        found = self._trusted(action, own, least, sizes)
+        return found, found is own
 
     def net(self, action: str, sizes: Sizes) -> Series:
         own = self._model.net(*self._backward, action)
@@ -189,9 +194,11 @@ class _Layer:
         forward = [self.forward(action, sizes).predict(sizes) for action in names]
         backward = [self._first_backward(sizes, held[-1], beyond.get(first, 0.0))]
         for index, spec in enumerate(self._menu.specs[1:], 1):
-            # What it brings back was left out of the readings.
-            excess = self.backward_or_least(spec.name, sizes).predict(sizes)
-            over = excess + held[0] - held[index] + beyond.get(spec.name, 0.0)
+            series, is_own = self._backward_of(spec.name, sizes)
+            over = series.predict(sizes) + beyond.get(spec.name, 0.0)
+            if spec.recomputes or not is_own:
+                # What running again brings back was left out of the readings.
+                over += held[0] - held[index]
             backward.append(max(forward[0], over) if spec.recomputes else over)
         net = [self.net(action, sizes).predict(sizes) for action in names]
         cost = [self.cost(action).predict(sizes) or 1.0 for action in names]

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mimose.learn.model import CostModel
-from mimose.learn.patterns import SideTensor
+from mimose.learn.patterns import Pattern, SideTensor
 from mimose.types import Measured, StepInput
 
 Readers = tuple[int, ...]
@@ -58,11 +58,36 @@ def side_tensors(model: CostModel, facts: StepInput) -> list[SideTensor]:
         facts: The step's context, which is known, and its sizes.
     """
     found = []
-    for group in model.patterns[facts.context].sides:
+    pattern = model.patterns[facts.context]
+    settled = settled_events(model, pattern)
+    for group in pattern.sides:
+        readers = tuple(reader for reader in group if reader not in settled)
         series = model.exact(facts.context, "side", group)
-        if not series.doubt(facts.sizes):
-            found.append(SideTensor(group, series.predict(facts.sizes)))
+        if readers and not series.doubt(facts.sizes):
+            found.append(SideTensor(readers, series.predict(facts.sizes)))
     return found
+
+
+def settled_events(model: CostModel, pattern: Pattern) -> set[int]:
+    """Return the positions of the events about which there is no choice.
+
+    A unit that is always kept holds what it saves, and nothing else in any plan.
+
+    Args:
+        model: What was learned.
+        pattern: The events.
+    """
+    return {i for i, e in enumerate(pattern.events) if model.is_settled(e.unit)}
+
+
+def with_choice(model: CostModel, pattern: Pattern) -> list[Readers]:
+    """Return the groups of readers, those left out about which there is no choice."""
+    settled = settled_events(model, pattern)
+    left = [
+        tuple(reader for reader in readers if reader not in settled)
+        for readers in pattern.sides
+    ]
+    return [readers for readers in left if readers]
 
 
 def releases_sides(

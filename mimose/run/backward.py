@@ -96,8 +96,8 @@ class Backward:
         """
         if self.stage is Stage.AGAIN:
             self.stage = Stage.CLOSED
-            if not self.n_ended:
-                return False
+        if self.stage is Stage.CLOSED and not self.n_ended:
+            return False
         self.n_ended += 1
         return True
 

@@ -197,5 +197,5 @@ class Engine:
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
         self.optimizers.load_state_dict(state["optimizers"])
-        self.findings.load_state_dict(state["kept_units"])
         self.footprint.load_state_dict(state.get("footprint", {}))
+        self.findings.load_state_dict(state["kept_units"])

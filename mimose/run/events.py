@@ -208,12 +208,10 @@ class EventRunner:
             found.update({u: _EDITS_OBJECT for u in self.units if u.handed.has_edited})
         if changed:
             found.update({u: why for u in self.units if (why := u.impurity(changed))})
-        found.update(self._impure)
         found = {unit: why for unit, why in found.items() if not unit.is_kept}
-        if not found:
-            return
         for unit, why in found.items():
             unit.keep(why)
+        found.update(self._impure)
         recomputed = {unit for unit, _ in self.inputs}
         units = [unit for unit in found if unit in recomputed]
         if units:
@@ -245,7 +243,10 @@ class EventRunner:
         call = UnitCall(unit, args, kwargs, self)
         if name == self.first:
             return self._actions[name].run(call, None)
-        if not torch.is_grad_enabled() or self._must_keep(name, unit, args, kwargs):
+        if not torch.is_grad_enabled():
+            return call.forward()
+        name = self._chosen(name, unit, args, kwargs)
+        if name == self.first:
             return call.forward()
         action = self._actions[name]
         if action.spec.recomputes and not step.knows_flops:
@@ -277,22 +278,30 @@ class EventRunner:
             return None
         return self._flops.counted(step.add_flops, known_as, unit, key, args, kwargs)
 
-    def _must_keep(
+    def _chosen(
         self,
         name: str,
         unit: Unit,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> bool:
-        """Whether a unit is kept, now that it is called, where and with what it is."""
+    ) -> str:
+        """Return the action of a call, now that it is made, where and with what it is.
+
+        What refuses a unit is not chosen for it again; the least stands in for it.
+        """
         if unit.is_kept:
-            return True
-        why = self._actions[name].refuses(unit)
+            return self.first
         if self.knowledge.edited and self.knowledge.cannot_be_copied(args, kwargs):
-            why = _EDITS_OBJECT
-        if why:
+            unit.keep(_EDITS_OBJECT)
+            return self.first
+        why = self._actions[name].refuses(unit)
+        if not why:
+            return name
+        if name == self._least:
             unit.keep(why)
-        return bool(why)
+            return self.first
+        unit.exclude(name, why)
+        return self._chosen(self._least, unit, args, kwargs)
 
     def _measure(
         self,
@@ -313,8 +322,8 @@ class EventRunner:
             key = self._mode.unit_keys[unit.index]
             flops = self._flops.of_compiled(unit, key, args, kwargs)
             gauge = by_saved(self._teach, self._root, flops)
-        if name != self.first and self._must_keep(name, unit, args, kwargs):
-            name = self.first
+        if name != self.first:
+            name = self._chosen(name, unit, args, kwargs)
         shape = call_shape(args, kwargs)
         measured = Measured(
             name=f"{unit.name}#{unit.calls - 1}",

@@ -46,6 +46,13 @@ class Findings:
         self.kept[unit.name] = why
         _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
 
+    def exclude(self, unit: Named, action: str, why: str) -> None:
+        """Never choose an action for a unit again."""
+        model = self._learner.model
+        allowed = [name for name in model.allowed(unit.index) if name != action]
+        self._learner.restrict(unit.index, allowed)
+        _log.warning("mimose: %s is not run under %s: %s", unit.name, action, why)
+
     def _keep_only(self, index: int) -> None:
         self._learner.restrict(index, [self._learner.model.menu.first])
 

@@ -52,6 +52,8 @@ class Rollback:
         self._snapshot = self.snapshot()
         self._is_settled = False
         self._is_wide = True
+        self._has_compared = False
+        """Whether a forward has run to its end since a unit was last unknown."""
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot, not yet taken, of what a forward changes."""
@@ -59,10 +61,11 @@ class Rollback:
         units = [slot for unit in self._units for slot in unit.changing()]
         small = [slot for slot in buffer_slots(modules) if slot.numel <= _SMALL]
         known = union(running_statistics(modules), units, self._changing)
+        # Once a unit's calls have told, an edit shows in versions alone.
         planned = {
             id(module)
             for unit in self._units
-            if not unit.is_kept
+            if not (unit.is_kept or unit.is_known)
             for module in unit.module.modules()
         }
         inside = own_slots([m for m in modules if id(m) in planned], math.inf)
@@ -80,12 +83,13 @@ class Rollback:
         if not knows or not self._is_settled:
             self._snapshot = self.snapshot()
         self._is_settled = knows
-        self._is_wide = not knows or not is_planned
+        self._has_compared = self._has_compared and knows
+        self._is_wide = not (knows and is_planned and self._has_compared)
         self._snapshot.take(is_wide=self._is_wide)
 
     def narrow(self) -> None:
         """Ask nothing of the forward that has begun: it turned out one under a plan."""
-        if self._is_settled:
+        if self._is_settled and self._has_compared:
             self._is_wide = False
 
     def learn(self) -> Mapping[object, str]:
@@ -96,6 +100,7 @@ class Rollback:
         """
         if not self._is_wide:
             return {}
+        self._has_compared = True
         running = running_statistics(self._model.modules())
         found = self._snapshot.compare(without=running)
         self._note(slot for slot, _ in found.changed)

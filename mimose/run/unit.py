@@ -74,6 +74,10 @@ class Unit:
         """Never recompute it again."""
         self._findings.keep(self, why)
 
+    def exclude(self, action: str, why: str) -> None:
+        """Never run it under an action again."""
+        self._findings.exclude(self, action, why)
+
     def note_inexact(self, why: str) -> None:
         """Take note that it is recomputed, but not to the bit."""
         self._findings.note_inexact(self, why)

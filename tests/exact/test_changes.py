@@ -3,6 +3,7 @@
 Each model trains bare and under a session; everything must agree to the bit.
 """
 
+import contextlib
 import copy
 import dataclasses
 import random
@@ -624,3 +625,106 @@ def test_marks_hold_nothing():
     del x
     y.add_(1)
     assert is_edited(noted)
+
+
+class _Draws(nn.Module):
+    """Draws from NumPy's generator."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        """Scale by a number that is drawn."""
+        return x + torch.relu(self.linear(x)) * float(np.random.rand())  # noqa: NPY002
+
+
+class _FailsOnce(nn.Module):
+    """Raises an error in its first forward."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.has_failed = [False]  # of a kind that is not looked at
+
+    def forward(self, x):
+        """Fail once, then go on."""
+        if not self.has_failed[0]:
+            self.has_failed[0] = True
+            msg = "for the test"
+            raise ValueError(msg)
+        return x + torch.relu(self.linear(x))
+
+
+class _Counts(nn.Module):
+    """Multiplies by how often it was called."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.n = 0
+
+    def forward(self, x):
+        """Count, and multiply."""
+        self.n += 1
+        return x + torch.relu(self.linear(x)) * (1 + 0.1 * self.n)
+
+
+@pytest.mark.parametrize("planner", ["auto", "full", "every-2"])
+@pytest.mark.parametrize("kind", [_Draws, _Counts])
+def test_a_failed_first_forward_hides_nothing(toys, meter, planner, kind):
+    """What a first call showed is known although its forward did not end."""
+    bare = toys.chain(4)
+    bare.blocks[0], bare.blocks[3] = kind(16), _FailsOnce(16)
+    planned = copy.deepcopy(bare)
+
+    def train(model):
+        np.random.seed(3)  # noqa: NPY002
+        with contextlib.suppress(ValueError):
+            model(toys.inputs(8))
+        return toys.train(model, [toys.inputs(n) for n in (8, 24, 16)])
+
+    expected = train(bare)
+    with mimose.attach(planned, "1TiB", meter=meter, planner=planner) as session:
+        actual = train(planned)
+    assert [] == toys.differences(expected, actual)
+    assert ["blocks.0"] == list(session.summary().kept_units)
+
+
+def test_models_with_kept_layers_are_planned(toys, meter):
+    """Two layers that draw are kept; the others are planned, and predicted exactly."""
+    model = toys.chain(5)
+    model.blocks[1], model.blocks[3] = _Draws(16), _Draws(16)
+    batches = [toys.inputs(64 * n) for n in (8, 24, 16, 12, 20, 32, 28, 10) * 3]
+    budget = toys.budget_between(toys.chain(5), batches, 0.7, meter)
+    with mimose.attach(model, budget, meter=meter) as session:
+        toys.train(model, batches)
+    last = list(session.records)[-8:]
+    assert {"plan"} == {record.phase for record in last}
+    assert any("recompute" in record.actions for record in last)
+    assert max(abs(record.prediction_error) for record in last) < 0.001
+    assert not any(record.is_over for record in last)
+
+
+class _Lazy(nn.Module):
+    """Turns an array into a tensor in its first forward."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.mask = np.ones(width, dtype="f4")
+
+    def forward(self, x):
+        """Multiply by the mask, which is a tensor from now on."""
+        if not isinstance(self.mask, torch.Tensor):
+            self.mask = torch.from_numpy(self.mask)
+        return x + torch.relu(self.linear(x * self.mask))
+
+
+def test_an_attribute_that_becomes_a_tensor_is_put_back(toys, meter):
+    """The forward that is run again finds the array that was there."""
+    model = toys.chain(3, make=_Lazy)
+    batches = [toys.inputs(n) for n in (8, 24, 16)]
+    found, _ = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    assert isinstance(model.blocks[0].mask, torch.Tensor | np.ndarray)

@@ -196,7 +196,7 @@ blocks = [torch.ones(4096) for _ in range(2000)]
 pins = blocks[::100]
 del blocks
 meter = ProcessMeter()
-print(sum(1 for _ in meter._holes._blocks))
+print(sum(1 for _ in meter._filler._blocks))
 """
 
 
@@ -214,7 +214,7 @@ def test_holes_are_left_when_the_session_ends():
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
     with mimose.attach(model, "1TiB", meter=meter, units=[torch.nn.Linear]):
         meter.clean_up()
-    assert [] == meter._holes._blocks
+    assert [] == meter._filler._blocks
 
 
 @on_linux

@@ -15,7 +15,12 @@ class _FixedBound(GrowthBound):
     """Learns nothing."""
 
     def observe(
-        self, predicted_bytes: float, observed_bytes: float, *, is_near: bool = True
+        self,
+        predicted_bytes: float,
+        observed_bytes: float,
+        *,
+        is_near: bool = True,
+        is_large: bool = True,
     ) -> None:
         """Pass over."""
 

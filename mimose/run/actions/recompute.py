@@ -62,7 +62,8 @@ class Recompute:
             raise NotRecomputableError({unit.index: unit.name}, why)
         call.notes.note_read(unit, noted)
         why = "" if first is None else unit.learn(first, call.notes.answers)
-        if why:
+        if why:  # at once: whatever becomes of this forward, the next knows
+            unit.keep(why)
             call.notes.note_impure(unit, why)
         unit.note_compared(is_doubted=unit.is_doubted)
         if comparison is not None and not unit.guard.changes_weights:
