@@ -670,6 +670,12 @@ class _Counts(nn.Module):
         return x + torch.relu(self.linear(x)) * (1 + 0.1 * self.n)
 
 
+def _is_block(name, module):
+    """Whether a module is one of a chain's blocks."""
+    del module
+    return name.startswith("blocks.") and name.count(".") == 1
+
+
 @pytest.mark.parametrize("planner", ["auto", "full", "every-2"])
 @pytest.mark.parametrize("kind", [_Draws, _Counts])
 def test_a_failed_first_forward_hides_nothing(toys, meter, planner, kind):
@@ -685,7 +691,8 @@ def test_a_failed_first_forward_hides_nothing(toys, meter, planner, kind):
         return toys.train(model, [toys.inputs(n) for n in (8, 24, 16)])
 
     expected = train(bare)
-    with mimose.attach(planned, "1TiB", meter=meter, planner=planner) as session:
+    options = {"meter": meter, "planner": planner, "units": _is_block}
+    with mimose.attach(planned, "1TiB", **options) as session:
         actual = train(planned)
     assert [] == toys.differences(expected, actual)
     assert ["blocks.0"] == list(session.summary().kept_units)
@@ -697,9 +704,10 @@ def test_models_with_kept_layers_are_planned(toys, meter):
     model.blocks[1], model.blocks[3] = _Draws(16), _Draws(16)
     batches = [toys.inputs(64 * n) for n in (8, 24, 16, 12, 20, 32, 28, 10) * 3]
     budget = toys.budget_between(toys.chain(5), batches, 0.7, meter)
-    with mimose.attach(model, budget, meter=meter) as session:
+    with mimose.attach(model, budget, meter=meter, units=_is_block) as session:
         toys.train(model, batches)
     last = list(session.records)[-8:]
+    assert ["blocks.1", "blocks.3"] == sorted(session.summary().kept_units)
     assert {"plan"} == {record.phase for record in last}
     assert any("recompute" in record.actions for record in last)
     assert max(abs(record.prediction_error) for record in last) < 0.001
