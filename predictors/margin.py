@@ -151,7 +151,12 @@ class GrowthBound:
         return max(0.0, headroom_bytes - self.noise_bytes) / (1.0 + share)
 
     def observe(
-        self, predicted_bytes: float, observed_bytes: float, *, is_near: bool = True
+        self,
+        predicted_bytes: float,
+        observed_bytes: float,
+        *,
+        is_near: bool = True,
+        is_large: bool = True,
     ) -> None:
         """Take note of how a prediction came out.
 
@@ -162,7 +167,8 @@ class GrowthBound:
             predicted_bytes: The growth that was predicted, not corrected.
             observed_bytes: The growth that was observed.
             is_near: Whether it is of the size that the bound is for. A reading's noise
-                is more of a smaller one, which corrects, but widens no margin.
+                is more of a smaller one, which widens no margin.
+            is_large: Whether it is one of the larger, which alone correct.
         """
         if not (predicted_bytes > 0.0 and _isfinite(predicted_bytes)):
             return
@@ -171,7 +177,8 @@ class GrowthBound:
         residual = observed_bytes / predicted_bytes - 1.0
         if is_near:
             self._note(residual - self.noise_bytes / predicted_bytes)
-        self._usual.append(residual)
+        if is_large:
+            self._usual.append(residual)
         self._refresh()
 
     def state_dict(self) -> dict[str, Any]:
