@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import operator
 import os
 import re
 from collections import Counter, deque
@@ -241,21 +242,17 @@ class Records(deque[StepRecord]):
 
         Of too many the oldest is dropped, and stays in the totals.
         """
-        place = self._place(record.step)
-        if place is not None:
-            self[place] = record
-        elif not self or record.step > self[-1].step:
+        for place in range(len(self) - 1, -1, -1):  # most often it is the last
+            if self[place].step == record.step:
+                self[place] = record
+                return
+            if self[place].step < record.step:
+                break
+        if not self or record.step > self[-1].step:
             self._open[record.step] = False
             if len(self) == self.maxlen:
                 self._drop(self[0])
             self.append(record)
-
-    def _place(self, step: int) -> int | None:
-        """Return where a step's record is; most often it is the last."""
-        for place in range(len(self) - 1, -1, -1):
-            if self[place].step <= step:
-                return place if self[place].step == step else None
-        return None
 
     def _drop(self, oldest: StepRecord) -> None:
         if oldest.step in self._open:
@@ -293,14 +290,14 @@ class Records(deque[StepRecord]):
         """Let a record hold what others hold: a shape alone takes 200 bytes."""
         if len(self._shared) >= _MOST_SHARED:
             self._shared.clear()
-        shared = self._shared
-        shape = tuple(record.shape.items())
-        return replace(
-            record,
-            shape=shared.setdefault(("shape", shape), record.shape),
-            actions=shared.setdefault(("actions", record.actions), record.actions),
-            events=shared.setdefault(("events", record.events), record.events),
-        )
+        key = "shape", tuple(record.shape.items())
+        shape = self._shared.setdefault(key, record.shape)
+        actions = self._shared.setdefault(record.actions, record.actions)
+        events = self._shared.setdefault(record.events, record.events)
+        own = record.shape, record.actions, record.events
+        if all(map(operator.is_, own, (shape, actions, events))):
+            return record  # most often: plans and names are shared already
+        return replace(record, shape=shape, actions=actions, events=events)
 
     def close_file(self) -> None:
         """Close the file; one that is new and empty does not stay behind."""

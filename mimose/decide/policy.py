@@ -61,16 +61,6 @@ class Policy:
         self._has_warned = False
         self._knows_names = isinstance(round_to, int)
 
-    @property
-    def scale(self) -> float:
-        """How large steps are, in bytes of growth."""
-        return self._learner.model.scale
-
-    @property
-    def has_measured(self) -> bool:
-        """Whether any step was measured."""
-        return self._learner.model.n_steps > 0
-
     def forget(self, context: Context) -> None:
         """Distrust a context whose steps turned out to run other events."""
         self._learner.forget(context)

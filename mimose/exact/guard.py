@@ -54,9 +54,18 @@ class Places(NamedTuple):
     tables: tuple[dict[str, Any], ...]
     names: tuple[str, ...]
 
-    def tensors(self) -> list[Any]:
-        """Return what is there now."""
-        return list(map(dict.get, self.tables, self.names))
+    def read(self) -> tuple[list[Any], list[int]]:
+        """Return what is there now, and how often it was changed in place.
+
+        Where there is no tensor any more, that is -1.
+        """
+        found: list[Any] = list(map(dict.get, self.tables, self.names))
+        try:
+            return found, list(map(version_of, found))
+        except (AttributeError, RuntimeError):  # no tensor, or one of inference
+            return found, [
+                version(t) if isinstance(t, torch.Tensor) else -1 for t in found
+            ]
 
 
 class ModuleGuard:
@@ -75,6 +84,7 @@ class ModuleGuard:
     Attributes:
         naming: Names the unit in the errors of its recomputations.
         changes_weights: Whether its own forward does, as the first one told.
+        watches_buffers: Whether there are buffers that no forward has changed yet.
     """
 
     def __init__(self, name: str, module: nn.Module, notes: Notes) -> None:
@@ -82,7 +92,6 @@ class ModuleGuard:
         self._notes = notes
         self.naming = Naming(name, notes.keep)
         self._modules = tuple(module.modules())
-        self._buffers = Places((), ())
         self.begin_anew()
         self.changes_weights = False
 
@@ -90,6 +99,7 @@ class ModuleGuard:
         """Look at the weights alone: what a forward changes is to be found out."""
         self._all = _places(map(parameters_of, self._modules))
         self._buffers = Places((), ())
+        self.watches_buffers = False
 
     def watch(self, left_out: Iterable[BufferSlot]) -> None:
         """Look at all but these buffers: they are copied for each recomputation."""
@@ -97,14 +107,13 @@ class ModuleGuard:
         weights = map(parameters_of, self._modules)
         buffers = list(map(buffers_of, self._modules))
         self._buffers = _places(buffers, keys)
+        self.watches_buffers = bool(self._buffers.names)
         self._all = _places([*weights, *buffers, *map(vars, self._modules)], keys)
 
     def buffer_versions(self) -> Versions:
         """Return which the buffers are that are not left out, and how often changed."""
-        if not self._buffers.names:
-            return []
-        tensors = self._buffers.tensors()
-        return [(0, -1) if t is None else (id(t), version(t)) for t in tensors]
+        tensors, versions = self._buffers.read()
+        return list(zip(map(id, tensors), versions, strict=True))
 
     def refuse_late_change(self, before: Versions) -> None:
         """Stop a forward that has changed a buffer as never before.
@@ -136,9 +145,8 @@ class ModuleGuard:
     def capture(self, places: Places | None = None) -> GuardState:
         """Return what is there now, in these places or in all."""
         places = self._all if places is None else places
-        tensors = places.tensors()
         modes = tuple(map(_TRAINING, self._modules))
-        return GuardState(places, tensors, _versions(tensors), modes)
+        return GuardState(places, *places.read(), modes)
 
     def restored(
         self, before: GuardState
@@ -152,10 +160,9 @@ class ModuleGuard:
             ChangedWeightsError: The weights are not those of the forward any more.
             RecomputationError: An attribute is not.
         """
-        tensors = before.places.tensors()
+        tensors, versions = before.places.read()
         if not all(map(operator.is_, tensors, before.tensors)):
             self._refuse(before.places, map(operator.is_not, tensors, before.tensors))
-        versions = _versions(tensors)
         if versions != before.versions:
             self._refuse(before.places, map(operator.ne, versions, before.versions))
         modes = tuple(map(_TRAINING, self._modules))
@@ -186,14 +193,6 @@ class ModuleGuard:
     def _set(self, modes: tuple[bool, ...]) -> None:
         for module, mode in zip(self._modules, modes, strict=True):
             module.training = mode
-
-
-def _versions(tensors: list[Any]) -> list[int]:
-    """Count their changes in place; where there is no tensor any more, -1."""
-    try:
-        return list(map(version_of, tensors))
-    except AttributeError:
-        return [version(t) if isinstance(t, torch.Tensor) else -1 for t in tensors]
 
 
 def _places(

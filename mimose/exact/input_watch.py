@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from mimose.tensors import version
-from mimose.torch_private import base_of
+from mimose.torch_private import base_of, version_of
 from mimose.watch.shapes import argument_tensors
 
 Marks: TypeAlias = "list[tuple[weakref.ref[torch.Tensor], int]]"
@@ -27,6 +26,8 @@ _PLAIN = (type(None), bool, int, float, str)
 def marks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Marks:
     """Note the versions of a call's tensors; the tensors are not held.
 
+    Inference tensors count none, and cannot be edited where autograd sees it.
+
     Args:
         args: The positional arguments.
         kwargs: The keyword arguments.
@@ -34,11 +35,13 @@ def marks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Marks:
     found = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, torch.Tensor):
-            found.append((weakref.ref(value), version(value)))
+            if not value.is_inference():
+                found.append((weakref.ref(value), version_of(value)))
         elif not isinstance(value, _PLAIN):
             found += [
-                (weakref.ref(tensor), version(tensor))
+                (weakref.ref(tensor), version_of(tensor))
                 for _, tensor in argument_tensors((value,), {})
+                if not tensor.is_inference()
             ]
     return found
 
@@ -47,7 +50,7 @@ def is_edited(noted: Marks) -> bool:
     """Whether a tensor that is still alive has another version now."""
     for ref, counted in noted:
         tensor = ref()
-        if tensor is not None and version(tensor) != counted:
+        if tensor is not None and version_of(tensor) != counted:
             return True
     return False
 
@@ -62,7 +65,7 @@ def cut_off(noted: Marks) -> None:
     """
     for ref, counted in noted:
         tensor = ref()
-        if tensor is None or version(tensor) == counted or tensor.grad_fn is None:
+        if tensor is None or tensor.grad_fn is None or version_of(tensor) == counted:
             continue
         base = base_of(tensor)
         if base is None:

@@ -16,7 +16,6 @@ from torch.utils.checkpoint import CheckpointError
 
 from mimose.exceptions import RecomputationError
 from mimose.torch_private import (
-    is_checkpoint_debugged,
     is_from_checkpoint,
     pop_saved_hooks,
     push_saved_hooks,
@@ -87,11 +86,6 @@ def _why(error: RuntimeError) -> str:
     if _EDITED in str(error):
         return "its input was edited in place before its backward"
     return ""
-
-
-def can_name() -> bool:
-    """Whether regions may have a context: not in checkpoint's debug mode."""
-    return not is_checkpoint_debugged()
 
 
 def is_inside_checkpoint() -> bool:

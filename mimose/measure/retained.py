@@ -40,4 +40,6 @@ class RetainedOutputs:
 
     def live_bytes(self) -> int:
         """Return how much of it is still alive."""
-        return sum([n_bytes for ref, n_bytes in self._held if ref() is not None])
+        if not self._held:
+            return 0
+        return sum(n_bytes for ref, n_bytes in self._held if ref() is not None)

@@ -17,6 +17,7 @@ from mimose.decide.policy import Policy
 from mimose.exceptions import (
     InfeasibleBudgetError,
 )
+from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
 from mimose.measure.meters import Meter
 from mimose.planners import Menu
@@ -53,6 +54,7 @@ class Parts:
     """The actions in use."""
     action_at: Callable[[int], str] | None
     """A baseline's action, by position; None where plans are made."""
+    learner: Learner
     policy: Policy
     events: EventRunner
     meter: Meter
@@ -76,6 +78,7 @@ class Driver:
         self._parts = parts
         self.plans = parts.action_at is None
         """Whether plans are made; a baseline does the same in every step."""
+        self._learner = parts.learner
         self._policy = parts.policy
         self._events = parts.events
         self._footprint = parts.footprint
@@ -188,7 +191,7 @@ class Driver:
         """Return the level that a step starts from; the peaks before it are noted."""
         if self._is_compiled:
             self._clean_up_after_compiler()
-        meter, scale = self._parts.meter, self._policy.scale
+        meter, scale = self._parts.meter, self._learner.model.scale
         start, peaks = self._footprint.begin(max(5 * meter.noise_bytes, _SLACK * scale))
         if self._ends.open.steps:
             self._ends.note_peaks(peaks)
@@ -208,7 +211,7 @@ class Driver:
             float(carried) if self._ends.releases else 0.0,
             optimizers.excess_bytes,
             # Nothing is planned before the first step was measured.
-            optimizers.state_to_come_bytes if self._policy.has_measured else 0.0,
+            optimizers.state_to_come_bytes if self._learner.model.n_steps else 0.0,
         )
 
     def _decide(

@@ -157,6 +157,7 @@ class Engine:
                 budget_bytes=self.budget_bytes,
                 menu=self.learner.model.menu,
                 action_at=action_at,
+                learner=self.learner,
                 policy=self.policy,
                 events=self.events,
                 meter=meter,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -95,6 +94,7 @@ class EventRunner:
         self.first = actions[0].spec.name
         """The action of a call that nothing is done about."""
         self._least = actions[-1].spec.name
+        self._recomputing = {a.spec.name for a in actions if a.spec.recomputes}
         self.knowledge = knowledge
         self.answers = LateAnswers()
         """What only an accelerator knows, to be read when the step has ended."""
@@ -201,9 +201,9 @@ class EventRunner:
         Raises:
             NotRecomputableError: Some of them were to be recomputed in this step.
         """
-        if not (self.inputs or changed or self._impure or self.knowledge.edited):
-            return
         found = {u: _EDITED for u, noted in self.inputs if is_edited(noted)}
+        if not (found or changed or self._impure or self.knowledge.edited):
+            return
         if self.knowledge.edited:
             found.update({u: _EDITS_OBJECT for u in self.units if u.handed.has_edited})
         if changed:
@@ -248,12 +248,11 @@ class EventRunner:
         name = self._chosen(name, unit, args, kwargs)
         if name == self.first:
             return call.forward()
-        action = self._actions[name]
-        if action.spec.recomputes and not step.knows_flops:
-            call = replace(call, on_recompute=self._counted(step, call))
+        if name in self._recomputing and not step.knows_flops:
+            call = call._replace(on_recompute=self._counted(step, call))
             if unit.is_compiled and unit.is_kept:  # its FLOPs cannot be counted
                 return call.forward()
-        return action.run(call, None)
+        return self._actions[name].run(call, None)
 
     def note_read(self, unit: Unit, noted: Marks) -> None:
         """Take note of the inputs of a call that will run again."""

@@ -61,13 +61,13 @@ def family_key(unit: str, shape: CallShape, device: torch.device) -> Hashable:
 
 def autocast_state(device: torch.device) -> Hashable:
     """Return what autocast is set to for the device and for the CPU; None if off."""
-    kind = device.type
-    if torch.is_autocast_enabled(kind) or torch.is_autocast_enabled("cpu"):
-        return tuple(
-            torch.get_autocast_dtype(each) if torch.is_autocast_enabled(each) else None
-            for each in (kind, "cpu")
-        )
-    return None
+    kinds = ("cpu",) if device.type == "cpu" else (device.type, "cpu")
+    if not any(map(torch.is_autocast_enabled, kinds)):
+        return None
+    return tuple(
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        for kind in kinds
+    )
 
 
 def _describe(module: nn.Module) -> Hashable:

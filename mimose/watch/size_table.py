@@ -8,6 +8,8 @@ from typing import Any
 from mimose.exceptions import MimoseError
 from mimose.watch.size_names import rank, spoken
 
+_MOST_NAMED = 1024
+
 
 class SizeTable:
     """Merges the dimensions of one structure that are always equal.
@@ -30,6 +32,8 @@ class SizeTable:
         self._constant: tuple[int, ...] = ()
         self._varies: list[bool] = []
         self._shown: list[tuple[str, int]] = []
+        self._named: dict[tuple[int, ...], Mapping[str, int]] = {}
+        """By sizes, what `named` has returned."""
 
     def add(self, sizes: tuple[int, ...]) -> None:
         """Take note of a call's sizes: they may part what was together."""
@@ -53,6 +57,7 @@ class SizeTable:
         columns = self.columns()
         varying = [c for c in columns if self._varies[c]] or columns
         self._shown = [(self._name(c), c) for c in varying]
+        self._named.clear()
 
     def _name(self, column: int) -> str:
         """Return what a group's size is called."""
@@ -99,9 +104,15 @@ class SizeTable:
         """Return one index a group, in order."""
         return sorted(set(self._group or ()))
 
-    def named(self, sizes: tuple[int, ...]) -> dict[str, int]:
+    def named(self, sizes: tuple[int, ...]) -> Mapping[str, int]:
         """Return the sizes that vary, by name; all of them while none has varied."""
-        return {name: sizes[column] for name, column in self._shown}
+        found = self._named.get(sizes)
+        if found is None:
+            found = {name: sizes[column] for name, column in self._shown}
+            if len(self._named) >= _MOST_NAMED:
+                self._named.clear()
+            self._named[sizes] = found
+        return found
 
     def steps(self, round_to: int | Mapping[str, int]) -> list[int]:
         """Return the multiple that each size is rounded up to; 1 for none."""

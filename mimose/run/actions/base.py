@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mimose.exact.input_watch import Marks
 from mimose.exact.late_answers import LateAnswers
@@ -42,8 +42,7 @@ class Probe:
     """The tensors that the call is given."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnitCall:
+class UnitCall(NamedTuple):
     """One call of a unit, in a step that trains."""
 
     unit: Unit

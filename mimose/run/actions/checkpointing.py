@@ -30,9 +30,8 @@ from torch.utils.checkpoint import checkpoint
 from mimose.exact.guard import GuardState, ModuleGuard
 from mimose.exact.handed import Handed, HandedObjects
 from mimose.exact.input_watch import Marks, is_edited, marks
-from mimose.exact.named_errors import can_name
 from mimose.exact.random_state import RandomState, accelerators
-from mimose.torch_private import pytree
+from mimose.torch_private import is_checkpoint_debugged, pytree
 from mimose.types import OnRecompute
 
 Forward: TypeAlias = Callable[..., Any]
@@ -86,7 +85,7 @@ def recompute(
     """
     call = _positional(args, kwargs, handed)
     own = None if call.rebuild is None else (args, kwargs)
-    names = can_name()
+    names = not is_checkpoint_debugged()  # only then may regions have a context
     region = _Region(
         forward, own, call, handed, on_recompute, guard, devices, names=names
     )
@@ -195,23 +194,22 @@ class _Region:
             self._own = None
             self._marks = marks(args, kwargs)
         guard = self._guard
-        counted = [] if guard is None else guard.buffer_versions()
-        self._random = self._random_state(given)
+        counted = None
+        if guard is not None and guard.watches_buffers:
+            counted = guard.buffer_versions()
+        devices = accelerators(given)
+        if devices != self._devices:
+            devices = tuple(dict.fromkeys((*self._devices, *devices)))
+        self._random = RandomState(devices)
         output = self._forward(*args, **kwargs)
         if self._handed is not None and self._objects:
             self._handed.settle(self._objects)
             self._objects = ()
         if guard is not None:
-            if counted:
+            if counted is not None:
                 guard.refuse_late_change(counted)
             self._state = guard.capture()
         return output
-
-    def _random_state(self, given: Sequence[Any]) -> RandomState:
-        devices = accelerators(given)
-        if devices != self._devices:
-            devices = tuple(dict.fromkeys((*self._devices, *devices)))
-        return RandomState(devices)
 
     def _again(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:
         """Recompute from the random state of the first call; put back what is now."""

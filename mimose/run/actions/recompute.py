@@ -56,7 +56,7 @@ class Recompute:
             handed=unit.handed,
             early_stop=not is_whole,
         )
-        if is_edited(noted):
+        if comparison is not None and is_edited(noted):
             cut_off(noted)
             why = "it edits its own input in place"
             raise NotRecomputableError({unit.index: unit.name}, why)
@@ -65,9 +65,10 @@ class Recompute:
         if why:  # at once: whatever becomes of this forward, the next knows
             unit.keep(why)
             call.notes.note_impure(unit, why)
-        unit.note_compared(is_doubted=unit.is_doubted)
-        if comparison is not None and not unit.guard.changes_weights:
-            comparison.take(output)
+        if comparison is not None:
+            unit.note_compared(is_doubted=unit.is_doubted)
+            if not unit.guard.changes_weights:
+                comparison.take(output)
         return output
 
     def held_bytes(self, counted: Counted) -> float:
