@@ -23,8 +23,8 @@ Versions: TypeAlias = "list[tuple[int, int]]"
 _TRAINING = operator.attrgetter("training")
 
 
-class Notes(Protocol):
-    """Takes note of what recomputations of a unit tell."""
+class Guarded(Protocol):
+    """A unit that takes note of what its recomputations tell."""
 
     def note_recomputed(self) -> None:
         """Take note that it is about to be recomputed."""
@@ -79,7 +79,7 @@ class ModuleGuard:
     Args:
         name: The unit's, for the error.
         module: The unit.
-        notes: Takes note of its recomputations, and of those that went wrong.
+        unit: Takes note of its recomputations, and of those that went wrong.
 
     Attributes:
         naming: Names the unit in the errors of its recomputations.
@@ -87,10 +87,10 @@ class ModuleGuard:
         watches_buffers: Whether there are buffers that no forward has changed yet.
     """
 
-    def __init__(self, name: str, module: nn.Module, notes: Notes) -> None:
+    def __init__(self, name: str, module: nn.Module, unit: Guarded) -> None:
         self._name = name
-        self._notes = notes
-        self.naming = Naming(name, notes.keep)
+        self._unit = unit
+        self.naming = Naming(name, unit.keep)
         self._modules = tuple(module.modules())
         self.begin_anew()
         self.changes_weights = False
@@ -128,7 +128,7 @@ class ModuleGuard:
         if now != before:
             is_other = map(operator.ne, before, now)
             changed = compress(zip(*self._buffers, strict=True), is_other)
-            self._notes.refuse_late_change([BufferSlot(*place) for place in changed])
+            self._unit.refuse_late_change([BufferSlot(*place) for place in changed])
 
     def refuse_edited(self) -> None:
         """Stop a recomputation whose arguments' tensors were edited in place.
@@ -140,7 +140,7 @@ class ModuleGuard:
 
     def note_recomputed(self) -> None:
         """Take note that it is about to be recomputed, where no error names it."""
-        self._notes.note_recomputed()
+        self._unit.note_recomputed()
 
     def capture(self, places: Places | None = None) -> GuardState:
         """Return what is there now, in these places or in all."""

@@ -12,11 +12,11 @@ from mimose.exact.late_answers import LateAnswers
 from mimose.measure.retained import RetainedOutputs
 from mimose.records import Peaks, Records
 from mimose.run import backward
-from mimose.run.absorb import Writers
 from mimose.run.backward import Stage
 from mimose.run.footprint import Footprint
 from mimose.run.open_steps import OpenSteps
 from mimose.run.step import Step
+from mimose.run.writers import Writers
 from mimose.tensors import tensors_in
 from mimose.watch.compiled import is_compiled, n_graphs
 

@@ -19,7 +19,6 @@ from mimose.learn.model import CostModel, kinds_of
 from mimose.measure.meters import BasicMeter, Meter, make_meter
 from mimose.planners import Planner
 from mimose.records import Records
-from mimose.run.absorb import Writers
 from mimose.run.actions.base import Action
 from mimose.run.actions.registry import choose, menu_of
 from mimose.run.allocator_footprint import Ratios, make_footprint
@@ -34,6 +33,7 @@ from mimose.run.refusals import Refusals
 from mimose.run.retry import Retry
 from mimose.run.rollback import Rollback
 from mimose.run.unit import Unit
+from mimose.run.writers import Writers
 from mimose.watch.compiled import refuse_compiled
 from mimose.watch.describe import Describer
 from mimose.watch.placement import only_device

@@ -41,6 +41,9 @@ class Mode(NamedTuple):
     unit_keys: tuple[str, ...]
     """`module_key` of each unit, read once: forwards may change settings, such as a
     count of their calls."""
+    probes: tuple[nn.Parameter, ...] = ()
+    """Their gradients tell whether a window has begun: one parameter may never get
+    any, a few from all over the model tell."""
 
 
 class _CallKey(NamedTuple):
@@ -81,7 +84,6 @@ class Describer:
         self._parameters = tuple(model.parameters())
         self._flags: tuple[bool, ...] = ()
         self._modes: dict[tuple[bool, ...], Mode] = {}
-        self._probes: list[nn.Parameter] = []
         self.mode = Mode("", ())
         """As last seen."""
         self.last: tuple[StepInput, SizeTable] | None = None
@@ -129,7 +131,7 @@ class Describer:
         return _CallKey(
             fast_key(args, kwargs, self._texts),
             partial_masks(args, kwargs),
-            any([p.grad is not None for p in self._probes]),
+            any([p.grad is not None for p in mode.probes]),
             autocast_state(self._device),
             mode.key,
         )
@@ -183,7 +185,9 @@ class Describer:
         mode = self._modes.get(flags)
         if mode is None:
             unit_keys = tuple(map(module_key, self._units))
-            mode = Mode(digest((flags, unit_keys)), unit_keys)
+            trainable = [p for p in self._parameters if p.requires_grad]
+            probes = tuple(trainable[:: max(1, len(trainable) // 4)][:5])
+            mode = Mode(digest((flags, unit_keys)), unit_keys, probes)
         return mode
 
     def _note_mode(self, flags: tuple[bool, ...]) -> None:
@@ -192,9 +196,6 @@ class Describer:
         self.mode = self._mode(flags)
         self._modes.pop(flags, None)
         _use(self._modes, flags, self.mode)
-        trainable = [p for p in self._parameters if p.requires_grad]
-        # One parameter may never get a gradient; a few from all over the model tell.
-        self._probes = trainable[:: max(1, len(trainable) // 4)][:5]
 
     def _read_new(
         self,

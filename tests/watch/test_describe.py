@@ -42,6 +42,8 @@ def test_gradients_are_looked_for_where_something_is_trained(toys):
     assert reader.arrive((x,), {})[0].has_gradients
     model.blocks[2].requires_grad_(False)
     model.blocks[0].requires_grad_(True)
+    # Asked of a call to come, in a mode that none has run in, it looks there, too.
+    assert not reader.describe((x,), {})[0].has_gradients
     assert not reader.arrive((x,), {})[0].has_gradients
 
 

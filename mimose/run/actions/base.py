@@ -14,7 +14,7 @@ from mimose.run.unit import Unit
 from mimose.types import OnRecompute
 
 
-class Notes(Protocol):
+class StepNotes(Protocol):
     """Where a running step takes note of what its calls show."""
 
     answers: LateAnswers
@@ -48,7 +48,7 @@ class UnitCall(NamedTuple):
     unit: Unit
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    notes: Notes
+    notes: StepNotes
     on_recompute: OnRecompute | None = None
     """Has to see the forward run again, such as to count its FLOPs."""
 
