@@ -46,7 +46,7 @@ class LearnedLimit:
 
     def step(self) -> None:
         """Take note of a step in which memory did not run out."""
-        if not self.is_lowered:
+        if self.bytes == self._budget_bytes:
             return
         self._quiet_steps += 1
         if self._quiet_steps > self._needed_steps:

@@ -16,10 +16,14 @@ Answers: TypeAlias = "list[bool]"
 
 
 class LateAnswers:
-    """Asks now, and tells later."""
+    """Asks now, and tells later.
+
+    Attributes:
+        asked: What was asked and not told yet.
+    """
 
     def __init__(self) -> None:
-        self._asked: list[tuple[Sequence[torch.Tensor], Callable[[Answers], None]]] = []
+        self.asked: list[tuple[Sequence[torch.Tensor], Callable[[Answers], None]]] = []
 
     def ask(
         self, flags: Sequence[torch.Tensor], tell: Callable[[Answers], None]
@@ -33,11 +37,11 @@ class LateAnswers:
         if all(flag.is_cpu for flag in flags):
             tell(list(map(bool, flags)))
         else:
-            self._asked.append((flags, tell))
+            self.asked.append((flags, tell))
 
     def read(self) -> None:
         """Tell all that was asked since the last time."""
-        asked, self._asked = self._asked, []
+        asked, self.asked = self.asked, []
         if not asked:
             return
         answers = iter(_values([flag for flags, _ in asked for flag in flags]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,9 +15,7 @@ from torch import nn
 
 from mimose.decide.decision import Decision
 from mimose.decide.policy import Policy
-from mimose.exceptions import (
-    InfeasibleBudgetError,
-)
+from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
 from mimose.measure.meters import Meter
@@ -39,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
+_CALLS = operator.attrgetter("calls")
 _REFUSED = "the budget is too small for the variant that was expected"
 
 
@@ -286,7 +286,7 @@ class Driver:
     def _end_forward(self, step: Step, output: Any) -> None:
         if step.trace is not None:
             step.trace.mark("root_exit")
-        calls = tuple([unit.calls for unit in self._events.units])
+        calls = tuple(map(_CALLS, self._events.units))
         if not self._ends.forward_ended(step, output, calls):
             self._policy.forget(step.facts.context)
 

@@ -73,7 +73,8 @@ class StepEnds:
         Inside a backward none whose backward has begun is closed: somebody runs a
         forward in it.
         """
-        self._answers.read()  # of a step without a backward
+        if self._answers.asked:  # by a step without a backward
+            self._answers.read()
         if not self.open.steps:
             return False
         if not backward.is_running():
@@ -102,11 +103,7 @@ class StepEnds:
         before, self._retained = self._retained, RetainedOutputs(tensors)
         if not tensors:
             self._miss_outputs(step, output)
-        waiting = backward.Waiting(
-            step.backward,
-            on_begin=partial(self._begin_backward, step),
-            on_end=partial(self._end_backward, step),
-        )
+        waiting = backward.Waiting(step.backward, partial(self._end_backward, step))
         is_as_planned = step.forward_ended(calls, waiting, before)
         waiting.hook(tensors)
         self.open.add(step)
@@ -144,19 +141,17 @@ class StepEnds:
 
     # ------------------------------------------------------------------ backward
 
-    def _begin_backward(self, step: Step) -> None:
-        """Take note of the first gradient at the root's outputs."""
-        carried = step.backward.carried_bytes
-        if carried:
-            self.releases = step.backward.released_bytes > carried // 2
-
     def _end_backward(self, step: Step) -> None:
         """Make the step's outcome, where this is its only backward."""
         is_first = step.backward.stage is not Stage.AGAIN
         if not step.backward_ended():
             return  # the session was detached before this backward
+        carried = step.backward.carried_bytes
+        if carried:
+            self.releases = step.backward.released_bytes > carried // 2
         self._note_end(step, self._footprint.fold())
-        self._answers.read()
+        if self._answers.asked:
+            self._answers.read()
         if not is_first:
             self._note_again(step)
             return
@@ -176,9 +171,11 @@ class StepEnds:
 
     def _note_end(self, step: Step, peaks: Peaks) -> None:
         level = step.backward.raise_peak(peaks.level_bytes)
-        if self._reads_peak:
+        if level > peaks.level_bytes:  # as the step's own readings told
             self._footprint.note_level(level)
-            step.backward.note_peaks(peaks._replace(level_bytes=level))
+            peaks = peaks._replace(level_bytes=level)
+        if self._reads_peak:
+            step.backward.note_peaks(peaks)
         self.open.raise_peaks(level)
 
     def note_peaks(self, peaks: Peaks) -> None:

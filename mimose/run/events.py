@@ -201,7 +201,10 @@ class EventRunner:
         Raises:
             NotRecomputableError: Some of them were to be recomputed in this step.
         """
-        found = {u: _EDITED for u, noted in self.inputs if is_edited(noted)}
+        found = {}
+        for unit, noted in self.inputs:
+            if is_edited(noted):
+                found[unit] = _EDITED
         if not (found or changed or self._impure or self.knowledge.edited):
             return
         if self.knowledge.edited:

@@ -40,10 +40,9 @@ class OpenSteps:
         """Take a step out whose backward has ended; return whether others share it."""
         if step in self.steps:
             self.steps.remove(step)
-        in_backward = any(
-            other.backward.stage is Stage.BACKWARD for other in self.steps
-        )
-        return step.backward.is_shared or in_backward
+        if step.backward.is_shared or not self.steps:
+            return step.backward.is_shared
+        return any(other.backward.stage is Stage.BACKWARD for other in self.steps)
 
     def take_dead(self) -> list[Step]:
         """Take out the steps whose graph is gone."""

@@ -244,18 +244,17 @@ class Step:
             facts=self.facts,
             decision=self.decision,
             record=self.record(),
-            measurement=self._measurement(),
+            measurement=None if self.trace is None else self._measured(self.trace),
             calls=self._calls,
             released_bytes=self.backward.released_bytes,
             is_shared=self.backward.is_shared,
             has_compiled=has_compiled,
         )
 
-    def _measurement(self) -> Measurement | None:
-        seen = self.backward
-        if self.trace is None or seen.is_shared or not seen.n_ended:
+    def _measured(self, trace: Trace) -> Measurement | None:
+        if self.backward.is_shared or not self.backward.n_ended:
             return None
-        return Measurement.of(self.trace, self._menu)
+        return Measurement.of(trace, self._menu)
 
     def record(self) -> StepRecord:
         """Return what can be told of the step by now."""

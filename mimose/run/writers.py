@@ -98,11 +98,11 @@ class Writers:
 
     def _observe(self, outcome: StepOutcome) -> None:
         """Let the footprint, and the reserve, know of a step's growth."""
-        record = outcome.record
+        record, is_over = outcome.record, outcome.record.is_over
         observed = record.observed_growth_bytes
         if observed is not None:
             self._footprint.observe(observed)
-            if record.is_over and self._plans:
+            if is_over and self._plans:
                 self._note_over(outcome)
             if outcome.has_compiled:
                 return
@@ -111,7 +111,7 @@ class Writers:
             outcome.decision,
             observed,
             headroom_bytes=self._headroom_bytes(outcome),
-            is_over=record.is_over,
+            is_over=is_over,
         )
 
     def _note_over(self, outcome: StepOutcome) -> None:
