@@ -25,7 +25,7 @@ class Loop:
         self.device = next(model.parameters()).device
         self.meter = budget_meter(self.device)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        self._window = window
+        self.window = window
         self._n_steps = 0
 
     @property
@@ -58,14 +58,14 @@ class Loop:
         step = RunningStep(self.meter, self.device)
         self.forward_and_backward(batch)
         self._n_steps += 1
-        if self._n_steps % self._window == 0:
+        if self._n_steps % self.window == 0:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return step.end()
 
     def forward_and_backward(self, batch: Batch) -> None:
         """Run one micro-step; proofs with another loop replace this."""
-        (self.loss(batch) / self._window).backward()  # type: ignore[no-untyped-call]
+        (self.loss(batch) / self.window).backward()  # type: ignore[no-untyped-call]
 
 
 def differing(

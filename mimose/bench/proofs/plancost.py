@@ -78,45 +78,35 @@ class PlanCostRow(Row):
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Time every number of events, and draw."""
-    rows: list[PlanCostRow] = []
-    for n_events in options.events:
+    answer = Answer(notes=[f"picture: {options.picture}"])
+    for n_events in sorted(set(options.events)):
         task = {"events": n_events, "misses": options.misses}
-        rows += rows_of(PlanCostRow, "plancost", settings, **task)
+        own = rows_of(PlanCostRow, "plancost", settings, **task)
+        answer.rows += own
+        answer.table.append(_summarise(n_events, own))
         progress(f"plancost: {n_events} events")
-    table = _summarise(rows)
-    draw(table, options.picture)
-    return Answer(
-        rows=[*rows],
-        table=[*table],
-        bars=[bar for line in table for bar in _judge(line)],
-        notes=[f"picture: {options.picture}"],
-    )
+    answer.bars += [bar for line in answer.table for bar in _judge(line)]
+    draw(answer.table, options.picture)
+    return answer
 
 
-def _summarise(rows: Sequence[PlanCostRow]) -> list[dict[str, Any]]:
-    table = []
-    for n_events in sorted({row.events for row in rows}):
-        own = [row for row in rows if row.events == n_events]
-        table.append(
-            {
-                "events": n_events,
-                "misses": len(own),
-                "planner ms": _MILLI
-                * statistics.median(r.planner_seconds for r in own),
-                "miss ms": _MILLI * statistics.median(r.miss_seconds for r in own),
-                "slowest miss ms": _MILLI * max(r.miss_seconds for r in own),
-            }
-        )
-    return table
+def _summarise(n_events: int, rows: Sequence[PlanCostRow]) -> dict[str, Any]:
+    misses = [_MILLI * row.miss_seconds for row in rows]
+    return {
+        "events": n_events,
+        "misses": len(misses),
+        "planner ms": _MILLI * statistics.median(r.planner_seconds for r in rows),
+        "miss ms": statistics.median(misses),
+        "slowest miss ms": max(misses),
+    }
 
 
 def _judge(line: Mapping[str, Any]) -> list[Bar]:
-    limit = _BARS.get(line["events"])
-    if limit is None:
-        return []
+    events = line["events"]
     return [
-        Bar(f"{line['events']} events: {what}", line[what], _MILLI * limit)
+        Bar(f"{events} events: {what}", line[what], _MILLI * _BARS[events])
         for what in ("planner ms", "miss ms")
+        if events in _BARS
     ]
 
 

@@ -19,7 +19,7 @@ from mimose.bench.proofs.models import (
     ModelSpec,
     Sizes,
     argument_sizes,
-    spec_of,
+    by_name,
     volume,
 )
 from mimose.bench.step_meter import MeasuredStep
@@ -28,7 +28,7 @@ from mimose.measure.meters import AllocatorMeter
 from mimose.planners import lay_out
 from mimose.session import Session, attach
 
-SPECS = (
+SPECS = by_name(
     ModelSpec(
         "bert",
         {"batch": (16, 16), "length": (32, 384)},
@@ -65,7 +65,7 @@ _RECORDED = (
 
 def spec_on(model: str, device: str) -> ModelSpec:
     """Return a model as it is trained on a device."""
-    spec = spec_of(SPECS, model)
+    spec = SPECS[model]
     if is_cpu(device):
         return spec
     return replace(spec, changes={**spec.changes, **_ON_DEVICES.get(model, {})})
