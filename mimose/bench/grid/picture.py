@@ -12,6 +12,7 @@ from mimose.bench.grid.peers import PEERS
 from mimose.bench.grid.published import PUBLISHED
 from mimose.bench.grid.scaling import AXES, SCALED, SCALING, name_of
 from mimose.bench.grid.summary import CellSummary
+from mimose.bench.pictures import save, tidy
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -224,13 +225,12 @@ def _figure(
         frameon=False,
     )
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _finish(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=10, weight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
 
 
 def _draw_workload(axes: Axes, workload: str, cells: Sequence[CellSummary]) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mimose.bench.pictures import BLUE, LIMIT, ORANGE, save, tidy
 from mimose.bench.proofs import blocks
 from mimose.bench.proofs.common import (
     AMPLE_BYTES,
@@ -122,8 +123,8 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes = figure.add_subplot()
     events = [line["events"] for line in table]
     for what, words, colour, marker in (
-        ("miss ms", "a whole miss", "#0072B2", "o"),
-        ("planner ms", "the planner alone", "#E69F00", "s"),
+        ("miss ms", "a whole miss", BLUE, "o"),
+        ("planner ms", "the planner alone", ORANGE, "s"),
     ):
         values = [line[what] for line in table]
         axes.plot(events, values, marker=marker, color=colour)
@@ -134,20 +135,13 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
             textcoords="offset points",
             color=colour,
         )
-    axes.scatter(
-        list(_BARS),
-        [_MILLI * limit for limit in _BARS.values()],
-        marker="_",
-        s=300,
-        color="#D55E00",
-        label="bar",
-    )
+    limits = [_MILLI * limit for limit in _BARS.values()]
+    axes.scatter([*_BARS], limits, marker="_", s=300, color=LIMIT, label="bar")
     axes.set(xscale="log", yscale="log", xlabel="events", ylabel="time (ms)")
     axes.set_title("A new plan: time by number of events", loc="left", weight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     axes.legend(frameon=False, loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
 
 
 # ------------------------------------------------------------------ in the child
