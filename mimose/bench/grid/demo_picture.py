@@ -31,10 +31,6 @@ _MILLI = 1e3
 def draw(csv_path: Path, picture_path: Path) -> None:
     """Draw peaks against lengths, and the price of each strategy beside them.
 
-    Args:
-        csv_path: Rows with at least one step at a budget, and without a limit.
-        picture_path: Where to write; its suffix chooses the format.
-
     Raises:
         ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
     """

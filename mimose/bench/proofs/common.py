@@ -56,11 +56,6 @@ class Settings(RunSettings):
 def said_by(proof: str, settings: Settings, /, **task: Any) -> Iterator[dict[str, Any]]:
     """Yield what a proof's ``work`` yields, in a process of its own.
 
-    Args:
-        proof: The proof's name.
-        settings: Seed and device go into its task.
-        task: All else that it is asked.
-
     Raises:
         RunFailedError: It ended with an error.
     """
@@ -188,13 +183,7 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
 def format_table(
     table: Sequence[Mapping[str, object]], *, is_text: bool = False
 ) -> list[str]:
-    """Lay a table out in lines, columns as wide as they need to be.
-
-    Args:
-        table: Its lines, cells by the head of their column.
-        is_text: Whether cells begin at the left of their column; else they end at its
-            right.
-    """
+    """Lay a table out in lines, in narrow columns; only text begins at their left."""
     if not table:
         return []
     head = list(table[0])

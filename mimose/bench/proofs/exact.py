@@ -197,12 +197,7 @@ def _budget(model: nn.Module, batch: Batch) -> int:
 
 
 class Run:
-    """A model in training, and all that its steps leave behind.
-
-    Args:
-        model: The model.
-        seed: Of the random state that it begins with.
-    """
+    """A model in training, and all that its steps leave behind."""
 
     def __init__(self, model: nn.Module, seed: int) -> None:
         self._loop = Loop(model)

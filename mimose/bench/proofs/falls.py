@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
     Answer,
     Bar,
     Settings,
@@ -46,7 +47,6 @@ QUESTION = "Does training go on where the device's limit falls below what plans 
 OPTIONS = (device("sim"), count("--steps", 240, "a model"))
 
 _SPECS = {name: SPECS[name] for name in ("bert", "gpt2")}
-_AMPLE_BYTES = 2**36
 _FALLS = (0.55, 0.25)
 """Where the limit falls to, between the longest step's least growth and its most."""
 _N_FALLS = len(_FALLS)
@@ -187,7 +187,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     batches = torch.Generator().manual_seed(task["seed"] + 2)
     with (
         contextlib.closing(device),
-        attach(model, _AMPLE_BYTES, meter=device.meter) as session,
+        attach(model, AMPLE_BYTES, meter=device.meter) as session,
     ):
         loop.session = session
         for step in range(task["steps"]):
@@ -210,11 +210,7 @@ def _place(steps: int, n_before: int) -> int:
 
 
 class Device:
-    """An accelerator whose limit falls, and what steps need of it.
-
-    Args:
-        loop: Trains on it.
-    """
+    """An accelerator whose limit falls, and what steps need of it."""
 
     def __init__(self, loop: _StepLoop) -> None:
         if not isinstance(loop.meter, AllocatorMeter):
@@ -235,7 +231,7 @@ class Device:
         for planner in ("full", "none"):
             self.meter.resting_bytes()
             with attach(
-                self._loop.model, _AMPLE_BYTES, planner=planner, meter=self.meter
+                self._loop.model, AMPLE_BYTES, planner=planner, meter=self.meter
             ):
                 self.meter.begin_step()
                 self._loop.loss(batch).backward()  # type: ignore[no-untyped-call]

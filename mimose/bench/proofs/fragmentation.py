@@ -196,11 +196,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 class Jumping:
-    """Trains on batches of one length each.
-
-    Args:
-        task: With seed and device.
-    """
+    """Trains on batches of one length each."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._generator = torch.Generator().manual_seed(task["seed"] + 2)

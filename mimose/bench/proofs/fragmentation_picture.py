@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 def draw(csv_path: Path, picture_path: Path) -> None:
     """Draw reserved and requested bytes, and below them the ratio, against the steps.
 
-    Args:
-        csv_path: What the proof wrote.
-        picture_path: Where to write; its suffix chooses the format.
-
     Raises:
         ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
         ValueError: There are no rows.

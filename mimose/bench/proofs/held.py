@@ -125,13 +125,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 class _CountHeld(Patch):
-    """Counts what each call of a layer makes that is alive when it returns.
-
-    Args:
-        name: The layer's.
-        module: The layer.
-        counted: Takes each call's event and bytes.
-    """
+    """Counts what each call of a layer makes that is alive when it returns."""
 
     def __init__(
         self, name: str, module: nn.Module, counted: list[tuple[str, int]]

@@ -200,10 +200,7 @@ def _judge(rows: Sequence[HostRow], steps: int) -> list[Bar]:
 class EverySecond:
     """A planner that recomputes every second call that can be; it learns as others."""
 
-    @property
-    def name(self) -> str:
-        """The name ``"every-second"``."""
-        return "every-second"
+    name = "every-second"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Make the plan; its budget is not read."""

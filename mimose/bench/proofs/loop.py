@@ -13,11 +13,10 @@ from mimose.bench.zoo import Batch, moved
 
 
 class Loop:
-    """Trains a model with AdamW; gradients are set to None after each window.
+    """Trains a model, whose outputs have a `loss`, with AdamW.
 
-    Args:
-        model: The model; its outputs have a `loss`.
-        window: Steps an optimizer step.
+    The optimizer takes a step, and gradients are set to None, after each window of
+    batches.
     """
 
     def __init__(self, model: nn.Module, *, window: int = 1) -> None:

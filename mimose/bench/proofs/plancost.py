@@ -150,6 +150,8 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
 class Timed:
     """The planner on budgets of its own, and what it takes."""
 
+    name = "timed"
+
     def __init__(self) -> None:
         self._shares = itertools.cycle(_SHARES)
         self._planner = Marginal()
@@ -157,11 +159,6 @@ class Timed:
         """The last plan's."""
         self.seconds_besides = 0.0
         """What settling its budget took."""
-
-    @property
-    def name(self) -> str:
-        """The name ``"timed"``."""
-        return "timed"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Make the plan for the next share; the problem's budget is not read."""

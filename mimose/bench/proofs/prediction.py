@@ -108,22 +108,15 @@ def _least_growth(device: str) -> int:
 
 
 class Alternating:
-    """Plans for budgets drawn at random, and random plans, in turn.
+    """Plans for budgets drawn at random, and random plans, in turn."""
 
-    Args:
-        seed: Settles what is drawn.
-    """
+    name = "alternating"
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._n_made = 0
         self.source = ""
         """Of the last plan; whoever reads it empties it."""
-
-    @property
-    def name(self) -> str:
-        """The name ``"alternating"``."""
-        return "alternating"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Make a plan; its budget is not read."""

@@ -15,13 +15,7 @@ from mimose.bench.device import is_cpu
 from mimose.bench.limits import limit_memory
 from mimose.bench.proofs.common import AMPLE_BYTES, recorded
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import (
-    ModelSpec,
-    Sizes,
-    argument_sizes,
-    by_name,
-    volume,
-)
+from mimose.bench.proofs.models import ModelSpec, Sizes, argument_sizes, by_name, volume
 from mimose.bench.step_meter import MeasuredStep
 from mimose.bench.zoo import Batch
 from mimose.measure.meters import AllocatorMeter
