@@ -13,13 +13,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from mimose.bench.device import environment_of
 from mimose.bench.machine import worker_environment
-
-_Child = TypeVar("_Child", bound="Child")
 
 
 class RunFailedError(RuntimeError):
@@ -33,7 +30,7 @@ class Child:
     """A process that answers a task, and messages, with lines of JSON.
 
     It has a session of its own, so that Ctrl-C in a terminal reaches only whoever
-    waits for it. A context manager; leaving it ends the process.
+    waits for it.
 
     Args:
         name: For errors.
@@ -58,16 +55,13 @@ class Child:
         self._limit_seconds = limit_seconds
         self._is_late = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
+        own = {**environment_of(task), **(environment or {})}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mimose.bench.serve", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={
-                **worker_environment(threads),
-                **environment_of(task),
-                **(environment or {}),
-            },
+            env={**worker_environment(threads), **own},
             text=True,
             encoding="utf-8",
             start_new_session=True,
@@ -132,19 +126,6 @@ class Child:
                 with contextlib.suppress(BrokenPipeError):  # what it did not read
                     stream.close()
 
-    def __enter__(self: _Child) -> _Child:
-        """Return the process."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the process."""
-        self.close()
-
     def _next(self) -> dict[str, Any] | None:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -178,15 +159,12 @@ def run_child(
 ) -> Iterator[dict[str, Any]]:
     """Run a module's ``work`` in a new process, and yield what it yields.
 
-    Args:
-        module: The module.
-        task: What `work` is given.
-        threads: For torch's operators.
-        options: See `Child`.
+    The arguments are those of `Child`.
 
     Raises:
         RunFailedError: It ended with an error, or took too long; what it yielded before
             was yielded.
     """
-    with Child(module.rpartition(".")[2], module, task, threads, **options) as child:
+    name = module.rpartition(".")[2]
+    with contextlib.closing(Child(name, module, task, threads, **options)) as child:
         yield from child.answers()

@@ -33,8 +33,7 @@ def segments_environment(expandable: bool) -> dict[str, str]:
 def environment_of(task: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that a child's allocator reads when torch is imported.
 
-    Args:
-        task: May name a ``"device"``, and say whether it ``"is_expandable"``.
+    They follow from the task's ``"device"`` and ``"is_expandable"``, if it has these.
     """
     if not task.get("is_expandable") or kind_of(task["device"]) == SIM:
         return {}

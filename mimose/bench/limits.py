@@ -22,10 +22,6 @@ def limit_memory(budget_bytes: int, resident_bytes: int) -> None:
     To be called when a step begins, since such mappings add up over the steps: oneDNN
     alone maps 256 KiB for every kernel that it generates for a new shape, and touches
     4 KiB of them.
-
-    Args:
-        budget_bytes: The most that may be resident.
-        resident_bytes: What is resident now.
     """
     mapped = kernel_bytes("/proc/self/status", "VmData")
     if mapped is None:

@@ -33,12 +33,8 @@ def worker_environment(threads: int) -> dict[str, str]:
 
 @functools.cache
 def describe_machine(device: str = "cpu") -> Mapping[str, str]:
-    """Name the device and the versions, as the columns of a row do.
-
-    Args:
-        device: Where the training runs; an accelerator is named by torch.
-    """
-    versions = {name: _version(name) for name in _VERSIONS}
+    """Name the device and the versions, as the columns of a row do."""
+    versions = {name: version_of(name) for name in _VERSIONS}
     return {
         "device": f"cpu: {_processor()}" if is_cpu(device) else _accelerator(device),
         "python": platform.python_version(),
@@ -79,11 +75,12 @@ def kernel_bytes(path: str, name: str) -> int | None:
     return None
 
 
-def _version(package: str) -> str:
+def version_of(package: str, otherwise: str = "unknown") -> str:
+    """Return a package's version; another word where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+        return otherwise
 
 
 def _accelerator(device: str) -> str:

@@ -94,13 +94,7 @@ class RowsFile:
 
 
 def write(path: Path, kind: type[_Kind], rows: Iterable[_Kind]) -> None:
-    """Write rows to a file.
-
-    Args:
-        path: The file; its folder is made.
-        kind: The rows' dataclass.
-        rows: The rows.
-    """
+    """Write rows to a file; its folder is made."""
     file = RowsFile(path, kind)
     file.append(rows)
     file.close()
@@ -109,9 +103,7 @@ def write(path: Path, kind: type[_Kind], rows: Iterable[_Kind]) -> None:
 def read(path: Path, kind: type[_Kind]) -> list[_Kind]:
     """Read what was written, in whatever order its columns are.
 
-    Args:
-        path: The file. It may lack columns that have a default: they are newer.
-        kind: The rows' dataclass.
+    It may lack columns that have a default: they are newer.
 
     Raises:
         ValueError: The columns are not those of the dataclass, or a line is cut short.

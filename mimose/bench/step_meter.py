@@ -45,9 +45,6 @@ class _Level(Meter):
 
     Not every strategy gives free blocks back, and reserved bytes then tell of all steps
     before. What a step itself needs is the same measure for all.
-
-    Args:
-        device: The accelerator's device.
     """
 
     noise_bytes = 0.0
@@ -143,9 +140,7 @@ class MeasuredStep(NamedTuple):
 class RunningStep:
     """A step that has begun: its peak is a new one, its clock runs.
 
-    Args:
-        meter: Reads the peak.
-        device: Whose work is waited for at both ends.
+    The device is waited for at both ends.
     """
 
     def __init__(self, meter: AnyStepMeter, device: torch.device) -> None:

@@ -49,10 +49,7 @@ class Entry:
 def builder(config: str, model: str, **defaults: Any) -> Callable[..., nn.Module]:
     """Return what builds a model of transformers from its configuration alone.
 
-    Args:
-        config: The configuration's class.
-        model: The model's class.
-        defaults: Of the configuration; what is built may be given others.
+    `defaults` are the configuration's; what is built may be given others.
     """
 
     def build(**changes: Any) -> nn.Module:

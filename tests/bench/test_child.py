@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -46,9 +47,9 @@ def task(tmp_path: Path, toy_corpus: EncodedCorpus) -> Task:
     )
 
 
-def _start(task: Task, **changes: Any) -> Child:
+def _start(task: Task, **changes: Any) -> contextlib.closing[Child]:
     values = {**dataclasses.asdict(task), **changes}
-    return Child(values["strategy"], _WORKER, values, 1)
+    return contextlib.closing(Child(values["strategy"], _WORKER, values, 1))
 
 
 def test_a_step_is_seen_past_resets() -> None:

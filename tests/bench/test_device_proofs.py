@@ -243,9 +243,9 @@ def test_falls_bars() -> None:
     again = [*fallen[:8], _fall_row(8, out_of_memory=1, retries=1, loss=2.0)]
     calm = [*fallen[:6], _fall_row(6, out_of_memory=0, retries=0), *fallen[7:]]
 
-    assert [] == _missed(falls._judge("bert", even, fallen, 9))
-    assert 3 == len(_missed(falls._judge("bert", even, again, 9)))
-    assert ["bert: falls that bind"] == _missed(falls._judge("bert", even, calm, 9))
+    assert [] == _missed(falls._judge(even, fallen, 9))
+    assert 3 == len(_missed(falls._judge(even, again, 9)))
+    assert ["falls that bind"] == _missed(falls._judge(even, calm, 9))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_falls_bars() -> None:
 def test_hostcost_bars(changes: dict[str, Any], missed: int) -> None:
     """A wait, a copy, a microsecond too many: each misses its bar."""
     measured = _host_row(phase="collect", cache_hit=False, waits=2, state_copies=7)
-    bars = hostcost._judge("bert", [measured, _host_row(**changes)], 1)
+    bars = hostcost._judge([measured, _host_row(**changes)], 1)
     assert missed == len(_missed(bars))
 
 
@@ -278,7 +278,7 @@ def test_hostcost_bars(changes: dict[str, Any], missed: int) -> None:
 )
 def test_exact_bars(changes: dict[str, Any], missed: int) -> None:
     """What differs, and what was not compared or not planned, misses a bar."""
-    assert missed == len(_missed(exact._judge("bert", [_exact_row(**changes)], 1)))
+    assert missed == len(_missed(exact._judge([_exact_row(**changes)], 1)))
 
 
 # ------------------------------------------------------------------ on the device
@@ -302,7 +302,7 @@ def test_fragmentation_runs(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.sim
 def test_falls_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two falls costs one retry at the most, and losses do not change."""
-    monkeypatch.setattr(falls, "_SPECS", [_GPT2])
+    monkeypatch.setattr(falls, "_SPECS", {"gpt2": _GPT2})
 
     answer = run(falls, steps=30)
 
@@ -321,7 +321,7 @@ def test_hostcost_runs(run: Any) -> None:
 @pytest.mark.sim
 def test_exact_runs(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a small model leaves is equal to the last bit."""
-    monkeypatch.setattr(exact, "_SPECS", (_GPT2,))
+    monkeypatch.setattr(exact, "_SPECS", {"gpt2": _GPT2})
     answer = run(exact, steps=12)
     assert 12 == len(answer.rows)
     assert {"gpt2: plans that keep some and recompute some"} >= set(
@@ -333,7 +333,7 @@ def test_exact_runs(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tight_refuses_by_name(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget of two thirds of the least is refused, and the error says who holds."""
     spec = ModelSpec(model="gpt2", sizes={"batch": (4, 4), "length": (256, 256)})
-    monkeypatch.setattr(tight, "_SPECS", (spec,))
+    monkeypatch.setattr(tight, "_SPECS", {"gpt2": spec})
     monkeypatch.setattr(tight, "_SHARE", 0.34)
 
     answer = run(tight, steps=4)

@@ -123,7 +123,7 @@ def test_sizes_are_drawn_within_a_part() -> None:
 def test_unknown_model() -> None:
     """The error names the models that there are."""
     with pytest.raises(UsageError, match=r"--models lstm: choose among bert"):
-        models.names_of([models.ModelSpec(model="bert", sizes={})], ["lstm"])
+        models.names_of(["bert"], ["lstm"])
 
 
 @pytest.mark.parametrize(
@@ -218,6 +218,6 @@ def test_a_walls_own_retries_count_for_nothing() -> None:
     free = _row(settings, alloc_retries=3)
     behind = _row(settings, is_limited=True, alloc_retries=3)
     failed = _row(settings, is_limited=True, retries=1)
-    assert not soak._retries_bar("bert", [free]).holds
-    assert soak._retries_bar("bert", [behind]).holds
-    assert not soak._retries_bar("bert", [behind, failed]).holds
+    assert not soak._retries_bar([free]).holds
+    assert soak._retries_bar([behind]).holds
+    assert not soak._retries_bar([behind, failed]).holds

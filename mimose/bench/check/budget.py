@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from mimose.bench.check.line import Line, at_most, equal, judged, told
+from mimose.bench.check.line import Line, at_most, equal, judged, none_over, told
 from mimose.bench.check.training import (
     DeviceLoop,
     Room,
@@ -53,9 +53,7 @@ def _kept(
         after = training.reserved.usage()
         name = f"{subject.name}{', hard limit' if hard_limit else ''}"
         over = sum(peak > session.budget_bytes for peak in peaks)
-        yield equal(
-            f"{name}: steps over the budget", f"0 of {_STEPS}", f"{over} of {_STEPS}"
-        )
+        yield none_over(name, over, _STEPS)
         failed = after.n_ooms - before.n_ooms
         yield equal(f"{name}: out-of-memory errors", 0, failed)
         retries = after.n_retries - before.n_retries

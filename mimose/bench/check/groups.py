@@ -52,12 +52,7 @@ GROUPS = {
 
 
 def run_group(group: Group, device: torch.device) -> Iterator[Line]:
-    """Run a group's checks; one that fails is a line.
-
-    Args:
-        group: The group.
-        device: The device.
-    """
+    """Run a group's checks; one that fails is a line."""
     module = importlib.import_module(f"{__package__}.{group.module}")
     checks: tuple[Check, ...] = module.CHECKS
     for check in checks:

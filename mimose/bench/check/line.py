@@ -51,6 +51,12 @@ def at_most(what: str, limit: float, seen: float | None, form: str) -> Line:
     return judged(what, f"≤ {form.format(limit)}", text, holds)
 
 
+def none_over(name: str, over: int, steps: int) -> Line:
+    """Return a line that holds where no step was over the budget."""
+    what = f"{name}: steps over the budget"
+    return equal(what, f"0 of {steps}", f"{over} of {steps}")
+
+
 def told(what: str, seen: object, expected: str = "") -> Line:
     """Return a line without a verdict."""
     return Line(what=what, expected=expected, seen=str(seen), verdict=INFORMATION)

@@ -16,10 +16,7 @@ _DROPOUT = 0.1
 class Layer(nn.Module):
     """Attention and two linear layers, each behind a norm and with a residual.
 
-    Args:
-        width: Of the residual.
-        heads: Of the attention.
-        is_fused: Whether attention is torch's; else products and a softmax.
+    Attention is torch's where it is fused; else products and a softmax.
     """
 
     def __init__(self, width: int, heads: int, *, is_fused: bool) -> None:
@@ -30,10 +27,8 @@ class Layer(nn.Module):
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.dropout = nn.Dropout(_DROPOUT)
-        self.wide, self.narrow = (
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
 
     def forward(
         self, states: torch.Tensor, mask: torch.Tensor | None = None
@@ -70,15 +65,7 @@ def _eager(
 
 
 class Transformer(nn.Module):
-    """Embeddings, layers, a classifier on the mean of the states.
-
-    Args:
-        width: Of the residual.
-        heads: Of the attention.
-        layers: How many.
-        longest: The most tokens of a sequence.
-        is_fused: See `Layer`.
-    """
+    """Embeddings, layers, a classifier on the mean of the states."""
 
     def __init__(
         self, width: int, heads: int, layers: int, longest: int, *, is_fused: bool

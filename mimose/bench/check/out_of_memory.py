@@ -22,9 +22,7 @@ def limit_falls(device: torch.device) -> Iterator[Line]:
     failures: list[int] = []
     what = f"weights after {_STEPS} steps, memory taken away in mid-run"
     same = same_weights(
-        what,
-        lambda: _weights(device, failures),
-        lambda: _bare_weights(device),
+        what, lambda: _weights(device, failures), lambda: _bare_weights(device)
     )
     failed = sum(count > 0 for count in failures)
     yield equal("steps in which memory ran out, once there was less", 1, failed)

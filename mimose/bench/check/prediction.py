@@ -41,12 +41,7 @@ CHECKS = (in_single, under_autocast)
 
 
 def errors_told(name: str, records: Sequence[StepRecord]) -> Iterator[Line]:
-    """Judge the errors of planned steps.
-
-    Args:
-        name: What was trained.
-        records: Of all steps.
-    """
+    """Judge the errors of planned steps."""
     planned = [record for record in records if record.phase == "plan"]
     errors = [r.prediction_error for r in planned if r.prediction_error is not None]
     least = len(records) // 2

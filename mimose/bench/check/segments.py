@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from mimose.bench.check.line import Line, at_most, equal, told
+from mimose.bench.check.line import Line, at_most, none_over, told
 from mimose.bench.check.training import DeviceLoop, jumping, measure_room
 from mimose.measure.meters.usage import has_expandable_segments
 from mimose.session import attach
@@ -24,8 +24,7 @@ def reserved_over_allocated(device: torch.device) -> Iterator[Line]:
     with attach(training.model, budget_bytes, meter=training.meter) as session:
         yield _ratio("under mimose", _train(training))
         summary = session.summary()
-    over = f"{summary.steps_over} of {_STEPS}"
-    yield equal(f"{_segments()}: steps over the budget", f"0 of {_STEPS}", over)
+    yield none_over(_segments(), summary.steps_over, _STEPS)
     given_back = f"{summary.given_back} times"
     yield told(f"{_segments()}: free blocks given back", given_back)
 

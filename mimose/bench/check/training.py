@@ -119,13 +119,7 @@ def run_once(model: nn.Module, batch: Batch) -> None:
 
 
 class DeviceLoop(Loop):
-    """A model on a device, its batches, and its loop, under autocast if asked for.
-
-    Args:
-        device: The device; no CPU.
-        subject: What is trained.
-        dtype: Of autocast; None for none.
-    """
+    """A model on an accelerator, its batches, its loop; under autocast if asked for."""
 
     def __init__(
         self,

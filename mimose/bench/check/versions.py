@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import pkgutil
 import platform
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from mimose.bench.check.line import Line, impossible, judged, told
+from mimose.bench.machine import version_of
 
 _LEAST_TORCH, _LEAST_PYTHON = (2, 9), (3, 10)
 _NEEDED = ("numpy", "scipy", "scikit-learn", "cachetools")
@@ -42,9 +42,10 @@ def software(device: torch.device) -> Iterator[Line]:
     found = tuple(int(part) for part in python.split(".")[:2])
     yield judged("python", "3.10 or newer", python, found >= _LEAST_PYTHON)
     for name in _NEEDED:
-        version = _version(name)
+        version = version_of(name, "missing")
         yield judged(name, "installed", version, version != "missing")
-    yield told("others", ", ".join(f"{name} {_version(name)}" for name in _FURTHER))
+    others = (f"{name} {version_of(name, 'missing')}" for name in _FURTHER)
+    yield told("others", ", ".join(others))
 
 
 def hardware(device: torch.device) -> Iterator[Line]:
@@ -88,13 +89,6 @@ def private_parts(device: torch.device) -> Iterator[Line]:
 
 
 CHECKS = (software, hardware, settings, private_parts)
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "missing"
 
 
 def _is_there(path: str) -> bool:

@@ -21,7 +21,7 @@ from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.runner import WorkloadRun
 from mimose.bench.grid.settings import GridSettings
 from mimose.bench.grid.summary import rank, summarise
-from mimose.bench.grid.table import rankings, show
+from mimose.bench.grid.table import publish, rankings, show
 from mimose.bench.machine import describe_machine
 from mimose.bench.rows import RowsFile, read, write
 from mimose.exceptions import first_line
@@ -61,11 +61,6 @@ def prepare(settings: GridSettings, out: Path, *, resume: bool) -> list[GridRow]
 
 def bench(settings: GridSettings, out: Path, rows: Sequence[GridRow]) -> int:
     """Run the grid and write ``rows.csv``, ``bench.html``, pictures and a summary.
-
-    Args:
-        settings: What to compare.
-        out: The folder for the files.
-        rows: Those that are there already, as `prepare` returned them.
 
     Returns:
         The exit status: 0; 1 where a workload could not be run; 130 after Ctrl-C.
@@ -135,13 +130,7 @@ def show_again(path: Path, out: Path, against: Path | None) -> int:
 
 
 def present(rows: Sequence[GridRow], path: Path, out: Path) -> None:
-    """Show a grid's rows: tables, the page, the picture, and JSON as the last line.
-
-    Args:
-        rows: Of a grid.
-        path: Where they are.
-        out: The folder for the files.
-    """
+    """Show a grid's rows: tables, the page, the picture, and JSON as the last line."""
     console = Console(soft_wrap=True, highlight=False)
     summaries = summarise(rows)
     show(summaries, console)
@@ -149,13 +138,7 @@ def present(rows: Sequence[GridRow], path: Path, out: Path) -> None:
     write_page(rows, files["page"])
     files |= draw_all(summaries, out)
     cells = [{**asdict(each), "keeps_budget": each.keeps_budget} for each in summaries]
-    document = json.dumps(
-        {"cells": cells, "files": {name: str(file) for name, file in files.items()}}
-    )
-    files["summary"].write_text(f"{document}\n", encoding="utf-8")
-    for name, file in files.items():
-        console.print(f"{name}: {file}", markup=False)
-    sys.stdout.write(f"{document}\n")
+    publish({"cells": cells}, files, console)
 
 
 def _left(settings: GridSettings, rows: Sequence[GridRow]) -> list[str]:

@@ -7,7 +7,6 @@ sentences, and one line of JSON.
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from mimose.bench.grid.rows import INTERRUPTED, GridRow
 from mimose.bench.grid.runner import WorkloadRun
 from mimose.bench.grid.settings import GridSettings
 from mimose.bench.grid.summary import CellSummary, summarise
+from mimose.bench.grid.table import publish
 from mimose.bench.rows import write
 from mimose.exceptions import first_line
 from mimose.usage import UsageError
@@ -51,10 +51,6 @@ batch; a plan for every length."""
 
 def demo(settings: GridSettings, out: Path) -> int:
     """Run the demonstration, show its results and write them down.
-
-    Args:
-        settings: `SETTINGS`, or these with other steps, threads or seed.
-        out: Folder for ``rows.csv``, ``demo.png`` and ``summary.json``.
 
     Returns:
         The exit status: 0; 1 where something failed that should not have; 130, as a
@@ -118,19 +114,14 @@ def _show(settings: GridSettings, rows: Sequence[GridRow], out: Path) -> None:
         console.print(_table(shown))
     for sentence in _sentences(settings, rows):
         console.print(sentence, markup=False)
-    console.print("\n".join(f"{name}: {path}" for name, path in files.items()))
     free = [replace(row, is_limited=False) for row in ran if row.is_limited]
-    document = json.dumps(
-        {
-            "is_complete": is_complete,
-            "strategies": shown,
-            "limit": [_summary(cell, free) for cell in summarise(free)],
-            "failures": _failures(rows),
-            "files": {name: str(path) for name, path in files.items()},
-        }
-    )
-    files["summary"].write_text(f"{document}\n", encoding="utf-8")
-    sys.stdout.write(f"{document}\n")
+    document = {
+        "is_complete": is_complete,
+        "strategies": shown,
+        "limit": [_summary(cell, free) for cell in summarise(free)],
+        "failures": _failures(rows),
+    }
+    publish(document, files, console)
 
 
 def _summary(cell: CellSummary, rows: Sequence[GridRow]) -> dict[str, Any]:

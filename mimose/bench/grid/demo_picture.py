@@ -11,12 +11,12 @@ from mimose.bench.grid.page import COLOURS
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.workload import size_of
+from mimose.bench.pictures import draw_budget, measured_on, save, tidy, title
 from mimose.bench.rows import read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_BUDGET = "#D55E00"
 _EXPLAINED = {
     "none": "none\nkeep everything",
     "full": "full\nrecompute everything",
@@ -30,10 +30,6 @@ _MILLI = 1e3
 
 def draw(csv_path: Path, picture_path: Path) -> None:
     """Draw peaks against lengths, and the price of each strategy beside them.
-
-    Args:
-        csv_path: Rows with at least one step at a budget, and without a limit.
-        picture_path: Where to write; its suffix chooses the format.
 
     Raises:
         ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
@@ -58,10 +54,8 @@ def draw(csv_path: Path, picture_path: Path) -> None:
         "recomputed (GFLOP a step)",
         "{:.2f}",
     )
-    figure.suptitle(_headline(summaries), x=0.01, ha="left", fontsize=13, weight="bold")
-    figure.supxlabel(_footnote(every), x=0.01, ha="left", fontsize=8, color="#555555")
-    picture_path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture_path)
+    title(figure, _headline(summaries), _footnote(every))
+    save(figure, picture_path)
 
 
 def _draw_peaks(axes: Axes, rows: Sequence[GridRow]) -> None:
@@ -79,20 +73,11 @@ def _draw_peaks(axes: Axes, rows: Sequence[GridRow]) -> None:
         )
     _draw_predictions(axes, rows)
     if budget is not None:
-        ends = [pick(size_of(row.shape) for row in rows) for pick in (min, max)]
-        axes.plot(ends, [budget / _MIB] * 2, color=_BUDGET, linewidth=1.5, ls="--")
-        axes.text(
-            ends[0],
-            budget / _MIB,
-            f"budget {budget / _MIB:.0f} MiB",
-            color=_BUDGET,
-            va="bottom",
-            weight="bold",
-        )
+        draw_budget(axes, [size_of(row.shape) for row in rows], budget / _MIB)
     _label_directly(axes, rows)
     axes.set_xlabel("longest text in the batch (tokens)")
     axes.set_ylabel("peak memory of a step, over what is held anyway (MiB)")
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_predictions(axes: Axes, rows: Sequence[GridRow]) -> None:
@@ -166,7 +151,7 @@ def _draw_bars(axes: Axes, values: Mapping[str, float], title: str, form: str) -
     axes.set_xlabel(title)
     axes.margins(x=0.25)
     axes.set_xticks([])
-    _tidy(axes)
+    tidy(axes)
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="y", length=0)
 
@@ -193,10 +178,7 @@ def _headline(summaries: Sequence[CellSummary]) -> str:
 def _footnote(rows: Sequence[GridRow]) -> str:
     """Say where it was measured, and what the hard limit did."""
     first = rows[0]
-    where = (
-        f"{first.device}, {first.threads} threads, torch {first.torch}, "
-        f"seed {first.seed}, {first.date[:10]}"
-    )
+    where = f"{first.threads} threads, {measured_on(first)}"
     limited: Counter[str] = Counter()
     for row in rows:
         if row.is_limited:
@@ -210,7 +192,3 @@ def _footnote(rows: Sequence[GridRow]) -> str:
 
 def _strategies(rows: Sequence[GridRow]) -> list[str]:
     return list(dict.fromkeys(row.strategy for row in rows))
-
-
-def _tidy(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)

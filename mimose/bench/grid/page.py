@@ -49,12 +49,7 @@ _EQUAL = {True: "yes", False: "no", None: "–"}
 
 
 def write_page(rows: Sequence[GridRow], path: Path) -> None:
-    """Write the page.
-
-    Args:
-        rows: Of a grid, complete or not.
-        path: Where to write.
-    """
+    """Write the page."""
     summaries = summarise(rows)
     workloads = list(dict.fromkeys(cell.workload for cell in summaries))
     figures = []
@@ -235,65 +230,42 @@ def _sizes(row: GridRow) -> str:
 
 
 def _cells_table(summaries: Sequence[CellSummary]) -> Table:
-    columns = (
-        "workload",
-        "budget",
-        "strategy",
-        "time",
-        "95% interval",
-        "time with warm-up",
-        "redone GFLOP",
-        "redone in the warm-up",
-        "largest growth, MiB",
-        "host, MiB",
-        "over",
-        "growth ÷ headroom where needed",
-        "error p50",
-        "error p99",
-        "learning steps",
-        "plan found in µs",
-        "plan made in ms",
-        "losses equal",
-        "what happened",
-    )
+    ordered = sorted(summaries, key=lambda s: not s.steps)
+    rows = [_table_row(cell) for cell in ordered]
+    help_ = "Click a column's head to sort by it."
+    columns = tuple(rows[0]) if rows else ()
     return Table(
-        "cells",
-        "Every cell",
-        "Click a column's head to sort by it.",
-        columns,
-        [_table_row(s) for s in sorted(summaries, key=lambda s: not s.steps)],
+        "cells", "Every cell", help_, columns, [tuple(row.values()) for row in rows]
     )
 
 
-def _table_row(cell: CellSummary) -> tuple[TableCell, ...]:
+def _table_row(cell: CellSummary) -> dict[str, TableCell]:
     first, last = cell.seconds_low, cell.seconds_high
     interval = "–" if first is None else f"{first:.3f} – {last:.3f}"
-    return (
-        (cell.workload, cell.workload),
-        _number(cell.budget_share, "{:g}"),
-        (cell.strategy, cell.strategy),
-        _number(cell.seconds_ratio, "{:.3f}×"),
-        (interval, first or -1.0),
-        _number(cell.total_ratio, "{:.3f}×"),
-        _share(cell.recomputed_flops, _GIGA, "{:.2f}"),
-        _share(cell.warm_up_flops, _GIGA, "{:.2f}"),
-        _share(cell.largest_growth_bytes or None, _MIB, "{:.1f}"),
-        _share(cell.host_bytes, _MIB, "{:.0f}"),
-        _number(cell.steps_over, "{:.0f}"),
-        _number(cell.use_p50, "{:.1%}"),
-        _number(cell.error_p50, "{:.2%}"),
-        _number(cell.error_p99, "{:.2%}"),
-        _number(cell.learning_steps, "{:.0f}"),
-        _number(cell.hit_seconds and cell.hit_seconds * 1e6, "{:.0f}"),
-        _number(cell.miss_seconds and cell.miss_seconds * 1e3, "{:.2f}"),
-        (_EQUAL[cell.loss_is_equal],) * 2,
-        (f"{cell.problem} {cell.failed_at}".strip(), cell.problem),
-    )
+    return {
+        "workload": (cell.workload, cell.workload),
+        "budget": _number(cell.budget_share, "{:g}"),
+        "strategy": (cell.strategy, cell.strategy),
+        "time": _number(cell.seconds_ratio, "{:.3f}×"),
+        "95% interval": (interval, first or -1.0),
+        "time with warm-up": _number(cell.total_ratio, "{:.3f}×"),
+        "redone GFLOP": _number(cell.recomputed_flops, "{:.2f}", _GIGA),
+        "redone in the warm-up": _number(cell.warm_up_flops, "{:.2f}", _GIGA),
+        "largest growth, MiB": _number(
+            cell.largest_growth_bytes or None, "{:.1f}", _MIB
+        ),
+        "host, MiB": _number(cell.host_bytes, "{:.0f}", _MIB),
+        "over": _number(cell.steps_over, "{:.0f}"),
+        "growth ÷ headroom where needed": _number(cell.use_p50, "{:.1%}"),
+        "error p50": _number(cell.error_p50, "{:.2%}"),
+        "error p99": _number(cell.error_p99, "{:.2%}"),
+        "learning steps": _number(cell.learning_steps, "{:.0f}"),
+        "plan found in µs": _number(cell.hit_seconds, "{:.0f}", 1e-6),
+        "plan made in ms": _number(cell.miss_seconds, "{:.2f}", 1e-3),
+        "losses equal": (_EQUAL[cell.loss_is_equal],) * 2,
+        "what happened": (f"{cell.problem} {cell.failed_at}".strip(), cell.problem),
+    }
 
 
-def _share(count: int | None, unit: float, form: str) -> TableCell:
-    return _number(None if count is None else count / unit, form)
-
-
-def _number(value: float | None, form: str) -> TableCell:
-    return _UNKNOWN if value is None else (form.format(value), float(value))
+def _number(value: float | None, form: str, unit: float = 1) -> TableCell:
+    return _UNKNOWN if value is None else (form.format(value / unit), value / unit)

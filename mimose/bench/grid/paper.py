@@ -72,11 +72,7 @@ class _Block(Patch):
 
 
 class PaperMimose(Applied):
-    """The published system at work.
-
-    Args:
-        setup: What to train within.
-    """
+    """The published system at work."""
 
     def __init__(self, setup: Setup) -> None:
         self._meter = setup.meter

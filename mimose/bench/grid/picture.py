@@ -12,6 +12,7 @@ from mimose.bench.grid.peers import PEERS
 from mimose.bench.grid.published import PUBLISHED
 from mimose.bench.grid.scaling import AXES, SCALED, SCALING, name_of
 from mimose.bench.grid.summary import CellSummary
+from mimose.bench.pictures import save, tidy
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -26,10 +27,6 @@ _MILLI = 1e3
 
 def draw_all(summaries: Sequence[CellSummary], folder: Path) -> dict[str, Path]:
     """Draw every picture that there are numbers for.
-
-    Args:
-        summaries: Of a grid.
-        folder: Where to write.
 
     Returns:
         The files, by what they are.
@@ -55,12 +52,7 @@ def draw_all(summaries: Sequence[CellSummary], folder: Path) -> dict[str, Path]:
 
 
 def draw(summaries: Sequence[CellSummary], path: Path) -> None:
-    """Draw time against budget, for each workload.
-
-    Args:
-        summaries: Of a grid.
-        path: Where to write; its suffix chooses the format.
-    """
+    """Draw time against budget, for each workload."""
     workloads = list(dict.fromkeys(summary.workload for summary in summaries))
     title = (
         "Time of a step, plain training being 1 (where it failed: full), at budgets "
@@ -76,12 +68,7 @@ def draw(summaries: Sequence[CellSummary], path: Path) -> None:
 
 
 def draw_published(summaries: Sequence[CellSummary], path: Path) -> None:
-    """Draw our times and those of the Mimose paper at the same shares of memory.
-
-    Args:
-        summaries: Of a grid.
-        path: Where to write; its suffix chooses the format.
-    """
+    """Draw our times and those of the Mimose paper at the same shares of memory."""
     workloads = [
         name for name in PUBLISHED if any(s.workload == name for s in summaries)
     ]
@@ -124,12 +111,7 @@ def draw_published(summaries: Sequence[CellSummary], path: Path) -> None:
 
 
 def draw_scaling(summaries: Sequence[CellSummary], path: Path) -> None:
-    """Draw what a step, and a plan, cost as one thing grows.
-
-    Args:
-        summaries: Of workloads of `scaling`.
-        path: Where to write; its suffix chooses the format.
-    """
+    """Draw what a step, and a plan, cost as one thing grows."""
     from matplotlib.ticker import LogLocator
 
     budgets = sorted({s.budget_share for s in summaries})
@@ -224,13 +206,12 @@ def _figure(
         frameon=False,
     )
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _finish(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=10, weight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
 
 
 def _draw_workload(axes: Axes, workload: str, cells: Sequence[CellSummary]) -> None:

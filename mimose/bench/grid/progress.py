@@ -21,9 +21,6 @@ from mimose.bench.grid.settings import Cell
 def progress(n_steps: int) -> Iterator[Callable[[str, Cell], None]]:
     """Show which step is running, and about how long the rest takes.
 
-    Args:
-        n_steps: In all.
-
     Yields:
         What is to be told of each step: its workload and cell.
     """

@@ -35,13 +35,7 @@ _GIB = 2**30
 
 
 class WorkloadRun:
-    """All strategies on one workload.
-
-    Args:
-        settings: What is compared.
-        workload: Which of the workloads.
-        on_step: Is told of each step before it runs: the cell.
-    """
+    """All strategies on one workload; `on_step` is told the cell before each step."""
 
     def __init__(
         self,

@@ -92,9 +92,8 @@ def summarise(rows: Iterable[GridRow]) -> list[CellSummary]:
     """
     by_workload: dict[str, list[GridRow]] = {}
     for row in rows:
-        if row.is_limited:
-            continue
-        by_workload.setdefault(row.workload, []).append(row)
+        if not row.is_limited:
+            by_workload.setdefault(row.workload, []).append(row)
     return [cell for own in by_workload.values() for cell in _workload(own)]
 
 
@@ -106,12 +105,10 @@ def _workload(rows: Sequence[GridRow]) -> list[CellSummary]:
         if row.budget_share is not None and row.headroom_bytes is not None:
             budgets[row.budget_share] = row.headroom_bytes
     base = _base(cells)
-    other = {row.step: row for row in cells.get((base, None), []) if not row.problem}
-    plain = {
-        row.step: row.growth_bytes
-        for row in cells.get(("none", None), [])
-        if not row.problem
-    }
+    other, plain = (
+        {row.step: row for row in cells.get((who, None), []) if not row.problem}
+        for who in (base, "none")
+    )
     return [
         _cell(name, share, headroom, own, base, other, plain)
         for share, headroom in sorted(budgets.items())
@@ -134,7 +131,7 @@ def _cell(
     rows: Sequence[GridRow],
     base: str,
     base_rows: Mapping[int, GridRow],
-    plain: Mapping[int, int],
+    plain: Mapping[int, GridRow],
 ) -> CellSummary:
     ran = [row for row in rows if not row.problem]
     failed = next((row for row in rows if row.problem), None)
@@ -142,11 +139,8 @@ def _cell(
     measured = [(row, other) for row, other in pairs if row.is_measured]
     mine = _turns(row for row, _ in measured)
     ratio = _paired((mine, _turns(other for _, other in measured)))
-    needing = [
-        row
-        for row in ran
-        if row.is_measured and row.step in plain and plain[row.step] > headroom
-    ]
+    needs = {step for step, row in plain.items() if row.growth_bytes > headroom}
+    needing = [row for row in ran if row.is_measured and row.step in needs]
     planned = [row for row in ran if row.phase == "plan"]
     errors = _errors(planned)
     return CellSummary(
@@ -166,7 +160,9 @@ def _cell(
         warm_up_flops=_flops(row for row in ran if not row.is_measured),
         largest_growth_bytes=max((row.growth_bytes for row in ran), default=0),
         largest_reserved_bytes=max((row.reserved_bytes for row in ran), default=0),
-        host_bytes=_most([row.host_bytes for row in ran]),
+        host_bytes=max(
+            (row.host_bytes for row in ran if row.host_bytes is not None), default=None
+        ),
         steps_over=sum(row.growth_bytes > headroom for row in ran),
         needed=len(needing),
         use_p50=_median(row.growth_bytes / headroom for row in needing),
@@ -280,11 +276,6 @@ def _flops(rows: Iterable[GridRow]) -> int | None:
     return _sum(counts) if counts else None
 
 
-def _most(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return max(known) if known else None
-
-
 def _median(values: Iterable[float]) -> float | None:
     found = list(values)
     return statistics.median(found) if found else None
@@ -304,25 +295,14 @@ class Comparison:
 
 
 def compare(summaries: Sequence[CellSummary], other: str) -> Comparison | None:
-    """Compare with another strategy; None where there is no cell to compare in.
-
-    Args:
-        summaries: Of a grid.
-        other: Its name.
-    """
+    """Compare with another strategy; None where there is no cell to compare in."""
     found = {(s.workload, s.budget_share, s.strategy): s for s in summaries}
     pairs = [
         (mine, found[workload, share, other])
         for (workload, share, name), mine in found.items()
         if name == "mimose" and (workload, share, other) in found
     ]
-    kept = [
-        (a, b)
-        for a, b in pairs
-        if a.keeps_budget and b.keeps_budget and a.turns and b.turns
-    ]
-    if not kept:
-        return None
+    kept = [both for both in pairs if all(c.keeps_budget and c.turns for c in both)]
     seconds = _paired(*((a.turns, b.turns) for a, b in kept))
     if seconds.value is None:
         return None
@@ -352,10 +332,6 @@ def rank(first: Sequence[CellSummary], second: Sequence[CellSummary]) -> Ranking
 
     Only those that keep the budget in both are ranked. Two are as good as each other
     where the interval of the ratio of their times, in either run, has 1 in it.
-
-    Args:
-        first: A grid's summaries.
-        second: Another run's.
     """
     again = {(s.workload, s.budget_share, s.strategy): s for s in second}
     pairs, found = 0, []

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group
@@ -157,6 +161,24 @@ def rankings(found: Rankings) -> str:
         f"run slower"
         for workload, share, faster, other in found.swapped
     )
+
+
+def publish(
+    document: Mapping[str, Any], files: Mapping[str, Path], console: Console
+) -> None:
+    """Name the files, then print what was found as a line of JSON, and write it down.
+
+    Args:
+        document: What was found; the files' names are added.
+        files: By what they are; the document becomes the ``"summary"``.
+        console: Where to print.
+    """
+    names = {name: str(path) for name, path in files.items()}
+    text = json.dumps({**document, "files": names}) + "\n"
+    files["summary"].write_text(text, encoding="utf-8")
+    for name, path in names.items():
+        console.print(f"{name}: {path}", markup=False)
+    sys.stdout.write(text)
 
 
 def show(summaries: Sequence[CellSummary], console: Console) -> None:

@@ -57,11 +57,6 @@ def bell_with_spike(least: int, most: int, mode: int) -> SizeTrace:
     """Return lengths in a bell around a mode, and some cut to the most.
 
     The shape of SQuAD in the paper's Fig. 3.
-
-    Args:
-        least: The shortest length.
-        most: The longest, to which longer texts are cut.
-        mode: Where the bell has its middle.
     """
 
     def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
@@ -74,12 +69,7 @@ def bell_with_spike(least: int, most: int, mode: int) -> SizeTrace:
 
 
 def pairs(least: int, most: int) -> SizeTrace:
-    """Return lengths of sources with a long tail, and of targets much like them.
-
-    Args:
-        least: The shortest length of either.
-        most: The longest.
-    """
+    """Return lengths of sources with a long tail, and of targets much like them."""
     sources = long_tail(least, most, 3.0)
 
     def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
@@ -101,11 +91,6 @@ def images(short: tuple[int, int], longest: int, step: int) -> SizeTrace:
     The short side is drawn from a range, the aspect ratio from that of photographs,
     the long side is capped, and both are multiples of a step. Lying and standing
     images come in the proportion of COCO, about three to one.
-
-    Args:
-        short: Least and greatest short side.
-        longest: The cap of the long side.
-        step: What both are multiples of.
     """
 
     def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
@@ -123,10 +108,7 @@ def images(short: tuple[int, int], longest: int, step: int) -> SizeTrace:
 
 
 def docstrings(most: int) -> SizeTrace:
-    """Return the longest member's length of batches of docstrings: real text.
-
-    Args:
-        most: Longer texts are cut to this.
+    """Return the longest member's length of batches of docstrings cut to `most` tokens.
 
     Raises:
         ModuleNotFoundError: tokenizers is missing (``pip install 'mimose[bench]'``).
@@ -152,10 +134,6 @@ def draw_longest(
 
 def from_file(path: Path, names: Sequence[str]) -> list[Sizes]:
     """Read a trace of one's own: a CSV file with a column for each size.
-
-    Args:
-        path: The file; each line is a batch.
-        names: The sizes the workload needs, such as ``length``.
 
     Raises:
         ValueError: A column is missing, or a number is none or less than 1.

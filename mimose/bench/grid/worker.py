@@ -61,11 +61,7 @@ class Task:
 
 
 class Worker:
-    """A model in training under one strategy.
-
-    Args:
-        task: What to train, and how.
-    """
+    """A model in training under one strategy."""
 
     def __init__(self, task: Task) -> None:
         self._task = task

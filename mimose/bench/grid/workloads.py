@@ -39,8 +39,8 @@ _VOCABULARY = {"tiny": 512, "base": 30_000}
 _CHOICES = 4
 _KINDS = 80
 """Of things in images, as in COCO."""
-_BOXES = 8
-"""In an image."""
+_IMAGES, _BOXES = 8, 8
+"""In a batch, and in an image."""
 
 
 def _sized(
@@ -59,22 +59,12 @@ _TINY_ENCODER = {
     "num_attention_heads": 4,
     "intermediate_size": 256,
 }
-_multiple_choice = _sized(
-    "RobertaConfig",
-    "RobertaForMultipleChoice",
-    _TINY_ENCODER,
-    attn_implementation="eager",
-    max_position_embeddings=514,
+_encoder = functools.partial(_sized, tiny=_TINY_ENCODER, attn_implementation="eager")
+_multiple_choice = _encoder(
+    "RobertaConfig", "RobertaForMultipleChoice", max_position_embeddings=514
 )
-_question_answering = _sized(
-    "BertConfig", "BertForQuestionAnswering", _TINY_ENCODER, attn_implementation="eager"
-)
-_classification = _sized(
-    "BertConfig",
-    "BertForSequenceClassification",
-    _TINY_ENCODER,
-    attn_implementation="eager",
-)
+_question_answering = _encoder("BertConfig", "BertForQuestionAnswering")
+_classification = _encoder("BertConfig", "BertForSequenceClassification")
 _translation = _sized(
     "T5Config",
     "T5ForConditionalGeneration",
@@ -124,18 +114,14 @@ def _classes(n: int, n_classes: int, generator: Generator) -> torch.Tensor:
     return torch.randint(0, n_classes, (n,), generator=generator)
 
 
-def _batch_size(scale: str, tiny: int, base: int) -> int:
-    return base if scale == "base" else tiny
-
-
 def _choice_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
-    n = _batch_size(scale, 8, 16)
+    n = {"tiny": 8, "base": 16}[scale]
     ids = _tokens((n, _CHOICES, sizes["length"]), scale, generator)
     return {"input_ids": ids, "labels": _classes(n, _CHOICES, generator)}
 
 
 def _answer_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
-    n, length = _batch_size(scale, 2, 12), sizes["length"]
+    n, length = {"tiny": 2, "base": 12}[scale], sizes["length"]
     return {
         "input_ids": _tokens((n, length), scale, generator),
         "start_positions": _classes(n, length, generator),
@@ -144,13 +130,13 @@ def _answer_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
 
 
 def _text_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
-    n = _batch_size(scale, 16, 32)
+    n = {"tiny": 16, "base": 32}[scale]
     ids = _tokens((n, sizes["length"]), scale, generator)
     return {"input_ids": ids, "labels": _classes(n, 2, generator)}
 
 
 def _pair_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
-    n = _batch_size(scale, 4, 8)
+    n = {"tiny": 4, "base": 8}[scale]
     return {
         "input_ids": _tokens((n, sizes["source"]), scale, generator),
         "labels": _tokens((n, sizes["target"]), scale, generator),
@@ -159,22 +145,22 @@ def _pair_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
 
 
 def _language_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
-    ids = _tokens((_batch_size(scale, 6, 8), sizes["length"]), scale, generator)
+    n = {"tiny": 6, "base": 8}[scale]
+    ids = _tokens((n, sizes["length"]), scale, generator)
     return {"input_ids": ids, "labels": ids, "use_cache": False}
 
 
-def _image_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
-    n = _batch_size(scale, 8, 8)
-    shape = (n, 3, sizes["height"], sizes["width"])
+def _image_batch(sizes: _Sizes, _scale: str, generator: Generator) -> _Batch:
+    shape = (_IMAGES, 3, sizes["height"], sizes["width"])
     pixels = torch.rand(shape, generator=generator)
-    return {"pixel_values": pixels, "labels": _classes(n, _KINDS, generator)}
+    return {"pixel_values": pixels, "labels": _classes(_IMAGES, _KINDS, generator)}
 
 
 def _boxes_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
     batch = _image_batch(sizes, scale, generator)
-    n = len(batch["labels"])
-    low, high = torch.rand((2, n, _BOXES, 2), generator=generator).sort(dim=0).values
-    kinds = torch.randint(0, _KINDS, (n, _BOXES), generator=generator)
+    corners = torch.rand((2, _IMAGES, _BOXES, 2), generator=generator)
+    low, high = corners.sort(dim=0).values
+    kinds = torch.randint(0, _KINDS, (_IMAGES, _BOXES), generator=generator)
     return {**batch, "boxes": torch.cat((low, high), dim=-1), "labels": kinds}
 
 
@@ -300,24 +286,11 @@ def from_function(path: str) -> Workload:
         if Path(place.filename).exists() and place.filename != __file__:
             msg += f" ({Path(place.filename).name}, line {place.lineno})"
         raise ValueError(msg) from error
-
-    def batch(
-        sizes: Mapping[str, int], scale: str, generator: Generator
-    ) -> dict[str, Any]:
-        del scale
-        made: dict[str, Any] = make_batch(sizes, generator)
-        return made
-
-    def build(scale: str) -> nn.Module:
-        del scale
-        model: nn.Module = function()[0]
-        return model
-
     return Workload(
         name=path,
         what="the user's own",
-        build=build,
-        batch=batch,
+        build=lambda _: function()[0],
+        batch=lambda sizes, _, generator: make_batch(sizes, generator),
         sizes=tuple(names),
         trace=None,
     )

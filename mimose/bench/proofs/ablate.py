@@ -38,7 +38,7 @@ from mimose.bench.proofs.common import (
 )
 from mimose.bench.proofs.left_out import NOTHING, PARTS, ratios_without, reserve_without
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import ModelSpec, Sizes, names_of, spec_of
+from mimose.bench.proofs.models import ModelSpec, Sizes, by_name, names_of
 from mimose.bench.proofs.numbers import mebibytes, percent, quantile
 from mimose.bench.rows import Row
 from mimose.bench.step_meter import MeasuredStep
@@ -58,7 +58,7 @@ OPTIONS = (
     ("--without", {"nargs": "+", "choices": PARTS, "default": [*PARTS]}),
 )
 
-_SPECS = (
+_SPECS = by_name(
     ModelSpec(
         "bert",
         {"batch": (8, 8), "length": (32, 320)},
@@ -167,7 +167,7 @@ class _Autocast(Loop):
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one model in one setting, once without each part."""
-    spec = spec_of(_SPECS, task["model"])
+    spec = _SPECS[task["model"]]
     headroom_bytes = _headroom(spec, task)
     for part in task["parts"]:
         if task["setting"] == "below" and part not in (NOTHING, "least peaks"):

@@ -13,12 +13,7 @@ from mimose.planners.timeline import judge
 
 
 class Block(nn.Module):
-    """Two linear layers and a residual.
-
-    Args:
-        width: Of the residual; inside it is `factor` times as wide.
-        factor: See `width`.
-    """
+    """Two linear layers, inside `factor` times as wide, and a residual."""
 
     def __init__(self, width: int, factor: int) -> None:
         super().__init__()
@@ -32,13 +27,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Blocks one behind another, and a loss of one number.
-
-    Args:
-        n_blocks: How many.
-        width: See `Block`.
-        factor: See `Block`.
-    """
+    """Blocks one behind another, and a loss of one number."""
 
     def __init__(self, n_blocks: int, width: int, factor: int = 1) -> None:
         super().__init__()
@@ -54,14 +43,11 @@ class Blocks(nn.Module):
 class Told:
     """A planner that does what it is told: see `choice`."""
 
+    name = "told"
+
     def __init__(self) -> None:
         self.choice: Sequence[int] = ()
         """0 to keep and 1 to recompute, event by event; empty to keep all."""
-
-    @property
-    def name(self) -> str:
-        """The name ``"told"``."""
-        return "told"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Make the plan; its budget is not read."""

@@ -34,7 +34,7 @@ from mimose.bench.proofs.common import (
     rows_of,
 )
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
+from mimose.bench.proofs.models import ModelSpec, names_of
 from mimose.bench.proofs.numbers import percent
 from mimose.bench.rows import Row
 from mimose.bench.zoo import ZOO, Batch
@@ -46,10 +46,10 @@ QUESTION = "What does learning cost: iterations, forwards, FLOPs and time?"
 OPTIONS = (count("--steps", 20, "at the most, a model"),)
 
 _MULTIPLES = {"vit": 16, "resnet": 32}
-_SPECS = tuple(
-    ModelSpec(model=name, sizes=entry.sizes, multiple=_MULTIPLES.get(name, 1))
+_SPECS = {
+    name: ModelSpec(name, entry.sizes, _MULTIPLES.get(name, 1))
     for name, entry in ZOO.items()
-)
+}
 _ITERATIONS_BAR = 10
 
 
@@ -84,22 +84,18 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Count, for every model."""
     answer = Answer()
     for name in names_of(_SPECS, settings.models):
-        task = {"model": name, "steps": options.steps}
-        own = [
-            row
-            for is_counted in (False, True)
-            for row in rows_of(
-                CollectionRow, "collection", settings, is_counted=is_counted, **task
-            )
-        ]
+        own: list[CollectionRow] = []
+        for is_counted in (False, True):
+            task = {"model": name, "steps": options.steps, "is_counted": is_counted}
+            own += rows_of(CollectionRow, "collection", settings, **task)
         before = _before_first_plan(own)
         collecting = [row for row in own if row.phase == "collect"]
         beyond = sum(map(_second_forwards, collecting))
         bars = [
-            Bar(f"{name}: iterations before a plan", before, _ITERATIONS_BAR),
-            Bar(f"{name}: forwards beyond full recomputation's", beyond, 0),
+            Bar("iterations before a plan", before, _ITERATIONS_BAR),
+            Bar("forwards beyond full recomputation's", beyond, 0),
         ]
-        answer.add(own, _summarise(name, before, collecting), bars)
+        answer.add(name, own, _summarise(before, collecting), bars)
     return answer
 
 
@@ -119,7 +115,7 @@ def _second_forwards(row: CollectionRow) -> int:
 
 
 def _summarise(
-    model: str, before: int | None, collecting: Sequence[CollectionRow]
+    before: int | None, collecting: Sequence[CollectionRow]
 ) -> dict[str, object]:
     flops = sum(row.flops for row in collecting)
     full = sum(row.full_flops for row in collecting)
@@ -127,7 +123,6 @@ def _summarise(
     timed = [row for row in collecting if not row.is_counted][1:]
     ratios = [row.seconds / row.full_seconds for row in timed]
     return {
-        "model": model,
         "iterations before a plan": before,
         "forward calls": sum(row.forward_calls for row in collecting),
         "recompute calls": sum(row.recompute_calls for row in collecting),
@@ -141,7 +136,7 @@ def _summarise(
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train the session and its twin in turn, until a plan keeps something."""
-    spec = spec_of(_SPECS, task["model"])
+    spec = _SPECS[task["model"]]
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     learning, full = (
         CountedLoop(spec.build(task["seed"]), is_counted=task["is_counted"])
@@ -155,19 +150,17 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         sizes = spec.draw(generator)
         batch = spec.batch(sizes, generator)
         mine, twin = learning.counted_step(batch), full.counted_step(batch)
-        record = session.records[-1]
-        kept = recorded(record, "kept")
+        told = recorded(session.records[-1], "phase", "kept")
         yield {
             "model": spec.model,
             "is_counted": task["is_counted"],
             "step": step,
             "sizes": json.dumps(sizes),
-            "phase": record.phase,
-            **kept,
+            **told,
             **mine,
             **{f"full_{name}": value for name, value in twin.items()},
         }
-        if kept["kept"]:
+        if told["kept"]:
             return
 
 

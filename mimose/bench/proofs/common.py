@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 AMPLE_BYTES = 2**40
 """A budget that is never used up."""
 _TOLD_EVERY = 100
-
-
-_PACKAGE = "mimose.bench.proofs"
-
 
 Option: TypeAlias = tuple[str, dict[str, Any]]
 """Of a command line: its name, and how argparse is to read it."""
@@ -60,16 +56,11 @@ class Settings(RunSettings):
 def said_by(proof: str, settings: Settings, /, **task: Any) -> Iterator[dict[str, Any]]:
     """Yield what a proof's ``work`` yields, in a process of its own.
 
-    Args:
-        proof: The proof's name.
-        settings: Seed and device go into its task.
-        task: All else that it is asked.
-
     Raises:
         RunFailedError: It ended with an error.
     """
     whole = {"seed": settings.seed, "device": settings.device, **task}
-    return run_child(f"{_PACKAGE}.{proof}", whole, settings.threads)
+    return run_child(f"{__package__}.{proof}", whole, settings.threads)
 
 
 _Kind = TypeVar("_Kind", bound=Row)
@@ -93,14 +84,11 @@ def recorded(record: StepRecord, *columns: str) -> dict[str, Any]:
     Args:
         record: Of one forward.
         columns: Its attributes' names. ``kept`` and ``recomputed`` count its layers'
-            calls by action, ``calls`` counts all.
+            calls by action, ``actions`` and ``events`` all of them.
     """
-    calls = len(record.actions)
-    counted = {
-        "kept": calls - record.n_recomputed,
-        "recomputed": record.n_recomputed,
-        "calls": calls,
-    }
+    calls, recomputed = len(record.actions), record.n_recomputed
+    counted = {"actions": calls, "events": calls, "recomputed": recomputed}
+    counted["kept"] = calls - recomputed
     return {
         name: counted[name] if name in counted else getattr(record, name)
         for name in columns
@@ -154,13 +142,19 @@ class Answer:
     """Whether the table's cells are words, and begin at the left."""
 
     def add(
-        self, rows: Iterable[Row], line: Mapping[str, object], bars: Iterable[Bar]
+        self,
+        name: str,
+        rows: Iterable[Row],
+        line: Mapping[str, object],
+        bars: Iterable[Bar],
+        *,
+        head: str = "model",
     ) -> None:
-        """Add what was found of one model, and tell who waits."""
+        """Add what was found of one model, or another `head`, and tell who waits."""
         self.rows.extend(rows)
-        self.table.append(line)
-        self.bars.extend(bars)
-        progress(" ".join(map(str, list(line.values())[:1])) + ": done")
+        self.table.append({head: name, **line})
+        self.bars.extend(replace(bar, what=f"{name}: {bar.what}") for bar in bars)
+        progress(f"{name}: done")
 
 
 def progress(text: str) -> None:
@@ -189,13 +183,7 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
 def format_table(
     table: Sequence[Mapping[str, object]], *, is_text: bool = False
 ) -> list[str]:
-    """Lay a table out in lines, columns as wide as they need to be.
-
-    Args:
-        table: Its lines, cells by the head of their column.
-        is_text: Whether cells begin at the left of their column; else they end at its
-            right.
-    """
+    """Lay a table out in lines, in narrow columns; only text begins at their left."""
     if not table:
         return []
     head = list(table[0])

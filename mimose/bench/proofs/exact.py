@@ -34,7 +34,7 @@ from mimose.bench.proofs.common import (
     rows_of,
 )
 from mimose.bench.proofs.loop import Loop, differing
-from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
+from mimose.bench.proofs.models import ModelSpec, by_name, names_of
 from mimose.bench.proofs.numbers import mebibytes
 from mimose.bench.rows import Row
 from mimose.bench.zoo import ZOO, Batch
@@ -43,7 +43,7 @@ from mimose.session import attach
 QUESTION = "Is training on an accelerator the same to the last bit?"
 OPTIONS = (device("sim"), count("--steps", 20, "a model"))
 
-_SPECS = (
+_SPECS = by_name(
     ModelSpec("bert", {"batch": (8, 8), "length": (64, 256)}),
     ModelSpec("gpt2", {"batch": (4, 4), "length": (64, 256)}),
     ModelSpec("t5", {"batch": (4, 4), "source": (64, 256), "target": (32, 128)}),
@@ -59,7 +59,8 @@ how far above the least it is at any rate: other shapes may reserve more."""
 _KINDS = ("gradient", "weight", "optimizer state", "buffer", "random state")
 """What is compared after the last step; the loss is in each."""
 _RECORDED = (
-    *("step", "phase", "reserved_peak_bytes", "recomputed", "retries", "reason"),
+    *("step", "phase", "reserved_peak_bytes", "actions", "recomputed"),
+    *("retries", "reason"),
 )
 State = dict[str, torch.Tensor]
 
@@ -99,7 +100,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     answer = Answer()
     for name in names_of(_SPECS, settings.models):
         own = rows_of(ExactRow, "exact", settings, model=name, steps=options.steps)
-        answer.add(own, _summarise(name, own), _judge(name, own, options.steps))
+        answer.add(name, own, _summarise(own), _judge(own, options.steps))
     return answer
 
 
@@ -108,9 +109,8 @@ def _n_different(rows: Sequence[ExactRow]) -> int:
     return len(names) + sum(not row.is_equal for row in rows)
 
 
-def _summarise(model: str, rows: Sequence[ExactRow]) -> dict[str, object]:
+def _summarise(rows: Sequence[ExactRow]) -> dict[str, object]:
     return {
-        "model": model,
         "steps": len(rows),
         "budget MiB": mebibytes(rows[-1].budget_bytes),
         "phases": dict(Counter(row.phase for row in rows)),
@@ -122,14 +122,14 @@ def _summarise(model: str, rows: Sequence[ExactRow]) -> dict[str, object]:
     }
 
 
-def _judge(model: str, rows: Sequence[ExactRow], steps: int) -> list[Bar]:
+def _judge(rows: Sequence[ExactRow], steps: int) -> list[Bar]:
     compared = json.loads(rows[-1].compared or "{}") if rows else {}
     mixed = sum(row.is_mixed for row in rows)
     return [
-        Bar(f"{model}: steps done", len(rows), at_least=steps),
-        Bar(f"{model}: plans that keep some and recompute some", mixed, at_least=1),
-        Bar(f"{model}: kinds compared", len(compared), at_least=len(_KINDS)),
-        Bar(f"{model}: things that differ", _n_different(rows), at_most=0),
+        Bar("steps done", len(rows), at_least=steps),
+        Bar("plans that keep some and recompute some", mixed, at_least=1),
+        Bar("kinds compared", len(compared), at_least=len(_KINDS)),
+        Bar("things that differ", _n_different(rows), at_most=0),
     ]
 
 
@@ -138,7 +138,7 @@ def _judge(model: str, rows: Sequence[ExactRow], steps: int) -> list[Bar]:
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train a model bare, then a copy of it under the library."""
-    spec = spec_of(_SPECS, task["model"])
+    spec = _SPECS[task["model"]]
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     torch.manual_seed(task["seed"])
     model = ZOO[spec.model].build().to(task["device"])
@@ -159,7 +159,6 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                 "model": spec.model,
                 "sizes": json.dumps(sizes),
                 "budget_bytes": budget_bytes,
-                "actions": len(record.actions),
                 **recorded(record, *_RECORDED),
                 "loss": loss.item(),
                 "is_equal": torch.equal(losses[step], loss),
@@ -198,12 +197,7 @@ def _budget(model: nn.Module, batch: Batch) -> int:
 
 
 class Run:
-    """A model in training, and all that its steps leave behind.
-
-    Args:
-        model: The model.
-        seed: Of the random state that it begins with.
-    """
+    """A model in training, and all that its steps leave behind."""
 
     def __init__(self, model: nn.Module, seed: int) -> None:
         self._loop = Loop(model)

@@ -22,9 +22,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
 
 from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
     Answer,
     Bar,
     Settings,
@@ -34,7 +34,7 @@ from mimose.bench.proofs.common import (
     rows_of,
 )
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
+from mimose.bench.proofs.models import ModelSpec, names_of
 from mimose.bench.proofs.numbers import mebibytes, worst
 from mimose.bench.proofs.soak_run import SPECS, WINDOWS
 from mimose.bench.rows import Row
@@ -46,9 +46,7 @@ from mimose.session import Session, attach
 QUESTION = "Does training go on where the device's limit falls below what plans need?"
 OPTIONS = (device("sim"), count("--steps", 240, "a model"))
 
-_MODELS = ("bert", "gpt2")
-_SPECS = [spec for spec in SPECS if spec.model in _MODELS]
-_AMPLE_BYTES = 2**36
+_SPECS = {name: SPECS[name] for name in ("bert", "gpt2")}
 _FALLS = (0.55, 0.25)
 """Where the limit falls to, between the longest step's least growth and its most."""
 _N_FALLS = len(_FALLS)
@@ -102,11 +100,8 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
             rows_of(FallRow, "falls", settings, falls=falls, **task)
             for falls in (False, True)
         )
-        answer.add(
-            [*even, *fallen],
-            _summarise(name, even, fallen),
-            _judge(name, even, fallen, options.steps),
-        )
+        bars = _judge(even, fallen, options.steps)
+        answer.add(name, [*even, *fallen], _summarise(even, fallen), bars)
     return answer
 
 
@@ -128,22 +123,13 @@ def _n_differing(even: Sequence[FallRow], fallen: Sequence[FallRow]) -> int:
     return abs(len(even) - len(fallen)) + sum(a.loss != b.loss for a, b in pairs)
 
 
-def _n_binding(rows: Sequence[FallRow]) -> int:
-    return len({row.fall for row in rows if row.binds})
-
-
-def _summarise(
-    model: str, even: Sequence[FallRow], fallen: Sequence[FallRow]
-) -> dict[str, object]:
-    firsts = [next(iter(_after(fallen, n)), None) for n in range(1, _N_FALLS + 1)]
-    known = [row for row in firsts if row is not None]
+def _summarise(even: Sequence[FallRow], fallen: Sequence[FallRow]) -> dict[str, object]:
+    firsts = [row for n in range(1, _N_FALLS + 1) for row in _after(fallen, n)[:1]]
+    needed = [mebibytes(row.needed_before_bytes) for row in firsts]
     return {
-        "model": model,
         "steps": len(fallen),
-        "falls to MiB": ", ".join(mebibytes(row.limit_bytes) for row in known),
-        "needed before MiB": ", ".join(
-            mebibytes(row.needed_before_bytes) for row in known
-        ),
+        "falls to MiB": ", ".join(mebibytes(row.limit_bytes) for row in firsts),
+        "needed before MiB": ", ".join(needed),
         "out of memory": _by_fall(fallen, "out_of_memory"),
         "run again": _by_fall(fallen, "retries"),
         "why": "; ".join(row.reason for row in fallen if row.retries),
@@ -155,19 +141,17 @@ def _summarise(
     }
 
 
-def _judge(
-    model: str, even: Sequence[FallRow], fallen: Sequence[FallRow], steps: int
-) -> list[Bar]:
-    differing = _n_differing(even, fallen)
+def _judge(even: Sequence[FallRow], fallen: Sequence[FallRow], steps: int) -> list[Bar]:
+    binding = len({row.fall for row in fallen if row.binds})
     ooms, again = (_by_fall(fallen, n) for n in ("out_of_memory", "retries"))
     besides = sum(row.out_of_memory for row in even)
     return [
-        Bar(f"{model}: steps done", len(fallen), at_least=steps),
-        Bar(f"{model}: falls that bind", _n_binding(fallen), at_least=_N_FALLS),
-        Bar(f"{model}: out of memory after a fall", worst(ooms), at_most=1),
-        Bar(f"{model}: steps run again after a fall", worst(again), at_most=1),
-        Bar(f"{model}: out of memory without falls", besides, at_most=0),
-        Bar(f"{model}: losses that differ", differing, at_most=0),
+        Bar("steps done", len(fallen), at_least=steps),
+        Bar("falls that bind", binding, at_least=_N_FALLS),
+        Bar("out of memory after a fall", worst(ooms), at_most=1),
+        Bar("steps run again after a fall", worst(again), at_most=1),
+        Bar("out of memory without falls", besides, at_most=0),
+        Bar("losses that differ", _n_differing(even, fallen), at_most=0),
     ]
 
 
@@ -180,15 +164,11 @@ class _StepLoop(Loop):
     session: Session
     last_loss = 0.0
 
-    def __init__(self, model: nn.Module, *, window: int) -> None:
-        super().__init__(model, window=window)
-        self._share = 1.0 / window
-
     def forward_and_backward(self, batch: Batch) -> None:
         """Run one micro-step; keep its loss in mind."""
 
         def closure() -> torch.Tensor:
-            loss = self.loss(batch) * self._share
+            loss = self.loss(batch) / self.window
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach()
 
@@ -197,7 +177,7 @@ class _StepLoop(Loop):
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one model, with falls or without."""
-    spec = spec_of(_SPECS, task["model"])
+    spec = _SPECS[task["model"]]
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     model = spec.build(task["seed"], task["device"])
     loop = _StepLoop(model, window=WINDOWS.get(spec.model, 1))
@@ -207,7 +187,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     batches = torch.Generator().manual_seed(task["seed"] + 2)
     with (
         contextlib.closing(device),
-        attach(model, _AMPLE_BYTES, meter=device.meter) as session,
+        attach(model, AMPLE_BYTES, meter=device.meter) as session,
     ):
         loop.session = session
         for step in range(task["steps"]):
@@ -230,11 +210,7 @@ def _place(steps: int, n_before: int) -> int:
 
 
 class Device:
-    """An accelerator whose limit falls, and what steps need of it.
-
-    Args:
-        loop: Trains on it.
-    """
+    """An accelerator whose limit falls, and what steps need of it."""
 
     def __init__(self, loop: _StepLoop) -> None:
         if not isinstance(loop.meter, AllocatorMeter):
@@ -255,7 +231,7 @@ class Device:
         for planner in ("full", "none"):
             self.meter.resting_bytes()
             with attach(
-                self._loop.model, _AMPLE_BYTES, planner=planner, meter=self.meter
+                self._loop.model, AMPLE_BYTES, planner=planner, meter=self.meter
             ):
                 self.meter.begin_step()
                 self._loop.loss(batch).backward()  # type: ignore[no-untyped-call]
@@ -291,8 +267,7 @@ class Device:
             "fall": self.n_falls,
             "limit_bytes": self._limit_bytes,
             "needed_before_bytes": self._needed_before_bytes,
-            "actions": len(records[-1].actions),
-            **recorded(records[-1], "phase", "kept", "reason"),
+            **recorded(records[-1], "phase", "actions", "kept", "reason"),
             "reserved_peak_bytes": measured.peak_bytes,
             "requested_peak_bytes": requested,
             "out_of_memory": self._n_ooms() - n_ooms,

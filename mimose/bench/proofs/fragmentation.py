@@ -17,7 +17,6 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +28,8 @@ from mimose.bench.proofs.common import (
     Settings,
     count,
     device,
-    progress,
     recorded,
+    rows_of,
     said_by,
 )
 from mimose.bench.proofs.loop import Loop
@@ -105,28 +104,18 @@ class FragmentationRow(Row):
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train plainly, choose a budget, and train within it."""
-    run = partial(
-        said_by,
-        "fragmentation",
-        settings,
-        steps=options.steps,
-        is_expandable=options.expandable,
+    task = {"steps": options.steps, "is_expandable": options.expandable}
+    *cold, plain = said_by("fragmentation", settings, part="plain", **task)
+    growths = {str(said["length"]): said["growth_bytes"] for said in cold}
+    headroom = _headroom([growths[str(length)] for length in plain["lengths"]])
+    task |= {"part": "train", "growths": growths, "headroom_bytes": headroom}
+    task["budget_bytes"] = plain["rest_bytes"] + headroom
+    rows = rows_of(FragmentationRow, "fragmentation", settings, **task)
+    return Answer(
+        rows=[*rows],
+        table=[_summarise(rows, plain)],
+        bars=_judge(rows, options.steps),
     )
-    *cold, plain = run(part="plain")
-    growths = {said["length"]: said["growth_bytes"] for said in cold}
-    headroom = _headroom([growths[length] for length in plain["lengths"]])
-    rows = []
-    for said in run(part="train", budget_bytes=plain["rest_bytes"] + headroom):
-        known = {
-            "keep_all_growth_bytes": growths[said["length"]],
-            "headroom_bytes": headroom,
-        }
-        rows.append(FragmentationRow(**said, **known, **settings.provenance()))
-        if len(rows) % 100 == 0:
-            progress(f"fragmentation: {len(rows)} of {options.steps} steps")
-    answer = Answer()
-    answer.add(rows, _summarise(rows, plain), _judge(rows, options.steps))
-    return answer
 
 
 def _headroom(growths: Sequence[int]) -> int:
@@ -199,17 +188,15 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield {
                 "is_expandable": task["is_expandable"],
                 "length": length,
+                "keep_all_growth_bytes": task["growths"][str(length)],
+                "headroom_bytes": task["headroom_bytes"],
                 "seconds": measured.seconds,
                 **_observed(session, measured),
             }
 
 
 class Jumping:
-    """Trains on batches of one length each.
-
-    Args:
-        task: With seed and device.
-    """
+    """Trains on batches of one length each."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._generator = torch.Generator().manual_seed(task["seed"] + 2)

@@ -11,6 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mimose.bench.pictures import (
+    BLUE,
+    ORANGE,
+    draw_budget,
+    measured_on,
+    save,
+    tidy,
+    title,
+)
 from mimose.bench.proofs.fragmentation import FragmentationRow
 from mimose.bench.proofs.numbers import MIB
 from mimose.bench.rows import read
@@ -18,16 +27,9 @@ from mimose.bench.rows import read
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette: told apart with any colour vision, and in grey.
-_RESERVED, _REQUESTED, _LIMIT, _SOFT = "#0072B2", "#E69F00", "#D55E00", "#555555"
-
 
 def draw(csv_path: Path, picture_path: Path) -> None:
     """Draw reserved and requested bytes, and below them the ratio, against the steps.
-
-    Args:
-        csv_path: What the proof wrote.
-        picture_path: Where to write; its suffix chooses the format.
 
     Raises:
         ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
@@ -44,46 +46,32 @@ def draw(csv_path: Path, picture_path: Path) -> None:
     upper = figure.add_subplot(grid[0])
     _draw_bytes(upper, lines)
     _draw_ratio(figure.add_subplot(grid[1], sharex=upper), lines)
-    figure.suptitle(_headline(lines), x=0.01, ha="left", fontsize=13, weight="bold")
-    figure.supxlabel(_footnote(lines[0]), x=0.01, ha="left", fontsize=8, color=_SOFT)
-    picture_path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture_path)
+    title(figure, _headline(lines), measured_on(lines[0]))
+    save(figure, picture_path)
 
 
 def _draw_bytes(axes: Axes, lines: Sequence[FragmentationRow]) -> None:
     steps = [line.step for line in lines]
     for name, words, colour in (
-        ("reserved_peak_bytes", "reserved: what the budget is about", _RESERVED),
-        ("requested_peak_bytes", "requested: what plans are made for", _REQUESTED),
+        ("reserved_peak_bytes", "reserved: what the budget is about", BLUE),
+        ("requested_peak_bytes", "requested: what plans are made for", ORANGE),
     ):
         peaks = [getattr(line, name) / MIB for line in lines]
         axes.scatter(steps, peaks, s=5, color=colour, linewidths=0, label=words)
     limit = lines[0].budget_bytes / MIB
-    axes.axhline(limit, color=_LIMIT, linewidth=1.5, linestyle="--")
-    axes.text(
-        steps[0],
-        limit,
-        f"budget {limit:.0f} MiB",
-        color=_LIMIT,
-        va="bottom",
-        weight="bold",
-    )
+    draw_budget(axes, steps, limit)
     axes.set_ylabel("highest in the step (MiB)")
     axes.set_ylim(bottom=0, top=1.25 * limit)
     axes.legend(loc="upper right", fontsize=9, markerscale=3, ncols=2, frameon=False)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_ratio(axes: Axes, lines: Sequence[FragmentationRow]) -> None:
-    axes.plot(
-        [line.step for line in lines],
-        [line.fragmentation for line in lines],
-        color=_RESERVED,
-        linewidth=1.5,
-    )
+    ratios = [line.fragmentation for line in lines]
+    axes.plot([line.step for line in lines], ratios, color=BLUE, linewidth=1.5)
     axes.set(xlabel="step", ylabel="learned ratio:\nreserved ÷ requested")
     axes.set_ylim(bottom=1.0)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _headline(lines: Sequence[FragmentationRow]) -> str:
@@ -91,14 +79,6 @@ def _headline(lines: Sequence[FragmentationRow]) -> str:
     kept = "all" if not over else f"{len(lines) - over} of"
     segments = " (expandable segments)" if lines[0].is_expandable else ""
     return f"Lengths that jump: {kept} {len(lines)} steps within the budget{segments}"
-
-
-def _footnote(line: FragmentationRow) -> str:
-    return f"{line.device}, torch {line.torch}, seed {line.seed}, {line.date[:10]}"
-
-
-def _tidy(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

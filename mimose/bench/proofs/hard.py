@@ -34,8 +34,8 @@ from mimose.bench.proofs.common import (
 )
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import ModelSpec, Sizes
-from mimose.bench.proofs.numbers import MIB, percent, quantile
-from mimose.bench.proofs.prediction import Alternating
+from mimose.bench.proofs.numbers import MIB, percent, quantile, worst
+from mimose.bench.proofs.prediction import GROWTHS, Alternating
 from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.session import Session, attach
@@ -44,7 +44,6 @@ QUESTION = "Does prediction hold in the cases that break simple models of memory
 
 _LEAST_GROWTH_BYTES = 100 * MIB
 _ERROR_BAR = 0.02
-_GROWTHS = ("predicted_growth_bytes", "observed_growth_bytes")
 _TRIES = 4
 """Steps a pair, at the most."""
 
@@ -84,7 +83,8 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     answer = Answer()
     for name in options.cases:
         own = rows_of(HardRow, "hard", settings, case=name, pairs=options.pairs)
-        answer.add(own, _summarise(name, own), _judge(name, own, options.pairs))
+        bars = _judge(_CASES[name], own, options.pairs)
+        answer.add(name, own, _summarise(own), bars, head="case")
     return answer
 
 
@@ -92,31 +92,30 @@ def _errors(rows: Sequence[HardRow]) -> list[float]:
     return [abs(row.error) for row in rows if row.error is not None]
 
 
-def _summarise(name: str, rows: Sequence[HardRow]) -> dict[str, object]:
+def _summarise(rows: Sequence[HardRow]) -> dict[str, object]:
     errors = _errors(rows)
     return {
-        "case": name,
         "steps": len(rows),
         "planned ≥ 100 MiB": len(errors),
         "error p50": percent(quantile(errors, 0.5)),
         "error p99": percent(quantile(errors, 0.99)),
-        "worst": percent(quantile(errors, 1.0)),
+        "worst": percent(worst(errors)),
         "phases": dict(Counter(row.phase for row in rows)),
         "reasons": dict(Counter(r.reason for r in rows if r.phase == "fallback")),
     }
 
 
-def _judge(name: str, rows: Sequence[HardRow], pairs: int) -> list[Bar]:
+def _judge(case: Case, rows: Sequence[HardRow], pairs: int) -> list[Bar]:
     errors = _errors(rows)
     unexplained = sum(not row.is_explained for row in rows)
-    bars = [Bar(f"{name}: steps neither predicted nor explained", unexplained, 0)]
-    if _CASES[name].is_planned:
-        most = quantile(errors, 1.0)
-        bars += [
-            Bar(f"{name}: planned steps", len(errors), at_least=pairs),
-            Bar(f"{name}: worst error", most, _ERROR_BAR, is_share=True),
-        ]
-    return bars
+    explained = Bar("steps neither predicted nor explained", unexplained, 0)
+    if not case.is_planned:
+        return [explained]
+    return [
+        explained,
+        Bar("planned steps", len(errors), at_least=pairs),
+        Bar("worst error", worst(errors), _ERROR_BAR, is_share=True),
+    ]
 
 
 # ------------------------------------------------------------------ the cases
@@ -255,6 +254,5 @@ def _observed(
     for record in list(session.records)[n_before:]:
         yield {
             "sizes": json.dumps(sizes),
-            "events": len(record.actions),
-            **recorded(record, "step", "phase", "kept", *_GROWTHS, "reason"),
+            **recorded(record, "step", "phase", "kept", "events", *GROWTHS, "reason"),
         }

@@ -28,8 +28,8 @@ from mimose.bench.proofs.common import (
     rows_of,
 )
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import ModelSpec, argument_sizes, names_of, spec_of
-from mimose.bench.proofs.numbers import percent, quantile
+from mimose.bench.proofs.models import ModelSpec, argument_sizes, by_name, names_of
+from mimose.bench.proofs.numbers import percent, quantile, worst
 from mimose.bench.rows import Row
 from mimose.measure.tracker import StorageTracker
 from mimose.session import attach
@@ -43,7 +43,7 @@ OPTIONS = (
 )
 
 _IMAGE = {"batch": (2, 8), "height": (96, 224), "width": (96, 224)}
-_SPECS = (
+_SPECS = by_name(
     ModelSpec("bert", {"batch": (2, 12), "length": (16, 256)}),
     ModelSpec("gpt2", {"batch": (2, 8), "length": (16, 256)}),
     ModelSpec("t5", {"batch": (2, 8), "source": (16, 192), "target": (16, 192)}),
@@ -80,19 +80,18 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     for name in names_of(_SPECS, settings.models):
         own = rows_of(HeldRow, "held", settings, model=name, **task)
         errors = [row.error for row in own]
-        median, most = quantile(errors, 0.5), quantile(errors, 1.0)
+        median, most = quantile(errors, 0.5), worst(errors)
         line = {
-            "model": name,
             "shapes": len({row.sizes for row in own}),
             "events": len(own),
             "median": percent(median, 4),
             "worst": percent(most, 4),
         }
         bars = [
-            Bar(f"{name}: median error", median, _MEDIAN_BAR, is_share=True),
-            Bar(f"{name}: worst error", most, _WORST_BAR, is_share=True),
+            Bar("median error", median, _MEDIAN_BAR, is_share=True),
+            Bar("worst error", most, _WORST_BAR, is_share=True),
         ]
-        answer.add(own, line, bars)
+        answer.add(name, own, line, bars)
     return answer
 
 
@@ -101,7 +100,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Learn, then predict and count at unseen shapes."""
-    spec = spec_of(_SPECS, task["model"])
+    spec = _SPECS[task["model"]]
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     loop = Loop(spec.build(task["seed"]))
     loop.warm_up(spec.batch(spec.shortest(), generator))
@@ -126,13 +125,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 class _CountHeld(Patch):
-    """Counts what each call of a layer makes that is alive when it returns.
-
-    Args:
-        name: The layer's.
-        module: The layer.
-        counted: Takes each call's event and bytes.
-    """
+    """Counts what each call of a layer makes that is alive when it returns."""
 
     def __init__(
         self, name: str, module: nn.Module, counted: list[tuple[str, int]]

@@ -36,7 +36,7 @@ from mimose.bench.proofs.common import (
     rows_of,
 )
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import names_of, spec_of
+from mimose.bench.proofs.models import names_of
 from mimose.bench.proofs.numbers import quantile, worst
 from mimose.bench.rows import Row
 from mimose.bench.zoo import ZOO, Batch, moved
@@ -56,13 +56,13 @@ _TRIES = 6
 _METER_BAR_MICROSECONDS = 40.0
 _MEASURED_BAR = 1
 _MICRO = 1e6
+_RECORDED = "step", "phase", "cache_hit", "actions", "recomputed", "reason"
 
 
 @dataclass(frozen=True, slots=True)
 class SmallModel:
     """A model with its dropout on, and the sizes it is trained on."""
 
-    model: str
     zoo: str
     """Its name in the zoo."""
     sizes: Sequence[Mapping[str, int]]
@@ -80,25 +80,21 @@ _PAIRS = [
     for source, target in ((16, 8), (24, 12), (32, 24), (20, 16))
 ]
 _IMAGES = [{"batch": 2, "height": size, "width": size} for size in (32, 48, 64)]
-_SPECS = (
-    SmallModel(
-        "deep",
-        "bert",
-        _TEXTS,
-        changes={
-            "num_hidden_layers": 24,
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_attention_heads": 2,
-        },
-    ),
-    SmallModel("bert", "bert", _TEXTS),
-    SmallModel("gpt2", "gpt2", _TEXTS),
-    SmallModel("t5", "t5", _PAIRS),
-    SmallModel("vit", "vit", _IMAGES),
-    SmallModel("albert", "albert", _TEXTS),
-    SmallModel("resnet", "resnet", _IMAGES),
-)
+_DEEP = {
+    "num_hidden_layers": 24,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+}
+_SPECS = {
+    "deep": SmallModel("bert", _TEXTS, _DEEP),
+    "bert": SmallModel("bert", _TEXTS),
+    "gpt2": SmallModel("gpt2", _TEXTS),
+    "t5": SmallModel("t5", _PAIRS),
+    "vit": SmallModel("vit", _IMAGES),
+    "albert": SmallModel("albert", _TEXTS),
+    "resnet": SmallModel("resnet", _IMAGES),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,37 +142,31 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     answer = Answer()
     for name in names_of(_SPECS, settings.models):
         own = rows_of(HostRow, "hostcost", settings, model=name, steps=options.steps)
-        answer.add(own, _summarise(name, own), _judge(name, own, options.steps))
+        answer.add(name, own, _summarise(own), _judge(own, options.steps))
     return answer
 
 
 # ------------------------------------------------------------------ judging
 
 
-def _planned(rows: Sequence[HostRow]) -> list[HostRow]:
-    return [row for row in rows if row.is_planned]
+def _parted(rows: Sequence[HostRow]) -> tuple[list[HostRow], list[HostRow]]:
+    """Return planned steps, and the others, which are measured."""
+    planned, measured = (
+        [row for row in rows if row.is_planned == wanted] for wanted in (True, False)
+    )
+    return planned, measured
 
 
-def _measured(rows: Sequence[HostRow]) -> list[HostRow]:
-    return [row for row in rows if not row.is_planned]
-
-
-def _meter_microseconds(rows: Sequence[HostRow]) -> float | None:
-    planned = _planned(rows)
-    if not planned:
-        return None
-    return _MICRO * statistics.median(row.meter_seconds for row in planned)
-
-
-def _summarise(model: str, rows: Sequence[HostRow]) -> dict[str, object]:
-    planned, measured = _planned(rows), _measured(rows)
+def _meter_microseconds(planned: Sequence[HostRow]) -> float | None:
     times = [_MICRO * row.meter_seconds for row in planned]
+    return statistics.median(times) if times else None
+
+
+def _summarise(rows: Sequence[HostRow]) -> dict[str, object]:
+    planned, measured = _parted(rows)
     return {
-        "model": model,
         "planned": len(planned),
-        "recomputed": f"{planned[-1].recomputed}/{planned[-1].actions}"
-        if planned
-        else "",
+        "recomputed": "".join(f"{r.recomputed}/{r.actions}" for r in planned[-1:]),
         "draws": any(row.draws for row in rows),
         "bare waits": dict(Counter(row.bare_waits for row in planned)),
         "more, planned": worst(row.more_waits for row in planned),
@@ -184,36 +174,23 @@ def _summarise(model: str, rows: Sequence[HostRow]) -> dict[str, object]:
         "more, measured": worst(row.more_waits for row in measured),
         "state copies": worst(row.state_copies for row in planned),
         "meter calls": worst(row.meter_calls for row in planned),
-        "meter µs": _meter_microseconds(rows),
-        "meter µs p90": quantile(times, 0.9),
+        "meter µs": _meter_microseconds(planned),
+        "meter µs p90": quantile((_MICRO * r.meter_seconds for r in planned), 0.9),
     }
 
 
-def _judge(model: str, rows: Sequence[HostRow], steps: int) -> list[Bar]:
-    planned, measured = _planned(rows), _measured(rows)
+def _judge(rows: Sequence[HostRow], steps: int) -> list[Bar]:
+    planned, measured = _parted(rows)
     halved = sum(0 < row.recomputed < row.actions for row in planned)
+    waits, more = (worst(r.more_waits for r in own) for own in (planned, measured))
+    copies = worst(row.copies_beyond for row in planned)
+    micros = _meter_microseconds(planned)
     return [
-        Bar(f"{model}: planned steps, some recomputed", halved, at_least=steps),
-        Bar(
-            f"{model}: more waits in a planned step",
-            worst(row.more_waits for row in planned),
-            at_most=0,
-        ),
-        Bar(
-            f"{model}: more waits in a measured step",
-            worst(row.more_waits for row in measured),
-            at_most=_MEASURED_BAR,
-        ),
-        Bar(
-            f"{model}: copies of random state beyond one a call that draws",
-            worst(row.copies_beyond for row in planned),
-            at_most=0,
-        ),
-        Bar(
-            f"{model}: the meter's CPU time in µs",
-            _meter_microseconds(rows),
-            at_most=_METER_BAR_MICROSECONDS,
-        ),
+        Bar("planned steps, some recomputed", halved, at_least=steps),
+        Bar("more waits in a planned step", waits, at_most=0),
+        Bar("more waits in a measured step", more, at_most=_MEASURED_BAR),
+        Bar("copies of random state beyond one a call that draws", copies, at_most=0),
+        Bar("the meter's CPU time in µs", micros, at_most=_METER_BAR_MICROSECONDS),
     ]
 
 
@@ -223,10 +200,7 @@ def _judge(model: str, rows: Sequence[HostRow], steps: int) -> list[Bar]:
 class EverySecond:
     """A planner that recomputes every second call that can be; it learns as others."""
 
-    @property
-    def name(self) -> str:
-        """The name ``"every-second"``."""
-        return "every-second"
+    name = "every-second"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Make the plan; its budget is not read."""
@@ -235,14 +209,10 @@ class EverySecond:
 
 
 class TimedMeter(AllocatorMeter):
-    """Adds up the CPU time of its methods, of the outermost call alone.
-
-    Attributes:
-        seconds: CPU time since `start`, of the threads that called.
-        n_calls: How many calls that were.
-    """
+    """Adds up the CPU time of its methods, of the outermost call alone."""
 
     seconds = 0.0
+    """CPU time since `start`, of the threads that called."""
     n_calls = 0
     _is_inside = False
 
@@ -269,22 +239,15 @@ def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in (
-    "live_bytes",
-    "peak_bytes",
-    "read",
-    "reset_peak",
-    "usage",
-    "forget_usage",
-    "give_back",
-    "settled_bytes",
-    "rough_peak_bytes",
+    *("live_bytes", "peak_bytes", "read", "reset_peak", "usage", "forget_usage"),
+    *("give_back", "settled_bytes", "rough_peak_bytes"),
 ):
     setattr(TimedMeter, _name, _timed(getattr(AllocatorMeter, _name)))
 
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one model and its twin until enough planned steps are there."""
-    spec = spec_of(_SPECS, task["model"])
+    spec = _SPECS[task["model"]]
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     model = spec.build(task["seed"], task["device"])
     bare, planned = Loop(copy.deepcopy(model)), Loop(model)
@@ -303,9 +266,8 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             counts = _counts(planned, batch)
             record = session.records[-1]
             yield {
-                "model": spec.model,
-                "actions": len(record.actions),
-                **recorded(record, "step", "phase", "cache_hit", "recomputed"),
+                "model": task["model"],
+                **recorded(record, *_RECORDED),
                 "draws": draws,
                 "waits": counts[0],
                 "bare_waits": bare_counts[0],
@@ -313,7 +275,6 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                 "bare_state_copies": bare_counts[1],
                 "meter_calls": meter.n_calls,
                 "meter_seconds": meter.seconds,
-                "reason": record.reason,
             }
             n_planned += record.phase == "plan" and record.cache_hit
             if n_planned >= task["steps"]:

@@ -13,11 +13,10 @@ from mimose.bench.zoo import Batch, moved
 
 
 class Loop:
-    """Trains a model with AdamW; gradients are set to None after each window.
+    """Trains a model, whose outputs have a `loss`, with AdamW.
 
-    Args:
-        model: The model; its outputs have a `loss`.
-        window: Steps an optimizer step.
+    The optimizer takes a step, and gradients are set to None, after each window of
+    batches.
     """
 
     def __init__(self, model: nn.Module, *, window: int = 1) -> None:
@@ -25,7 +24,7 @@ class Loop:
         self.device = next(model.parameters()).device
         self.meter = budget_meter(self.device)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        self._window = window
+        self.window = window
         self._n_steps = 0
 
     @property
@@ -58,14 +57,14 @@ class Loop:
         step = RunningStep(self.meter, self.device)
         self.forward_and_backward(batch)
         self._n_steps += 1
-        if self._n_steps % self._window == 0:
+        if self._n_steps % self.window == 0:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return step.end()
 
     def forward_and_backward(self, batch: Batch) -> None:
         """Run one micro-step; proofs with another loop replace this."""
-        (self.loss(batch) / self._window).backward()  # type: ignore[no-untyped-call]
+        (self.loss(batch) / self.window).backward()  # type: ignore[no-untyped-call]
 
 
 def differing(

@@ -7,9 +7,9 @@ dropout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -68,22 +68,17 @@ class ModelSpec:
         return ZOO[self.model].batch(sizes, generator)
 
     def draw(
-        self,
-        generator: torch.Generator,
-        low: float = 0.0,
-        high: float = 1.0,
+        self, generator: torch.Generator, low: float = 0.0, high: float = 1.0
     ) -> Sizes:
-        """Draw each size evenly from a part of its range.
-
-        Args:
-            generator: Where randomness comes from.
-            low: Where the part begins, as a share of the range.
-            high: Where it ends.
-        """
-        return {
-            name: self._draw_one(name, least, most, (low, high), generator)
-            for name, (least, most) in self.sizes.items()
-        }
+        """Draw each size evenly from a part of its range, from `low` to `high`."""
+        drawn = {}
+        for name, (least, most) in self.sizes.items():
+            step = 1 if name == "batch" else self.multiple
+            n_steps = (most - least) // step
+            first, last = round(low * n_steps), round(high * n_steps)
+            number = int(torch.randint(first, last + 1, (), generator=generator))
+            drawn[name] = least + step * number
+        return drawn
 
     def longest(self) -> Sizes:
         """Return the greatest sizes."""
@@ -92,20 +87,6 @@ class ModelSpec:
     def shortest(self) -> Sizes:
         """Return the least sizes."""
         return {name: least for name, (least, _) in self.sizes.items()}
-
-    def _draw_one(
-        self,
-        name: str,
-        least: int,
-        most: int,
-        part: tuple[float, float],
-        generator: torch.Generator,
-    ) -> int:
-        step = 1 if name == "batch" else self.multiple
-        n_steps = (most - least) // step
-        first, last = round(part[0] * n_steps), round(part[1] * n_steps)
-        drawn = int(torch.randint(first, last + 1, (), generator=generator))
-        return least + step * drawn
 
 
 def argument_sizes(batch: Batch) -> dict[str, int]:
@@ -123,32 +104,19 @@ def volume(batch: Batch) -> int:
     return sum(t.numel() for t in batch.values() if isinstance(t, torch.Tensor))
 
 
-class _Named(Protocol):
-    """What a proof trains, by the name of its model."""
-
-    @property
-    def model(self) -> str:
-        """The name."""
-        ...
+def by_name(*specs: ModelSpec) -> dict[str, ModelSpec]:
+    """Return models by their names in the zoo."""
+    return {spec.model: spec for spec in specs}
 
 
-_Spec = TypeVar("_Spec", bound=_Named)
-
-
-def names_of(specs: Sequence[_Named], wanted: Sequence[str]) -> list[str]:
-    """Return the names of some models, or of all if none is wanted.
+def names_of(known: Collection[str], wanted: Sequence[str]) -> list[str]:
+    """Return the names of those that are wanted, or of all if none is.
 
     Raises:
-        UsageError: A name is none of theirs.
+        UsageError: A name is not known.
     """
-    known = [spec.model for spec in specs]
     unknown = [name for name in wanted if name not in known]
     if unknown:
         msg = f"--models {' '.join(unknown)}: choose among {', '.join(known)}"
         raise UsageError(msg)
     return [name for name in known if not wanted or name in wanted]
-
-
-def spec_of(specs: Sequence[_Spec], name: str) -> _Spec:
-    """Return the one of a name."""
-    return next(spec for spec in specs if spec.model == name)

@@ -50,6 +50,7 @@ OPTIONS = (
 )
 
 _GIGA = 1e9
+_GROWTH = "observed_growth_bytes"
 _COUNTED_STEPS = 20
 """Steps of plain training whose FLOPs tell what an iteration is worth."""
 _OPTIMUM_BAR, _STATIC_BAR, _NEEDED_BAR = 1.05, 0.5, 100
@@ -196,8 +197,7 @@ def _probe(loop: Loop, batches: Sequence[Batch]) -> Mapping[str, Any]:
 def _observed(session: Session, length: int) -> Mapping[str, Any]:
     record = session.records[-1]
     said = {
-        **recorded(record, "step", "phase", "start_bytes", "recomputed_flops"),
-        **recorded(record, "observed_growth_bytes"),
+        **recorded(record, "step", "phase", "start_bytes", _GROWTH, "recomputed_flops"),
         "length": length,
         "budget_bytes": session.budget_bytes,
         "keep_all_growth_bytes": 0.0,

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mimose.bench.pictures import BLUE, LIMIT, ORANGE, save, tidy
 from mimose.bench.proofs import blocks
 from mimose.bench.proofs.common import (
     AMPLE_BYTES,
@@ -78,45 +79,35 @@ class PlanCostRow(Row):
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Time every number of events, and draw."""
-    rows: list[PlanCostRow] = []
-    for n_events in options.events:
+    answer = Answer(notes=[f"picture: {options.picture}"])
+    for n_events in sorted(set(options.events)):
         task = {"events": n_events, "misses": options.misses}
-        rows += rows_of(PlanCostRow, "plancost", settings, **task)
+        own = rows_of(PlanCostRow, "plancost", settings, **task)
+        answer.rows += own
+        answer.table.append(_summarise(n_events, own))
         progress(f"plancost: {n_events} events")
-    table = _summarise(rows)
-    draw(table, options.picture)
-    return Answer(
-        rows=[*rows],
-        table=[*table],
-        bars=[bar for line in table for bar in _judge(line)],
-        notes=[f"picture: {options.picture}"],
-    )
+    answer.bars += [bar for line in answer.table for bar in _judge(line)]
+    draw(answer.table, options.picture)
+    return answer
 
 
-def _summarise(rows: Sequence[PlanCostRow]) -> list[dict[str, Any]]:
-    table = []
-    for n_events in sorted({row.events for row in rows}):
-        own = [row for row in rows if row.events == n_events]
-        table.append(
-            {
-                "events": n_events,
-                "misses": len(own),
-                "planner ms": _MILLI
-                * statistics.median(r.planner_seconds for r in own),
-                "miss ms": _MILLI * statistics.median(r.miss_seconds for r in own),
-                "slowest miss ms": _MILLI * max(r.miss_seconds for r in own),
-            }
-        )
-    return table
+def _summarise(n_events: int, rows: Sequence[PlanCostRow]) -> dict[str, Any]:
+    misses = [_MILLI * row.miss_seconds for row in rows]
+    return {
+        "events": n_events,
+        "misses": len(misses),
+        "planner ms": _MILLI * statistics.median(r.planner_seconds for r in rows),
+        "miss ms": statistics.median(misses),
+        "slowest miss ms": max(misses),
+    }
 
 
 def _judge(line: Mapping[str, Any]) -> list[Bar]:
-    limit = _BARS.get(line["events"])
-    if limit is None:
-        return []
+    events = line["events"]
     return [
-        Bar(f"{line['events']} events: {what}", line[what], _MILLI * limit)
+        Bar(f"{events} events: {what}", line[what], _MILLI * _BARS[events])
         for what in ("planner ms", "miss ms")
+        if events in _BARS
     ]
 
 
@@ -132,8 +123,8 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes = figure.add_subplot()
     events = [line["events"] for line in table]
     for what, words, colour, marker in (
-        ("miss ms", "a whole miss", "#0072B2", "o"),
-        ("planner ms", "the planner alone", "#E69F00", "s"),
+        ("miss ms", "a whole miss", BLUE, "o"),
+        ("planner ms", "the planner alone", ORANGE, "s"),
     ):
         values = [line[what] for line in table]
         axes.plot(events, values, marker=marker, color=colour)
@@ -144,20 +135,13 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
             textcoords="offset points",
             color=colour,
         )
-    axes.scatter(
-        list(_BARS),
-        [_MILLI * limit for limit in _BARS.values()],
-        marker="_",
-        s=300,
-        color="#D55E00",
-        label="bar",
-    )
+    limits = [_MILLI * limit for limit in _BARS.values()]
+    axes.scatter([*_BARS], limits, marker="_", s=300, color=LIMIT, label="bar")
     axes.set(xscale="log", yscale="log", xlabel="events", ylabel="time (ms)")
     axes.set_title("A new plan: time by number of events", loc="left", weight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     axes.legend(frameon=False, loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
 
 
 # ------------------------------------------------------------------ in the child
@@ -166,6 +150,8 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
 class Timed:
     """The planner on budgets of its own, and what it takes."""
 
+    name = "timed"
+
     def __init__(self) -> None:
         self._shares = itertools.cycle(_SHARES)
         self._planner = Marginal()
@@ -173,11 +159,6 @@ class Timed:
         """The last plan's."""
         self.seconds_besides = 0.0
         """What settling its budget took."""
-
-    @property
-    def name(self) -> str:
-        """The name ``"timed"``."""
-        return "timed"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Make the plan for the next share; the problem's budget is not read."""

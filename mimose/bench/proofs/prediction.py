@@ -39,8 +39,8 @@ from mimose.bench.proofs.common import (
     said_by,
 )
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import ModelSpec, Sizes, names_of, spec_of
-from mimose.bench.proofs.numbers import MIB, mebibytes, percent, quantile
+from mimose.bench.proofs.models import ModelSpec, Sizes, by_name, names_of
+from mimose.bench.proofs.numbers import MIB, mebibytes, percent, quantile, worst
 from mimose.bench.rows import Row
 from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
 from mimose.planners.timeline import judge
@@ -50,7 +50,7 @@ from mimose.session import attach
 QUESTION = "How far is growth from its prediction, at unseen shapes under any plan?"
 OPTIONS = (device("cpu"), count("--pairs", 300, "that count, a model"))
 
-_SPECS = (
+_SPECS = by_name(
     ModelSpec("bert", {"batch": (18, 30), "length": (256, 448)}),
     ModelSpec("gpt2", {"batch": (10, 18), "length": (320, 608)}),
     ModelSpec("t5", {"batch": (9, 15), "source": (224, 384), "target": (128, 256)}),
@@ -65,10 +65,11 @@ _SPECS = (
 _LEAST_GROWTH_BYTES, _LEAST_DEVICE_GROWTH_BYTES = 100 * MIB, 16 * MIB
 _DEVICE_BATCH = 3
 """An accelerator's batches are those of a CPU divided by this."""
+GROWTHS = "predicted_growth_bytes", "observed_growth_bytes"
 _TRIES = 6
 """Steps a pair, at the most."""
-_ERROR_BAR, _LOW_BAR = 0.02, 0.01
-_DEVICE_ERROR_BAR, _DEVICE_LOW_BAR, _DEVICE_MEDIAN_BAR = 0.003, 0.001, 0.0005
+_BARS, _DEVICE_BARS, _DEVICE_MEDIAN_BAR = (0.02, 0.01), (0.003, 0.001), 0.0005
+"""On |errors|, and on predictions that are too low."""
 _MEDIANS_MISSED = 1
 """So many models may miss the bar on medians."""
 
@@ -107,22 +108,15 @@ def _least_growth(device: str) -> int:
 
 
 class Alternating:
-    """Plans for budgets drawn at random, and random plans, in turn.
+    """Plans for budgets drawn at random, and random plans, in turn."""
 
-    Args:
-        seed: Settles what is drawn.
-    """
+    name = "alternating"
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._n_made = 0
         self.source = ""
         """Of the last plan; whoever reads it empties it."""
-
-    @property
-    def name(self) -> str:
-        """The name ``"alternating"``."""
-        return "alternating"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Make a plan; its budget is not read."""
@@ -160,29 +154,26 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
                 if len(own) % 50 == 0:
                     progress(f"prediction {name}: {len(own)} pairs")
         rows += own
-        bars = _judge(name, own, options.pairs, settings.device)
-        answer.add(own, _summarise(name, own, others), bars)
+        bars = _judge(own, options.pairs, settings.device)
+        answer.add(name, own, _summarise(own, others), bars)
     if not is_cpu(settings.device):
         answer.bars.append(_medians_bar(rows))
     return answer
 
 
-def _summarise(
-    model: str, rows: Sequence[PairRow], others: Mapping[str, int]
-) -> dict[str, object]:
+def _summarise(rows: Sequence[PairRow], others: Mapping[str, int]) -> dict[str, object]:
     counted = [row for row in rows if row.counts]
     errors = [abs(row.error) for row in counted]
     growths = [row.observed_growth_bytes for row in counted]
     return {
-        "model": model,
         "pairs": len(counted),
         "random": sum(row.source == "random" for row in counted),
         "growth p50 MiB": mebibytes(quantile(growths, 0.5)),
         "error p50": percent(quantile(errors, 0.5)),
         "error p99": percent(quantile(errors, 0.99)),
-        "worst": percent(quantile(errors, 1.0)),
+        "worst": percent(worst(errors)),
         "low p99": percent(_low(counted)),
-        "lowest": percent(max((row.error for row in counted), default=None)),
+        "lowest": percent(worst(row.error for row in counted)),
         "too small": len(rows) - len(counted),
         "steps besides": dict(others),
     }
@@ -192,20 +183,15 @@ def _low(rows: Sequence[PairRow]) -> float | None:
     return quantile((max(0.0, row.error) for row in rows), 0.99)
 
 
-def _judge(model: str, rows: Sequence[PairRow], pairs: int, device: str) -> list[Bar]:
+def _judge(rows: Sequence[PairRow], pairs: int, device: str) -> list[Bar]:
     counted = [row for row in rows if row.counts]
     error = quantile((abs(row.error) for row in counted), 0.99)
-    low = _low(counted)
     least = _least_growth(device) // MIB
-    error_bar, low_bar = (
-        (_ERROR_BAR, _LOW_BAR)
-        if is_cpu(device)
-        else (_DEVICE_ERROR_BAR, _DEVICE_LOW_BAR)
-    )
+    error_bar, low_bar = _BARS if is_cpu(device) else _DEVICE_BARS
     return [
-        Bar(f"{model}: pairs of {least} MiB and more", len(counted), at_least=pairs),
-        Bar(f"{model}: error p99", error, at_most=error_bar, is_share=True),
-        Bar(f"{model}: too low, p99", low, at_most=low_bar, is_share=True),
+        Bar(f"pairs of {least} MiB and more", len(counted), at_least=pairs),
+        Bar("error p99", error, at_most=error_bar, is_share=True),
+        Bar("too low, p99", _low(counted), at_most=low_bar, is_share=True),
     ]
 
 
@@ -247,7 +233,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _spec_on(model: str, device: str) -> ModelSpec:
     """Return a model's spec; on an accelerator with batches of a third."""
-    spec = spec_of(_SPECS, model)
+    spec = _SPECS[model]
     if is_cpu(device):
         return spec
     low, high = (-(-size // _DEVICE_BATCH) for size in spec.sizes["batch"])
@@ -267,13 +253,9 @@ def _unseen(spec: ModelSpec, generator: torch.Generator, most: int) -> Iterator[
 
 def _pair(record: StepRecord, source: str) -> dict[str, Any]:
     """Return a row's fields if the step ran under a plan made for it, else why not."""
-    predicted, observed = record.predicted_growth_bytes, record.observed_growth_bytes
-    if not source or predicted is None or observed is None:
+    if not source or record.prediction_error is None:
         return {"other": record.phase}
     return {
-        **recorded(record, "step", "phase", "kept"),
+        **recorded(record, "step", "phase", "kept", "events", *GROWTHS),
         "source": source,
-        "events": len(record.actions),
-        "predicted_growth_bytes": predicted,
-        "observed_growth_bytes": observed,
     }

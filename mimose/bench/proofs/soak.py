@@ -39,9 +39,7 @@ from mimose.bench.proofs.common import (
     progress,
     said_by,
 )
-from mimose.bench.proofs.models import (
-    names_of,
-)
+from mimose.bench.proofs.models import names_of
 from mimose.bench.proofs.numbers import MIB, mean, mebibytes, percent, quantile, worst
 from mimose.bench.proofs.soak_run import RANK, SPECS, SoakRun
 from mimose.bench.rows import Row
@@ -146,8 +144,8 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         task |= {**_headroom(probe, settings.device), "is_limited": options.limit}
         own, keep_all = _train(settings, task)
         truth = _truth(probe, keep_all, task["level_headroom_bytes"])
-        bars = _judge(name, own, options.steps, settings.device)
-        answer.add(own, _summarise(name, own, truth), bars)
+        bars = _judge(own, options.steps, settings.device)
+        answer.add(name, own, _summarise(own, truth), bars)
         if options.limit:
             answer.notes.append(_plain_under_limit(settings, task))
     return answer
@@ -216,13 +214,12 @@ def _headroom(probe: Sequence[Mapping[str, Any]], device: str) -> dict[str, int]
 
 
 def _summarise(
-    model: str, rows: Sequence[SoakRow], truth: Mapping[str, object]
+    rows: Sequence[SoakRow], truth: Mapping[str, object]
 ) -> dict[str, object]:
     needing = [row for row in rows if row.needs_plan]
     planned = [row for row in needing if row.is_seen and row.phase == "plan"]
     errors = [row.error for row in needing if row.error is not None]
     return {
-        "model": model,
         "steps": len(rows),
         "over": sum(row.is_over for row in rows),
         "need a plan": len(needing),
@@ -247,36 +244,29 @@ def _planned_share(rows: Sequence[SoakRow]) -> float | None:
     return mean(row.phase == "plan" for row in rows if row.needs_plan and row.is_seen)
 
 
-def _judge(model: str, rows: Sequence[SoakRow], steps: int, device: str) -> list[Bar]:
+def _judge(rows: Sequence[SoakRow], steps: int, device: str) -> list[Bar]:
     over = sum(row.is_over for row in rows)
     needing = sum(row.needs_plan for row in rows)
-    return [
-        Bar(f"{model}: steps done", len(rows), at_least=steps),
-        Bar(f"{model}: steps over", over, at_most=0),
-        Bar(f"{model}: steps that need a plan", needing, at_least=_NEEDED_BAR * steps),
-        Bar(
-            f"{model}: planned, of those that need one at sizes within those seen",
-            _planned_share(rows),
-            at_least=_PLANNED_BAR,
-            is_share=True,
-        ),
-        Bar(
-            f"{model}: margin at the end",
-            rows[-1].margin if rows else None,
-            at_most=_MARGIN_BAR if is_cpu(device) else _DEVICE_MARGIN_BAR,
-            is_share=True,
-        ),
-        *([] if is_cpu(device) else [_retries_bar(model, rows)]),
+    planned = "planned, of those that need one at sizes within those seen"
+    margin = rows[-1].margin if rows else None
+    margin_bar = _MARGIN_BAR if is_cpu(device) else _DEVICE_MARGIN_BAR
+    bars = [
+        Bar("steps done", len(rows), at_least=steps),
+        Bar("steps over", over, at_most=0),
+        Bar("steps that need a plan", needing, at_least=_NEEDED_BAR * steps),
+        Bar(planned, _planned_share(rows), at_least=_PLANNED_BAR, is_share=True),
+        Bar("margin at the end", margin, at_most=margin_bar, is_share=True),
     ]
+    return bars if is_cpu(device) else [*bars, _retries_bar(rows)]
 
 
-def _retries_bar(model: str, rows: Sequence[SoakRow]) -> Bar:
+def _retries_bar(rows: Sequence[SoakRow]) -> Bar:
     """Free blocks given back by a wall are its doing; memory that runs out is not."""
     if any(row.is_limited for row in rows):
         again = sum(row.retries for row in rows)
-        return Bar(f"{model}: steps run again behind the wall", again, at_most=0)
+        return Bar("steps run again behind the wall", again, at_most=0)
     retries = sum(row.alloc_retries or 0 for row in rows)
-    return Bar(f"{model}: allocation retries", retries, at_most=0)
+    return Bar("allocation retries", retries, at_most=0)
 
 
 def _truth(
@@ -301,6 +291,4 @@ def _truth(
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Do one part: ``"probe"``, ``"train"`` or ``"plain"``."""
-    run = SoakRun(task)
-    parts = {"probe": run.probe, "train": run.train, "plain": run.plain}
-    yield from parts[task["part"]]()
+    yield from getattr(SoakRun(task), task["part"])()

@@ -15,20 +15,14 @@ from mimose.bench.device import is_cpu
 from mimose.bench.limits import limit_memory
 from mimose.bench.proofs.common import AMPLE_BYTES, recorded
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import (
-    ModelSpec,
-    Sizes,
-    argument_sizes,
-    spec_of,
-    volume,
-)
+from mimose.bench.proofs.models import ModelSpec, Sizes, argument_sizes, by_name, volume
 from mimose.bench.step_meter import MeasuredStep
 from mimose.bench.zoo import Batch
 from mimose.measure.meters import AllocatorMeter
 from mimose.planners import lay_out
 from mimose.session import Session, attach
 
-SPECS = (
+SPECS = by_name(
     ModelSpec(
         "bert",
         {"batch": (16, 16), "length": (32, 384)},
@@ -65,7 +59,7 @@ _RECORDED = (
 
 def spec_on(model: str, device: str) -> ModelSpec:
     """Return a model as it is trained on a device."""
-    spec = spec_of(SPECS, model)
+    spec = SPECS[model]
     if is_cpu(device):
         return spec
     return replace(spec, changes={**spec.changes, **_ON_DEVICES.get(model, {})})

@@ -31,6 +31,7 @@ from mimose.bench.proofs.common import (
     Bar,
     Settings,
     count,
+    rows_of,
     said_by,
 )
 from mimose.bench.proofs.numbers import percent, quantile
@@ -52,7 +53,8 @@ _THREADS = 1
 """Such small products gain nothing from a second thread, and waiting for one is noise.
 """
 _WARM_UP_STEPS = 40
-_STEP_BAR, _EVENT_BAR = 20e-6, 0.5e-6
+_MICRO_BAR = 20 + 0.5 * _N_BLOCKS
+"""For a step, and for each event."""
 _MICRO = 1e6
 
 
@@ -84,53 +86,38 @@ class RoundRow(Row):
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Time every plan."""
     (demo,) = said_by("stepcost", settings, part="demo")
-    rows = [
-        RoundRow(**said, **demo, **settings.provenance())
-        for said in said_by(
-            "stepcost",
-            replace(settings, threads=_THREADS),
-            part="time",
-            rounds=options.rounds,
-            steps=options.steps,
-        )
-    ]
-    table = [_summarise(name, [r for r in rows if r.plan == name]) for name in _PLANS]
-    bars = [_bar(name, rows) for name in _PLANS]
-    return Answer(rows=[*rows], table=[*table], bars=bars)
+    task = {"rounds": options.rounds, "steps": options.steps, "part": "time", **demo}
+    alone = replace(settings, threads=_THREADS)
+    rows = rows_of(RoundRow, "stepcost", alone, **task)
+    answer = Answer()
+    for name in _PLANS:
+        own = [row for row in rows if row.plan == name]
+        line = _summarise(own)
+        bar = Bar("cost in µs", line["cost µs"], _MICRO_BAR)
+        answer.add(name, own, line, [bar], head="plan")
+    return answer
 
 
-def _median(rows: Sequence[RoundRow], what: Callable[[RoundRow], float]) -> float:
-    return statistics.median(map(what, rows))
+def _micros(rows: Sequence[RoundRow], column: str) -> float:
+    return _MICRO * float(statistics.median(getattr(row, column) for row in rows))
 
 
-def _cost(rows: Sequence[RoundRow]) -> float:
-    attached = _median(rows, lambda row: row.attached_seconds)
-    return attached - _median(rows, lambda row: row.bare_seconds)
-
-
-def _summarise(name: str, rows: Sequence[RoundRow]) -> dict[str, object]:
-    cost = _cost(rows)
-    demo = rows[0].demo_seconds
+def _summarise(rows: Sequence[RoundRow]) -> dict[str, Any]:
+    bare, attached = _micros(rows, "bare_seconds"), _micros(rows, "attached_seconds")
+    demo = _MICRO * rows[0].demo_seconds
+    costs = (_MICRO * row.cost_seconds for row in rows)
     return {
-        "plan": name,
         "rounds": len(rows),
-        "bare µs": _MICRO * _median(rows, lambda row: row.bare_seconds),
-        "attached µs": _MICRO * _median(rows, lambda row: row.attached_seconds),
-        "cost µs": _MICRO * cost,
-        "p90 of rounds µs": _MICRO
-        * (quantile((row.cost_seconds for row in rows), 0.9) or 0.0),
-        "to decide µs": _MICRO * _median(rows, lambda row: row.decide_seconds),
-        "meter µs": _MICRO * _median(rows, lambda row: row.meter_seconds),
-        "random state µs": _MICRO * _median(rows, lambda row: row.random_state_seconds),
-        "demo step ms": 1000 * demo,
-        "of a demo step": percent(cost / demo, 3),
+        "bare µs": bare,
+        "attached µs": attached,
+        "cost µs": attached - bare,
+        "p90 of rounds µs": quantile(costs, 0.9),
+        "to decide µs": _micros(rows, "decide_seconds"),
+        "meter µs": _micros(rows, "meter_seconds"),
+        "random state µs": _micros(rows, "random_state_seconds"),
+        "demo step ms": demo / 1000,
+        "of a demo step": percent((attached - bare) / demo, 3),
     }
-
-
-def _bar(name: str, rows: Sequence[RoundRow]) -> Bar:
-    cost = _cost([row for row in rows if row.plan == name])
-    allowed = _STEP_BAR + _EVENT_BAR * _N_BLOCKS
-    return Bar(f"{name}: cost in µs", _MICRO * cost, _MICRO * allowed)
 
 
 # ------------------------------------------------------------------ in the child
@@ -142,6 +129,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if task["part"] == "demo":
         yield {"demo_seconds": _demo_seconds(task["seed"])}
         return
+    demo = {"demo_seconds": task["demo_seconds"]}
     model = blocks.Blocks(_N_BLOCKS, _WIDTH)
     bare = copy.deepcopy(model)
     planner = blocks.Told()
@@ -149,17 +137,12 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         _warm_up(model, session)
         for number, (name, choice) in enumerate(_PLANS.items()):
             planner.choice = choice
-            states = torch.rand(
-                5 + number, _WIDTH
-            )  # a shape, and so a plan, of its own
+            # A shape, and so a plan, of its own
+            states = torch.rand(5 + number, _WIDTH)
             both = Pair(session, model, bare, states, choice)
             for index in range(task["rounds"]):
-                yield {
-                    "plan": name,
-                    "round": index,
-                    "events": _N_BLOCKS,
-                    **both.time(task["steps"]),
-                }
+                said = {"plan": name, "round": index, "events": _N_BLOCKS, **demo}
+                yield {**said, **both.time(task["steps"])}
 
 
 def _warm_up(model: blocks.Blocks, session: Session) -> None:

@@ -35,8 +35,8 @@ from mimose.bench.proofs.common import (
     rows_of,
 )
 from mimose.bench.proofs.loop import Loop
-from mimose.bench.proofs.models import ModelSpec, names_of, spec_of
-from mimose.bench.proofs.numbers import mebibytes
+from mimose.bench.proofs.models import ModelSpec, by_name, names_of
+from mimose.bench.proofs.numbers import mebibytes, worst
 from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.exceptions import InfeasibleBudgetError
@@ -51,7 +51,7 @@ _WIDE = {
     "intermediate_size": 1024,
     "attn_implementation": "eager",
 }
-_SPECS = (
+_SPECS = by_name(
     ModelSpec("bert", {"batch": (12, 12), "length": (256, 256)}, changes=_WIDE),
     ModelSpec("gpt2", {"batch": (8, 8), "length": (384, 384)}, changes={"n_embd": 256}),
     ModelSpec(
@@ -103,8 +103,9 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         task["least_bytes"] = max(row.rise_bytes for row in probe)
         above = run(run="above", share=_SHARE, **task)
         below = run(run="below", share=-_SHARE, **task)
-        rows = [*probe, *above, *below]
-        answer.add(rows, _summarise(task, above, below), _judge(task, above, below))
+        line = {"least MiB": mebibytes(task["least_bytes"]), **_summarise(above, below)}
+        bars = _judge(above, below, options.steps)
+        answer.add(name, [*probe, *above, *below], line, bars)
     return answer
 
 
@@ -117,12 +118,10 @@ def _refusal(rows: Sequence[TightRow]) -> TightRow | None:
 
 
 def _summarise(
-    task: Mapping[str, Any], above: Sequence[TightRow], below: Sequence[TightRow]
+    above: Sequence[TightRow], below: Sequence[TightRow]
 ) -> dict[str, object]:
     refusal = _refusal(below)
     return {
-        "model": task["model"],
-        "least MiB": mebibytes(task["least_bytes"]),
         "steps above": len(above),
         "over": _over(above),
         "highest ÷ budget": _highest(above),
@@ -132,25 +131,24 @@ def _summarise(
 
 
 def _judge(
-    task: Mapping[str, Any], above: Sequence[TightRow], below: Sequence[TightRow]
+    above: Sequence[TightRow], below: Sequence[TightRow], steps: int
 ) -> list[Bar]:
-    model, refusal = task["model"], _refusal(below)
+    refusal = _refusal(below)
     before = None if refusal is None else refusal.step
     return [
-        Bar(f"{model}: steps done above", len(above), at_least=task["steps"]),
-        Bar(f"{model}: steps over", _over(above), 0),
-        Bar(f"{model}: steps before the refusal", before, _STEPS_BAR),
+        Bar("steps done above", len(above), at_least=steps),
+        Bar("steps over", _over(above), 0),
+        Bar("steps before the refusal", before, _STEPS_BAR),
     ]
 
 
 def _highest(rows: Sequence[TightRow]) -> float | None:
     """Return the highest rise as a share of what the budget allows."""
-    shares = [
+    return worst(
         row.rise_bytes / (row.budget_bytes - row.base_bytes)
         for row in rows
         if row.budget_bytes is not None
-    ]
-    return max(shares, default=None)
+    )
 
 
 # ------------------------------------------------------------------ in the child
@@ -158,7 +156,7 @@ def _highest(rows: Sequence[TightRow]) -> float | None:
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Run one part: ``"probe"``, ``"above"`` or ``"below"``."""
-    spec = spec_of(_SPECS, task["model"])
+    spec = _SPECS[task["model"]]
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     loop = Loop(spec.build(task["seed"], task["device"]))
     base_bytes = loop.warm_up(spec.batch(spec.longest(), generator))
@@ -198,11 +196,8 @@ def _step(loop: Loop, session: Session, batch: Batch) -> dict[str, Any]:
             "holders": ", ".join(held),
         }
     record = session.records[-1]
-    return {
-        **recorded(record, "phase", "kept"),
-        **measured._asdict(),
-        "holders": "",
-    }
+    said = recorded(record, "phase", "kept")
+    return {**said, **measured._asdict(), "holders": ""}
 
 
 def _budget(base_bytes: int, task: Mapping[str, Any]) -> int:

@@ -17,6 +17,7 @@ import os
 import signal
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +26,7 @@ import torch
 
 from mimose.bench.child import RunFailedError
 from mimose.bench.corpus import encode_corpus, load_corpus
-from mimose.bench.grid.docstrings import (
-    N_TEXTS,
-    Docstrings,
-    collate,
-    encoder_config,
-)
+from mimose.bench.grid.docstrings import N_TEXTS, Docstrings, collate, encoder_config
 from mimose.bench.proofs.common import (
     AMPLE_BYTES,
     Answer,
@@ -40,7 +36,7 @@ from mimose.bench.proofs.common import (
     progress,
     said_by,
 )
-from mimose.bench.proofs.numbers import mebibytes, percent, quantile
+from mimose.bench.proofs.numbers import mebibytes, percent, quantile, worst
 from mimose.bench.rows import Row
 from mimose.bench.step_meter import MeasuredStep, RunningStep, step_meter
 
@@ -71,13 +67,18 @@ class TrainerRow(Row):
     kept: int
     """Layers whose activations were kept."""
 
+    @property
+    def growth_bytes(self) -> int:
+        """The peak over what was held at the start."""
+        return self.peak_bytes - self.start_bytes
+
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train four ways, and compare."""
-    rows: list[TrainerRow] = []
+    runs: dict[str, list[TrainerRow]] = {}
     digests: dict[str, str] = {}
 
-    def train(run: str, folder: str, **task: Any) -> list[TrainerRow]:
+    def train(run: str, **task: Any) -> list[TrainerRow]:
         own = []
         whole = {"steps": options.steps, "folder": folder, **task}
         for said in said_by("trainer", settings, **whole):
@@ -86,26 +87,22 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
             else:
                 own.append(TrainerRow(**said, run=run, **settings.provenance()))
         progress(f"trainer {run}: {len(own)} steps")
-        rows.extend(own)
+        runs[run] = own
         return own
 
     with tempfile.TemporaryDirectory() as folder:
-        bare = train("bare", folder)
-        needs = max(bare, key=lambda row: row.peak_bytes - row.start_bytes)
-        growth = needs.peak_bytes - needs.start_bytes
-        budget = needs.start_bytes + int(_SHARE * growth)
-        ample = train("ample", folder, budget=AMPLE_BYTES)
-        again = train("again", folder)
-        within = train("budget", folder, budget=budget)
+        bare = train("bare")
+        needs = max(bare, key=lambda row: row.growth_bytes)
+        budget = needs.start_bytes + int(_SHARE * needs.growth_bytes)
+        ample = train("ample", budget=AMPLE_BYTES)
+        again = train("again")
+        within = train("budget", budget=budget)
         try:
-            train("killed", folder, budget=budget, saves=True, killed_after=_SAVED_AT)
+            train("killed", budget=budget, saves=True, killed_after=_SAVED_AT)
         except RunFailedError:
             progress(f"trainer killed: at step {_SAVED_AT}, as it should be")
-        resumed = train("resumed", folder, budget=budget, saves=True, resumes=True)
-    table: list[Mapping[str, object]] = [
-        _summarise(run, [r for r in rows if r.run == run], budget)
-        for run in ("bare", "ample", "again", "budget", "resumed")
-    ]
+        resumed = train("resumed", budget=budget, saves=True, resumes=True)
+    collecting = sum(row.phase == "collect" for row in resumed)
     bars = [
         *_equal(bare, within, digests, "budget"),
         *_equal(bare, ample, digests, "ample"),
@@ -113,14 +110,18 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         Bar("budget: steps over the budget", _n_over(within, budget), 0),
         Bar("resumed: steps over the budget", _n_over(resumed, budget), 0),
         Bar("bare: steps over that budget", _n_over(bare, budget), at_least=1),
+        Bar("resumed: steps spent collecting", collecting, 0),
     ]
-    collecting = sum(row.phase == "collect" for row in resumed)
-    bars.append(Bar("resumed: steps spent collecting", collecting, 0))
     note = (
         f"the callback costs {percent(_cost(bare, ample, again), 2)} of a step; "
         f"the two bare runs differ by {percent(abs(_cost(bare, again, bare)), 2)}"
     )
-    return Answer(rows=[*rows], table=table, bars=bars, notes=[note])
+    return Answer(
+        rows=[row for own in runs.values() for row in own],
+        table=[_summarise(run, own, budget) for run, own in runs.items()],
+        bars=bars,
+        notes=[note],
+    )
 
 
 def _equal(
@@ -163,14 +164,9 @@ def _summarise(run: str, rows: Sequence[TrainerRow], budget: int) -> dict[str, o
     return {
         "run": run,
         "steps": len(rows),
-        "largest growth MiB": mebibytes(
-            max((row.peak_bytes - row.start_bytes for row in rows), default=0)
-        ),
+        "largest growth MiB": mebibytes(worst(row.growth_bytes for row in rows)),
         "steps over the budget": _n_over(rows, budget),
-        "phases": {
-            phase: sum(row.phase == phase for row in rows)
-            for phase in sorted({row.phase for row in rows})
-        },
+        "phases": dict(sorted(Counter(row.phase for row in rows).items())),
         "ms a step p50": 1000 * (quantile((row.seconds for row in rows), 0.5) or 0.0),
         "last loss": rows[-1].loss if rows else None,
     }

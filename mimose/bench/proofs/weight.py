@@ -25,9 +25,9 @@ from typing import Any
 
 from mimose.bench.machine import worker_environment
 from mimose.bench.proofs.common import Answer, Bar, Settings, count, progress
+from mimose.bench.proofs.models import names_of
 from mimose.bench.proofs.numbers import MIB
 from mimose.bench.rows import Row
-from mimose.usage import UsageError
 
 QUESTION = "What does the library itself hold, before it saves anything?"
 OPTIONS = (count("--repeats", 3),)
@@ -57,10 +57,7 @@ class WeightRow(Row):
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Read each model's process without and with a session, by turns."""
     rows: list[WeightRow] = []
-    for model in settings.models or _MODELS:
-        if model not in _MODELS:
-            msg = f"--models {model}: choose among {', '.join(_MODELS)}"
-            raise UsageError(msg)
+    for model in names_of(_MODELS, settings.models):
         for repeat in range(options.repeats):
             for has_session in (False, True):
                 rows += [

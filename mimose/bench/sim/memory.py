@@ -67,12 +67,7 @@ def set_total_memory(n_bytes: int, device: Device = None) -> None:
 
 
 def set_limit(n_bytes: int | None, device: Device = None) -> None:
-    """Set what this process may reserve of a device.
-
-    Args:
-        n_bytes: At most so much; None for all the device has.
-        device: Of which.
-    """
+    """Set the most that this process may reserve of a device; None for all it has."""
     if n_bytes is not None:
         _check_size("limit", n_bytes)
     torch.ops.sim.set_limit(index_of(device), n_bytes)

@@ -10,6 +10,18 @@ import torch
 
 from mimose.bench.sim.indices import Device, index_of, n_devices
 
+__all__ = [
+    "get_rng_state",
+    "get_rng_state_all",
+    "initial_seed",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
+]
+
 default_generators: tuple[torch.Generator, ...] = ()
 """The devices' own generators; filled by `mimose.bench.sim.use`."""
 

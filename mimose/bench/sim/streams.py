@@ -13,6 +13,17 @@ import torch
 
 from mimose.bench.sim.indices import Device, index_of
 
+__all__ = [
+    "Event",
+    "Stream",
+    "current_stream",
+    "default_stream",
+    "rng_copies",
+    "stream",
+    "synchronize",
+    "waits",
+]
+
 
 def Stream(device: Device = None, priority: int = 0) -> torch.Stream:
     """Return the one stream of a device, as if it were new.

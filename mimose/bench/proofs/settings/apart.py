@@ -17,9 +17,6 @@ def apart(work: Callable[[], Any]) -> Any:
 
     No backward may have run on an accelerator before, since its threads are not copied.
 
-    Args:
-        work: What to do.
-
     Raises:
         DiedError: The copy ended without an answer.
     """

@@ -21,12 +21,7 @@ SEVERAL_FORWARDS = "several forwards run before one backward"
 
 
 class World:
-    """What a setting is built from: a device, and data that a seed settles.
-
-    Args:
-        device: Where the modules and the data go.
-        seed: Of the data.
-    """
+    """What a setting is built from: a device, and data that a seed settles."""
 
     def __init__(self, device: str, seed: int) -> None:
         self.device = device
@@ -59,12 +54,9 @@ class World:
     def train(
         self, model: nn.Module, loss: Callable[[int], Tensor], **changes: Any
     ) -> Training:
-        """Return the training of one model with AdamW by a loss.
+        """Return the training of one model, moved to the device, with AdamW.
 
-        Args:
-            model: The model; moved to the device.
-            loss: Of one batch of a length.
-            changes: See `Training`.
+        The loss is of one batch of a length; `changes` are those of `Training`.
         """
         model.to(self.device)
         optimizer = self.adamw(model)
@@ -144,12 +136,7 @@ SETTINGS: dict[str, Setting] = {}
 def setting(
     expects: Outcome = "planned", says: str = ""
 ) -> Callable[[Builder], Builder]:
-    """Add a builder to the settings, under its own name.
-
-    Args:
-        expects: What is to come of it.
-        says: A part of what mimose is to say.
-    """
+    """Add a builder to the settings, under its own name: see `Setting`."""
 
     def add(build: Builder) -> Builder:
         name = build.__name__.replace("_", "-")

@@ -8,18 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mimose.bench.proofs.settings.case import (
-    VOCABULARY,
-    Training,
-    World,
-    setting,
-)
-from mimose.bench.proofs.settings.parts import (
-    WIDTH,
-    Residual,
-    Widened,
-    next_token_loss,
-)
+from mimose.bench.proofs.settings.case import VOCABULARY, Training, World, setting
+from mimose.bench.proofs.settings.parts import WIDTH, Residual, Widened, next_token_loss
 
 
 class _UNet(nn.Module):
@@ -94,8 +84,7 @@ def batch_norm(world: World) -> Training:
         mixed = 0.7 * image + 0.3 * image.flip(0)
         logits = model(mixed)
         loss = 0.7 * functional.cross_entropy(logits, labels)
-        loss = loss + 0.3 * functional.cross_entropy(logits, labels.flip(0))
-        return loss
+        return loss + 0.3 * functional.cross_entropy(logits, labels.flip(0))
 
     return world.train(model, loss, lengths=(16, 60))
 
@@ -154,11 +143,7 @@ def recurrent(world: World) -> Training:
 
 
 class _Residuals1d(nn.Module):
-    """A dilated convolution over time.
-
-    Args:
-        dilation: How far apart its taps are.
-    """
+    """A dilated convolution over time."""
 
     def __init__(self, dilation: int) -> None:
         super().__init__()

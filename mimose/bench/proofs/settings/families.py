@@ -267,8 +267,7 @@ def teacher_forcing(world: World) -> Training:
         shifted = torch.cat([torch.zeros_like(target[:, :1]), target[:, :-1]], dim=1)
         logits = model(input_ids=source, decoder_input_ids=shifted).logits
         smooth = -logits.log_softmax(-1).mean()
-        loss = 0.9 * cross_entropy(logits, target) + 0.1 * smooth
-        return loss
+        return 0.9 * cross_entropy(logits, target) + 0.1 * smooth
 
     return world.train(model, loss)
 

@@ -9,11 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mimose.bench.proofs.settings.case import (
-    Training,
-    World,
-    setting,
-)
+from mimose.bench.proofs.settings.case import Training, World, setting
 from mimose.bench.proofs.settings.parts import (
     LAYERS,
     WIDTH,
@@ -141,11 +137,8 @@ class _ExpertBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention, self.norm, self.experts = (
-            Block(),
-            nn.LayerNorm(WIDTH),
-            _Experts(),
-        )
+        self.attention, self.norm = Block(), nn.LayerNorm(WIDTH)
+        self.experts = _Experts()
 
     def forward(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
         """Run both."""

@@ -27,15 +27,14 @@ from mimose.session import Session
 @setting()
 def accumulation(world: World) -> Training:
     """Gradients of three batches of different lengths an optimizer step."""
-    model = Scored().to(world.device)
-    optimizer = world.adamw(model)
+    model = Scored()
 
-    def step(length: int) -> Tensor:
+    def loss(length: int) -> Tensor:
         for shorter in (12, 8):
             (language_loss(world, model, length - shorter) / 3).backward()  # type: ignore[no-untyped-call]
-        return world.descend(optimizer, language_loss(world, model, length) / 3)
+        return language_loss(world, model, length) / 3
 
-    return Training(roots=[model], step=step)
+    return world.train(model, loss)
 
 
 @setting()

@@ -9,12 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from mimose.bench.proofs.settings.case import (
-    ROWS,
-    Training,
-    World,
-    setting,
-)
+from mimose.bench.proofs.settings.case import ROWS, Training, World, setting
 from mimose.bench.proofs.settings.parts import (
     LAYERS,
     WIDTH,

@@ -16,13 +16,7 @@ from mimose.bench.proofs.settings.case import (
     World,
     setting,
 )
-from mimose.bench.proofs.settings.parts import (
-    WIDTH,
-    Encoder,
-    Pooled,
-    Stack,
-    info_nce,
-)
+from mimose.bench.proofs.settings.parts import WIDTH, Encoder, Pooled, Stack, info_nce
 
 # ------------------------------------------------------------------ pairs
 
@@ -141,8 +135,7 @@ def triplet(world: World) -> Training:
 
     def loss(length: int) -> Tensor:
         anchor, near, far = model(world.ids(length, 9)).chunk(3)
-        loss = functional.triplet_margin_loss(anchor, near, far)
-        return loss
+        return functional.triplet_margin_loss(anchor, near, far)
 
     return world.train(model, loss)
 
@@ -272,13 +265,12 @@ def gradient_penalty(world: World) -> Training:
 @setting()
 def adversarial_inputs(world: World) -> Training:
     """FGSM: one backward to the embedded input, one of what it makes of it."""
-    critic = _Critic().to(world.device)
-    optimizer = world.adamw(critic)
+    critic = _Critic()
 
-    def step(length: int) -> Tensor:
+    def loss(length: int) -> Any:
         states = world.floats(ROWS, length, WIDTH).requires_grad_()
         (slope,) = torch.autograd.grad(critic(states).square().mean(), states)
         harder = (states + 0.01 * slope.sign()).detach()
-        return world.descend(optimizer, critic(harder).square().mean())
+        return critic(harder).square().mean()
 
-    return Training(roots=[critic], step=step)
+    return world.train(critic, loss)

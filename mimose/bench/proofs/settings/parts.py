@@ -21,12 +21,7 @@ def heads(states: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """A transformer's layer.
-
-    Args:
-        width: Of its states.
-        dropout: The share that is dropped.
-    """
+    """A transformer's layer."""
 
     def __init__(self, width: int = WIDTH, dropout: float = 0.1) -> None:
         super().__init__()
@@ -50,12 +45,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Tokens to states.
-
-    Args:
-        layers: How many.
-        dropout: The share that is dropped.
-    """
+    """Tokens to states."""
 
     def __init__(self, layers: int = LAYERS, dropout: float = 0.1) -> None:
         super().__init__()
@@ -84,12 +74,7 @@ class Pooled(Encoder):
 
 
 class Scored(Encoder):
-    """Tokens to logits.
-
-    Args:
-        n_logits: How many a token.
-        changes: The encoder's own arguments.
-    """
+    """Tokens to logits."""
 
     def __init__(self, n_logits: int = VOCABULARY, **changes: Any) -> None:
         super().__init__(**changes)
@@ -106,11 +91,7 @@ class Scored(Encoder):
 
 
 class Residual(nn.Module):
-    """Two convolutions with normalization.
-
-    Args:
-        channels: In and out.
-    """
+    """Two convolutions with normalization."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -126,11 +107,7 @@ class Residual(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers one after the other.
-
-    Args:
-        layers: The layers.
-    """
+    """Layers one after the other."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -151,11 +128,7 @@ def with_layers(*layers: nn.Module) -> Scored:
 
 
 class Widened(nn.Module):
-    """Calls a layer that takes no mask.
-
-    Args:
-        inner: The layer.
-    """
+    """Calls a layer that takes no mask."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

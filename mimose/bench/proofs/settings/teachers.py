@@ -41,7 +41,6 @@ def _preference(own: tuple[Tensor, Tensor], reference: tuple[Tensor, ...]) -> Te
 def _dpo(world: World, *, in_one: bool) -> Training:
     policy = Scored().to(world.device)
     reference = copy.deepcopy(policy).eval().requires_grad_(False)
-    optimizer = world.adamw(policy)
 
     def likelihoods(
         model: nn.Module, one: Tensor, other: Tensor
@@ -52,13 +51,13 @@ def _dpo(world: World, *, in_one: bool) -> Training:
             return found[0], found[1]
         return _log_likelihood(model(one), one), _log_likelihood(model(other), other)
 
-    def step(length: int) -> Tensor:
+    def loss(length: int) -> Tensor:
         pair = world.ids(length, ROWS // 2), world.ids(length, ROWS // 2)
         with torch.no_grad():
             there = likelihoods(reference, *pair)
-        return world.descend(optimizer, _preference(likelihoods(policy, *pair), there))
+        return _preference(likelihoods(policy, *pair), there)
 
-    return Training(roots=[policy], step=step, others=[reference])
+    return world.train(policy, loss, others=[reference])
 
 
 @setting()
@@ -144,19 +143,17 @@ def reward_model(world: World) -> Training:
 @setting()
 def distillation(world: World) -> Training:
     """A student learns from a larger teacher in eval mode under no_grad."""
-    student, teacher = Scored().to(world.device), Scored(layers=8).to(world.device)
+    student, teacher = Scored(), Scored(layers=8).to(world.device)
     teacher.eval().requires_grad_(False)
-    optimizer = world.adamw(student)
 
-    def step(length: int) -> Tensor:
+    def loss(length: int) -> Tensor:
         ids = world.ids(length)
         with torch.no_grad():
             expected = teacher(ids).softmax(-1)
         likely = student(ids).log_softmax(-1)
-        loss = functional.kl_div(likely, expected, reduction="batchmean")
-        return world.descend(optimizer, loss)
+        return functional.kl_div(likely, expected, reduction="batchmean")
 
-    return Training(roots=[student], step=step, others=[teacher])
+    return world.train(student, loss, others=[teacher])
 
 
 class _Pupil(nn.Module):
@@ -229,10 +226,8 @@ def vae(world: World) -> Training:
     class _Vae(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.encoder, self.decoder = (
-                Encoder(LAYERS // 2),
-                Scored(layers=LAYERS // 2),
-            )
+            self.encoder = Encoder(LAYERS // 2)
+            self.decoder = Scored(layers=LAYERS // 2)
             self.moments = nn.Linear(WIDTH, 2 * WIDTH)
 
         def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:

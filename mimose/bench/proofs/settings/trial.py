@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mimose.bench.proofs.common import AMPLE_BYTES
 from mimose.bench.proofs.loop import differing
 from mimose.bench.proofs.numbers import quantile
 from mimose.bench.proofs.settings.case import Outcome, Setting, Training, World
@@ -23,7 +24,6 @@ from mimose.exceptions import MimoseError
 from mimose.records import StepRecord
 from mimose.session import Session, attach
 
-_AMPLE_BYTES = 2**40
 _SHARE, _OVER_LEAST = 0.5, 1.1
 """Where the budget lies between the least and the most that the longest reserves, and
 how far above the least it is at any rate: other shapes may reserve more."""
@@ -33,12 +33,7 @@ _MOST_SAID = 2_000
 
 
 class Trial:
-    """A setting's two runs, and the row that comes of them.
-
-    Args:
-        setting: The setting.
-        task: With its ``"device"``, ``"seed"`` and ``"steps"``.
-    """
+    """A setting's two runs, and the row that comes of them."""
 
     def __init__(self, setting: Setting, task: Mapping[str, Any]) -> None:
         self._setting = setting
@@ -60,15 +55,11 @@ class Trial:
             return None
 
     def run(self, needs: tuple[int, int] | None) -> dict[str, Any]:
-        """Return a row's own columns.
-
-        Args:
-            needs: As `needs` returns them.
-        """
+        """Return a row's own columns."""
         said = _Log()
         logger = logging.getLogger("mimose")
         logger.addHandler(said)
-        least, most = needs or (_AMPLE_BYTES, _AMPLE_BYTES)
+        least, most = needs or (AMPLE_BYTES, AMPLE_BYTES)
         budget = int(max(least + _SHARE * (most - least), _OVER_LEAST * least))
         if needs is not None:
             self._found = {
@@ -134,7 +125,7 @@ class Trial:
         """Return the most that a later step of the longest batch reserves."""
         _, training = self._build()
         meter = budget_meter(self._device)
-        with _attached(training, _AMPLE_BYTES, planner=planner, meter=meter):
+        with _attached(training, AMPLE_BYTES, planner=planner, meter=meter):
             for _ in range(training.steps_before):
                 training.step(training.lengths[1])
             meter.resting_bytes()

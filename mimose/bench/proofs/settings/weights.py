@@ -122,8 +122,7 @@ def tasks_by_turns(world: World) -> Training:
     def loss(length: int) -> Tensor:
         ids = world.ids(length)
         task, classes = (("a", 8), ("b", 30))[next(steps) % 2]
-        loss = cross_entropy(model(ids, task), ids % classes)
-        return loss
+        return cross_entropy(model(ids, task), ids % classes)
 
     return world.train(model, loss)
 
