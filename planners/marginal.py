@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import FloatArray, IntArray, Plan, PlanningProblem
+from .base import IntArray, Plan, PlanningProblem
 from .frontier import Walk
-from .labels import find_walk
 from .prefix import PrefixForm, prefix_form, prefix_peak
 from .safest import infeasible, safest_choice
 from .timeline import fits, host_bytes, judge
+from .walks import find_walk
 
 # The search adds the same numbers as the judge, in another order. It first gets a
 # little more than the budget, so that no plan is lost to rounding, then, should the
@@ -76,10 +76,10 @@ class Marginal:
     ) -> Walk | None:
         """The cheapest walk within this budget and the host's, or near to it."""
         cheapest = np.where(problem.allowed, problem.cost, np.inf).argmin(axis=1)
-        if prefix_peak(form, problem.held_bytes, cheapest) <= budget:
+        if prefix_peak(form, cheapest) <= budget:
             walk: Walk | None = Walk(choice=cheapest, exact=True)
         else:
-            walk = self._cheapest_walk(problem, form, problem.cost, budget)
+            walk = find_walk(form, problem.cost, budget, width=self.width)
         if walk is None or _keeps_host_budget(problem, walk.choice):
             return walk
         return self._frugal_walk(problem, form, budget)
@@ -90,15 +90,14 @@ class Marginal:
         """A cheap walk within both budgets, by a price on host bytes."""
         host = problem.host_bytes
         budget = min(budget, _highest_peak(problem, form))
-        frugal = self._cheapest_walk(problem, form, host, budget)
+        frugal = find_walk(form, host, budget, width=self.width)
         if frugal is None or not _keeps_host_budget(problem, frugal.choice):
             return None
         low, high = 0.0, float(np.abs(problem.cost).sum() / host[host > 0].min())
         for _ in range(_PRICE_HALVINGS):
             price = (low + high) / 2
-            walk = self._cheapest_walk(
-                problem, form, problem.cost + price * host, budget
-            )
+            cost = problem.cost + price * host
+            walk = find_walk(form, cost, budget, width=self.width)
             if walk is not None and _keeps_host_budget(problem, walk.choice):
                 frugal, high = walk, price
             else:
@@ -106,16 +105,6 @@ class Marginal:
         if not fits(problem, frugal.choice):
             return frugal
         return Walk(choice=give_back(problem, frugal.choice), exact=False)
-
-    def _cheapest_walk(
-        self,
-        problem: PlanningProblem,
-        form: PrefixForm,
-        cost: FloatArray,
-        budget: float,
-    ) -> Walk | None:
-        held = problem.held_bytes
-        return find_walk(form, held, cost, budget, width=self.width)
 
     def _plan_from_safest(self, problem: PlanningProblem, form: PrefixForm) -> Plan:
         """The plan of the least peak, less what it need not pay."""
