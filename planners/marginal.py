@@ -1,6 +1,7 @@
 """The planner for the critical path: near the optimum in under a millisecond."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,6 +34,8 @@ class Marginal:
     It always keeps the budget where the plan of the least peak does.
     """
 
+    name: ClassVar[str] = "marginal"
+
     width: int = 96
     """Most walks carried on; where there are more, half as many stay. More is nearer
     to the optimum and slower."""
@@ -42,11 +45,6 @@ class Marginal:
         if self.width < 2:
             msg = f"width must be at least 2, got {self.width}"
             raise ValueError(msg)
-
-    @property
-    def name(self) -> str:
-        """The name ``"marginal"``."""
-        return "marginal"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Choose the cheapest actions within the budget, as far as the width sees.

@@ -7,6 +7,7 @@ is made, before a step is measured, and not at all where another planner is chos
 import logging
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class Optimal:
     solved by ``scipy.optimize.milp``, which lets go of the interpreter lock.
     """
 
+    name: ClassVar[str] = "optimal"
+
     time_limit_seconds: float = 10.0
     """When the solver has to stop. The best plan known by then is returned, with
     ``optimal=False``, and a warning is logged."""
@@ -46,11 +49,6 @@ class Optimal:
             msg = f"time_limit_seconds must be positive, got {self.time_limit_seconds}"
             raise ValueError(msg)
         from . import program  # noqa: F401
-
-    @property
-    def name(self) -> str:
-        """The name ``"optimal"``."""
-        return "optimal"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Choose the cheapest actions within the budget.
