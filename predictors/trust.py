@@ -70,6 +70,11 @@ class Trust:
             times = _BEARABLE_NET
         return times * self.tolerance
 
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether the first shape may be left out, of so many exact readings."""
+        return self.noise == 0.0 and self.n_shapes >= _MANY_SHAPES
+
     def holds(self, fit: VaryingFit) -> bool:
         """Whether a fit may speak of shapes not measured."""
         return is_near(fit, self.bearable)
@@ -178,7 +183,7 @@ def _exact_fit(
         halved = fitted(trust.noise, features=features)
         if halved.is_exact and is_near(halved, trust.tolerance):
             return BestFit(halved)
-    if len(readings) < _MANY_SHAPES:
+    if not trust.may_leave_out:
         return None
     first, *others = readings
     later = fitted(trust.noise, {sizes: readings[sizes] for sizes in others})

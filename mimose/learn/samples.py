@@ -4,7 +4,8 @@ Note: [Fits are made when asked for]
 A fit is made by the first reader and remembered with the samples, which it changes
 nothing of. Two threads that read at once make the same fit twice, and either stays.
 What comes in later is compared with the fit if there is one by then: samples that it
-foretells are not all kept.
+foretells are not all kept, and a first one that it leaves out is dropped. Who asks for
+the readings of that shape waits for the fit, so that all answers agree.
 """
 
 from __future__ import annotations
@@ -158,10 +159,18 @@ class Samples:
             rest = {sizes: own for sizes, own in rest.items() if sizes != best.left_out}
         return Fitted(best.fit, rest)
 
-    @property
-    def counted(self) -> Readings:
-        """The readings that count: all of them, as long as no fit leaves one out."""
-        return self.readings if self._fitted is None else self._fitted.counted
+    def own(self, sizes: Sizes, scale: float) -> tuple[float, ...]:
+        """Return the readings of a shape itself; () if there are none that count.
+
+        Args:
+            sizes: The shape.
+            scale: How large steps are, in bytes of growth.
+        """
+        own = self.readings.get(sizes, ())
+        is_first = own and sizes == next(iter(self.readings))
+        if is_first and self._trust(scale, len(self.readings)).may_leave_out:
+            own = self.verdict(scale).counted.get(sizes, ())
+        return own
 
     def absorb(self, more: Iterable[tuple[Sizes, float]], scale: float) -> Samples:
         """Return the samples with some more.
@@ -210,11 +219,12 @@ class _Taking:
 
     def __init__(self, samples: Samples, scale: float) -> None:
         self._kind = samples.kind
-        self._readings = dict(samples.counted)
+        fitted = samples._fitted
+        self._readings = dict(samples.readings if fitted is None else fitted.counted)
         self._low, self._high = samples.low, samples.high
-        self._fit = None if samples._fitted is None else samples._fitted.fit
+        self._fit = None if fitted is None else fitted.fit
         self._scale = scale
-        has_tried = samples._fitted is not None and len(self._readings) >= _ENOUGH
+        has_tried = fitted is not None and len(self._readings) >= _ENOUGH
         self._is_hopeless = samples.is_hopeless or (has_tried and not self._explains())
 
     def _explains(self) -> bool:

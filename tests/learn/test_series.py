@@ -410,18 +410,43 @@ def test_taking_in_changes_nothing_that_there_is():
     assert 7.0 == Series(after, 0.0).predict((40,))
 
 
-def test_reading_changes_nothing_that_is_saved():
-    """Fits are made by the first reader; samples are as they were, but for the fit."""
+def _first_is_odd():
+    """Samples whose first reading no polynomial of the others explains."""
     kind = Kind(lambda noise: PolynomialRegressor(noise=noise), 0.0, nonnegative=False)
     samples = Samples(kind).absorb([((10,), 5e5)], 1e6)
-    samples = samples.absorb([((n,), 3.0 * n) for n in range(11, 22)], 1e6)
+    return samples.absorb([((n,), 3.0 * n) for n in range(11, 22)], 1e6)
+
+
+def test_reading_changes_nothing_that_is_saved():
+    """Fits are made by the first reader; samples are as they were, but for the fit."""
+    samples = _first_is_odd()
     said = samples.state_dict()
     series = Series(samples, 1e6)
     assert 60.0 == pytest.approx(series.predict((20,)))
     assert "" == series.doubt((25,))
     assert said == samples.state_dict()
-    assert [(10,)] == [s for s in samples.readings if s not in samples.counted]
+    assert [(10,)] == [s for s in samples.readings if not samples.own(s, 1e6)]
     assert (10,) not in samples.absorb([((12,), 36.0)], 1e6).readings
+
+
+_QUESTIONS = {
+    "exact": lambda series: series.exact((10,)),
+    "predict": lambda series: round(series.predict((10,))),
+    "doubt": lambda series: series.doubt((10,)),
+    "has": lambda series: series.has((10,)),
+    "medians": lambda series: series.medians()[0],
+    "len": len,
+}
+
+
+@pytest.mark.parametrize("before", _QUESTIONS)
+def test_answers_do_not_depend_on_who_asked_before(before):
+    """An odd first reading is left out of all of them, whichever comes first."""
+    series = Series(_first_is_odd(), 1e6)
+    _QUESTIONS[before](series)
+    answers = {name: ask(series) for name, ask in _QUESTIONS.items()}
+    expected = {"exact": 30, "predict": 30, "doubt": "", "has": False}
+    assert {**expected, "medians": ((11,), 33.0), "len": 12} == answers
 
 
 def test_a_fit_that_foretells_what_comes_is_kept():
