@@ -158,7 +158,7 @@ class CostModel:
         samples = dict(self.samples)
         for key, more in readings.items():
             old = samples.get(key) or Samples(self.kinds[str(key[0])])
-            samples[key] = old.absorb(more, self.scale)
+            samples[key] = old.with_readings(more, self.scale)
         return self.changed(samples=samples, **fields).bounded()
 
     def with_cost(

@@ -172,7 +172,9 @@ class Samples:
             own = self.verdict(scale).counted.get(sizes, ())
         return own
 
-    def absorb(self, more: Iterable[tuple[Sizes, float]], scale: float) -> Samples:
+    def with_readings(
+        self, more: Iterable[tuple[Sizes, float]], scale: float
+    ) -> Samples:
         """Return the samples with some more.
 
         Args:

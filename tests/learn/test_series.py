@@ -26,7 +26,7 @@ class _Growing:
 
     def add(self, sizes, value):
         """Take in one reading."""
-        self.samples = self.samples.absorb([(sizes, value)], self.scale)
+        self.samples = self.samples.with_readings([(sizes, value)], self.scale)
 
     def __len__(self):
         return len(self._series)
@@ -402,9 +402,9 @@ def test_exact_readings_are_believed_below_the_least_measured():
 def test_taking_in_changes_nothing_that_there_is():
     """Samples that were handed out say what they said; what they share stays."""
     kind = Kind(lambda noise: PolynomialRegressor(noise=noise), 0.0, nonnegative=False)
-    before = Samples(kind).absorb([((n,), 3.0 * n) for n in (10, 20, 30)], 0.0)
+    before = Samples(kind).with_readings([((n,), 3.0 * n) for n in (10, 20, 30)], 0.0)
     said = before.state_dict()
-    after = before.absorb([((40,), 7.0), ((10,), 30.0), ((50,), 150.0)], 0.0)
+    after = before.with_readings([((40,), 7.0), ((10,), 30.0), ((50,), 150.0)], 0.0)
     assert said == before.state_dict()
     assert 120.0 == pytest.approx(Series(before, 0.0).predict((40,)))
     assert 7.0 == Series(after, 0.0).predict((40,))
@@ -413,8 +413,8 @@ def test_taking_in_changes_nothing_that_there_is():
 def _first_is_odd():
     """Samples whose first reading no polynomial of the others explains."""
     kind = Kind(lambda noise: PolynomialRegressor(noise=noise), 0.0, nonnegative=False)
-    samples = Samples(kind).absorb([((10,), 5e5)], 1e6)
-    return samples.absorb([((n,), 3.0 * n) for n in range(11, 22)], 1e6)
+    samples = Samples(kind).with_readings([((10,), 5e5)], 1e6)
+    return samples.with_readings([((n,), 3.0 * n) for n in range(11, 22)], 1e6)
 
 
 def test_reading_changes_nothing_that_is_saved():
@@ -426,7 +426,7 @@ def test_reading_changes_nothing_that_is_saved():
     assert "" == series.doubt((25,))
     assert said == samples.state_dict()
     assert [(10,)] == [s for s in samples.readings if not samples.own(s, 1e6)]
-    assert (10,) not in samples.absorb([((12,), 36.0)], 1e6).readings
+    assert (10,) not in samples.with_readings([((12,), 36.0)], 1e6).readings
 
 
 _QUESTIONS = {
