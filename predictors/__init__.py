@@ -10,7 +10,7 @@ from .polynomial import PolynomialRegressor
 from .registry import PREDICTORS, make_predictor
 from .sizes import Rule, SizeMap, Term
 from .trust import EXTRAPOLATION, NOISY_EXTRAPOLATION, Trust, best_fit
-from .varying import Regressor, VaryingFit
+from .varying import VaryingFit
 
 __all__ = [
     "EXTRAPOLATION",
@@ -24,7 +24,6 @@ __all__ = [
     "PolynomialRegressor",
     "Predictor",
     "QuadraticScalarRegressor",
-    "Regressor",
     "Rule",
     "SizeMap",
     "Term",

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .polynomial import LEFT_OUT_DEVIATIONS
-from .varying import HALVINGS, Regressor, VaryingFit
+from .varying import HALVINGS, VaryingFit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from .base import Predictor
 
     Sizes = tuple[int, ...]
     Readings = Mapping[Sizes, Sequence[float]]
@@ -125,7 +127,7 @@ class BestFit:
 
 
 def best_fit(
-    make: Callable[[float], Regressor],
+    make: Callable[[float], Predictor],
     readings: Readings,
     trust: Trust,
     seen: Sequence[Sizes] = (),
@@ -136,13 +138,13 @@ def best_fit(
     samples then cannot settle. A coarser fit, with fewer, can be good enough.
 
     Args:
-        make: Makes an unfitted regressor for readings of a given noise.
+        make: Makes an unfitted predictor for readings of a given noise.
         readings: By shape, in the order in which they came; at least one.
         trust: What is asked of the fit.
         seen: Other shapes that count as measured.
 
     Raises:
-        Exception: Whatever the regressor raises.
+        Exception: Whatever the predictor raises.
     """
 
     def fitted(

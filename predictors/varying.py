@@ -5,35 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from .base import Predictor
+
     Sizes = tuple[int, ...]
 
 _HALVED = 48
 """A smaller size is hardly an image's height or width."""
-
-
-class Regressor(Protocol):
-    """What is asked of a predictor that readings are fitted with.
-
-    One that also has ``trusted_``, ``residual_`` or ``monomials_`` is believed.
-    """
-
-    exact_: bool
-    loo_error_: float
-
-    def fit(self, X: object, y: object) -> object:
-        """Fit X (n_samples, n_features) sizes to y (n_samples,)."""
-        ...
-
-    def predict_one(self, sizes: list[float]) -> float:
-        """Predict at one shape."""
-        ...
 
 
 class VaryingFit:
@@ -61,7 +45,7 @@ class VaryingFit:
 
     def __init__(
         self,
-        regressor: Regressor,
+        regressor: Predictor,
         readings: Mapping[Sizes, Sequence[float]],
         noise: float,
         *,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from mimose.predictors import Regressor, Trust, VaryingFit, best_fit
+from mimose.predictors import Predictor, Trust, VaryingFit, best_fit
 from mimose.predictors.trust import reach
 from mimose.types import Sizes
 
@@ -35,8 +35,8 @@ _ENOUGH = 16
 class Kind:
     """What sort of quantity it is, and how it is fitted."""
 
-    make: Callable[[float], Regressor]
-    """Makes an unfitted regressor for readings of a given noise."""
+    make: Callable[[float], Predictor]
+    """Makes an unfitted predictor for readings of a given noise."""
     noise: float
     """How far two readings of the same thing differ; 0 for exact ones."""
     nonnegative: bool
