@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mimose.records import PHASES, StepRecord
 from mimose.report.metrics import PREFIX
-from mimose.report.page.steps import split_runs
+from mimose.report.shapes import split_runs
 
 
 def write_scalars(records: Sequence[StepRecord], folder: str | PathLike[str]) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimose.report.page.looks import PHASE_COLOURS, PHASE_SYMBOLS, PHASE_WORDS
-from mimose.report.page.steps import Steps, shape_text
+from mimose.report.page.steps import Steps
 from mimose.report.page.svg import Point, Series
+from mimose.report.shapes import shape_text
 
 FEW = 400
 """So many steps are drawn one by one."""
