@@ -610,9 +610,7 @@ def test_extremes_survive_a_long_run(long_run, tmp_path):
     worst = {mark[1] for mark in _marks(pictures["predictions"], "worst of the plans")}
     assert {"step 40,000 (plan)", "step 60,000 (plan)"} <= worst
     assert "highest step: 4.79 GiB ↑" in _texts(pictures["peaks"])
-    assert re.search(
-        r"beyond this axis: \+\d,\d+ %", " ".join(_texts(pictures["course"]))
-    )
+    assert re.search(r"highest: \+\d,\d+ % ↑", " ".join(_texts(pictures["course"])))
 
 
 def test_the_highest_of_very_many_steps_over_are_marked(tmp_path):
