@@ -6,10 +6,11 @@ from typing import ClassVar
 import numpy as np
 
 from .base import IntArray, Plan, PlanningProblem
+from .choices import cheapest_choice
 from .frontier import Walk
 from .prefix import PrefixForm, prefix_form, prefix_peak
 from .safest import infeasible, safest_choice
-from .timeline import fits, host_bytes, judge
+from .timeline import fits, judge, keeps_host_budget
 from .walks import find_walk
 
 # The search adds the same numbers as the judge, in another order. It first gets a
@@ -73,12 +74,12 @@ class Marginal:
         self, problem: PlanningProblem, form: PrefixForm, budget: float
     ) -> Walk | None:
         """The cheapest walk within this budget and the host's, or near to it."""
-        cheapest = np.where(problem.allowed, problem.cost, np.inf).argmin(axis=1)
+        cheapest = cheapest_choice(problem)
         if prefix_peak(form, cheapest) <= budget:
             walk: Walk | None = Walk(choice=cheapest, exact=True)
         else:
             walk = find_walk(form, problem.cost, budget, width=self.width)
-        if walk is None or _keeps_host_budget(problem, walk.choice):
+        if walk is None or keeps_host_budget(problem, walk.choice):
             return walk
         return self._frugal_walk(problem, form, budget)
 
@@ -89,14 +90,14 @@ class Marginal:
         host = problem.host_bytes
         budget = min(budget, _highest_peak(problem, form))
         frugal = find_walk(form, host, budget, width=self.width)
-        if frugal is None or not _keeps_host_budget(problem, frugal.choice):
+        if frugal is None or not keeps_host_budget(problem, frugal.choice):
             return None
         low, high = 0.0, float(np.abs(problem.cost).sum() / host[host > 0].min())
         for _ in range(_PRICE_HALVINGS):
             price = (low + high) / 2
             cost = problem.cost + price * host
             walk = find_walk(form, cost, budget, width=self.width)
-            if walk is not None and _keeps_host_budget(problem, walk.choice):
+            if walk is not None and keeps_host_budget(problem, walk.choice):
                 frugal, high = walk, price
             else:
                 low = price
@@ -137,10 +138,6 @@ def give_back(problem: PlanningProblem, choice: IntArray) -> IntArray:
         if fits(problem, tried):
             better = tried
     return better
-
-
-def _keeps_host_budget(problem: PlanningProblem, choice: IntArray) -> bool:
-    return bool(host_bytes(problem, choice) <= problem.host_budget_bytes)
 
 
 def _highest_peak(problem: PlanningProblem, form: PrefixForm) -> float:

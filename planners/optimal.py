@@ -12,11 +12,12 @@ from typing import ClassVar
 import numpy as np
 
 from .base import Plan, PlanningProblem
+from .choices import cheapest_choice
 from .errors import InfeasibleBudgetError
 from .marginal import Marginal
 from .prefix import prefix_form
 from .safest import infeasible, safest_choice
-from .timeline import fits, host_bytes, judge, peak_bytes
+from .timeline import fits, host_bytes, judge, keeps_host_budget, peak_bytes
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Optimal:
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        cheapest = np.where(problem.allowed, problem.cost, np.inf).argmin(axis=1)
+        cheapest = cheapest_choice(problem)
         if fits(problem, cheapest):
             return judge(problem, cheapest, planner=self.name, optimal=True)
         needs_host = bool(np.count_nonzero(problem.host_bytes))
@@ -136,7 +137,7 @@ def least_peak_plan(
         return safest
     program = build_program(problem, problem.host_budget_bytes)
     choice = program.least_peak(time_limit_seconds).choice
-    if choice is None or host_bytes(problem, choice) > problem.host_budget_bytes:
+    if choice is None or not keeps_host_budget(problem, choice):
         return safest
     if peak_bytes(problem, choice) >= safest.peak_bytes:
         return safest

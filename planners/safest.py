@@ -6,7 +6,7 @@ from .base import IntArray, Plan, PlanningProblem
 from .errors import InfeasibleBudgetError
 from .labels import least_peak
 from .prefix import PrefixForm, prefix_form
-from .timeline import host_bytes, judge, lay_out, peak_bytes
+from .timeline import judge, keeps_host_budget, lay_out, peak_bytes
 from .walks import find_walk
 
 _WIDTH = 64
@@ -57,7 +57,7 @@ def safest_choice(problem: PlanningProblem, form: PrefixForm | None = None) -> I
     """
     form = prefix_form(problem) if form is None else form
     choice = least_peak(form, problem.cost)
-    if host_bytes(problem, choice) <= problem.host_budget_bytes:
+    if keeps_host_budget(problem, choice):
         return choice
     return _within_host_budget(problem, form, float(peak_bytes(problem, choice)))
 
@@ -72,7 +72,7 @@ def _within_host_budget(
     for _ in range(_BISECTIONS):
         middle = (too_low + enough) / 2
         walk = find_walk(form, problem.host_bytes, middle, width=_WIDTH)
-        if walk and host_bytes(problem, walk.choice) <= problem.host_budget_bytes:
+        if walk and keeps_host_budget(problem, walk.choice):
             safe, enough = walk.choice, middle
         else:
             too_low = middle

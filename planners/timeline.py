@@ -167,6 +167,11 @@ def fits(problem: PlanningProblem, choice: IntArray) -> bool:
     """
     if peak_bytes(problem, choice) > problem.budget_bytes:
         return False
+    return keeps_host_budget(problem, choice)
+
+
+def keeps_host_budget(problem: PlanningProblem, choice: IntArray) -> bool:
+    """Tell whether one plan, (E,) actions, keeps the budget of host memory."""
     return bool(host_bytes(problem, choice) <= problem.host_budget_bytes)
 
 

@@ -122,12 +122,12 @@ class VaryingFit:
                 return False
         return True
 
-    def outside(self, sizes: Sizes, stretch: float) -> str:
+    def outside(self, sizes: Sizes, reach: float) -> str:
         """Return how sizes differ from those measured; "" if they are among them.
 
         Args:
             sizes: Of the shape that is asked for.
-            stretch: How many times the largest measured still is within.
+            reach: How many times the largest measured still is within.
         """
         for column, role in enumerate(self._roles):
             size = sizes[column]
@@ -135,7 +135,7 @@ class VaryingFit:
                 return f"{size} where only {self._first[column]} was measured"
             if role >= 0 and role != column and size != sizes[role]:
                 return f"{size} and {sizes[role]} differ, which were always equal"
-            if role == column and size > self._high[column] * stretch:
+            if role == column and size > self._high[column] * reach:
                 return f"{size} is beyond {self._high[column]}, the most measured"
         return ""
 

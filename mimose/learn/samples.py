@@ -134,7 +134,7 @@ class Samples:
             is_trusted = trust.holds(fit)
             allowance = trust.allowance(fit) if trust.is_excess else 0.0
         except Exception as error:  # anybody's predictor, in anybody's step
-            return Verdict(scale, fit, counted, why_not=said(error))
+            return Verdict(scale, fit, counted, why_not=failure_text(error))
         return Verdict(scale, fit, counted, is_trusted, reach(fit), allowance)
 
     def _trust(self, scale: float, n_shapes: int) -> Trust:
@@ -151,7 +151,7 @@ class Samples:
             best = best_fit(self.kind.make, self.readings, trust, seen)
             first = best.fit.predict(next(iter(self.readings)))
         except Exception as error:  # anybody's predictor, in anybody's step
-            return Fitted(None, self.readings, said(error))
+            return Fitted(None, self.readings, failure_text(error))
         if not math.isfinite(first):
             return Fitted(None, self.readings, f"it predicted {first}")
         rest = self.readings
@@ -296,6 +296,6 @@ class _Taking:
             return False
 
 
-def said(error: Exception) -> str:
+def failure_text(error: Exception) -> str:
     """Return what a predictor failed with, for the reason that is told."""
     return f"{type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mimose.learn.samples import Samples, Verdict, said
+from mimose.learn.samples import Samples, Verdict, failure_text
 from mimose.predictors import EXTRAPOLATION, VaryingFit
 from mimose.predictors.trust import REPEATS
 from mimose.types import Sizes
@@ -162,5 +162,5 @@ def _answer(ask: Callable[[Sizes], float], sizes: Sizes) -> tuple[float, str]:
     try:
         value = ask(sizes)
     except Exception as error:  # anybody's predictor, in anybody's step
-        return math.nan, said(error)
+        return math.nan, failure_text(error)
     return (value, "") if math.isfinite(value) else (math.nan, f"it predicted {value}")

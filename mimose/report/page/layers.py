@@ -35,7 +35,7 @@ _Plan = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """AdjacentFamilies with one plan: shapes, or layers."""
+    """Neighbours with one plan: shapes, or layers."""
 
     names: Sequence[str]
     plan: Sequence[str]
