@@ -25,6 +25,7 @@ _LOGGER = logging.getLogger(__name__)
 # then lowered by twice that much, at most so often.
 _ATTEMPTS = 4
 _SAME_COST = 1e-9
+_TIME_LIMIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +41,7 @@ class Optimal:
 
     name: ClassVar[str] = "optimal"
 
-    time_limit_seconds: float = 10.0
+    time_limit_seconds: float = _TIME_LIMIT_SECONDS
     """When the solver has to stop. The best plan known by then is returned, with
     ``optimal=False``, and a warning is logged."""
 
@@ -115,9 +116,7 @@ class Optimal:
         return None
 
 
-def least_peak_plan(
-    problem: PlanningProblem, *, time_limit_seconds: float = 10.0
-) -> Plan:
+def least_peak_plan(problem: PlanningProblem) -> Plan:
     """Make the plan with the least peak by the solver, the host budget included.
 
     ``safest_plan`` does the same in a fraction of the time wherever no action needs
@@ -125,7 +124,6 @@ def least_peak_plan(
 
     Args:
         problem: The step to plan; its budget is not read.
-        time_limit_seconds: When the solver has to stop.
 
     Returns:
         The plan; its ``optimal`` is False, for it does not look at costs.
@@ -136,7 +134,7 @@ def least_peak_plan(
     if not problem.events:
         return safest
     program = build_program(problem, problem.host_budget_bytes)
-    choice = program.least_peak(time_limit_seconds).choice
+    choice = program.least_peak(_TIME_LIMIT_SECONDS).choice
     if choice is None or not keeps_host_budget(problem, choice):
         return safest
     if peak_bytes(problem, choice) >= safest.peak_bytes:

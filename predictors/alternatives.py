@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _FOLDS = 5
 _LEAST_SHAPES = 5
+_TOLERANCE = 0.1
+"""Mean relative error up to which an estimator is trusted."""
 _LARGEST = 1e12
 """Sizes are cut off here: trees refuse what does not fit into 32 bits."""
 
@@ -39,7 +41,6 @@ class EstimatorPredictor(ShapeRegressor):
 
     Args:
         estimator: The regressor; a copy of it is fitted.
-        tolerance: Mean relative error up to which it is trusted.
         noise: Absolute noise of a value, in units of y; errors of five times that
             size do not count.
         nonnegative: Whether predictions below 0 are raised to 0.
@@ -55,12 +56,10 @@ class EstimatorPredictor(ShapeRegressor):
         self,
         estimator: Any,
         *,
-        tolerance: float = 0.1,
         noise: float = 0.0,
         nonnegative: bool = True,
     ) -> None:
         self.estimator = estimator
-        self.tolerance = tolerance
         self.noise = noise
         self.nonnegative = nonnegative
 
@@ -86,7 +85,7 @@ class EstimatorPredictor(ShapeRegressor):
         counted = np.maximum(np.abs(self._left_out()) - 5.0 * self.noise, 0.0)
         size = np.maximum(values, 1e-3 * values.max())
         size[size == 0.0] = 1.0
-        return bool(np.mean(counted / size) <= self.tolerance)
+        return bool(np.mean(counted / size) <= _TOLERANCE)
 
     @property
     def loo_error_(self) -> float:

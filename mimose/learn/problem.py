@@ -46,7 +46,7 @@ class Memory(NamedTuple):
 
 def doubt(model: CostModel, facts: StepInput) -> str:
     """Return why no plan can be trusted at these sizes; "" if one can."""
-    pattern = model.pattern(facts.context)
+    pattern = model.patterns.get(facts.context)
     if pattern is None:
         return "nothing was measured with such inputs yet"
     if not pattern.is_ordered:
