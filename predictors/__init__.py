@@ -1,5 +1,6 @@
 """Predictors: how bytes and FLOPs follow from sizes, learned from few samples."""
 
+from ._shapes import ShapeRegressor
 from .alternatives import EstimatorPredictor, QuadraticScalarRegressor
 from .base import Predictor
 from .envelope import EnvelopeRegressor
@@ -25,6 +26,7 @@ __all__ = [
     "Predictor",
     "QuadraticScalarRegressor",
     "Rule",
+    "ShapeRegressor",
     "SizeMap",
     "Term",
     "Trust",

@@ -45,7 +45,9 @@ class EstimatorPredictor(ShapeRegressor):
             size do not count.
         nonnegative: Whether predictions below 0 are raised to 0.
 
-    Attributes, beside those of `ShapeRegressor`:
+    It has the attributes of `ShapeRegressor` as well.
+
+    Attributes:
         estimator_: The fitted regressor, or ``None`` for a constant.
     """
 

@@ -58,7 +58,9 @@ class EnvelopeRegressor(ShapeRegressor):
         noise: Absolute noise of a value, as a standard deviation, in units of y.
         nonnegative: Whether predictions below 0 are raised to 0.
 
-    Attributes, beside those of `ShapeRegressor`:
+    It has the attributes of `ShapeRegressor` as well.
+
+    Attributes:
         pieces_: The one or two fitted polynomials.
         shift_: By how much their maximum is raised, in units of y.
         residual_: Largest distance of a fitted from a sampled value, unraised.

@@ -59,7 +59,9 @@ class PolynomialRegressor(ShapeRegressor):
             Deviations of that size are not worth another monomial.
         nonnegative: Whether predictions below 0 are raised to 0.
 
-    Attributes, beside those of `ShapeRegressor`:
+    It has the attributes of `ShapeRegressor` as well.
+
+    Attributes:
         monomials_: The powers of the input columns, one tuple a monomial.
         coef_: (n_monomials,) coefficients, in units of y.
         residual_: Largest distance of a fitted from a sampled value.
