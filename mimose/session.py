@@ -376,7 +376,7 @@ class Session:
             msg = "no step was run yet, so no shape is known; train a step first"
             raise MimoseError(msg)
         facts, table = last
-        if self._engine.learner.model.pattern(facts.context) is None:
+        if facts.context not in self._engine.learner.model.patterns:
             msg = "no step with such inputs was measured yet; train a few first"
             raise MimoseError(msg)
         sizes = facts.sizes if shape is None else table.fill(shape, facts.sizes)

@@ -1,7 +1,7 @@
 """Planners: one action for each event, so that a step stays within its budget."""
 
 from .actions import ActionSpec, Menu
-from .base import Plan, Planner, PlanningProblem
+from .base import FixedPlanner, OneShapePlanner, Plan, Planner, PlanningProblem
 from .errors import InfeasibleBudgetError
 from .eviction import Eviction
 from .fixed import EveryK, Full, NoPlan, Static
@@ -16,12 +16,14 @@ __all__ = [
     "ActionSpec",
     "EveryK",
     "Eviction",
+    "FixedPlanner",
     "Full",
     "Greedy",
     "InfeasibleBudgetError",
     "Marginal",
     "Menu",
     "NoPlan",
+    "OneShapePlanner",
     "Optimal",
     "Plan",
     "Planner",

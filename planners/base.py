@@ -1,6 +1,7 @@
 """What crosses into the planners and back: a problem, a plan, the protocol."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -241,4 +242,27 @@ class Planner(Protocol):
             InfeasibleBudgetError: The planner keeps budgets and none of its plans
                 keeps this one.
         """
+        ...
+
+
+@runtime_checkable
+class FixedPlanner(Planner, Protocol):
+    """A planner that reads no problem: no step has to be measured for its plans."""
+
+    def action_at(self, index: int) -> str:
+        """Return the action of an event.
+
+        Args:
+            index: The event's position in the forward.
+        """
+        ...
+
+
+@runtime_checkable
+class OneShapePlanner(Planner, Protocol):
+    """A planner whose only plan is for the first problem that it is given."""
+
+    @property
+    def shape(self) -> Mapping[str, int]:
+        """Sizes by name, of the step that this problem should be of."""
         ...

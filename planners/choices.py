@@ -17,6 +17,12 @@ def keep_choice(problem: PlanningProblem) -> IntArray:
     return np.where(problem.allowed[:, 0], 0, least_choice(problem))
 
 
+def cheapest_choice(problem: PlanningProblem) -> IntArray:
+    """Return the (E,) allowed actions that cost least."""
+    choice: IntArray = np.where(problem.allowed, problem.cost, np.inf).argmin(axis=1)
+    return choice
+
+
 def least_choice(problem: PlanningProblem) -> IntArray:
     """Take the least action, or the last before it that is allowed and exact.
 

@@ -1,6 +1,7 @@
 """What an evicting allocator would do, as a plan made beforehand."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,10 +23,7 @@ class Eviction:
     iteration there.
     """
 
-    @property
-    def name(self) -> str:
-        """The name ``"eviction"``."""
-        return "eviction"
+    name: ClassVar[str] = "eviction"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Evict, segment by segment, until the step fits or nothing is left to evict.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,10 +16,7 @@ from .timeline import judge
 class NoPlan:
     """Keep everything, as if there were no planner."""
 
-    @property
-    def name(self) -> str:
-        """The name ``"none"``."""
-        return "none"
+    name: ClassVar[str] = "none"
 
     def action_at(self, index: int) -> str:
         """Return the action of an event, by its position, without a problem."""
@@ -41,10 +39,7 @@ class NoPlan:
 class Full:
     """Recompute everything, as most frameworks' checkpointing flag does."""
 
-    @property
-    def name(self) -> str:
-        """The name ``"full"``."""
-        return "full"
+    name: ClassVar[str] = "full"
 
     def action_at(self, index: int) -> str:
         """Return the action of an event, by its position, without a problem."""
@@ -107,6 +102,8 @@ class Static:
     after, event by event, and judged anew on each problem.
     """
 
+    name: ClassVar[str] = "static"
+
     shape: Mapping[str, int]
     """Sizes by name, for whoever makes the first problem."""
 
@@ -114,11 +111,6 @@ class Static:
     """Who makes the one plan."""
 
     _actions: dict[str, str] | None = field(default=None, init=False, repr=False)
-
-    @property
-    def name(self) -> str:
-        """The name ``"static"``."""
-        return "static"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Repeat the actions of the first plan.

@@ -1,7 +1,7 @@
 """The cheapest walk over the events, by the frontier of bytes held and cost.
 
 This is for problems whose nets do not depend on the action; ``labels.py`` has the
-others.
+others, and ``walks.py`` finds out which a problem is.
 
 In prefix form (see Note: [Prefix form] in ``prefix.py``) a plan is a walk over the
 events, and of two walks that have come equally far the one that holds no more and
@@ -14,7 +14,6 @@ sum is below the cost found, the walk found is the cheapest of all.
 
 import math
 from bisect import bisect
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -22,11 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .base import FloatArray, IntArray
-from .prefix import PrefixForm, least_suffix
+from .prefix import PrefixForm
 
-# Bytes and costs are put on a grid of 2**-40 of their sum (a GiB's is a thousandth of
-# a byte): equal sums then are equal whatever the order of their terms.
-_GRID_BITS = 40
 # Up to this many combinations of actions, neighbouring events are walked in one step.
 _STEP_CHOICES = 8
 
@@ -82,28 +78,24 @@ class Rest(NamedTuple):
 
 def cheapest_walk(
     form: PrefixForm,
-    held: FloatArray,
     cost: FloatArray,
+    room: FloatArray,
     budget_bytes: float,
-    *,
     width: int,
 ) -> Walk | None:
     """Find the cheapest choice of actions within the budget.
 
     Args:
         form: The step, in prefix form.
-        held: (E, K) bytes held from the event's exit to its backward.
         cost: (E, K) what the action costs, in any unit.
+        room: (E + 1,) the most that may be held before each event, and at the end.
         budget_bytes: The highest level allowed; finite.
         width: Most walks that are carried on at any event.
 
     Returns:
-        The cheapest walk found, or None where no walk keeps the budget.
+        The cheapest walk found, or None where none was.
     """
-    held, cost = on_grid(held, np.ceil), on_grid(cost, np.rint)
-    room = budget_bytes - least_suffix(form, held)
-    if room[0] < 0 or form.step_bytes > budget_bytes:
-        return None
+    held = form.held_bytes
     limit = np.minimum(budget_bytes - form.need_bytes, room[1:, None] - held)
     steps = _steps(held, cost, limit)
     rests: list[Rest] = []
@@ -118,7 +110,7 @@ def cheapest_walk(
         new_cost = new_cost.ravel()
         stay = _undominated(new_bytes, new_cost)
         if len(stay) > width:
-            rests = rests or relaxed_rests(form, held, cost, room)
+            rests = rests or relaxed_rests(form, cost, room)
             rest = rests[min((t + 1) * steps.n_events, len(held))]
             hope = new_cost[stay] + rest.at(new_bytes[stay])
             chosen, best_left_out = most_hopeful(hope, width // 2)
@@ -130,22 +122,6 @@ def cheapest_walk(
         return None
     proved = bool(walked_cost[-1] <= left_out)
     return Walk(choice=_trace(trail, steps, held.shape), exact=proved)
-
-
-def on_grid(
-    table: FloatArray, rounding: Callable[[FloatArray], FloatArray]
-) -> FloatArray:
-    """Round to multiples of a power of two, small against the table's sum.
-
-    Args:
-        table: Any numbers.
-        rounding: To whole numbers: up, or to the nearest.
-    """
-    total = float(np.abs(table).sum())
-    if not total:
-        return table
-    grid = 2.0 ** (math.frexp(total)[1] - _GRID_BITS)
-    return rounding(table / grid) * grid
 
 
 def _undominated(held: FloatArray, cost: FloatArray) -> IntArray:
@@ -175,9 +151,7 @@ def most_hopeful(hope: FloatArray, n_chosen: int) -> tuple[IntArray, float]:
     return chosen, float(hope[order[n_chosen]])
 
 
-def relaxed_rests(
-    form: PrefixForm, held: FloatArray, cost: FloatArray, room: FloatArray
-) -> list[Rest]:
+def relaxed_rests(form: PrefixForm, cost: FloatArray, room: FloatArray) -> list[Rest]:
     """What the rest of a walk costs at least, were events divisible.
 
     Goes backwards: one more event moves the function to the left by what the event
@@ -186,7 +160,6 @@ def relaxed_rests(
 
     Args:
         form: The step, in prefix form.
-        held: (E, K) bytes held from the event's exit to its backward.
         cost: (E, K) what the action costs.
         room: (E + 1,) the most that may be held before each event, and at the end.
 
@@ -194,7 +167,8 @@ def relaxed_rests(
         (E + 1,) functions, by the number of events behind.
     """
     payable = np.where(np.isfinite(form.need_bytes), cost, np.inf)
-    tables = zip(payable.tolist(), held.tolist(), room[:-1].tolist(), strict=True)
+    held = form.held_bytes.tolist()
+    tables = zip(payable.tolist(), held, room[:-1].tolist(), strict=True)
     flat_until, flat_cost, length = float(room[-1]), 0.0, 0.0
     prices: list[float] = []
     lengths: list[float] = []

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from .base import FloatArray, IntArray
-from .frontier import Walk, cheapest_walk, on_grid, relaxed_rests
+from .frontier import Walk, relaxed_rests
 from .prefix import PrefixForm, least_peak_choice, least_suffix, prefix_peak
 
 # The sums of a search and those of `prefix_peak` come in another order.
@@ -54,34 +54,20 @@ class _Found(NamedTuple):
         return actions
 
 
-def find_walk(
+def cheapest_walk(
     form: PrefixForm,
-    held: FloatArray,
     cost: FloatArray,
+    room: FloatArray,
     budget_bytes: float,
-    *,
     width: int,
 ) -> Walk | None:
-    """Find the cheapest choice of actions within the budget, of any problem.
-
-    Args:
-        form: The step, in prefix form.
-        held: (E, K) bytes held from the event's exit to its backward.
-        cost: (E, K) what the action costs, in any unit.
-        budget_bytes: The highest level allowed; finite.
-        width: Most walks that are carried on at any event.
+    """Find the cheapest choice of actions; arguments are as for the frontier's walk.
 
     Returns:
-        The cheapest walk found. None where none was: no walk keeps the budget, or,
-        with nets that depend on the action, none of those that were carried on.
+        The cheapest walk found. None where none was: no walk keeps the budget, or none
+        of those that were carried on.
     """
-    if not form.has_extra:
-        return cheapest_walk(form, held, cost, budget_bytes, width=width)
-    held, cost = on_grid(held, np.ceil), on_grid(cost, np.rint)
-    room: FloatArray = budget_bytes - least_suffix(form, held)
-    if room[0] < 0 or form.step_bytes > budget_bytes:
-        return None
-    rests = relaxed_rests(form, held, cost, room)
+    rests = relaxed_rests(form, cost, room)
 
     def grow(before: _Labels, event: int) -> FloatArray:
         value: FloatArray = before.value + cost[event][:, None]
@@ -91,7 +77,7 @@ def find_walk(
         value: FloatArray = labels.value + rests[n_behind].at(labels.held)
         return value
 
-    found = _search(form, held, budget_bytes, width, grow, bound)
+    found = _search(form, room, budget_bytes, width, grow, bound)
     values = found.last.value
     if not len(values):
         return None
@@ -100,23 +86,22 @@ def find_walk(
     return Walk(choice=found.choice(best), exact=proved)
 
 
-def least_peak(form: PrefixForm, held: FloatArray, cost: FloatArray) -> IntArray:
+def least_peak(form: PrefixForm, cost: FloatArray) -> IntArray:
     """Choose the actions of the least peak, whatever they need on the host.
 
     Args:
         form: The step, in prefix form.
-        held: (E, K) bytes held from the event's exit to its backward.
         cost: (E, K) what the action costs, in any unit.
 
     Returns:
         (E,) actions. Where nets depend on the action and more walks than can be
         carried on are undecided for long, the least peak may be missed.
     """
-    guess = least_peak_choice(form, held, cost)
+    guess = least_peak_choice(form, cost)
     if not form.has_extra:
         return guess
-    highest = prefix_peak(form, held, guess) * (1 + _ROUNDING)
-    suffix = least_suffix(form, held)
+    highest = prefix_peak(form, guess) * (1 + _ROUNDING)
+    suffix = least_suffix(form)
 
     def grow(before: _Labels, event: int) -> FloatArray:
         forward = before.held + form.forward_bytes[event][:, None]
@@ -128,34 +113,34 @@ def least_peak(form: PrefixForm, held: FloatArray, cost: FloatArray) -> IntArray
         value: FloatArray = np.maximum(ends, labels.level)
         return value
 
-    found = _search(form, held, highest, _LEAST_PEAK_WIDTH, grow, bound)
+    room = highest - suffix
+    found = _search(form, room, highest, _LEAST_PEAK_WIDTH, grow, bound)
     if not len(found.last.value):
         return guess
-    peaks = bound(found.last, len(held))
+    peaks = bound(found.last, len(suffix) - 1)
     lowest = (peaks <= peaks.min()).nonzero()[0]
     choice = found.choice(int(lowest[found.last.held[lowest].argmin()]))
-    if prefix_peak(form, held, choice) > prefix_peak(form, held, guess):
+    if prefix_peak(form, choice) > prefix_peak(form, guess):
         return guess
     return choice
 
 
 def _search(
     form: PrefixForm,
-    held: FloatArray,
+    room: FloatArray,
     budget_bytes: float,
     width: int,
     grow: _Grow,
     bound: _Bound,
 ) -> _Found:
     """Walk the events once, and carry on the labels that none other beats."""
-    room = budget_bytes - least_suffix(form, held)
     labels = _Labels(np.zeros(1), np.full(1, form.step_bytes), np.zeros(1))
     trail: list[tuple[IntArray, int]] = []
     left_out = np.inf
-    for event in range(len(held)):
+    for event in range(len(form.held_bytes)):
         n_before = len(labels.held)
         grown = _Labels(
-            labels.held + held[event][:, None],
+            labels.held + form.held_bytes[event][:, None],
             np.maximum(
                 labels.level + form.extra_bytes[event][:, None],
                 labels.held + form.backward_bytes[event][:, None],

@@ -1,15 +1,17 @@
 """The planner for the critical path: near the optimum in under a millisecond."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from .base import FloatArray, IntArray, Plan, PlanningProblem
+from .base import IntArray, Plan, PlanningProblem
+from .choices import cheapest_choice
 from .frontier import Walk
-from .labels import find_walk
 from .prefix import PrefixForm, prefix_form, prefix_peak
 from .safest import infeasible, safest_choice
-from .timeline import fits, host_bytes, judge
+from .timeline import fits, judge, keeps_host_budget
+from .walks import find_walk
 
 # The search adds the same numbers as the judge, in another order. It first gets a
 # little more than the budget, so that no plan is lost to rounding, then, should the
@@ -33,6 +35,8 @@ class Marginal:
     It always keeps the budget where the plan of the least peak does.
     """
 
+    name: ClassVar[str] = "marginal"
+
     width: int = 96
     """Most walks carried on; where there are more, half as many stay. More is nearer
     to the optimum and slower."""
@@ -42,11 +46,6 @@ class Marginal:
         if self.width < 2:
             msg = f"width must be at least 2, got {self.width}"
             raise ValueError(msg)
-
-    @property
-    def name(self) -> str:
-        """The name ``"marginal"``."""
-        return "marginal"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Choose the cheapest actions within the budget, as far as the width sees.
@@ -75,12 +74,12 @@ class Marginal:
         self, problem: PlanningProblem, form: PrefixForm, budget: float
     ) -> Walk | None:
         """The cheapest walk within this budget and the host's, or near to it."""
-        cheapest = np.where(problem.allowed, problem.cost, np.inf).argmin(axis=1)
-        if prefix_peak(form, problem.held_bytes, cheapest) <= budget:
+        cheapest = cheapest_choice(problem)
+        if prefix_peak(form, cheapest) <= budget:
             walk: Walk | None = Walk(choice=cheapest, exact=True)
         else:
-            walk = self._cheapest_walk(problem, form, problem.cost, budget)
-        if walk is None or _keeps_host_budget(problem, walk.choice):
+            walk = find_walk(form, problem.cost, budget, width=self.width)
+        if walk is None or keeps_host_budget(problem, walk.choice):
             return walk
         return self._frugal_walk(problem, form, budget)
 
@@ -90,32 +89,21 @@ class Marginal:
         """A cheap walk within both budgets, by a price on host bytes."""
         host = problem.host_bytes
         budget = min(budget, _highest_peak(problem, form))
-        frugal = self._cheapest_walk(problem, form, host, budget)
-        if frugal is None or not _keeps_host_budget(problem, frugal.choice):
+        frugal = find_walk(form, host, budget, width=self.width)
+        if frugal is None or not keeps_host_budget(problem, frugal.choice):
             return None
         low, high = 0.0, float(np.abs(problem.cost).sum() / host[host > 0].min())
         for _ in range(_PRICE_HALVINGS):
             price = (low + high) / 2
-            walk = self._cheapest_walk(
-                problem, form, problem.cost + price * host, budget
-            )
-            if walk is not None and _keeps_host_budget(problem, walk.choice):
+            cost = problem.cost + price * host
+            walk = find_walk(form, cost, budget, width=self.width)
+            if walk is not None and keeps_host_budget(problem, walk.choice):
                 frugal, high = walk, price
             else:
                 low = price
         if not fits(problem, frugal.choice):
             return frugal
         return Walk(choice=give_back(problem, frugal.choice), exact=False)
-
-    def _cheapest_walk(
-        self,
-        problem: PlanningProblem,
-        form: PrefixForm,
-        cost: FloatArray,
-        budget: float,
-    ) -> Walk | None:
-        held = problem.held_bytes
-        return find_walk(form, held, cost, budget, width=self.width)
 
     def _plan_from_safest(self, problem: PlanningProblem, form: PrefixForm) -> Plan:
         """The plan of the least peak, less what it need not pay."""
@@ -150,10 +138,6 @@ def give_back(problem: PlanningProblem, choice: IntArray) -> IntArray:
         if fits(problem, tried):
             better = tried
     return better
-
-
-def _keeps_host_budget(problem: PlanningProblem, choice: IntArray) -> bool:
-    return bool(host_bytes(problem, choice) <= problem.host_budget_bytes)
 
 
 def _highest_peak(problem: PlanningProblem, form: PrefixForm) -> float:

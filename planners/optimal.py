@@ -7,15 +7,17 @@ is made, before a step is measured, and not at all where another planner is chos
 import logging
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from .base import Plan, PlanningProblem
+from .choices import cheapest_choice
 from .errors import InfeasibleBudgetError
 from .marginal import Marginal
 from .prefix import prefix_form
 from .safest import infeasible, safest_choice
-from .timeline import fits, host_bytes, judge, peak_bytes
+from .timeline import fits, host_bytes, judge, keeps_host_budget, peak_bytes
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -23,6 +25,7 @@ _LOGGER = logging.getLogger(__name__)
 # then lowered by twice that much, at most so often.
 _ATTEMPTS = 4
 _SAME_COST = 1e-9
+_TIME_LIMIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +39,9 @@ class Optimal:
     solved by ``scipy.optimize.milp``, which lets go of the interpreter lock.
     """
 
-    time_limit_seconds: float = 10.0
+    name: ClassVar[str] = "optimal"
+
+    time_limit_seconds: float = _TIME_LIMIT_SECONDS
     """When the solver has to stop. The best plan known by then is returned, with
     ``optimal=False``, and a warning is logged."""
 
@@ -46,11 +51,6 @@ class Optimal:
             msg = f"time_limit_seconds must be positive, got {self.time_limit_seconds}"
             raise ValueError(msg)
         from . import program  # noqa: F401
-
-    @property
-    def name(self) -> str:
-        """The name ``"optimal"``."""
-        return "optimal"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Choose the cheapest actions within the budget.
@@ -64,7 +64,7 @@ class Optimal:
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        cheapest = np.where(problem.allowed, problem.cost, np.inf).argmin(axis=1)
+        cheapest = cheapest_choice(problem)
         if fits(problem, cheapest):
             return judge(problem, cheapest, planner=self.name, optimal=True)
         needs_host = bool(np.count_nonzero(problem.host_bytes))
@@ -116,9 +116,7 @@ class Optimal:
         return None
 
 
-def least_peak_plan(
-    problem: PlanningProblem, *, time_limit_seconds: float = 10.0
-) -> Plan:
+def least_peak_plan(problem: PlanningProblem) -> Plan:
     """Make the plan with the least peak by the solver, the host budget included.
 
     ``safest_plan`` does the same in a fraction of the time wherever no action needs
@@ -126,7 +124,6 @@ def least_peak_plan(
 
     Args:
         problem: The step to plan; its budget is not read.
-        time_limit_seconds: When the solver has to stop.
 
     Returns:
         The plan; its ``optimal`` is False, for it does not look at costs.
@@ -137,8 +134,8 @@ def least_peak_plan(
     if not problem.events:
         return safest
     program = build_program(problem, problem.host_budget_bytes)
-    choice = program.least_peak(time_limit_seconds).choice
-    if choice is None or host_bytes(problem, choice) > problem.host_budget_bytes:
+    choice = program.least_peak(_TIME_LIMIT_SECONDS).choice
+    if choice is None or not keeps_host_budget(problem, choice):
         return safest
     if peak_bytes(problem, choice) >= safest.peak_bytes:
         return safest

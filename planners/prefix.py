@@ -35,6 +35,9 @@ class PrefixForm:
     Needs are infinite where the action is not allowed.
     """
 
+    held_bytes: FloatArray
+    """(E, K) bytes held from the event's exit to its backward."""
+
     forward_bytes: FloatArray
     """(E, K) peak of the gap before it and of the forward, less what the events before
     hold."""
@@ -85,6 +88,7 @@ def prefix_form(problem: PlanningProblem) -> PrefixForm:
     backward = arrived[:, None] + np.maximum(held + problem.backward_excess_bytes, nets)
     backward = np.where(problem.allowed, backward, np.inf)
     return PrefixForm(
+        held_bytes=held,
         forward_bytes=forward,
         backward_bytes=backward,
         need_bytes=np.maximum(forward, backward),
@@ -97,19 +101,18 @@ def prefix_form(problem: PlanningProblem) -> PrefixForm:
     )
 
 
-def prefix_peak(form: PrefixForm, held: FloatArray, choice: IntArray) -> float:
+def prefix_peak(form: PrefixForm, choice: IntArray) -> float:
     """Peak of one plan, equal to the timeline's but for rounding.
 
     Args:
         form: The step, in prefix form.
-        held: (E, K) bytes held from the event's exit to its backward.
         choice: (E,) index of each event's action.
 
     Returns:
         Bytes.
     """
     events = np.arange(len(choice))
-    holds = held[events, choice]
+    holds = form.held_bytes[events, choice]
     before = holds.cumsum() - holds
     extra = form.extra_bytes[events, choice]
     total = float(extra.sum())
@@ -121,7 +124,7 @@ def prefix_peak(form: PrefixForm, held: FloatArray, choice: IntArray) -> float:
     return max(float(needs.max(initial=0.0)), head, form.step_bytes + total)
 
 
-def least_suffix(form: PrefixForm, held: FloatArray) -> FloatArray:
+def least_suffix(form: PrefixForm) -> FloatArray:
     """Least peak of the events from each one on, were nothing held before it.
 
     Walks the events backwards: what event e and its successors need is either the
@@ -130,7 +133,6 @@ def least_suffix(form: PrefixForm, held: FloatArray) -> FloatArray:
 
     Args:
         form: The step, in prefix form.
-        held: (E, K) bytes held from the event's exit to its backward.
 
     Returns:
         (E + 1,) bytes; the first entry is the least peak of the whole step, the
@@ -138,8 +140,8 @@ def least_suffix(form: PrefixForm, held: FloatArray) -> FloatArray:
     """
     least = form.head_bytes
     backwards = [least]
-    rows = zip(reversed(form.need_bytes.tolist()), reversed(held.tolist()), strict=True)
-    for needs, holds in rows:
+    rows = list(zip(form.need_bytes.tolist(), form.held_bytes.tolist(), strict=True))
+    for needs, holds in reversed(rows):
         after, least = least, math.inf
         for need, hold in zip(needs, holds, strict=True):
             peak = need if need > after + hold else after + hold
@@ -149,20 +151,19 @@ def least_suffix(form: PrefixForm, held: FloatArray) -> FloatArray:
     return np.array(backwards[::-1])
 
 
-def least_peak_choice(form: PrefixForm, held: FloatArray, cost: FloatArray) -> IntArray:
+def least_peak_choice(form: PrefixForm, cost: FloatArray) -> IntArray:
     """Choose the actions of the least peak, whatever they need on the host.
 
     Where nets depend on the action it is a guess; see `labels.least_peak`.
 
     Args:
         form: The step, in prefix form.
-        held: (E, K) bytes held from the event's exit to its backward.
         cost: (E, K) what the action costs, in any unit.
 
     Returns:
         (E,) actions; among equals the one that holds least, then the cheapest.
     """
-    least = least_suffix(form, held)
+    least, held = least_suffix(form), form.held_bytes
     peak = np.maximum(form.need_bytes, least[1:, None] + held)
     holds = np.where(peak <= least[:-1, None], held, np.inf)
     holds_least = holds <= holds.min(axis=1, initial=np.inf, keepdims=True)

@@ -4,9 +4,10 @@ import numpy as np
 
 from .base import IntArray, Plan, PlanningProblem
 from .errors import InfeasibleBudgetError
-from .labels import find_walk, least_peak
+from .labels import least_peak
 from .prefix import PrefixForm, prefix_form
-from .timeline import host_bytes, judge, lay_out, peak_bytes
+from .timeline import judge, keeps_host_budget, lay_out, peak_bytes
+from .walks import find_walk
 
 _WIDTH = 64
 _BISECTIONS = 20
@@ -55,8 +56,8 @@ def safest_choice(problem: PlanningProblem, form: PrefixForm | None = None) -> I
         (E,) index of each event's action.
     """
     form = prefix_form(problem) if form is None else form
-    choice = least_peak(form, problem.held_bytes, problem.cost)
-    if host_bytes(problem, choice) <= problem.host_budget_bytes:
+    choice = least_peak(form, problem.cost)
+    if keeps_host_budget(problem, choice):
         return choice
     return _within_host_budget(problem, form, float(peak_bytes(problem, choice)))
 
@@ -70,10 +71,8 @@ def _within_host_budget(
     enough = float(peak_bytes(problem, safe))
     for _ in range(_BISECTIONS):
         middle = (too_low + enough) / 2
-        walk = find_walk(
-            form, problem.held_bytes, problem.host_bytes, middle, width=_WIDTH
-        )
-        if walk and host_bytes(problem, walk.choice) <= problem.host_budget_bytes:
+        walk = find_walk(form, problem.host_bytes, middle, width=_WIDTH)
+        if walk and keeps_host_budget(problem, walk.choice):
             safe, enough = walk.choice, middle
         else:
             too_low = middle

@@ -62,7 +62,28 @@ class Timeline:
         Returns:
             Bytes by what holds them, zeros left out; they add up to the peak.
         """
-        return _holders(self)
+        problem, n_events = self.problem, len(self.problem.events)
+        at = int(self.peak_bytes_by_segment.argmax())
+        level = float(self.level_bytes[at])
+        excess = float(self.peak_bytes_by_segment[at]) - level
+        # Events 0 .. alive - 1 have left their forward and not finished their backward.
+        alive = at // 2 if at <= 2 * n_events else 3 * n_events + 1 - at
+        held = _chosen(problem.held_bytes, self.choice)[:alive]
+        activations = float(held.sum())
+        to_come = problem.optimizer_state_bytes if at == 3 * n_events + 1 else 0.0
+        name = segment_name(problem.events, at)
+        parts = {
+            "held at start (parameters, gradients, optimizer state, other)": (
+                problem.start_bytes
+            ),
+            "activations held": activations,
+            "new gradients and tensors between the events": (
+                level - problem.start_bytes - activations
+            ),
+            "optimizer state still to come": to_come,
+            f"working memory of {name}": excess - to_come,
+        }
+        return {name: count for name, count in parts.items() if count}
 
 
 def segment_name(events: tuple[str, ...], index: int) -> str:
@@ -146,6 +167,11 @@ def fits(problem: PlanningProblem, choice: IntArray) -> bool:
     """
     if peak_bytes(problem, choice) > problem.budget_bytes:
         return False
+    return keeps_host_budget(problem, choice)
+
+
+def keeps_host_budget(problem: PlanningProblem, choice: IntArray) -> bool:
+    """Tell whether one plan, (E,) actions, keeps the budget of host memory."""
     return bool(host_bytes(problem, choice) <= problem.host_budget_bytes)
 
 
@@ -210,29 +236,3 @@ def _levels_and_peaks(
     np.cumsum(net[..., :-1], axis=-1, out=levels[..., 1:])
     levels[..., 1:] += problem.start_bytes
     return levels, levels + np.maximum(excess, net)
-
-
-def _holders(laid_out: Timeline) -> Mapping[str, float]:
-    """Split the first segment at the peak into what holds its bytes."""
-    problem, n_events = laid_out.problem, len(laid_out.problem.events)
-    at = int(laid_out.peak_bytes_by_segment.argmax())
-    level = float(laid_out.level_bytes[at])
-    excess = float(laid_out.peak_bytes_by_segment[at]) - level
-    # Events 0 .. alive - 1 have left their forward and not finished their backward.
-    alive = at // 2 if at <= 2 * n_events else 3 * n_events + 1 - at
-    held = _chosen(problem.held_bytes, laid_out.choice)[:alive]
-    activations = float(held.sum())
-    to_come = problem.optimizer_state_bytes if at == 3 * n_events + 1 else 0.0
-    name = segment_name(problem.events, at)
-    parts = {
-        "held at start (parameters, gradients, optimizer state, other)": (
-            problem.start_bytes
-        ),
-        "activations held": activations,
-        "new gradients and tensors between the events": (
-            level - problem.start_bytes - activations
-        ),
-        "optimizer state still to come": to_come,
-        f"working memory of {name}": excess - to_come,
-    }
-    return {name: count for name, count in parts.items() if count}

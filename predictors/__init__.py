@@ -1,5 +1,6 @@
 """Predictors: how bytes and FLOPs follow from sizes, learned from few samples."""
 
+from ._shapes import ShapeRegressor
 from .alternatives import EstimatorPredictor, QuadraticScalarRegressor
 from .base import Predictor
 from .envelope import EnvelopeRegressor
@@ -10,7 +11,7 @@ from .polynomial import PolynomialRegressor
 from .registry import PREDICTORS, make_predictor
 from .sizes import Rule, SizeMap, Term
 from .trust import EXTRAPOLATION, NOISY_EXTRAPOLATION, Trust, best_fit
-from .varying import Regressor, VaryingFit
+from .varying import VaryingFit
 
 __all__ = [
     "EXTRAPOLATION",
@@ -24,8 +25,8 @@ __all__ = [
     "PolynomialRegressor",
     "Predictor",
     "QuadraticScalarRegressor",
-    "Regressor",
     "Rule",
+    "ShapeRegressor",
     "SizeMap",
     "Term",
     "Trust",

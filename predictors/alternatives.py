@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._samples import as_sizes, condense, not_fitted
+from ._samples import as_sizes, condense, nearly_largest, not_fitted
+from ._shapes import ShapeRegressor
 from ._sklearn import Regressor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import ArrayLike, NDArray
 
     from ._samples import Samples
@@ -27,11 +26,13 @@ if TYPE_CHECKING:
 
 _FOLDS = 5
 _LEAST_SHAPES = 5
+_TOLERANCE = 0.1
+"""Mean relative error up to which an estimator is trusted."""
 _LARGEST = 1e12
 """Sizes are cut off here: trees refuse what does not fit into 32 bits."""
 
 
-class EstimatorPredictor(Regressor):
+class EstimatorPredictor(ShapeRegressor):
     """Any scikit-learn regressor as a predictor.
 
     Trust follows Mimose's acceptance of a fit: a mean error of at most 10%, here at
@@ -40,122 +41,83 @@ class EstimatorPredictor(Regressor):
 
     Args:
         estimator: The regressor; a copy of it is fitted.
-        tolerance: Mean relative error up to which it is trusted.
         noise: Absolute noise of a value, in units of y; errors of five times that
             size do not count.
         nonnegative: Whether predictions below 0 are raised to 0.
 
+    It has the attributes of `ShapeRegressor` as well.
+
     Attributes:
         estimator_: The fitted regressor, or ``None`` for a constant.
-        n_features_in_: Number of input columns.
-        n_shapes_: Number of distinct shapes seen.
-        exact_: ``False``.
-        low_: Smallest size seen, by column.
-        high_: Largest size seen, by column.
     """
 
     estimator_: Any
-    n_features_in_: int
-    n_shapes_: int
-    exact_: bool
-    low_: tuple[float, ...]
-    high_: tuple[float, ...]
+    exact_ = False
 
     def __init__(
         self,
         estimator: Any,
         *,
-        tolerance: float = 0.1,
         noise: float = 0.0,
         nonnegative: bool = True,
     ) -> None:
         self.estimator = estimator
-        self.tolerance = tolerance
         self.noise = noise
         self.nonnegative = nonnegative
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> EstimatorPredictor:
-        """Fit a copy of the regressor.
-
-        Args:
-            X: (n_samples, n_features) sizes.
-            y: (n_samples,) values, such as bytes.
-
-        Raises:
-            ValueError: If there is no sample, the lengths differ, or a number is
-                NaN or infinite.
-        """
-        samples = condense(X, y)
-        self.n_features_in_ = samples.sizes.shape[1]
-        self.n_shapes_ = len(samples.values)
-        self.exact_ = False
-        self.low_, self.high_ = samples.low, samples.high
+    def _fit(self, samples: Samples) -> None:
+        """Fit a copy of the regressor."""
         self._samples = samples
-        self._trusted: bool | None = None
+        self._errors: Floats | None = None
         self._constant = float(samples.values.mean())
         varies = bool(np.ptp(samples.values)) and bool(samples.varying)
         self.estimator_ = self._fitted(slice(None)) if varies else None
-        return self
 
-    def predict(self, X: ArrayLike) -> Floats:
-        """Return the (n_samples,) values at the given sizes.
-
-        Args:
-            X: (n_samples, n_features) sizes.
-
-        Raises:
-            NotFittedError: If ``fit`` was not called.
-            ValueError: If the columns are not those of ``fit``.
-        """
-        if not hasattr(self, "estimator_"):
-            raise not_fitted(self)
-        sizes = as_sizes(X, self.n_features_in_)
+    def _evaluate(self, sizes: Floats) -> Floats:
         if self.estimator_ is None:
-            values = np.full(len(sizes), self._constant)
-        else:
-            within = np.clip(sizes, -_LARGEST, _LARGEST)
-            values = np.nan_to_num(self.estimator_.predict(within))
-        return np.maximum(values, 0.0) if self.nonnegative else values
-
-    def predict_one(self, sizes: Sequence[float]) -> float:
-        """Return the value at one shape.
-
-        Args:
-            sizes: The sizes, one a column.
-
-        Raises:
-            NotFittedError: If ``fit`` was not called.
-        """
-        return float(self.predict([sizes])[0])
+            return np.full(len(sizes), self._constant)
+        values: Floats = self.estimator_.predict(np.clip(sizes, -_LARGEST, _LARGEST))
+        return values
 
     @property
     def trusted_(self) -> bool:
         """Whether shapes that were left out are predicted; found out when asked."""
-        if not hasattr(self, "estimator_"):
-            raise not_fitted(self)
-        if self._trusted is None:
-            self._trusted = self._predicts_left_out(self._samples)
-        return self._trusted
+        self._refuse_unfitted()
+        values = np.abs(self._samples.values)
+        counted = np.maximum(np.abs(self._left_out()) - 5.0 * self.noise, 0.0)
+        size = np.maximum(values, 1e-3 * values.max())
+        size[size == 0.0] = 1.0
+        return bool(np.mean(counted / size) <= _TOLERANCE)
+
+    @property
+    def loo_error_(self) -> float:
+        """Error at shapes left out, a fifth at a time; the largest but for 1 in 20."""
+        self._refuse_unfitted()
+        return nearly_largest(np.abs(self._left_out()), self._samples.values)
 
     def _fitted(self, rows: Any) -> Any:
         samples = self._samples
         estimator = deepcopy(self.estimator)
         return estimator.fit(samples.sizes[rows], samples.values[rows])
 
-    def _predicts_left_out(self, samples: Samples) -> bool:
+    def _left_out(self) -> Floats:
+        """Return the (n_shapes,) errors at shapes left out; infinite where few are."""
+        if self._errors is None:
+            self._errors = self._cross_validate(self._samples)
+        return self._errors
+
+    def _cross_validate(self, samples: Samples) -> Floats:
         if self.n_shapes_ < _LEAST_SHAPES:
-            return False
+            return np.full(self.n_shapes_, np.inf)
+        errors = np.zeros(self.n_shapes_)
         if self.estimator_ is None:
-            return True
+            return errors
         fold = np.arange(self.n_shapes_) % _FOLDS
-        errors = np.empty(self.n_shapes_)
         for one in range(_FOLDS):
             out = fold == one
             estimator = self._fitted(~out)
             errors[out] = estimator.predict(samples.sizes[out]) - samples.values[out]
-        counted = np.maximum(np.abs(errors) - 5.0 * self.noise, 0.0)
-        size = np.maximum(np.abs(samples.values), 1e-3 * np.abs(samples.values).max())
-        return bool(np.mean(counted / size) <= self.tolerance)
+        return errors
 
 
 class QuadraticScalarRegressor(Regressor):

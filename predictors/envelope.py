@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._samples import Samples, as_sizes, condense, nearly_largest, not_fitted
-from ._sklearn import Regressor
-from .polynomial import EXACT, PolynomialRegressor
+from ._samples import Samples, nearly_largest, not_fitted
+from ._shapes import ShapeRegressor
+from .polynomial import EXACT, PolynomialRegressor, fit_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
     Mask = NDArray[np.bool_]
@@ -33,7 +33,7 @@ _MOST_A_PIECE = 3
 """The largest number of monomials of one of two polynomials."""
 
 
-class EnvelopeRegressor(Regressor):
+class EnvelopeRegressor(ShapeRegressor):
     """One polynomial, or the larger of two, or one raised above the samples.
 
     The excess of a segment is the highest of several moments, each of which is a
@@ -55,63 +55,31 @@ class EnvelopeRegressor(Regressor):
     third case by as much as most samples are off.
 
     Args:
-        max_degree: Highest total degree of a monomial.
-        max_power: Highest power of one size.
-        relative_tolerance: Share of a value by which a fitted value may be off.
         noise: Absolute noise of a value, as a standard deviation, in units of y.
         nonnegative: Whether predictions below 0 are raised to 0.
+
+    It has the attributes of `ShapeRegressor` as well.
 
     Attributes:
         pieces_: The one or two fitted polynomials.
         shift_: By how much their maximum is raised, in units of y.
-        n_features_in_: Number of input columns.
-        n_shapes_: Number of distinct shapes seen.
         residual_: Largest distance of a fitted from a sampled value, unraised.
         loo_error_: Error at a shape that was left out of its polynomial, the largest
             but for one in 20. Where nothing else determines that, the other
             polynomial is what is left.
-        exact_: Whether the samples are explained to rounding, with one to spare.
-        low_: Smallest size seen, by column.
-        high_: Largest size seen, by column.
     """
 
     pieces_: tuple[PolynomialRegressor, ...]
     shift_: float
-    n_features_in_: int
-    n_shapes_: int
     residual_: float
     loo_error_: float
-    exact_: bool
-    low_: tuple[float, ...]
-    high_: tuple[float, ...]
 
-    def __init__(
-        self,
-        *,
-        max_degree: int = 3,
-        max_power: int = 2,
-        relative_tolerance: float = 1e-3,
-        noise: float = 0.0,
-        nonnegative: bool = True,
-    ) -> None:
-        self.max_degree = max_degree
-        self.max_power = max_power
-        self.relative_tolerance = relative_tolerance
+    def __init__(self, *, noise: float = 0.0, nonnegative: bool = True) -> None:
         self.noise = noise
         self.nonnegative = nonnegative
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> EnvelopeRegressor:
-        """Fit the envelope.
-
-        Args:
-            X: (n_samples, n_features) sizes.
-            y: (n_samples,) values, such as bytes.
-
-        Raises:
-            ValueError: If there is no sample, the lengths differ, or a number is
-                NaN or infinite.
-        """
-        samples = condense(X, y)
+    def _fit(self, samples: Samples) -> None:
+        """Fit the envelope."""
         single = self._piece(samples)
         pieces: tuple[PolynomialRegressor, ...] = (single,)
         mask = np.ones(len(samples.values), dtype=np.bool_)
@@ -121,8 +89,6 @@ class EnvelopeRegressor(Regressor):
 
         rest = samples.values - _highest(pieces, samples.sizes)
         self.pieces_ = pieces
-        self.n_features_in_ = samples.sizes.shape[1]
-        self.n_shapes_ = len(samples.values)
         near = np.abs(rest) <= EXACT * np.maximum(
             np.abs(samples.values), 1e-3 * np.abs(samples.values).max()
         )
@@ -133,24 +99,9 @@ class EnvelopeRegressor(Regressor):
         self.residual_ = float(np.abs(rest).max()) + samples.spread
         left_out = _left_out(pieces, mask, samples)
         self.loo_error_ = nearly_largest(left_out, samples.values)
-        self.low_, self.high_ = samples.low, samples.high
-        return self
 
-    def predict(self, X: ArrayLike) -> Floats:
-        """Return the (n_samples,) values at the given sizes.
-
-        Args:
-            X: (n_samples, n_features) sizes.
-
-        Raises:
-            NotFittedError: If ``fit`` was not called.
-            ValueError: If the columns are not those of ``fit``.
-        """
-        if not hasattr(self, "pieces_"):
-            raise not_fitted(self)
-        sizes = as_sizes(X, self.n_features_in_)
-        values = np.nan_to_num(_highest(self.pieces_, sizes) + self.shift_)
-        return np.maximum(values, 0.0) if self.nonnegative else values
+    def _evaluate(self, sizes: Floats) -> Floats:
+        return _highest(self.pieces_, sizes) + self.shift_
 
     def predict_one(self, sizes: Sequence[float]) -> float:
         """Return the value at one shape, quickly and without checks.
@@ -189,8 +140,7 @@ class EnvelopeRegressor(Regressor):
         Raises:
             NotFittedError: If ``fit`` was not called.
         """
-        if not hasattr(self, "pieces_"):
-            raise not_fitted(self)
+        self._refuse_unfitted()
         if not all(piece.is_trusted(tolerance) for piece in self.pieces_):
             return False
         if len(self.pieces_) == 1:
@@ -202,12 +152,9 @@ class EnvelopeRegressor(Regressor):
         return sum(spare) > 4 * varying + 1
 
     def _piece(self, samples: Samples, most: int = 8) -> PolynomialRegressor:
-        return PolynomialRegressor(
-            max_degree=self.max_degree,
-            max_power=self.max_power,
-            relative_tolerance=self.relative_tolerance,
-            noise=self.noise,
-        ).fit_samples(samples, most)
+        piece = PolynomialRegressor(noise=self.noise, max_monomials=most)
+        piece.fit_samples(samples)
+        return piece
 
     def _pair(
         self, samples: Samples, single: PolynomialRegressor
@@ -220,7 +167,7 @@ class EnvelopeRegressor(Regressor):
         if not len(masks):
             return None
         size = np.abs(samples.values)
-        tolerance = np.maximum(self.relative_tolerance * size, 3.0 * self.noise)
+        tolerance = fit_tolerance(size, self.noise)
         tolerance = np.maximum(tolerance, EXACT * size.max())
         both = np.concatenate([masks, ~masks])
         losses = _rough_losses(samples, tolerance, both).reshape(2, -1).sum(axis=0)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._samples import as_sizes, condense, nearly_largest, not_fitted
-from ._sklearn import Regressor
+from ._samples import nearly_largest, not_fitted
+from ._shapes import ShapeRegressor
 from ._subsets import leave_one_out, smallest_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from ._samples import Samples
 
@@ -30,15 +30,15 @@ _DEVIATIONS = 3.0
 """How many times the noise a fitted sample may be off."""
 LEFT_OUT_DEVIATIONS = 5.0
 """How many times the noise a sample may be off when it was left out."""
+_RELATIVE_TOLERANCE = 1e-3
+"""Share of a value by which a fitted value may be off."""
 _SMALLEST = 1e-3
 """Values below this share of the largest count as this share."""
-_MOST = 8
-"""The largest number of monomials tried."""
 _MOST_INEXACT = 4
 """The largest number of monomials where none explain the samples."""
 
 
-class PolynomialRegressor(Regressor):
+class PolynomialRegressor(ShapeRegressor):
     """Least squares on the smallest set of monomials that explains the samples.
 
     Held bytes and FLOPs of a layer are polynomials of its input sizes with few
@@ -46,117 +46,69 @@ class PolynomialRegressor(Regressor):
     samples are few, so that every set of a size is tried before a larger one. Sizes
     that never varied are left out: their part cannot be told from a constant.
 
-    Samples are weighted by their tolerance, the larger of ``relative_tolerance``
-    times the value and three times ``noise``. Without noise a set that explains the
+    Samples are weighted by their tolerance, the larger of a thousandth of the value and
+    three times ``noise``. Without noise a set that explains the
     samples exactly is sought first. Sets need fewer monomials than there are
     distinct shapes; the samples of one shape are averaged.
 
     Args:
         max_degree: Highest total degree of a monomial.
         max_power: Highest power of one size.
-        relative_tolerance: Share of a value by which a fitted value may be off.
+        max_monomials: The largest number of monomials tried.
         noise: Absolute noise of a value, as a standard deviation, in units of y.
             Deviations of that size are not worth another monomial.
         nonnegative: Whether predictions below 0 are raised to 0.
 
+    It has the attributes of `ShapeRegressor` as well.
+
     Attributes:
         monomials_: The powers of the input columns, one tuple a monomial.
         coef_: (n_monomials,) coefficients, in units of y.
-        n_features_in_: Number of input columns.
-        n_shapes_: Number of distinct shapes seen.
         residual_: Largest distance of a fitted from a sampled value.
         relative_residual_: The same, relative to the value.
         loo_error_: Error at a shape that was left out, the largest but for one in 20;
             infinite where the other shapes do not determine the fit.
         loo_errors_: (n_shapes,) errors at the shapes left out, by shape.
-        exact_: Whether the samples are explained to rounding, with one to spare.
-        low_: Smallest size seen, by column.
-        high_: Largest size seen, by column.
     """
 
     monomials_: tuple[Monomial, ...]
     coef_: Floats
-    n_features_in_: int
-    n_shapes_: int
     residual_: float
     relative_residual_: float
     loo_error_: float
     loo_errors_: Floats
-    exact_: bool
-    low_: tuple[float, ...]
-    high_: tuple[float, ...]
 
     def __init__(
         self,
         *,
         max_degree: int = 3,
         max_power: int = 2,
-        relative_tolerance: float = 1e-3,
+        max_monomials: int = 8,
         noise: float = 0.0,
         nonnegative: bool = False,
     ) -> None:
         self.max_degree = max_degree
         self.max_power = max_power
-        self.relative_tolerance = relative_tolerance
         self.noise = noise
         self.nonnegative = nonnegative
+        self.max_monomials = max_monomials
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> PolynomialRegressor:
-        """Choose the monomials and fit their coefficients.
-
-        Args:
-            X: (n_samples, n_features) sizes.
-            y: (n_samples,) values, such as bytes.
-
-        Raises:
-            ValueError: If there is no sample, the lengths differ, or a number is
-                NaN or infinite.
-        """
-        return self.fit_samples(condense(X, y))
-
-    def fit_samples(self, samples: Samples, most: int = _MOST) -> PolynomialRegressor:
-        """Do what ``fit`` does, with samples that are checked and condensed.
-
-        Args:
-            samples: The condensed samples.
-            most: The largest number of monomials tried.
-        """
+    def _fit(self, samples: Samples) -> None:
+        """Choose the monomials and fit their coefficients."""
         values = samples.values
         scale = self._scale(values)
-        tolerance = np.maximum(
-            max(self.relative_tolerance, EXACT) * scale, _DEVIATIONS * self.noise
-        )
-        monomials = self._choose(samples, scale, tolerance, most)
+        tolerance = fit_tolerance(scale, self.noise)
+        monomials = self._choose(samples, scale, tolerance)
         self._solve(monomials, samples, tolerance)
 
         error = np.abs(values - self._evaluate(samples.sizes))
-        self.n_features_in_ = samples.sizes.shape[1]
-        self.n_shapes_ = len(values)
         self.residual_ = float(error.max()) + samples.spread
         self.relative_residual_ = float((error / scale).max())
         self.relative_residual_ += samples.spread / float(scale.min())
         self.exact_ = (
             self.relative_residual_ <= EXACT and len(monomials) < self.n_shapes_
         )
-        self.low_, self.high_ = samples.low, samples.high
         self._explains = bool((error <= tolerance * (1 + EXACT)).all())
-        return self
-
-    def predict(self, X: ArrayLike) -> Floats:
-        """Return the (n_samples,) values at the given sizes.
-
-        Args:
-            X: (n_samples, n_features) sizes.
-
-        Raises:
-            NotFittedError: If ``fit`` was not called.
-            ValueError: If the columns are not those of ``fit``.
-        """
-        if not hasattr(self, "coef_"):
-            raise not_fitted(self)
-        values = self._evaluate(as_sizes(X, self.n_features_in_))
-        values = np.nan_to_num(values)
-        return np.maximum(values, 0.0) if self.nonnegative else values
 
     def predict_one(self, sizes: Sequence[float]) -> float:
         """Return the value at one shape, quickly and without checks.
@@ -181,8 +133,7 @@ class PolynomialRegressor(Regressor):
     @property
     def explains_(self) -> bool:
         """Whether every sample is fitted to within its tolerance."""
-        if not hasattr(self, "coef_"):
-            raise not_fitted(self)
+        self._refuse_unfitted()
         return self._explains
 
     @property
@@ -204,8 +155,7 @@ class PolynomialRegressor(Regressor):
         Raises:
             NotFittedError: If ``fit`` was not called.
         """
-        if not hasattr(self, "coef_"):
-            raise not_fitted(self)
+        self._refuse_unfitted()
         spare = self.n_shapes_ - len(self.monomials_)
         if self.n_shapes_ < 2 or spare < 1:
             return False
@@ -222,7 +172,7 @@ class PolynomialRegressor(Regressor):
         return np.maximum(size, _SMALLEST * float(size.max()) or 1.0)
 
     def _choose(
-        self, samples: Samples, scale: Floats, tolerance: Floats, most: int
+        self, samples: Samples, scale: Floats, tolerance: Floats
     ) -> tuple[Monomial, ...]:
         """Return the monomials that explain the samples."""
         n_shapes, n_features = samples.sizes.shape
@@ -240,7 +190,7 @@ class PolynomialRegressor(Regressor):
             samples.values / tolerance,
             EXACT * scale / tolerance,
             powers.sum(axis=1),
-            most=min(n_shapes - 1, most),
+            most=min(n_shapes - 1, self.max_monomials),
             most_inexact=max(1, min(n_shapes // 2, _MOST_INEXACT)),
             seek_exact=self.noise == 0.0,
         )
@@ -286,6 +236,16 @@ class PolynomialRegressor(Regressor):
     def _evaluate(self, sizes: Floats) -> Floats:
         with np.errstate(over="ignore", invalid="ignore"):
             return _design(sizes, self._powers) @ self.coef_
+
+
+def fit_tolerance(scale: Floats, noise: float) -> Floats:
+    """Return the (n_shapes,) distances by which fitted values may be off.
+
+    Args:
+        scale: (n_shapes,) sizes of the values.
+        noise: Of a value, as a standard deviation.
+    """
+    return np.maximum(_RELATIVE_TOLERANCE * scale, _DEVIATIONS * noise)
 
 
 @lru_cache(maxsize=256)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .polynomial import LEFT_OUT_DEVIATIONS
-from .varying import HALVINGS, Regressor, VaryingFit
+from .varying import HALVINGS, VaryingFit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from .base import Predictor
 
     Sizes = tuple[int, ...]
     Readings = Mapping[Sizes, Sequence[float]]
@@ -70,6 +72,11 @@ class Trust:
             times = _BEARABLE_NET
         return times * self.tolerance
 
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether the first shape may be left out, of so many exact readings."""
+        return self.noise == 0.0 and self.n_shapes >= _MANY_SHAPES
+
     def holds(self, fit: VaryingFit) -> bool:
         """Whether a fit may speak of shapes not measured."""
         return is_near(fit, self.bearable)
@@ -120,7 +127,7 @@ class BestFit:
 
 
 def best_fit(
-    make: Callable[[float], Regressor],
+    make: Callable[[float], Predictor],
     readings: Readings,
     trust: Trust,
     seen: Sequence[Sizes] = (),
@@ -131,13 +138,13 @@ def best_fit(
     samples then cannot settle. A coarser fit, with fewer, can be good enough.
 
     Args:
-        make: Makes an unfitted regressor for readings of a given noise.
+        make: Makes an unfitted predictor for readings of a given noise.
         readings: By shape, in the order in which they came; at least one.
         trust: What is asked of the fit.
         seen: Other shapes that count as measured.
 
     Raises:
-        Exception: Whatever the regressor raises.
+        Exception: Whatever the predictor raises.
     """
 
     def fitted(
@@ -178,7 +185,7 @@ def _exact_fit(
         halved = fitted(trust.noise, features=features)
         if halved.is_exact and is_near(halved, trust.tolerance):
             return BestFit(halved)
-    if len(readings) < _MANY_SHAPES:
+    if not trust.may_leave_out:
         return None
     first, *others = readings
     later = fitted(trust.noise, {sizes: readings[sizes] for sizes in others})

@@ -5,35 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from .base import Predictor
+
     Sizes = tuple[int, ...]
 
 _HALVED = 48
 """A smaller size is hardly an image's height or width."""
-
-
-class Regressor(Protocol):
-    """What is asked of a predictor that readings are fitted with.
-
-    One that also has ``trusted_``, ``residual_`` or ``monomials_`` is believed.
-    """
-
-    exact_: bool
-    loo_error_: float
-
-    def fit(self, X: object, y: object) -> object:
-        """Fit X (n_samples, n_features) sizes to y (n_samples,)."""
-        ...
-
-    def predict_one(self, sizes: list[float]) -> float:
-        """Predict at one shape."""
-        ...
 
 
 class VaryingFit:
@@ -61,7 +45,7 @@ class VaryingFit:
 
     def __init__(
         self,
-        regressor: Regressor,
+        regressor: Predictor,
         readings: Mapping[Sizes, Sequence[float]],
         noise: float,
         *,
@@ -138,12 +122,12 @@ class VaryingFit:
                 return False
         return True
 
-    def outside(self, sizes: Sizes, stretch: float) -> str:
+    def outside(self, sizes: Sizes, reach: float) -> str:
         """Return how sizes differ from those measured; "" if they are among them.
 
         Args:
             sizes: Of the shape that is asked for.
-            stretch: How many times the largest measured still is within.
+            reach: How many times the largest measured still is within.
         """
         for column, role in enumerate(self._roles):
             size = sizes[column]
@@ -151,7 +135,7 @@ class VaryingFit:
                 return f"{size} where only {self._first[column]} was measured"
             if role >= 0 and role != column and size != sizes[role]:
                 return f"{size} and {sizes[role]} differ, which were always equal"
-            if role == column and size > self._high[column] * stretch:
+            if role == column and size > self._high[column] * reach:
                 return f"{size} is beyond {self._high[column]}, the most measured"
         return ""
 

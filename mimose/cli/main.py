@@ -11,7 +11,7 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from mimose.cli import commands
 from mimose.usage import UsageError, at_least_one, names, seed, shares
@@ -30,6 +30,10 @@ _UNUSABLE = """\
 
 class _Parser(argparse.ArgumentParser):
     """Tells what is wrong in one line, not behind a list of all options."""
+
+    def __init__(self, **texts: Any) -> None:
+        keeps_lines = argparse.RawDescriptionHelpFormatter
+        super().__init__(formatter_class=keeps_lines, **texts)
 
     def error(self, message: str) -> NoReturn:
         """Write the message, and end."""
@@ -70,7 +74,6 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="mimose",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Keep PyTorch training within a memory budget, with a plan for "
         "every\ninput shape.",
         epilog="examples:\n"
@@ -98,7 +101,6 @@ def _add_demo(subparsers: Commands) -> None:
     demo = subparsers.add_parser(
         "demo",
         help="train the same batches four ways and show what each needs",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train the same batches of real text four ways (keep everything, "
         "recompute\neverything, one plan for the longest batch, mimose), then under a "
         "hard memory\nlimit. Leaves a table, a picture and the rows behind them; the "
@@ -119,9 +121,7 @@ def _add_demo(subparsers: Commands) -> None:
         help="for each strategy (default: 100)",
     )
     demo.add_argument("--seed", type=seed, default=0, help="of weights, order, dropout")
-    demo.add_argument(
-        "--threads", type=at_least_one, default=2, help="for torch (default: 2)"
-    )
+    _add_threads(demo)
     demo.add_argument(
         "--out",
         type=Path,
@@ -135,7 +135,6 @@ def _add_bench(subparsers: Commands) -> None:
     bench = subparsers.add_parser(
         "bench",
         help="compare memory strategies on variable-size data, at several budgets",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Which memory strategy should a model be trained with, at a "
         "budget? Every strategy\ntrains on the same batches from the same weights, in "
         "a process of its own; they\ntake turns. Peaks are physical, recomputation is "
@@ -233,9 +232,7 @@ def _add_bench(subparsers: Commands) -> None:
     bench.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
     bench.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     bench.add_argument("--seed", type=seed, default=0, help="of weights and batches")
-    bench.add_argument(
-        "--threads", type=at_least_one, default=2, help="for torch (default: 2)"
-    )
+    _add_threads(bench)
     bench.add_argument(
         "--resume",
         action="store_true",
@@ -261,11 +258,16 @@ def _add_bench(subparsers: Commands) -> None:
     bench.set_defaults(do=commands.bench)
 
 
+def _add_threads(parser: _Parser) -> None:
+    parser.add_argument(
+        "--threads", type=at_least_one, default=2, help="for torch (default: 2)"
+    )
+
+
 def _add_report(subparsers: Commands) -> None:
     report = subparsers.add_parser(
         "report",
         help="make a page of a run, and show its numbers",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Make one HTML page of a run from its records, which "
         "mimose.attach(model, budget,\nrecord_to='records.jsonl') writes, and print "
         "the most important numbers. The page\nneeds nothing but a browser, and loads "

@@ -9,7 +9,7 @@ import numpy as np
 from mimose.decide.plan_cache import CachedPlan
 from mimose.decide.reserve import Reserve
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.learn.growth import ExactShape, Growth, plan_growth
+from mimose.learn.growth import ExactShape, plan_growth
 from mimose.learn.model import CostModel
 from mimose.learn.problem import Memory, extra_flops, fill_problem
 from mimose.planners import InfeasibleBudgetError as _Infeasible
@@ -67,7 +67,8 @@ class PlanMaker:
             memory.headroom_bytes,
             model.version,
         )
-        made.exact[facts.sizes] = _exact(model, facts, plan, made.growth)
+        flops = extra_flops(model, facts, plan.actions)
+        made.exact[facts.sizes] = ExactShape(made.growth, *flops)
         return made
 
     def plan(self, problem: PlanningProblem, memory: Memory) -> Plan:
@@ -98,23 +99,17 @@ def at_sizes(
         chosen: The plan.
         memory: What is held, and the budget.
     """
-    exact = chosen.exact.get(facts.sizes)
-    if exact is None:
-        problem = fill_problem(model, facts, memory)
-        actions, released = chosen.plan.actions, memory.released_bytes
+    exact, actions = chosen.exact.get(facts.sizes), chosen.plan.actions
+    if exact is not None and not exact.uncounted:
+        return exact
+    if exact is not None:  # counted since, most likely
+        growth = exact.growth
+    else:
+        problem, released = fill_problem(model, facts, memory), memory.released_bytes
         growth = plan_growth(model, facts, problem, actions, released)
-        exact = chosen.exact[facts.sizes] = _exact(model, facts, chosen.plan, growth)
-    elif exact.uncounted:  # counted since, most likely
-        exact = _exact(model, facts, chosen.plan, exact.growth)
-        chosen.exact[facts.sizes] = exact
+    exact = ExactShape(growth, *extra_flops(model, facts, actions))
+    chosen.exact[facts.sizes] = exact
     return exact
-
-
-def _exact(
-    model: CostModel, facts: StepInput, plan: Plan, growth: Growth
-) -> ExactShape:
-    flops, unknown = extra_flops(model, facts, plan.actions)
-    return ExactShape(growth, flops, unknown)
 
 
 def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import json
 import logging
 import weakref
@@ -87,17 +88,11 @@ class MimoseCallback(_Base):
         budget: As for `mimose.attach`.
         module: The name in the LightningModule of the module to attach to, where the
             first that is called is not the one: ``"generator"``.
-        units: As for `mimose.attach`, and so are all that follow. Names are seen from
-            `module`, or else from the LightningModule.
-        planner: Makes the plans.
-        predictor: Predicts held bytes.
-        round_to: What sizes are rounded up to.
-        cache_size: The most plans kept.
-        on_infeasible: ``"raise"`` or ``"warn"``.
-        meter: Where memory is read.
-        record_to: A file to append each step's record to.
-        max_records: The most records kept.
-        hard_limit: Whether the allocator is to fail rather than pass the budget.
+        options: All others of `mimose.attach`. Names of `units` are seen from `module`,
+            or else from the LightningModule.
+
+    Raises:
+        TypeError: `mimose.attach` has no such option.
 
     Attributes:
         session: The session of the running training, or of the last; None before the
@@ -109,31 +104,13 @@ class MimoseCallback(_Base):
         budget: float | str,
         *,
         module: str | None = None,
-        units: Any = None,
-        planner: Any = "auto",
-        predictor: Any = "polynomial",
-        round_to: int | Mapping[str, int] = 1,
-        cache_size: int = 1024,
-        on_infeasible: str = "raise",
-        meter: Any = None,
-        record_to: Any = None,
-        max_records: int = 10_000,
-        hard_limit: bool = False,
+        **options: Any,
     ) -> None:
+        inspect.signature(attach).bind(None, budget, **options)
         self._budget = budget
         self._name = module
-        self._units = units
-        self._options: dict[str, Any] = {
-            "planner": planner,
-            "predictor": predictor,
-            "round_to": round_to,
-            "cache_size": cache_size,
-            "on_infeasible": on_infeasible,
-            "meter": meter,
-            "record_to": record_to,
-            "max_records": max_records,
-            "hard_limit": hard_limit,
-        }
+        self._units = options.pop("units", None)
+        self._options = options
         self.session: Session | None = None
         self.learned: dict[str, Any] | None = None
         """What a session knew when a checkpoint was written or training ended."""

@@ -1,19 +1,8 @@
-"""A callback for the Trainer of transformers: one line, and it trains in a budget.
-
-Note: [Reaching the trainer]
-The trainer gives a callback neither itself nor a word of an exception, and by the time
-a callback sees the logs, the trainer's history and the loggers before it in the list
-have taken theirs. So the callback looks up, once a training, which handler is calling
-it and which trainer is calling that. It then moves to the front of the handler's list,
-so that what it adds to the logs reaches all, and wraps that trainer's `train`, so that
-an exception anywhere in it leaves the model as it was. Where it is called in another
-way, it says so once and does what it can.
-"""
+"""A callback for the Trainer of transformers: one line, and it trains in a budget."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import json
 import logging
@@ -38,7 +27,9 @@ from mimose.watch.compiled import WHY_NOT_WHOLE
 
 try:
     from transformers import Trainer, TrainerCallback
-    from transformers.trainer_callback import CallbackHandler, ExportableState
+    from transformers.trainer_callback import ExportableState
+
+    from mimose.integrations.trainer_guard import callers, guard
 except ImportError as error:
     _missing = missing_package(error)
     if _missing not in ("accelerate", "transformers"):
@@ -80,17 +71,12 @@ class MimoseCallback(TrainerCallback, ExportableState):
         budget: As for `mimose.attach`.
         module: What to attach to, where the model's own forward is not a step: a loss
             that holds the model and calls it several times.
-        units: As for `mimose.attach`, and so are all that follow.
-        planner: Makes the plans.
-        predictor: Predicts held bytes.
-        round_to: What sizes are rounded up to.
-        cache_size: The most plans kept.
-        on_infeasible: ``"raise"``, or ``"warn"`` and train on with the least plan, or
-            without any where the model has no layers to plan for.
-        meter: Where memory is read.
-        record_to: A file to append each step's record to.
-        max_records: The most records kept.
-        hard_limit: Whether the allocator is to fail rather than pass the budget.
+        options: All others of `mimose.attach`, such as `units`. With
+            ``on_infeasible="warn"`` it also trains on, without any plan, where the
+            model has no layers to plan for.
+
+    Raises:
+        TypeError: `mimose.attach` has no such option.
 
     Attributes:
         session: The session of the running training, or of the last; None before.
@@ -106,32 +92,11 @@ class MimoseCallback(TrainerCallback, ExportableState):
         budget: float | str,
         *,
         module: nn.Module | None = None,
-        units: Any = None,
-        planner: Any = "auto",
-        predictor: Any = "polynomial",
-        round_to: int | Mapping[str, int] = 1,
-        cache_size: int = 1024,
-        on_infeasible: str = "raise",
-        meter: Any = None,
-        record_to: Any = None,
-        max_records: int = 10_000,
-        hard_limit: bool = False,
+        **options: Any,
     ) -> None:
+        inspect.signature(attach).bind(None, budget, **options)
         self._budget = budget
-        self._options: dict[str, Any] = {
-            "units": units,
-            "planner": planner,
-            "predictor": predictor,
-            "round_to": round_to,
-            "cache_size": cache_size,
-            "on_infeasible": on_infeasible,
-            "meter": meter,
-            "record_to": record_to,
-            "max_records": max_records,
-            "hard_limit": hard_limit,
-        }
-        for name, value in self._options.items():
-            self._options[name] = self._recall(name, value)
+        self._options = {n: self._recall(n, value) for n, value in options.items()}
         self._root: nn.Module | None = self._recall("module", module)
         self.session: Session | None = None
         self.learned: dict[str, Any] | None = None
@@ -145,9 +110,9 @@ class MimoseCallback(TrainerCallback, ExportableState):
         """Refuse a trainer whose settings leave nothing to plan; guard its `train`."""
         del state, control, kwargs
         _refuse_settings(args)
-        _, trainer = _callers()
+        _, trainer = callers()
         if trainer is not None:
-            guard(trainer)
+            guard(trainer, MimoseCallback)
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, **kwargs: Any
@@ -155,7 +120,7 @@ class MimoseCallback(TrainerCallback, ExportableState):
         """Attach to the model, or go on where the trainer has begun anew."""
         del control
         _refuse_settings(args)
-        handler, trainer = _callers()
+        handler, trainer = callers()
         if handler is None or trainer is None:
             _log.warning(
                 "mimose: not called by a Trainer's handler: loggers that come before "
@@ -165,7 +130,7 @@ class MimoseCallback(TrainerCallback, ExportableState):
         else:
             handler.callbacks.remove(self)
             handler.callbacks.insert(0, self)
-            guard(trainer)
+            guard(trainer, MimoseCallback)
         model = _running(trainer, kwargs["model"])
         if self._root is not None:
             model = _root_of(self._root, model)
@@ -252,10 +217,6 @@ class MimoseCallback(TrainerCallback, ExportableState):
     # ------------------------------------------------------------------ attaching
 
     @property
-    def _raises(self) -> bool:
-        return bool(self._options["on_infeasible"] == "raise")
-
-    @property
     def _is_attached(self) -> bool:
         return self._model is not None
 
@@ -264,7 +225,8 @@ class MimoseCallback(TrainerCallback, ExportableState):
         try:
             session = attach(model, self._budget, **self._options)
         except NoUnitsError as error:
-            if self._raises or self._options["units"] is not None:
+            raises = self._options.get("on_infeasible", "raise") == "raise"
+            if raises or self._options.get("units") is not None:
                 raise
             _log.warning("mimose: this training is not planned: %s", error)
             return
@@ -283,64 +245,6 @@ class MimoseCallback(TrainerCallback, ExportableState):
                 return
         if problem:
             _log.warning("mimose: what was learned is of no use here: %s", problem)
-
-
-def guard(trainer: Any) -> None:
-    """Let an exception in a trainer's `train` detach its callbacks.
-
-    Args:
-        trainer: Its own attributes are set; a training that runs already is guarded
-            step by step.
-    """
-    if isinstance(trainer.train, _Guarded):
-        return
-    for name in ("training_step", "train") if trainer.is_in_train else ("train",):
-        setattr(trainer, name, _Guarded(trainer, name))
-
-
-class _Guarded:
-    """A trainer's method that detaches the callbacks where it raises.
-
-    It does not keep the trainer alive, and a copy of the trainer gets one of its own.
-    """
-
-    def __init__(self, trainer: Any, name: str) -> None:
-        functools.update_wrapper(self, getattr(type(trainer), name), updated=())
-        self._trainer = weakref.ref(trainer)
-        self._name = name
-        self._own = vars(trainer).get(name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        trainer: Any = self._trainer()
-        method = self._own or getattr(type(trainer), self._name).__get__(trainer)
-        try:
-            return method(*args, **kwargs)
-        except BaseException:
-            for callback in trainer.callback_handler.callbacks:
-                if isinstance(callback, MimoseCallback):
-                    callback.detach()
-            raise
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Guarded:
-        trainer = self._trainer()
-        return _Guarded(memo.get(id(trainer), trainer), self._name)
-
-    def __reduce__(self) -> Any:
-        return _Guarded, (self._trainer(), self._name)
-
-
-def _callers() -> tuple[CallbackHandler | None, Trainer | None]:
-    """Find the handler that calls a callback, and the trainer that calls it."""
-    handler: CallbackHandler | None = None
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if handler is None and isinstance(caller, CallbackHandler):
-            handler = caller
-        if isinstance(caller, Trainer):
-            return handler, caller
-        frame = frame.f_back
-    return handler, None
 
 
 def _refuse_settings(args: Any) -> None:

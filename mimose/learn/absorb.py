@@ -170,7 +170,8 @@ class _Step:
         is_told = not releases_sides(self._sides, self._events, menu.first)
         loss = sample.loss
         if loss is not None and gone_before_loss(self._model, facts):
-            which = menu.least if self._is_least() else menu.first  # R0 or R1
+            is_least = ran_least(self._model, self._events)
+            which = menu.least if is_least else menu.first  # R0 or R1
             key = head_key(facts, "loss", which)
             self.add(("excess", *key), facts.sizes, loss.excess_bytes)
         elif loss is not None and is_told:
@@ -185,10 +186,6 @@ class _Step:
         for pair, measured in zip(pairs, sample.gaps, strict=True):
             self._add_segment(gap_key(facts, pair), measured)
         self._add_segment(head_key(facts, "head", last), sample.head)
-
-    def _is_least(self) -> bool:
-        """Whether every event ran under the least of the actions that it may have."""
-        return ran_least(self._model, self._events)
 
     def _add_segment(self, key: Key, sample: SegmentSample) -> None:
         self.add(("net", *key), self._facts.sizes, sample.net_bytes)

@@ -112,10 +112,6 @@ class CostModel:
         """Whether more families can be told apart without forgetting any."""
         return len(self.families) < _MOST_FAMILIES
 
-    def pattern(self, context: Context) -> Pattern | None:
-        """Return the events known for a context, or None."""
-        return self.patterns.get(context)
-
     def allowed(self, unit: int) -> tuple[str, ...]:
         """Return the actions under which a unit may run, in the menu's order."""
         return self.limits.get(unit, self.menu.names)
@@ -158,7 +154,7 @@ class CostModel:
         samples = dict(self.samples)
         for key, more in readings.items():
             old = samples.get(key) or Samples(self.kinds[str(key[0])])
-            samples[key] = old.absorb(more, self.scale)
+            samples[key] = old.with_readings(more, self.scale)
         return self.changed(samples=samples, **fields).bounded()
 
     def with_cost(

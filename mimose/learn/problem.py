@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mimose.learn.heads import Heads, actions_of_last, head_series, heads
 from mimose.learn.model import CostModel, backward_key, gap_key, numbers
-from mimose.learn.patterns import AdjacentFamilies, Layout, Pattern
+from mimose.learn.patterns import AdjacentFamilies, Event, Layout, Pattern
 from mimose.learn.series import Series
 from mimose.planners import PlanningProblem
 from mimose.types import CostOf, Sizes, StepInput, Uncounted
@@ -46,7 +46,7 @@ class Memory(NamedTuple):
 
 def doubt(model: CostModel, facts: StepInput) -> str:
     """Return why no plan can be trusted at these sizes; "" if one can."""
-    pattern = model.pattern(facts.context)
+    pattern = model.patterns.get(facts.context)
     if pattern is None:
         return "nothing was measured with such inputs yet"
     if not pattern.is_ordered:
@@ -77,8 +77,7 @@ def _needed(
     for index, neighbours in pattern.layout.classes:
         event = pattern.events[index]
         layer = _Layer(model, facts, event.family, neighbours)
-        allowed = layer.told(model.allowed(event.unit))
-        for what, series in layer.needed(allowed, own[index]):
+        for what, series in layer.needed(_choices(model, event), own[index]):
             yield f"{what} of {event.name}", series, own[index]
     for pair in pattern.layout.gaps:
         key = gap_key(facts, pair)
@@ -131,22 +130,14 @@ class _Layer:
             return own
         return own if len(own) and not own.doubt(sizes) else stand_in
 
-    def told(self, allowed: Sequence[str]) -> tuple[str, ...]:
-        """Return the actions of which anything is known, those at both ends always."""
-        ends = self._menu.first, self._menu.least
-        return tuple(a for a in allowed if a in ends or len(self.held(a)))
-
-    def backward(self, action: str) -> Series:
-        return self._model.excess(*self._backward, action)
-
-    def backward_or_least(self, action: str, sizes: Sizes) -> Series:
-        return self._backward_of(action, sizes)[0]
-
-    def _backward_of(self, action: str, sizes: Sizes) -> tuple[Series, bool]:
+    def backward(self, action: str, sizes: Sizes) -> tuple[Series, bool]:
         """Return what is known of an action's backward, and whether it is its own."""
-        own, least = self.backward(action), self.backward(self._menu.least)
+        own, least = self._own_backward(action), self._own_backward(self._menu.least)
         found = self._trusted(action, own, least, sizes)
         return found, found is own
+
+    def _own_backward(self, action: str) -> Series:
+        return self._model.excess(*self._backward, action)
 
     def net(self, action: str, sizes: Sizes) -> Series:
         own = self._model.net(*self._backward, action)
@@ -176,7 +167,7 @@ class _Layer:
             yield f"forward ({action})", self.forward(action, sizes)
         for action in allowed:
             if action != first:
-                yield f"backward ({action})", self.backward_or_least(action, sizes)
+                yield f"backward ({action})", self.backward(action, sizes)[0]
         for action in allowed:
             yield f"gradients ({action})", self.net(action, sizes)
 
@@ -194,7 +185,7 @@ class _Layer:
         forward = [self.forward(action, sizes).predict(sizes) for action in names]
         backward = [self._first_backward(sizes, held[-1], beyond.get(first, 0.0))]
         for index, spec in enumerate(self._menu.specs[1:], 1):
-            series, is_own = self._backward_of(spec.name, sizes)
+            series, is_own = self.backward(spec.name, sizes)
             over = series.predict(sizes) + beyond.get(spec.name, 0.0)
             if spec.recomputes or not is_own:
                 # What running again brings back was left out of the readings.
@@ -212,7 +203,7 @@ class _Layer:
         beyond what that brings back: rather more, where an output is saved (by a
         ReLU), which is there twice after a recomputation.
         """
-        kept, least = self.backward(self._menu.first), self.backward(self._menu.least)
+        kept, least = map(self._own_backward, (self._menu.first, self._menu.least))
         excess, over = least.predict(sizes), kept.predict(sizes) + beyond
         if not excess:
             return over
@@ -249,7 +240,8 @@ def fill_problem(
     held, forward, backward, net, cost = table.transpose(1, 0, 2)
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
     gaps = np.vstack((gaps, (found.net_bytes - released, found.excess_bytes)))
-    allowed = [_choices(model, event.family, event.unit) for event in pattern.events]
+    choices = [_choices(model, event) for event in pattern.events]
+    allowed = [[name in chosen for name in menu.names] for chosen in choices]
     budget = memory.budget_bytes if budget_bytes is None else budget_bytes
     shape = len(pattern.events), len(menu.names)
     return PlanningProblem(
@@ -273,14 +265,14 @@ def fill_problem(
     )
 
 
-def _choices(model: CostModel, family: str, unit: int) -> list[bool]:
-    """Return (K,) whether an event may run under each action: allowed, and told of."""
-    ends, allowed = (model.menu.first, model.menu.least), model.allowed(unit)
-    return [
-        action in allowed
-        and (action in ends or bool(len(model.exact(family, "held", action))))
-        for action in model.menu.names
-    ]
+def _choices(model: CostModel, event: Event) -> tuple[str, ...]:
+    """Return what an event may run under: of actions between the ends, those known."""
+    ends = model.menu.first, model.menu.least
+    return tuple(
+        action
+        for action in model.allowed(event.unit)
+        if action in ends or len(model.exact(event.family, "held", action))
+    )
 
 
 def _class_table(

@@ -4,7 +4,8 @@ Note: [Fits are made when asked for]
 A fit is made by the first reader and remembered with the samples, which it changes
 nothing of. Two threads that read at once make the same fit twice, and either stays.
 What comes in later is compared with the fit if there is one by then: samples that it
-foretells are not all kept.
+foretells are not all kept, and a first one that it leaves out is dropped. Who asks for
+the readings of that shape waits for the fit, so that all answers agree.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from mimose.predictors import Regressor, Trust, VaryingFit, best_fit
+from mimose.predictors import Predictor, Trust, VaryingFit, best_fit
 from mimose.predictors.trust import reach
 from mimose.types import Sizes
 
@@ -34,8 +35,8 @@ _ENOUGH = 16
 class Kind:
     """What sort of quantity it is, and how it is fitted."""
 
-    make: Callable[[float], Regressor]
-    """Makes an unfitted regressor for readings of a given noise."""
+    make: Callable[[float], Predictor]
+    """Makes an unfitted predictor for readings of a given noise."""
     noise: float
     """How far two readings of the same thing differ; 0 for exact ones."""
     nonnegative: bool
@@ -133,7 +134,7 @@ class Samples:
             is_trusted = trust.holds(fit)
             allowance = trust.allowance(fit) if trust.is_excess else 0.0
         except Exception as error:  # anybody's predictor, in anybody's step
-            return Verdict(scale, fit, counted, why_not=said(error))
+            return Verdict(scale, fit, counted, why_not=failure_text(error))
         return Verdict(scale, fit, counted, is_trusted, reach(fit), allowance)
 
     def _trust(self, scale: float, n_shapes: int) -> Trust:
@@ -150,7 +151,7 @@ class Samples:
             best = best_fit(self.kind.make, self.readings, trust, seen)
             first = best.fit.predict(next(iter(self.readings)))
         except Exception as error:  # anybody's predictor, in anybody's step
-            return Fitted(None, self.readings, said(error))
+            return Fitted(None, self.readings, failure_text(error))
         if not math.isfinite(first):
             return Fitted(None, self.readings, f"it predicted {first}")
         rest = self.readings
@@ -158,12 +159,22 @@ class Samples:
             rest = {sizes: own for sizes, own in rest.items() if sizes != best.left_out}
         return Fitted(best.fit, rest)
 
-    @property
-    def counted(self) -> Readings:
-        """The readings that count: all of them, as long as no fit leaves one out."""
-        return self.readings if self._fitted is None else self._fitted.counted
+    def own(self, sizes: Sizes, scale: float) -> tuple[float, ...]:
+        """Return the readings of a shape itself; () if there are none that count.
 
-    def absorb(self, more: Iterable[tuple[Sizes, float]], scale: float) -> Samples:
+        Args:
+            sizes: The shape.
+            scale: How large steps are, in bytes of growth.
+        """
+        own = self.readings.get(sizes, ())
+        is_first = own and sizes == next(iter(self.readings))
+        if is_first and self._trust(scale, len(self.readings)).may_leave_out:
+            own = self.verdict(scale).counted.get(sizes, ())
+        return own
+
+    def with_readings(
+        self, more: Iterable[tuple[Sizes, float]], scale: float
+    ) -> Samples:
         """Return the samples with some more.
 
         Args:
@@ -210,11 +221,12 @@ class _Taking:
 
     def __init__(self, samples: Samples, scale: float) -> None:
         self._kind = samples.kind
-        self._readings = dict(samples.counted)
+        fitted = samples._fitted
+        self._readings = dict(samples.readings if fitted is None else fitted.counted)
         self._low, self._high = samples.low, samples.high
-        self._fit = None if samples._fitted is None else samples._fitted.fit
+        self._fit = None if fitted is None else fitted.fit
         self._scale = scale
-        has_tried = samples._fitted is not None and len(self._readings) >= _ENOUGH
+        has_tried = fitted is not None and len(self._readings) >= _ENOUGH
         self._is_hopeless = samples.is_hopeless or (has_tried and not self._explains())
 
     def _explains(self) -> bool:
@@ -284,6 +296,6 @@ class _Taking:
             return False
 
 
-def said(error: Exception) -> str:
+def failure_text(error: Exception) -> str:
     """Return what a predictor failed with, for the reason that is told."""
     return f"{type(error).__name__}: {error}"

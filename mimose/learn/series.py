@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mimose.learn.samples import Samples, Verdict, said
+from mimose.learn.samples import Samples, Verdict, failure_text
 from mimose.predictors import EXTRAPOLATION, VaryingFit
 from mimose.predictors.trust import REPEATS
 from mimose.types import Sizes
@@ -37,8 +37,8 @@ class Series:
         self.noise = samples.kind.noise
 
     def __len__(self) -> int:
-        """Return the number of distinct shapes kept."""
-        return len(self._samples.counted)
+        """Return the number of distinct shapes kept, one left out by a fit included."""
+        return len(self._samples.readings)
 
     def __repr__(self) -> str:
         """Show how much was measured."""
@@ -53,10 +53,10 @@ class Series:
         if not samples.readings or len(sizes) != len(samples.low):
             return 0.0
         verdict = samples.verdict(self._scale)
-        own = verdict.counted.get(sizes)
+        own = verdict.counted.get(sizes, ())
         value = math.nan
-        if verdict.fit is not None and (verdict.is_trusted or own is None):
-            value = self._by_fit(verdict, verdict.fit, sizes, own or ())
+        if verdict.fit is not None and (verdict.is_trusted or not own):
+            value = self._by_fit(verdict, verdict.fit, sizes, own)
         if not math.isfinite(value):
             value = self._by_readings(verdict, own)
         return max(0.0, value) if samples.kind.nonnegative else value
@@ -71,9 +71,9 @@ class Series:
             value = max(value, float(np.median(own)))
         return value
 
-    def _by_readings(self, verdict: Verdict, own: tuple[float, ...] | None) -> float:
+    def _by_readings(self, verdict: Verdict, own: tuple[float, ...]) -> float:
         """Return what was read there; of other shapes, for want of better, the most."""
-        if own is None:
+        if not own:
             return max(map(max, verdict.counted.values()))
         return max(own) if self._samples.kind.nonnegative else float(np.median(own))
 
@@ -84,8 +84,8 @@ class Series:
         explains every sample exactly, where no size varies that never did before.
         """
         samples = self._samples
-        own = samples.readings.get(sizes)
-        if own is not None:
+        own = samples.own(sizes, self._scale)
+        if own:
             return round(own[0]) if min(own) == max(own) else None
         if not samples.readings or samples.is_hopeless:
             return None
@@ -108,8 +108,8 @@ class Series:
             return "never measured"
         if len(sizes) != len(samples.low):
             return "measured with another number of sizes"
-        own = samples.counted.get(sizes)
-        if own is not None and (len(own) >= REPEATS or self.noise == 0):
+        own = samples.own(sizes, self._scale)
+        if own and (len(own) >= REPEATS or self.noise == 0):
             return ""
         verdict = samples.verdict(self._scale)
         fit, why_not = verdict.fit, verdict.why_not
@@ -125,7 +125,7 @@ class Series:
 
     def has(self, sizes: Sizes) -> bool:
         """Whether this very shape was measured."""
-        return sizes in self._samples.counted
+        return bool(self._samples.own(sizes, self._scale))
 
     @property
     def is_trusted(self) -> bool:
@@ -150,7 +150,10 @@ class Series:
 
     def medians(self) -> list[tuple[Sizes, float]]:
         """Return what was measured: each shape's sizes and median, the oldest first."""
-        readings = self._samples.counted.items()
+        samples = self._samples
+        if not samples.readings:
+            return []
+        readings = samples.verdict(self._scale).counted.items()
         return [(sizes, float(np.median(own))) for sizes, own in readings]
 
 
@@ -159,5 +162,5 @@ def _answer(ask: Callable[[Sizes], float], sizes: Sizes) -> tuple[float, str]:
     try:
         value = ask(sizes)
     except Exception as error:  # anybody's predictor, in anybody's step
-        return math.nan, said(error)
+        return math.nan, failure_text(error)
     return (value, "") if math.isfinite(value) else (math.nan, f"it predicted {value}")

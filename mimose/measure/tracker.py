@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,9 +20,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     counting when it is freed. Memory that an operator takes and gives back inside
     itself is not seen.
 
-    Args:
-        rounding: Maps a storage's size to what the allocator takes for it.
-
     Attributes:
         live_bytes: Alive now.
         peak_bytes: The highest total so far.
@@ -31,12 +27,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             that ran, by `torch.utils.flop_counter`'s formulas.
     """
 
-    def __init__(self, rounding: Callable[[int], int] = int) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = 0
         self.peak_bytes = 0
         self.flops = 0
-        self._rounding = rounding
         # storage identity -> (weak reference, bytes)
         self._made: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._copies: set[int] = set()
@@ -79,7 +74,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._add(key, storage)
 
     def _add(self, key: int, storage: torch.UntypedStorage) -> None:
-        n_bytes = self._rounding(storage.nbytes())
+        n_bytes = storage.nbytes()
         if n_bytes == 0:
             return
 

@@ -47,10 +47,15 @@ class MetricsReader:
         if not fresh:
             return {}
         self._next_step = fresh[0].step + 1
-        return {PREFIX + name: value for name, value in _metrics(fresh).items()}
+        return {PREFIX + name: value for name, value in metrics(fresh).items()}
 
 
-def _metrics(latest_first: Sequence[StepRecord]) -> dict[str, float]:
+def metrics(latest_first: Sequence[StepRecord]) -> dict[str, float]:
+    """Return what `MetricsReader.read` does, of some steps; names without the prefix.
+
+    Args:
+        latest_first: At least one record.
+    """
     n_calls = sum(len(record.actions) for record in latest_first)
     n_recomputed = sum(record.n_recomputed for record in latest_first)
     n_hits = sum(record.cache_hit for record in latest_first)

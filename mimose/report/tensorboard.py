@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 
-from mimose.records import PHASES, StepRecord
-from mimose.report.metrics import PREFIX
-from mimose.report.page.steps import split_runs
+from mimose.records import StepRecord
+from mimose.report.metrics import PREFIX, metrics
+from mimose.report.shapes import split_runs
 
 
 def write_scalars(records: Sequence[StepRecord], folder: str | PathLike[str]) -> None:
@@ -41,13 +41,7 @@ def _write_run(records: Sequence[StepRecord], folder: Path) -> None:
 
 
 def _scalars(record: StepRecord) -> Iterator[tuple[str, float]]:
-    yield "recompute_share", record.n_recomputed / max(1, len(record.actions))
-    yield "cache_hit_rate", float(record.cache_hit)
-    yield "phase", float(PHASES.index(record.phase))
+    yield from metrics([record]).items()
     yield "plan_seconds", record.plan_seconds
     if record.predicted_peak_bytes is not None:
         yield "predicted_peak_bytes", record.predicted_peak_bytes
-    if record.highest_bytes is not None:
-        yield "peak_bytes", float(record.highest_bytes)
-    if record.budget_use is not None:
-        yield "budget_use", record.budget_use

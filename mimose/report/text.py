@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 
@@ -13,9 +12,8 @@ from mimose.decide.plan_cache import PlanCache
 from mimose.planners import PlanningProblem, Timeline
 from mimose.records import PHASES, Records, StepRecord, Summary, without_numbers
 from mimose.report.columns import named, table, wrapped
+from mimose.report.shapes import shape_text, shapes_of, sizes_text
 
-_Shape: TypeAlias = tuple[tuple[str, int], ...]
-_Names: TypeAlias = tuple[str, ...]
 _MOST_SHAPES = 12
 _MOST_REASONS = 5
 _SHORT = ((0, 1, 3, 5), (0, 3, 5))
@@ -65,7 +63,7 @@ def summarise(
         budget_bytes=budget_bytes,
         peak_bytes=peak_bytes,
         units=units,
-        shapes=_n_shapes(records),
+        shapes=len(set(shapes_of(records))),
         cache_hits=cache.hits,
         cache_misses=cache.misses,
         margin=margin,
@@ -80,46 +78,6 @@ def summarise(
         given_back=given_back,
         inexact_units=inexact_units,
     )
-
-
-def _n_shapes(records: Sequence[StepRecord]) -> int:
-    return len(set(_shapes_of(records)))
-
-
-def _shapes_of(records: Sequence[StepRecord]) -> list[_Shape]:
-    """Return each step's sizes, those known to vary by now.
-
-    The first record of a kind of inputs names all sizes, the others those that had
-    varied by then; what was not named was as in the first. Where that one is not kept,
-    a size is left out.
-    """
-    kinds = _kinds(records)
-    firsts: dict[_Names, Mapping[str, int]] = {}
-    shapes: list[_Shape] = []
-    for record in records:
-        kind = kinds[tuple(record.shape)]
-        sizes = {**firsts.setdefault(kind, record.shape), **record.shape}
-        shapes.append(tuple((name, sizes[name]) for name in kind if name in sizes))
-    return shapes
-
-
-def _kinds(records: Sequence[StepRecord]) -> dict[_Names, _Names]:
-    """Map the names that records have to the last ones of the same kind of inputs.
-
-    Records that have names in common are of one kind.
-    """
-    kinds: dict[_Names, _Names] = {}
-    for record in reversed(records):
-        names = tuple(record.shape)
-        if names not in kinds:
-            last = dict.fromkeys(kinds.values())
-            alike = max(last, key=lambda kind: _n_common(kind, names), default=names)
-            kinds[names] = alike if _n_common(alike, names) else names
-    return kinds
-
-
-def _n_common(names: _Names, others: _Names) -> int:
-    return len(set(names) & set(others))
 
 
 def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
@@ -207,7 +165,7 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
 
 def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
     """List the last record of each shape, the largest growth first."""
-    shapes = _shapes_of(records)
+    shapes = shapes_of(records)
     last = dict(zip(shapes, records, strict=True))
     by_growth = sorted(last, key=lambda s: -(last[s].observed_growth_bytes or 0))
     names = {tuple(name for name, _ in shape) for shape in last}
@@ -218,9 +176,7 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
         record = last[shape]
         rows.append(
             (
-                " × ".join(str(size) for _, size in shape) or "–"
-                if is_alike
-                else _shape_text(dict(shape)),
+                sizes_text(shape) if is_alike else shape_text(shape),
                 str(steps[shape]),
                 record.phase,
                 f"{record.n_recomputed}/{len(record.actions)}",
@@ -295,12 +251,8 @@ def explain(
         f"binding: {', '.join(laid_out.binding_segments)}",
         f"held there: {holders}",
     ]
-    head = _listed(f"Shape {_shape_text(shape)}: {why}", told, width)
+    head = _listed(f"Shape {shape_text(tuple(shape.items()))}: {why}", told, width)
     return "\n".join([*head, "", *table(rows, width, fewer=_SHORT_PLAN)])
-
-
-def _shape_text(shape: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in shape.items()) or "(no sizes)"
 
 
 def _bytes_or_dash(n_bytes: float | None) -> str:

@@ -59,11 +59,11 @@ def test_an_empty_storage_does_not_count():
         assert 0 == tracker.bytes_made([x])
 
 
-def test_sizes_are_rounded_as_the_allocator_does():
-    """A rounding rule is applied to every storage, when it comes and when it goes."""
-    with StorageTracker(lambda n_bytes: -(-n_bytes // 512) * 512) as tracker:
+def test_sizes_are_counted_as_they_are():
+    """No allocator's blocks are counted: bytes are exact polynomials of the sizes."""
+    with StorageTracker() as tracker:
         x = torch.zeros(100)
-        assert 512 == tracker.live_bytes
+        assert 400 == tracker.live_bytes
         del x
     assert 0 == tracker.live_bytes
 

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from mimose.planners import EveryK, Full, Greedy, Marginal, NoPlan, Static, peak_bytes
+from mimose.planners import (
+    EveryK,
+    FixedPlanner,
+    Full,
+    Greedy,
+    Marginal,
+    NoPlan,
+    OneShapePlanner,
+    Static,
+    peak_bytes,
+)
 
 K, R = "keep", "recompute"
 
@@ -47,6 +57,22 @@ def test_every_k_is_checked():
     """The distance is a positive number."""
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         EveryK(0)
+
+
+@pytest.mark.parametrize("planner", [NoPlan(), Full(), EveryK(3)])
+def test_fixed_planners_need_no_problem(make_problem, planner):
+    """What they say of an event by its position is what they plan."""
+    assert isinstance(planner, FixedPlanner)
+    problem = make_problem(5)
+    expected = planner.plan(problem).actions
+    assert expected == tuple(map(planner.action_at, range(5)))
+
+
+def test_others_need_a_problem():
+    """Only baselines are fixed, and only a static planner is for one shape."""
+    assert not isinstance(Marginal(), FixedPlanner | OneShapePlanner)
+    assert isinstance(Static(shape={}), OneShapePlanner)
+    assert not isinstance(Static(shape={}), FixedPlanner)
 
 
 def test_static_repeats_its_first_plan(

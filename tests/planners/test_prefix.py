@@ -15,5 +15,5 @@ def test_equals_the_timeline(rng, random_problem, every_choice, nets_by_action):
         form = prefix_form(problem)
         assert form.has_extra == nets_by_action
         choices = every_choice(problem)
-        said = [prefix_peak(form, problem.held_bytes, choice) for choice in choices]
+        said = [prefix_peak(form, choice) for choice in choices]
         np.testing.assert_allclose(said, peak_bytes(problem, choices), rtol=1e-12)

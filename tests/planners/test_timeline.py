@@ -158,7 +158,7 @@ def test_prefix_form_gives_the_same_peaks(rng, random_problem, n_events):
         choice = problem.allowed.argmax(axis=1)
         form = prefix_form(problem)
         expected = float(peak_bytes(problem, choice))
-        assert expected == prefix_peak(form, problem.held_bytes, choice)
+        assert expected == prefix_peak(form, choice)
 
 
 @pytest.mark.parametrize("n_events", [0, 1, 6])
@@ -168,7 +168,7 @@ def test_least_suffix_is_the_least_peak(rng, random_problem, every_choice, n_eve
         problem = random_problem(rng, n_events, 3)
         form = prefix_form(problem)
         expected = peak_bytes(problem, every_choice(problem)).min()
-        least = least_suffix(form, problem.held_bytes)[0]
+        least = least_suffix(form)[0]
         assert expected == max(least, form.step_bytes)
-        choice = least_peak_choice(form, problem.held_bytes, problem.cost)
+        choice = least_peak_choice(form, problem.cost)
         assert expected == peak_bytes(problem, choice)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -104,3 +106,12 @@ def test_exported():
 
     assert all(hasattr(mimose.predictors, name) for name in names)
     assert sorted(names, key=lambda n: (not n.isupper(), n)) == names
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_every_predictor_tells_its_error(name):
+    """The error at shapes left out is known of all, infinite where few were seen."""
+    sizes = np.arange(10.0, 80.0, 10.0)[:, None]
+    values = 1000.0 * sizes[:, 0] ** 2
+    assert math.isinf(make_predictor(name).fit(sizes[:1], values[:1]).loo_error_)
+    assert make_predictor(name).fit(sizes, values).loo_error_ < values.max()

@@ -18,7 +18,10 @@ def _records(n_steps, n_shapes, **changes):
         StepRecord(
             **{
                 "step": i,
-                "shape": {"attention_mask.1": 20 + i % n_shapes, "labels.1": 9},
+                "shape": {
+                    "attention_mask.1": 20 + i % n_shapes,
+                    "labels.1": 5 + i % n_shapes,
+                },
                 "phase": "plan",
                 "actions": ("recompute", *["keep"] * 23),
                 "budget_bytes": 3 * 2**30,
@@ -77,7 +80,7 @@ def test_a_narrow_table_keeps_what_matters():
     """Shape, how much is recomputed and the peak are there at any width."""
     records = _records(30, 3)
     narrow, wide = (report(_summary(records), records, width) for width in (40, 80))
-    assert "  shape   steps  recomputed   observed\n  22 × 9     10" in narrow
+    assert "  shape   steps  recomputed   observed\n  22 × 7     10" in narrow
     assert "  phase  recomputed  predicted   observed\n" in wide
 
 
@@ -92,11 +95,11 @@ def test_a_report_counts_like_remarks_together():
 
 def test_a_first_step_is_of_the_shape_it_turns_out_to_have():
     """Sizes that never varied afterwards make no shape of their own."""
-    first = {"ids.0": 4, "attention_mask.1": 20, "labels.1": 9}
+    first = {"ids.0": 4, "attention_mask.1": 20, "labels.1": 5}
     records = [*_records(1, 1, shape=first), *_records(5, 1)]
     lines = report(_summary(records), records, 80).splitlines()
     (title,) = [i for i, line in enumerate(lines) if line.startswith("Peaks")]
-    assert ["20", "×", "9", "6"] == lines[title + 2].split()[:4]
+    assert ["20", "×", "5", "6"] == lines[title + 2].split()[:4]
     assert "" == lines[title + 3]
 
 

@@ -18,8 +18,9 @@ from mimose.records import StepRecord
 from mimose.report.page import write_page
 from mimose.report.page.headline import facts, headline, verdict, written
 from mimose.report.page.scales import Extent, around_zero, extent, ticks
-from mimose.report.page.steps import Steps, formula, n_elements, split_runs
+from mimose.report.page.steps import Steps, formula, n_elements
 from mimose.report.page.thinning import groups
+from mimose.report.shapes import split_runs
 
 CHROMIUM = shutil.which("chromium")
 MIB = 2**20
@@ -366,7 +367,7 @@ def test_growth_stands_at_the_size_of_the_batch(tmp_path):
         mark[0] for mark in _marks(picture, "planned")
     ]
     (over,) = _marks(picture, "over the budget")
-    assert ["over the budget", "step 2 (plan)", "ids.1 = 102"] == over[:3]
+    assert ["over the budget", "step 2 (plan)", "ids.1=102"] == over[:3]
     assert ["planned", "predicted", "over the budget"] == _legend(page, "peaks")
 
 
@@ -449,7 +450,7 @@ def test_equal_steps_share_a_mark(tmp_path):
     assert 5 == len(marks)
     assert [
         "236 steps (plan), 0 to 1,175",
-        "ids.1 = 20",
+        "ids.1=20",
         "median 5.3 MiB",
         "from 5.0 MiB to 5.6 MiB",
     ] == marks[0]
@@ -609,9 +610,7 @@ def test_extremes_survive_a_long_run(long_run, tmp_path):
     worst = {mark[1] for mark in _marks(pictures["predictions"], "worst of the plans")}
     assert {"step 40,000 (plan)", "step 60,000 (plan)"} <= worst
     assert "highest step: 4.79 GiB ↑" in _texts(pictures["peaks"])
-    assert re.search(
-        r"beyond this axis: \+\d,\d+ %", " ".join(_texts(pictures["course"]))
-    )
+    assert re.search(r"highest: \+\d,\d+ % ↑", " ".join(_texts(pictures["course"])))
 
 
 def test_the_highest_of_very_many_steps_over_are_marked(tmp_path):

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimose.budget import format_bytes
-from mimose.report.page.looks import INK, Figure, byte_unit
-from mimose.report.page.peaks import OVER_COLOUR
+from mimose.report.page.looks import Figure, byte_unit
+from mimose.report.page.peaks import beyond_text
 from mimose.report.page.scales import Extent, around_zero, extent
 from mimose.report.page.steps import Steps
 from mimose.report.page.svg import Panel, Point, Rule, Series, draw
-from mimose.report.page.thinning import FEW, groups, ringed, series, told
+from mimose.report.page.thinning import FEW, groups, rings, series, told
 
 _LEAST_WINDOW = 50
 _MOST_RUNS = 50
@@ -69,7 +69,7 @@ def _memory(
     shown = peaks[at] if is_reserved else np.concatenate([peaks[at], starts[at]])
     ys = peaks / factor
     y = extent((shown / factor).tolist(), None if budget is None else budget / factor)
-    held = [] if is_reserved else [_held(steps, starts / factor)]
+    held = _line("held before", _HELD_COLOUR, starts / factor, 1.5)
     read = (r for r in steps.records if r.highest_bytes is not None)
     is_mixed = is_reserved and any(r.reserved_peak_bytes is None for r in read)
     name = "reserved" if is_reserved and not is_mixed else "memory"
@@ -85,10 +85,9 @@ def _memory(
         _x_title(steps),
         f"peak {name} ({unit})",
         [
-            *held,
+            *([] if is_reserved else [held]),
             *series(steps, parts, ys, lambda y: format_bytes(y * factor)),
-            *ringed(steps, "over the budget", OVER_COLOUR, steps.over, xs, ys),
-            *ringed(steps, "run again", INK, steps.run_again, xs, ys),
+            *rings(steps, xs, ys),
         ],
         rules,
         height=240,
@@ -103,15 +102,20 @@ def _memory(
     return panel, f"{told(parts)} {caption}"
 
 
-def _held(steps: Steps, starts: NDArray[np.float64]) -> Series:
-    at = np.unique(np.linspace(0, len(steps) - 1, FEW).round().astype(int))
-    points = [Point(float(i), float(starts[i])) for i in at.tolist()]
+def _line(
+    name: str, colour: str, values: NDArray[np.float64], width: float, dash: str = ""
+) -> Series:
+    """Join a number of every step, of many steps a few."""
+    at = np.unique(np.linspace(0, len(values) - 1, FEW).round().astype(int))
+    points = [Point(float(i), float(values[i])) for i in at.tolist()]
+    size = 3.0 if len(points) == 1 else 0.0
     return Series(
-        name="held before",
-        colour=_HELD_COLOUR,
+        name=name,
+        colour=colour,
         points=points,
-        size=2.0 if len(points) == 1 else 0.0,
-        line=1.5,
+        size=size,
+        line=width,
+        dash=dash,
         opacity=1.0,
     )
 
@@ -125,7 +129,6 @@ def _errors(
         return None, ""
     parts = groups(steps, xs, errors)
     y = around_zero(known.tolist())
-    beyond = [f"{e:+,.0f} %" for e in (known.min(), known.max()) if y.beyond(e)]
     panel = Panel(
         x,
         y,
@@ -134,7 +137,7 @@ def _errors(
         series(steps, parts, errors, "{:+.2f} %".format),
         [Rule(0.0, dash="2 3"), *_borders(steps)],
         height=150,
-        note=f"beyond this axis: {', '.join(beyond)}" if beyond else "",
+        note=beyond_text(y, known),
     )
     return panel, "Error: how far the growth was off what was predicted."
 
@@ -154,8 +157,8 @@ def _rates(
         _x_title(steps),
         "rate (%)",
         [
-            _rate(steps, "plan from the cache", hit_rate, "#009E73", ""),
-            _rate(steps, "layer calls recomputed", share, "#56B4E9", "6 3"),
+            _line("plan from the cache", "#009E73", 100 * hit_rate, 2.0),
+            _line("layer calls recomputed", "#56B4E9", 100 * share, 2.0, "6 3"),
         ],
         list(_borders(steps)),
         height=150,
@@ -172,23 +175,6 @@ def _recent(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     ends = np.arange(1, len(sums))
     recent: NDArray[np.float64] = sums[ends] - sums[np.maximum(0, ends - window)]
     return recent
-
-
-def _rate(
-    steps: Steps, name: str, rates: NDArray[np.float64], colour: str, dash: str
-) -> Series:
-    at = np.unique(np.linspace(0, len(steps) - 1, FEW).round().astype(int))
-    points = [Point(float(i), 100 * float(rates[i])) for i in at.tolist()]
-    size = 3.0 if len(points) == 1 else 0.0
-    return Series(
-        name=name,
-        colour=colour,
-        points=points,
-        size=size,
-        line=2.0,
-        dash=dash,
-        opacity=1.0,
-    )
 
 
 def _borders(steps: Steps) -> list[Rule]:

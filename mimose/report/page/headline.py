@@ -11,9 +11,7 @@ import numpy as np
 from mimose.budget import format_bytes
 from mimose.records import StepRecord
 from mimose.report.page.looks import PHASE_WORDS, counted, format_flops, format_seconds
-from mimose.report.page.steps import (
-    Steps,
-)
+from mimose.report.page.steps import Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +96,12 @@ def _errors(
     records: Sequence[StepRecord],
 ) -> tuple[float | None, float | None, float | None]:
     """Return the median and the 99th percentile as shares, and the median in bytes."""
-    planned = [(r.prediction_error, r.predicted_growth_bytes) for r in records
-               if r.phase == "plan"]  # fmt: skip
     known = [
-        (abs(e), abs(e * g)) for e, g in planned if e is not None and g is not None
+        (abs(error), abs(error * growth))
+        for record in records
+        if record.phase == "plan"
+        and (error := record.prediction_error) is not None
+        and (growth := record.predicted_growth_bytes) is not None
     ]
     if not known:
         return None, None, None

@@ -16,7 +16,8 @@ from mimose.report.page.looks import (
     counted,
     nothing,
 )
-from mimose.report.page.steps import Shape, Steps
+from mimose.report.page.steps import Steps
+from mimose.report.shapes import Shape
 
 # A step that measures recomputes all it can: that is no plan of its shape.
 _MEASURED = "recompute, to measure"
@@ -34,7 +35,7 @@ _Plan = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """AdjacentFamilies with one plan: shapes, or layers."""
+    """Neighbours with one plan: shapes, or layers."""
 
     names: Sequence[str]
     plan: Sequence[str]

@@ -13,10 +13,8 @@ from mimose.report.page.looks import INK, Figure, byte_unit, counted, nothing
 from mimose.report.page.scales import Extent, around_zero, extent, whole
 from mimose.report.page.steps import Steps
 from mimose.report.page.svg import Panel, Point, Rule, Series, draw
-from mimose.report.page.thinning import Group, groups, ringed, series, told
+from mimose.report.page.thinning import Group, groups, ringed, rings, series, told
 
-OVER_COLOUR = "#D00000"
-_OVER = "over the budget"
 _WORST = "worst of the plans"
 _SAME = 0.02
 """What differs by less, of the largest, is all the same in a picture."""
@@ -47,8 +45,7 @@ def peaks(steps: Steps) -> Figure:
     marks = [
         *series(steps, parts, ys / factor, lambda y: format_bytes(y * factor)),
         *_predicted(steps, parts, predicted / factor, is_observed=is_observed),
-        *ringed(steps, _OVER, OVER_COLOUR, steps.over, xs, ys / factor),
-        *ringed(steps, "run again", INK, steps.run_again, xs, ys / factor),
+        *rings(steps, xs, ys / factor),
     ]
     rules = []
     if room is not None and y.has_line:
@@ -66,7 +63,8 @@ def peaks(steps: Steps) -> Figure:
         note=_note(y, room, factor, ys),
     )
     said = [told(parts), *said, steps.marked_text]
-    return Figure("peaks", title, _joined(said), draw([panel], title))
+    caption = " ".join(sentence for sentence in said if sentence)
+    return Figure("peaks", title, caption, draw([panel], title))
 
 
 def _heights(parts: Sequence[Group], ys: NDArray[np.float64]) -> list[float]:
@@ -211,10 +209,10 @@ def predictions(steps: Steps) -> Figure:
         [
             *series(steps, parts, errors, "{:+.2f} %".format),
             *ringed(steps, _WORST, _WORST_COLOUR, steps.worst, xs, errors),
-            *ringed(steps, _OVER, OVER_COLOUR, steps.over, xs, errors),
+            *rings(steps, xs, errors),
         ],
         [Rule(0.0, dash="2 3")],
-        note=_beyond(y, errors[known]),
+        note=beyond_text(y, errors[known]),
     )
     caption = (
         "At 0 a step grew by what was predicted; above it the step needed more. "
@@ -243,12 +241,9 @@ def _of_one_growth(
     )
 
 
-def _beyond(y: Extent, errors: NDArray[np.float64]) -> str:
+def beyond_text(y: Extent, errors: NDArray[np.float64]) -> str:
+    """Name the errors that lie beyond an axis, in per cent; "" if none does."""
     low, high = float(errors.min()), float(errors.max())
     notes = [f"highest: {high:+,.0f} % ↑"] if high > y.high else []
     notes += [f"lowest: {low:+,.0f} % ↓"] if low < y.low else []
     return "   ".join(notes)
-
-
-def _joined(sentences: Sequence[str]) -> str:
-    return " ".join(sentence for sentence in sentences if sentence)

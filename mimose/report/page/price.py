@@ -36,14 +36,10 @@ def price(steps: Steps) -> Figure:
     flop_factor, flop_name = flop_unit(sum(flops.values()))
     planning = sum(record.plan_seconds for record in steps.records)
     counts = {p: sum(r.phase == p for r in steps.records) for p in phases}
-    time_texts = [
-        f"{format_seconds(seconds[p])}, {counted(counts[p], 'step')}" for p in phases
-    ]
-    time_bars = [Bar(p, seconds[p] / time_factor, t, PHASE_COLOURS[p])
-                 for p, t in zip(phases, time_texts, strict=True)]  # fmt: skip
-    time_bars.append(
-        Bar(_PLANNING, planning / time_factor, format_seconds(planning), INK)
-    )
+    time_bars = [Bar(_PLANNING, planning / time_factor, format_seconds(planning), INK)]
+    for p in reversed(phases):
+        text = f"{format_seconds(seconds[p])}, {counted(counts[p], 'step')}"
+        time_bars.insert(0, Bar(p, seconds[p] / time_factor, text, PHASE_COLOURS[p]))
     flop_bars = [
         Bar(p, flops[p] / flop_factor, format_flops(flops[p]), PHASE_COLOURS[p])
         for p in phases

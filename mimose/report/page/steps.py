@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mimose.budget import format_bytes
 from mimose.records import StepRecord
-
-Shape: TypeAlias = tuple[tuple[str, int], ...]
-"""The sizes that vary within the run, by name."""
+from mimose.report.shapes import Shape, shape_text, shapes_of, sizes_text, split_runs
 
 _MOST_MARKED = 200
 _MOST_WORST = 10
@@ -44,7 +41,7 @@ class Steps:
             run.sort(key=lambda record: record.step)
             self.records += run
             self.runs += [number] * len(run)
-            self.shapes += _varying(run)
+            self.shapes += shapes_of(run)
         sizes = {shape: n_elements(shape) for shape in set(self.shapes)}
         self.elements = [sizes[shape] for shape in self.shapes]
 
@@ -87,9 +84,7 @@ class Steps:
 
     def label(self, shape: Shape) -> str:
         """Write a shape in short: the sizes alone, where all steps name the same."""
-        if self.names is None:
-            return shape_text(shape)
-        return " × ".join(str(size) for _, size in shape) or "–"
+        return shape_text(shape) if self.names is None else sizes_text(shape)
 
     def is_unusual(self, position: int) -> bool:
         """Whether a step fell back, was run again or went over the budget."""
@@ -176,46 +171,6 @@ class Steps:
             yield record.reason[:_LONGEST_REASON]
 
 
-def split_runs(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
-    """Part the records where a step number comes again.
-
-    Steps of one run may be out of order: they are written as they end.
-    """
-    runs: list[list[StepRecord]] = []
-    seen: set[int] = set()
-    for record in records:
-        if not runs or record.step in seen:
-            runs.append([])
-            seen.clear()
-        seen.add(record.step)
-        runs[-1].append(record)
-    return runs
-
-
-def _varying(run: Sequence[StepRecord]) -> list[Shape]:
-    """Name the sizes of each step that vary within the run.
-
-    A record names those that had varied by then: one that varied only later is filled
-    in, one that never did is left out. All of them stay if none ever did.
-    """
-    first: dict[str, int] = {}
-    changed: dict[str, int] = {}
-    for index, record in enumerate(run):
-        for name, size in record.shape.items():
-            if first.setdefault(name, size) != size:
-                changed.setdefault(name, index)
-    if not changed:
-        return [tuple(first.items())] * len(run)
-    return [
-        tuple(
-            (name, record.shape.get(name, first[name]))
-            for name in first
-            if name in changed and (name in record.shape or index < changed[name])
-        )
-        for index, record in enumerate(run)
-    ]
-
-
 def _factors(names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Part names into the batch's, if one alone is, and the others by argument."""
     batch = [name for name in names if name.endswith(".0")]
@@ -250,8 +205,3 @@ def formula(names: Sequence[str]) -> str:
     if common and len(groups) > 1:
         in_a_row = f"({in_a_row})"
     return " × ".join(part for part in (*common, in_a_row) if part) or "1"
-
-
-def shape_text(shape: Shape) -> str:
-    """Write a shape in full."""
-    return ", ".join(f"{name} = {size}" for name, size in shape) or "(no sizes)"

@@ -11,7 +11,8 @@ from typing import TypeAlias
 from mimose.budget import format_bytes
 from mimose.records import StepRecord, without_numbers
 from mimose.report.page.looks import counted, format_flops
-from mimose.report.page.steps import Shape, Steps, n_elements, shape_text
+from mimose.report.page.steps import Steps, n_elements
+from mimose.report.shapes import Shape, shape_text
 
 Cell: TypeAlias = tuple[str, float | str]
 """What is shown, and what rows are sorted by."""

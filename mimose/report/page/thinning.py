@@ -12,14 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.report.page.looks import PHASE_COLOURS, PHASE_SYMBOLS, PHASE_WORDS
-from mimose.report.page.steps import Steps, shape_text
+from mimose.report.page.looks import INK, PHASE_COLOURS, PHASE_SYMBOLS, PHASE_WORDS
+from mimose.report.page.steps import Steps
 from mimose.report.page.svg import Point, Series
+from mimose.report.shapes import shape_text
 
 FEW = 400
 """So many steps are drawn one by one."""
 _MOST_PLACES = 200
 _FEW_RINGS = 40
+_OVER_COLOUR = "#D00000"
 _PHASES = list(PHASE_COLOURS)
 
 
@@ -123,6 +125,16 @@ def _told(steps: Steps, part: Group) -> Iterator[str]:
     yield (
         f"{len(shapes)} shapes" if len(shapes) > 1 else shape_text(next(iter(shapes)))
     )
+
+
+def rings(
+    steps: Steps, xs: NDArray[np.float64], ys: NDArray[np.float64]
+) -> list[Series]:
+    """Ring the steps over the budget, and those that were run again; as `ringed`."""
+    return [
+        *ringed(steps, "over the budget", _OVER_COLOUR, steps.over, xs, ys),
+        *ringed(steps, "run again", INK, steps.run_again, xs, ys),
+    ]
 
 
 def ringed(

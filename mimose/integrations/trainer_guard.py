@@ -1,0 +1,81 @@
+"""From a callback to the Trainer that calls it, which nothing hands over.
+
+Note: [Reaching the trainer]
+The trainer gives a callback neither itself nor a word of an exception, and by the time
+a callback sees the logs, the trainer's history and the loggers before it in the list
+have taken theirs. So the callback looks up, once a training, which handler is calling
+it and which trainer is calling that. It then moves to the front of the handler's list,
+so that what it adds to the logs reaches all, and wraps that trainer's `train`, so that
+an exception anywhere in it leaves the model as it was. Where it is called in another
+way, it says so once and does what it can.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from typing import Any
+
+from transformers import Trainer
+from transformers.trainer_callback import CallbackHandler
+
+
+def guard(trainer: Any, kind: type[Any]) -> None:
+    """Let an exception in a trainer's `train` detach its callbacks.
+
+    Args:
+        trainer: Its own attributes are set; a training that runs already is guarded
+            step by step.
+        kind: The class of those callbacks.
+    """
+    if isinstance(trainer.train, _Guarded):
+        return
+    for name in ("training_step", "train") if trainer.is_in_train else ("train",):
+        setattr(trainer, name, _Guarded(trainer, name, kind))
+
+
+class _Guarded:
+    """A trainer's method that detaches the callbacks where it raises.
+
+    It does not keep the trainer alive, and a copy of the trainer gets one of its own.
+    """
+
+    def __init__(self, trainer: Any, name: str, kind: type[Any]) -> None:
+        functools.update_wrapper(self, getattr(type(trainer), name), updated=())
+        self._trainer = weakref.ref(trainer)
+        self._name = name
+        self._kind = kind
+        self._own = vars(trainer).get(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        trainer: Any = self._trainer()
+        method = self._own or getattr(type(trainer), self._name).__get__(trainer)
+        try:
+            return method(*args, **kwargs)
+        except BaseException:
+            for callback in trainer.callback_handler.callbacks:
+                if isinstance(callback, self._kind):
+                    callback.detach()
+            raise
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Guarded:
+        trainer = self._trainer()
+        return _Guarded(memo.get(id(trainer), trainer), self._name, self._kind)
+
+    def __reduce__(self) -> Any:
+        return _Guarded, (self._trainer(), self._name, self._kind)
+
+
+def callers() -> tuple[CallbackHandler | None, Trainer | None]:
+    """Find the handler that calls a callback, and the trainer that calls it."""
+    handler: CallbackHandler | None = None
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if handler is None and isinstance(caller, CallbackHandler):
+            handler = caller
+        if isinstance(caller, Trainer):
+            return handler, caller
+        frame = frame.f_back
+    return handler, None

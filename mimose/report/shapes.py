@@ -1,0 +1,82 @@
+"""Each step's shape: the sizes of its batch that vary, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from mimose.records import StepRecord
+
+Shape: TypeAlias = tuple[tuple[str, int], ...]
+"""The sizes that vary within the run, by name."""
+_Names: TypeAlias = tuple[str, ...]
+
+
+def split_runs(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
+    """Part the records where a step number comes again.
+
+    Steps of one run may be out of order: they are written as they end.
+    """
+    runs: list[list[StepRecord]] = []
+    seen: set[int] = set()
+    for record in records:
+        if not runs or record.step in seen:
+            runs.append([])
+            seen.clear()
+        seen.add(record.step)
+        runs[-1].append(record)
+    return runs
+
+
+def shapes_of(run: Sequence[StepRecord]) -> list[Shape]:
+    """Return each step's sizes, those known to vary by the last; all if none does.
+
+    The first record of a kind of inputs names all sizes, the others those that had
+    varied by then; what was not named was as in the first. Where that one is not kept,
+    a size is left out.
+
+    Args:
+        run: The records of one run.
+    """
+    kinds = _kinds(run)
+    firsts: dict[_Names, Mapping[str, int]] = {}
+    varying: dict[_Names, set[str]] = {}
+    for record in run:
+        kind = kinds[tuple(record.shape)]
+        first = firsts.setdefault(kind, record.shape).items()
+        varying.setdefault(kind, set()).update(dict(record.shape.items() - first))
+    shapes: list[Shape] = []
+    for record in run:
+        kind = kinds[tuple(record.shape)]
+        sizes, shown = {**firsts[kind], **record.shape}, varying[kind] or kind
+        shapes.append(tuple((n, sizes[n]) for n in kind if n in sizes and n in shown))
+    return shapes
+
+
+def _kinds(records: Sequence[StepRecord]) -> dict[_Names, _Names]:
+    """Map the names that records have to the last ones of the same kind of inputs.
+
+    Records that have names in common are of one kind.
+    """
+    kinds: dict[_Names, _Names] = {}
+    for record in reversed(records):
+        names = tuple(record.shape)
+        if names not in kinds:
+            last = dict.fromkeys(kinds.values())
+            alike = max(last, key=lambda kind: _n_common(kind, names), default=names)
+            kinds[names] = alike if _n_common(alike, names) else names
+    return kinds
+
+
+def _n_common(names: _Names, others: _Names) -> int:
+    return len(set(names) & set(others))
+
+
+def shape_text(shape: Shape) -> str:
+    """Write a shape in full."""
+    return ", ".join(f"{name}={size}" for name, size in shape) or "(no sizes)"
+
+
+def sizes_text(shape: Shape) -> str:
+    """Write the sizes of a shape alone, where all have the same names."""
+    return " × ".join(str(size) for _, size in shape) or "–"

@@ -1,0 +1,55 @@
+"""The cheapest walk over the events within a budget, of any problem."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from . import frontier, labels
+from .base import FloatArray
+from .frontier import Walk
+from .prefix import PrefixForm, least_suffix
+
+# Bytes and costs are put on a grid of 2**-40 of their sum (a GiB's is a thousandth of
+# a byte): equal sums then are equal whatever the order of their terms.
+_GRID_BITS = 40
+
+
+def find_walk(
+    form: PrefixForm, cost: FloatArray, budget_bytes: float, *, width: int
+) -> Walk | None:
+    """Find the cheapest choice of actions within the budget.
+
+    Args:
+        form: The step, in prefix form.
+        cost: (E, K) what the action costs, in any unit.
+        budget_bytes: The highest level allowed; finite.
+        width: Most walks that are carried on at any event.
+
+    Returns:
+        The cheapest walk found. None where none was: no walk keeps the budget, or,
+        with nets that depend on the action, none of those that were carried on.
+    """
+    form = replace(form, held_bytes=_on_grid(form.held_bytes, np.ceil))
+    room = budget_bytes - least_suffix(form)
+    if room[0] < 0 or form.step_bytes > budget_bytes:
+        return None
+    search = labels.cheapest_walk if form.has_extra else frontier.cheapest_walk
+    return search(form, _on_grid(cost, np.rint), room, budget_bytes, width)
+
+
+def _on_grid(
+    table: FloatArray, rounding: Callable[[FloatArray], FloatArray]
+) -> FloatArray:
+    """Round to multiples of a power of two, small against the table's sum.
+
+    Args:
+        table: Any numbers.
+        rounding: To whole numbers: up, or to the nearest.
+    """
+    total = float(np.abs(table).sum())
+    if not total:
+        return table
+    grid = 2.0 ** (math.frexp(total)[1] - _GRID_BITS)
+    return rounding(table / grid) * grid
