@@ -15,7 +15,13 @@ from mimose.decide.reserve import PredictedStep, Reserve
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory, doubt, extrapolation_ratio, fill_problem
-from mimose.planners import Plan, Planner, PlanningProblem, safest_plan
+from mimose.planners import (
+    OneShapePlanner,
+    Plan,
+    Planner,
+    PlanningProblem,
+    safest_plan,
+)
 from mimose.predictors import NOISY_EXTRAPOLATION
 from mimose.types import Context, Sizes, StepInput
 from mimose.watch.size_table import SizeTable, round_up
@@ -278,14 +284,12 @@ class Policy:
 
     def _show_first(self, facts: StepInput, table: SizeTable, memory: Memory) -> None:
         """Show a planner, whose one plan is for a shape of its own, that problem."""
-        sizes = getattr(self._maker.planner, "shape", None)
-        if self._static_is_made or sizes is None:
+        planner = self._maker.planner
+        if self._static_is_made or not isinstance(planner, OneShapePlanner):
             return
-        longest = facts._replace(sizes=table.fill(sizes, facts.sizes))
+        longest = facts._replace(sizes=table.fill(planner.shape, facts.sizes))
         usable = self.reserve.usable_budget(memory)
-        self._maker.planner.plan(
-            fill_problem(self._learner.model, longest, memory, usable)
-        )
+        planner.plan(fill_problem(self._learner.model, longest, memory, usable))
         self._static_is_made = True
 
     def _decision(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mimose.decide.infeasible import LeastPeaks
 from mimose.decide.learning import Learning
+from mimose.decide.least_peaks import LeastPeaks
 from mimose.predictors import GrowthBound
 from mimose.types import MOST_CONTEXTS, Context
 

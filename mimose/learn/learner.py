@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mimose.learn.absorb import absorb
+from mimose.learn.measured_step import with_step
 from mimose.learn.model import CostModel
 from mimose.types import Context, CostOf, Measured, StepInput, StepSample
 
@@ -35,9 +35,9 @@ class Learner:
         released_bytes: float,
         calls: tuple[int, ...],
     ) -> None:
-        """Take in one measured step; the arguments are those of `learn.absorb`."""
+        """Take in one measured step; the arguments are those of `with_step`."""
         with self._lock:
-            self.model = absorb(
+            self.model = with_step(
                 self.model, facts, events, sample, released_bytes, calls
             )
 

@@ -29,8 +29,9 @@ from mimose.run.refusals import Refusals
 from mimose.run.retry import Call, Retry, release_memory
 from mimose.run.rollback import Rollback
 from mimose.run.step import Step
+from mimose.torch_private import count_graphs
 from mimose.types import StepInput
-from mimose.watch.compiled import is_compiled, n_graphs
+from mimose.watch.compiled import is_compiled
 from mimose.watch.describe import Describer
 from mimose.watch.size_table import SizeTable
 
@@ -199,8 +200,8 @@ class Driver:
 
     def _clean_up_after_compiler(self) -> None:
         self._events.refuse_replaced()
-        if self._graphs_at_clean_up != n_graphs():
-            self._graphs_at_clean_up = n_graphs()
+        if self._graphs_at_clean_up != count_graphs():
+            self._graphs_at_clean_up = count_graphs()
             self._parts.meter.clean_up()
 
     def _memory(self, start: int, carried: int) -> Memory:

@@ -18,7 +18,8 @@ from mimose.run.open_steps import OpenSteps
 from mimose.run.step import Step
 from mimose.run.writers import Writers
 from mimose.tensors import tensors_in
-from mimose.watch.compiled import is_compiled, n_graphs
+from mimose.torch_private import count_graphs
+from mimose.watch.compiled import is_compiled
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class StepEnds:
         if self.open.take(step):
             step.share()
             self.open.share()
-        has_compiled = self._is_compiled and n_graphs() != step.n_graphs
+        has_compiled = self._is_compiled and count_graphs() != step.n_graphs
         outcome = step.close(had_backward=True, has_compiled=has_compiled)
         self._writers.absorb(outcome, has_ended=True)
 

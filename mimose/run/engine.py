@@ -17,7 +17,7 @@ from mimose.exact.random_state import refuse_unsaveable
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
 from mimose.measure.meters import BasicMeter, Meter, make_meter
-from mimose.planners import Planner
+from mimose.planners import FixedPlanner, Planner
 from mimose.records import Records
 from mimose.run.actions.base import Action
 from mimose.run.actions.registry import choose, menu_of
@@ -128,7 +128,8 @@ class Engine:
             on_stepped=self.footprint.optimizer_stepped,
         )
         # A baseline does the same in every step, by the events' positions.
-        action_at = getattr(options.planner, "action_at", None)
+        planner = options.planner
+        action_at = planner.action_at if isinstance(planner, FixedPlanner) else None
         self.plans = action_at is None
         self.writers = Writers(
             learner=self.learner,

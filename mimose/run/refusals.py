@@ -7,10 +7,10 @@ import logging
 
 from torch import nn
 
-from mimose.decide.infeasible import LeastPeaks
+from mimose.decide.least_peaks import LeastPeaks
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.run.footprint import Footprint
-from mimose.run.infeasible import held_already, infeasible
+from mimose.run.infeasible_error import held_already, infeasible
 from mimose.run.outcome import StepOutcome
 from mimose.types import StepInput
 

@@ -6,8 +6,8 @@ import logging
 
 from mimose.budget import format_bytes
 from mimose.decide.policy import Policy
-from mimose.learn.absorb import ran_least
 from mimose.learn.learner import Learner
+from mimose.learn.measured_step import ran_least
 from mimose.measure.analysis import without_readings
 from mimose.measure.meters import Meter
 from mimose.records import Records

@@ -26,7 +26,6 @@ from mimose.torch_private import (
     COMPILED_CALL,
     COMPILED_FROM,
     COMPILED_MODULE,
-    count_graphs,
     pop_saved_hooks,
     push_saved_hooks,
     set_graphs_by_use,
@@ -83,14 +82,6 @@ def _is_compiled_itself(module: nn.Module) -> bool:
 def forward_is_compiled(module: nn.Module) -> bool:
     """Whether `torch.compile` made a module's ``forward``."""
     return hasattr(vars(module).get("forward"), COMPILED_FROM)
-
-
-def n_graphs() -> int:
-    """Return how many graphs this process has compiled.
-
-    A step in which code is compiled holds the compiler's memory as well.
-    """
-    return count_graphs()
 
 
 def _is_wrapper(module: nn.Module) -> bool:

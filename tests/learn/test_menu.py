@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mimose.learn.absorb import absorb
 from mimose.learn.learner import Learner
+from mimose.learn.measured_step import with_step
 from mimose.learn.model import CostModel, kinds_of
 from mimose.learn.problem import (
     Memory,
@@ -76,7 +76,7 @@ def _taught(*steps):
     for n, action in steps:
         events, sample = _step(n, (action,) * N_EVENTS)
         model = model.grown(1000.0 * n)
-        model = absorb(model, _facts(n), events, sample, 0.0, (1,) * N_EVENTS)
+        model = with_step(model, _facts(n), events, sample, 0.0, (1,) * N_EVENTS)
     return model
 
 
@@ -135,7 +135,7 @@ def test_an_action_nothing_tells_of_is_not_chosen():
         for event, told in zip(events, sample.events, strict=True):
             event.held_bytes.pop("fold")
             assert told.held_bytes is event.held_bytes
-        model = absorb(model, _facts(n), events, sample, 0.0, (1,) * N_EVENTS)
+        model = with_step(model, _facts(n), events, sample, 0.0, (1,) * N_EVENTS)
     assert "" == doubt(model, _facts(28))
     allowed = fill_problem(model, _facts(28), MEMORY).allowed
     assert [[True, False, True]] * N_EVENTS == allowed.tolist()

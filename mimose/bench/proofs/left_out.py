@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from mimose.decide.infeasible import LeastPeaks
 from mimose.decide.learning import Learning
+from mimose.decide.least_peaks import LeastPeaks
 from mimose.decide.reserve import Reserve
 from mimose.predictors import FragmentationRatio, GrowthBound
 from mimose.run.allocator_footprint import Ratios

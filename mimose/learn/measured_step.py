@@ -33,7 +33,7 @@ from mimose.types import (
 )
 
 
-def absorb(
+def with_step(
     model: CostModel,
     facts: StepInput,
     events: Sequence[Measured],

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from mimose import BudgetError, InfeasibleBudgetError
-from mimose.decide.infeasible import LeastPeaks
+from mimose.decide.least_peaks import LeastPeaks
 from mimose.planners import InfeasibleBudgetError as PlannersError
-from mimose.run.infeasible import infeasible
+from mimose.run.infeasible_error import infeasible
 from mimose.types import StepInput
 
 MIB = 2.0**20
