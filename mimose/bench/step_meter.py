@@ -76,6 +76,10 @@ class _Level(Meter):
 class DeviceStepMeter(_OverResets, _Level):
     """What tensors have requested of an accelerator, by step."""
 
+    def resting_bytes(self) -> int:
+        """Return what is held between steps."""
+        return self.live_bytes()
+
 
 class ReservedStepMeter(AllocatorMeter):
     """What an accelerator's allocator has reserved, by step.

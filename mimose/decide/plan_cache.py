@@ -94,11 +94,3 @@ class PlanCache:
         """Keep a plan unless another came first; return the one that is kept."""
         with self._lock:
             return self._plans.setdefault(key, plan)
-
-    def drop(self, plan: CachedPlan) -> None:
-        """Forget one plan, under whatever key, if it is there."""
-        with self._lock:
-            for key, kept in self._plans.items():
-                if kept is plan:
-                    del self._plans[key]
-                    return

@@ -210,7 +210,7 @@ class Policy:
         headroom_bytes: float,
         is_over: bool,
     ) -> None:
-        """Take in how a planned step came out; a plan far off is not used again.
+        """Take in how a planned step came out.
 
         Args:
             facts: The step's context and sizes.
@@ -228,14 +228,10 @@ class Policy:
             observed_bytes=observed_bytes,
             headroom_bytes=headroom_bytes,
             scale_bytes=model.scale,
-            n_measured=model.n_steps,
             keeps_some=model.menu.first in chosen.plan.actions,
-            recomputes_some=not chosen.keeps_all,
             is_over=is_over,
         )
-        is_off = self.reserve.absorb(step)
-        if is_off and not decision.is_measured:  # else the next one knows better
-            self.cache.drop(chosen)
+        self.reserve.absorb(step)
 
     def explain(
         self, facts: StepInput, memory: Memory

@@ -42,10 +42,7 @@ class PredictedStep:
     """What it might have grown by."""
     scale_bytes: float
     """The largest growth so far."""
-    n_measured: int
-    """Steps measured so far."""
     keeps_some: bool
-    recomputes_some: bool
     is_over: bool = False
 
 
@@ -114,24 +111,20 @@ class Reserve:
 
     # ------------------------------------------------------------------ writers
 
-    def absorb(self, step: PredictedStep) -> bool:
-        """Take in how a prediction came out.
-
-        Returns:
-            Whether it was so far off that the plan is to be made again.
-        """
+    def absorb(self, step: PredictedStep) -> None:
+        """Take in how a prediction came out."""
         self._pass_stage(step)
-        if step.observed_bytes is None:
-            return False
-        is_off = self._learn_again(step, step.observed_bytes)
-        predicted = step.predicted_bytes
+        predicted, observed = step.predicted_bytes, step.observed_bytes
+        if observed is None:
+            return
+        expected = self.bound.corrected(predicted)
+        self._learning.observe(expected, observed, step.scale_bytes)
         self.bound.observe(
             predicted,
-            step.observed_bytes,
+            observed,
             is_near=step.is_over or predicted >= _LARGE * step.headroom_bytes,
             is_large=predicted >= _LARGE * step.scale_bytes,
         )
-        return is_off
 
     def forget(self, context: Context) -> None:
         """Step down again where a context comes again."""
@@ -147,15 +140,6 @@ class Reserve:
         self._stages[step.context] = stage
         if len(self._stages) > MOST_CONTEXTS:
             del self._stages[next(iter(self._stages))]
-
-    def _learn_again(self, step: PredictedStep, observed: float) -> bool:
-        expected = self.bound.corrected(step.predicted_bytes)
-        self._learning.observe(expected, observed, step.scale_bytes)
-        if not step.recomputes_some:
-            return False
-        if not self.noise_bytes:  # a correction is no cause to find
-            expected = step.predicted_bytes
-        return self._learning.begin_again_if_off(expected, observed, step.n_measured)
 
     # ------------------------------------------------------------------ state
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 pytest.importorskip("transformers")
 
 from mimose.bench.proofs import ablate, left_out
 from mimose.bench.proofs.__main__ import main
+from mimose.bench.proofs.models import ModelSpec
 from mimose.bench.rows import read
 from mimose.bench.step_meter import MeasuredStep
 from mimose.decide.reserve import PredictedStep, Reserve
@@ -63,9 +66,7 @@ def test_a_margin_left_out_learns_nothing(part: str) -> None:
         observed_bytes=150.0,
         headroom_bytes=100.0,
         scale_bytes=100.0,
-        n_measured=1,
         keeps_some=True,
-        recomputes_some=True,
     )
     reserve.absorb(step)
     assert before == reserve.allowed_growth(100.0)
@@ -92,7 +93,7 @@ def test_what_is_not_known_is_refused(
 
 
 def test_the_rows_are_as_the_results_say() -> None:
-    """With nothing left out one run has steps over; what cannot be is refused."""
+    """With nothing left out two runs have steps over; what cannot be is refused."""
     rows = read(ROWS, ablate.AblateRow)
     whole = [row for row in rows if row.without == left_out.NOTHING]
     over = {
@@ -101,6 +102,30 @@ def test_the_rows_are_as_the_results_say() -> None:
         if row.steps_over and not row.is_refused
     }
     assert {"below"} == {row.setting for row in whole if row.is_refused}
-    assert {("bert", "resumed")} == over
+    assert {("bert", "resumed"), ("gpt2", "longer loss")} == over
     assert {0} == {row.alloc_retries for row in rows}
     assert {row.without for row in rows} <= set(left_out.PARTS)
+
+
+def test_sizes_grow_together_until_they_are_shifted() -> None:
+    """In the first half of a run each lies at the same share of its range."""
+    spec = ModelSpec("t5", {"batch": (4, 4), "source": (0, 100), "target": (0, 50)})
+    generator = torch.Generator().manual_seed(1)
+    task = {"setting": "shifted", "steps": 40}
+
+    shapes = ablate._shapes(spec, task, generator)
+
+    off = [abs(sizes["source"] - 2 * sizes["target"]) for sizes in shapes]
+    assert 40 == len(off)
+    assert max(off[:20]) <= 2
+    assert max(off[20:]) > 50
+
+
+def test_parameters_thaw_in_the_second_half() -> None:
+    """The first of them; the others are trained all along."""
+    loop = ablate._Unfrozen(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    trained = []
+    for half in (0, 1):
+        loop.set_half(half)
+        trained.append([p.requires_grad for p in loop.model.parameters()])
+    assert [[False, False, True, True], [True] * 4] == trained

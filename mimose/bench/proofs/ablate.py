@@ -1,9 +1,9 @@
 """What is each part of the reserve worth?
 
 Between a prediction and the budget stand several parts: a margin, a correction of
-predictions, steps down, more where sizes lie beyond those measured, measuring again,
-ratios of reserved bytes, and least peaks. Here the same steps are trained with one of
-them left out at a time, on the simulated accelerator, where readings are exact:
+predictions, steps down, more where sizes lie beyond those measured, measuring under
+plans, ratios of reserved bytes, and least peaks. Here the same steps are trained with
+one of them left out at a time, on the simulated accelerator, where readings are exact:
 
     python -m mimose.bench.proofs ablate --models bert --settings mixed jumps
 
@@ -13,6 +13,12 @@ bfloat16; `resumed` is a session that has learned from short shapes, and goes on
 long ones alone. There the budget lies halfway between what the longest shape grows by
 with everything recomputed and with everything kept. In `tight` it lies 15% over the
 former, in `below` 10% under it.
+
+In the other settings something changes at half of a run: layers thaw (`unfrozen`),
+autocast begins (`cast`), the user's own loss needs more or less (`longer loss`,
+`shorter loss`), sizes that grew together do so no more (`shifted`). Their budgets are
+about requested bytes: what a prediction misses is less than the segments of 20 MiB
+that small models reserve.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from mimose.bench.proofs.common import (
     AMPLE_BYTES,
@@ -41,8 +48,8 @@ from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import ModelSpec, Sizes, by_name, names_of
 from mimose.bench.proofs.numbers import mebibytes, percent, quantile
 from mimose.bench.rows import Row
-from mimose.bench.step_meter import MeasuredStep
-from mimose.bench.zoo import Batch
+from mimose.bench.step_meter import MeasuredStep, step_meter
+from mimose.bench.zoo import Batch, moved
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import make_planner
 from mimose.records import StepRecord
@@ -50,7 +57,8 @@ from mimose.run.engine import Options
 from mimose.session import Session, attach
 
 QUESTION = "What is each part of the reserve worth?"
-SETTINGS = ("mixed", "jumps", "autocast", "resumed", "tight", "below")
+CHANGES = ("unfrozen", "cast", "longer loss", "shorter loss", "shifted")
+SETTINGS = ("mixed", "jumps", "autocast", "resumed", "tight", "below", *CHANGES)
 OPTIONS = (
     device("sim"),
     count("--steps", 120, "a run"),
@@ -125,9 +133,14 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
 
 
 def _judge(rows: Sequence[AblateRow]) -> list[Bar]:
-    """Judge the library as it is; a refused budget is one that has to be passed."""
+    """Judge the library as it is.
+
+    A refused budget is one that has to be passed; nobody foresees that a user's own
+    loss begins to need more.
+    """
     whole = [row for row in rows if row.without == NOTHING]
-    over = sum(row.steps_over for row in whole if not row.is_refused)
+    foreseen = [row for row in whole if row.setting != "longer loss"]
+    over = sum(row.steps_over for row in foreseen if not row.is_refused)
     retries = sum(row.alloc_retries for row in whole)
     return [
         Bar("steps over, nothing left out", over, at_most=0),
@@ -156,13 +169,82 @@ def _line(row: AblateRow) -> dict[str, object]:
 # ------------------------------------------------------------------ in the child
 
 
+class _Halves(Loop):
+    """Trains otherwise in the second half of a run; built as it ends."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.meter = step_meter(self.device)
+
+    def set_half(self, half: int) -> None:
+        """Begin a half of the run, 0 or 1."""
+
+
 class _Autocast(Loop):
     """Trains in bfloat16."""
 
+    is_on = True
+
     def loss(self, batch: Batch) -> torch.Tensor:
         """Run a forward under autocast."""
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_on):
             return super().loss(batch)
+
+
+class _Cast(_Autocast, _Halves):
+    """Trains in bfloat16 in the second half of a run."""
+
+    def set_half(self, half: int) -> None:
+        """Turn autocast off, or on."""
+        self.is_on = half == 1
+
+
+class _Unfrozen(_Halves):
+    """Trains the first half of its parameters in the second half of a run alone."""
+
+    def set_half(self, half: int) -> None:
+        """Freeze them, or not."""
+        parameters = list(self.model.parameters())
+        for parameter in parameters[: len(parameters) // 2]:
+            parameter.requires_grad_(half == 1)
+
+
+class _LongerLoss(_Halves):
+    """Adds to the loss, outside of the model, in the second half of a run."""
+
+    is_longer = True
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Run a forward; smooth labels and keep logits small."""
+        if not self.is_longer:
+            return super().loss(batch)
+        outputs = self.model(**moved(batch, self.device))
+        logs = outputs.logits.float().log_softmax(-1)
+        kept = outputs.logits.float().logsumexp(-1).square().mean()
+        loss: torch.Tensor = outputs.loss - 0.1 * logs.mean() + 1e-4 * kept
+        return loss
+
+    def set_half(self, half: int) -> None:
+        """Do so or not."""
+        self.is_longer = half == 1
+
+
+class _ShorterLoss(_LongerLoss):
+    """In the first half of a run."""
+
+    def set_half(self, half: int) -> None:
+        """Do so or not."""
+        self.is_longer = half == 0
+
+
+_LOOPS: Mapping[str, type[Loop]] = {
+    "autocast": _Autocast,
+    "cast": _Cast,
+    "unfrozen": _Unfrozen,
+    "longer loss": _LongerLoss,
+    "shorter loss": _ShorterLoss,
+    "shifted": _Halves,
+}
 
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -184,7 +266,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _loop(spec: ModelSpec, task: Mapping[str, Any]) -> Loop:
     """Build a model where nothing is left of the last, and run its first step."""
     gc.collect()
-    kind = _Autocast if task["setting"] == "autocast" else Loop
+    kind = _LOOPS.get(task["setting"], Loop)
     loop = kind(spec.build(task["seed"], task["device"]))
     shortest = spec.batch(spec.shortest(), torch.Generator().manual_seed(0))
     loop.warm_up(shortest)
@@ -233,7 +315,9 @@ def _run(
             session.load_state_dict(json.loads(state))
         n_before = _n_measured(session)
         try:
-            for sizes in shapes:
+            for n, sizes in enumerate(shapes):
+                if isinstance(loop, _Halves) and n in (0, len(shapes) // 2):
+                    loop.set_half(min(n, 1))
                 measured.append(loop.step(spec.batch(sizes, generator)))
         except InfeasibleBudgetError:
             is_refused = True
@@ -265,11 +349,21 @@ def _shapes(
     if setting == "below":
         return [spec.longest() for _ in range(min(steps, _BELOW_STEPS))]
     edge = round(_EDGE * steps)
+    if setting in CHANGES:
+        alike = [_drawn_alike(spec, generator) for _ in range(steps // 2)]
+        draw = ModelSpec.draw if setting == "shifted" else _drawn_alike
+        return [*alike, *(draw(spec, generator) for _ in range(steps - len(alike)))]
     return [
         *(spec.draw(generator, 0.0, _SHORT) for _ in range(edge)),
         *(spec.draw(generator, 0.0, _LONG) for _ in range(steps - 2 * edge)),
         *(spec.longest() for _ in range(edge)),
     ]
+
+
+def _drawn_alike(spec: ModelSpec, generator: torch.Generator) -> Sizes:
+    """Draw all sizes at the same share of their ranges."""
+    share = float(torch.rand((), generator=generator))
+    return spec.draw(generator, share, share)
 
 
 def _session(loop: Loop, budget_bytes: int, part: str) -> Session:

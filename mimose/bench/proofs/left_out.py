@@ -34,16 +34,6 @@ class _FixedRatio(FragmentationRatio):
         """Pass over."""
 
 
-class _Once(Learning):
-    """Never begins again."""
-
-    def begin_again_if_off(
-        self, predicted: float, observed: float, n_measured: int
-    ) -> bool:
-        """Pass over."""
-        return False
-
-
 class _Never(Learning):
     """Measures no planned step within the sizes measured."""
 
@@ -73,7 +63,6 @@ RESERVES: Mapping[str, Callable[[], Reserve]] = {
     "correction": lambda: Reserve(0.0, bound=GrowthBound(most_correction=0.0)),
     "beyond": lambda: Reserve(0.0, bound=GrowthBound(beyond=0.0)),
     "stages": lambda: Reserve(0.0, stages=()),
-    "learning again": lambda: Reserve(0.0, learning=_Once(0.0)),
     "learning under plans": lambda: Reserve(0.0, learning=_Never(0.0)),
     "least peaks": lambda: Reserve(0.0, least_peaks=_NoPeaks()),
 }

@@ -8,7 +8,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mimose.bench.step_meter import MeasuredStep, RunningStep, budget_meter
+from mimose.bench.step_meter import (
+    AnyStepMeter,
+    MeasuredStep,
+    RunningStep,
+    budget_meter,
+)
 from mimose.bench.zoo import Batch, moved
 
 
@@ -22,7 +27,7 @@ class Loop:
     def __init__(self, model: nn.Module, *, window: int = 1) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        self.meter = budget_meter(self.device)
+        self.meter: AnyStepMeter = budget_meter(self.device)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         self.window = window
         self._n_steps = 0
