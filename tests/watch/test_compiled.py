@@ -274,7 +274,7 @@ def test_a_step_that_compiles_teaches_nothing_of_memory(toys, meter, monkeypatch
     """The compiler's own memory is in its readings."""
     graphs = itertools.count()
     for part in ("driver", "ending"):
-        monkeypatch.setattr(f"mimose.run.{part}.n_graphs", lambda: next(graphs))
+        monkeypatch.setattr(f"mimose.run.{part}.count_graphs", lambda: next(graphs))
         monkeypatch.setattr(f"mimose.run.{part}.is_compiled", lambda _: True)
     model = toys.chain(4)
     with mimose.attach(model, "1TiB", meter=meter) as session:
