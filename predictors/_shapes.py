@@ -60,7 +60,11 @@ class ShapeRegressor(Regressor):
         self.n_features_in_ = samples.sizes.shape[1]
         self.n_shapes_ = len(samples.values)
         self.low_, self.high_ = samples.low, samples.high
-        self._fit(samples)
+        try:
+            self._fit(samples)
+        except BaseException:
+            del self.n_shapes_  # it is not fitted
+            raise
 
     @abstractmethod
     def _fit(self, samples: Samples) -> None:

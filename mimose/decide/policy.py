@@ -283,7 +283,10 @@ class Policy:
         planner = self._maker.planner
         if self._static_is_made or not isinstance(planner, OneShapePlanner):
             return
-        longest = facts._replace(sizes=table.fill(planner.shape, facts.sizes))
+        shape: object = planner.shape
+        if not isinstance(shape, Mapping):
+            return  # an attribute of that name, which means something else
+        longest = facts._replace(sizes=table.fill(shape, facts.sizes))
         usable = self.reserve.usable_budget(memory)
         planner.plan(fill_problem(self._learner.model, longest, memory, usable))
         self._static_is_made = True

@@ -84,6 +84,8 @@ class ModuleGuard:
     Attributes:
         naming: Names the unit in the errors of its recomputations.
         changes_weights: Whether its own forward does, as the first one told.
+        uncounted: The name of a tensor of its own whose edits nobody counts, since it
+            was made under ``torch.inference_mode()``; "" without one.
         watches_buffers: Whether there are buffers that no forward has changed yet.
     """
 
@@ -94,6 +96,7 @@ class ModuleGuard:
         self._modules = tuple(module.modules())
         self.begin_anew()
         self.changes_weights = False
+        self.uncounted = _uncounted(self._modules)
 
     def begin_anew(self) -> None:
         """Look at the weights alone: what a forward changes is to be found out."""
@@ -109,6 +112,7 @@ class ModuleGuard:
         self._buffers = _places(buffers, keys)
         self.watches_buffers = bool(self._buffers.names)
         self._all = _places([*weights, *buffers, *map(vars, self._modules)], keys)
+        self.uncounted = _uncounted(self._modules)
 
     def buffer_versions(self) -> Versions:
         """Return which the buffers are that are not left out, and how often changed."""
@@ -193,6 +197,19 @@ class ModuleGuard:
     def _set(self, modes: tuple[bool, ...]) -> None:
         for module, mode in zip(self._modules, modes, strict=True):
             module.training = mode
+
+
+def _uncounted(modules: Iterable[nn.Module]) -> str:
+    return next(
+        (
+            name
+            for module in modules
+            for table in (buffers_of(module), vars(module))
+            for name, value in table.items()
+            if isinstance(value, torch.Tensor) and value.is_inference()
+        ),
+        "",
+    )
 
 
 def _places(

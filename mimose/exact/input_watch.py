@@ -55,6 +55,13 @@ def is_edited(noted: Marks) -> bool:
     return False
 
 
+def _has_graph(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # one of several views, edited: it is in no graph any more
+        return False
+
+
 def cut_off(noted: Marks) -> None:
     """Take edited tensors out of the graph of a forward that is given up.
 
@@ -65,7 +72,7 @@ def cut_off(noted: Marks) -> None:
     """
     for ref, counted in noted:
         tensor = ref()
-        if tensor is None or tensor.grad_fn is None or version_of(tensor) == counted:
+        if tensor is None or version_of(tensor) == counted or not _has_graph(tensor):
             continue
         base = base_of(tensor)
         if base is None:

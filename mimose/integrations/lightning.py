@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import inspect
 import json
 import logging
 import weakref
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from mimose.exceptions import MimoseError, StateMismatchError
+from mimose.integrations.options import check_options
 from mimose.integrations.root_search import RootSearch
 from mimose.report.metrics import MetricsReader
 from mimose.session import Session, attach
@@ -106,7 +106,7 @@ class MimoseCallback(_Base):
         module: str | None = None,
         **options: Any,
     ) -> None:
-        inspect.signature(attach).bind(None, budget, **options)
+        check_options(type(self).__name__, budget, options)
         self._budget = budget
         self._name = module
         self._units = options.pop("units", None)

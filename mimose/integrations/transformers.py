@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from mimose.exceptions import (
     StateMismatchError,
 )
 from mimose.integrations.missing import missing_package
+from mimose.integrations.options import check_options
 from mimose.report.metrics import MetricsReader
 from mimose.session import Session, attach
 from mimose.torch_private import COMPILED_MODULE
@@ -94,7 +94,7 @@ class MimoseCallback(TrainerCallback, ExportableState):
         module: nn.Module | None = None,
         **options: Any,
     ) -> None:
-        inspect.signature(attach).bind(None, budget, **options)
+        check_options(type(self).__name__, budget, options)
         self._budget = budget
         self._options = {n: self._recall(n, value) for n, value in options.items()}
         self._root: nn.Module | None = self._recall("module", module)

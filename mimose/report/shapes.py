@@ -49,27 +49,27 @@ def shapes_of(run: Sequence[StepRecord]) -> list[Shape]:
     for record in run:
         kind = kinds[tuple(record.shape)]
         sizes, shown = {**firsts[kind], **record.shape}, varying[kind] or kind
-        shapes.append(tuple((n, sizes[n]) for n in kind if n in sizes and n in shown))
+        names = dict.fromkeys((*kind, *record.shape))  # its own are never left out
+        shapes.append(tuple((n, sizes[n]) for n in names if n in sizes and n in shown))
     return shapes
 
 
 def _kinds(records: Sequence[StepRecord]) -> dict[_Names, _Names]:
     """Map the names that records have to the last ones of the same kind of inputs.
 
-    Records that have names in common are of one kind.
+    Records of one kind have all their names, or all but the later ones, in common.
     """
     kinds: dict[_Names, _Names] = {}
     for record in reversed(records):
         names = tuple(record.shape)
         if names not in kinds:
-            last = dict.fromkeys(kinds.values())
-            alike = max(last, key=lambda kind: _n_common(kind, names), default=names)
-            kinds[names] = alike if _n_common(alike, names) else names
+            alike = (kind for kind in kinds.values() if _is_one_in_other(kind, names))
+            kinds[names] = next(alike, names)
     return kinds
 
 
-def _n_common(names: _Names, others: _Names) -> int:
-    return len(set(names) & set(others))
+def _is_one_in_other(names: _Names, others: _Names) -> bool:
+    return set(names) <= set(others) or set(others) <= set(names)
 
 
 def shape_text(shape: Shape) -> str:

@@ -61,7 +61,7 @@ def family_key(unit: str, shape: CallShape, device: torch.device) -> Hashable:
 
 def autocast_state(device: torch.device) -> Hashable:
     """Return what autocast is set to for the device and for the CPU; None if off."""
-    kinds = ("cpu",) if device.type == "cpu" else (device.type, "cpu")
+    kinds = device.type, "cpu"
     if not any(map(torch.is_autocast_enabled, kinds)):
         return None
     return tuple(

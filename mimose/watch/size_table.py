@@ -57,7 +57,7 @@ class SizeTable:
         columns = self.columns()
         varying = [c for c in columns if self._varies[c]] or columns
         self._shown = [(self._name(c), c) for c in varying]
-        self._named.clear()
+        self._named = {}
 
     def _name(self, column: int) -> str:
         """Return what a group's size is called."""
@@ -106,12 +106,13 @@ class SizeTable:
 
     def named(self, sizes: tuple[int, ...]) -> Mapping[str, int]:
         """Return the sizes that vary, by name; all of them while none has varied."""
-        found = self._named.get(sizes)
+        named, shown = self._named, self._shown  # another thread may add a call's sizes
+        found = named.get(sizes)
         if found is None:
-            found = {name: sizes[column] for name, column in self._shown}
-            if len(self._named) >= _MOST_NAMED:
-                self._named.clear()
-            self._named[sizes] = found
+            found = {name: sizes[column] for name, column in shown}
+            if len(named) >= _MOST_NAMED:
+                named.clear()
+            named[sizes] = found
         return found
 
     def steps(self, round_to: int | Mapping[str, int]) -> list[int]:

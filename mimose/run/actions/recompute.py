@@ -16,6 +16,9 @@ from mimose.run.actions.checkpointing import recompute
 from mimose.run.comparison import Comparison
 from mimose.run.unit import Unit
 
+_UNSAVABLE = "Inference tensors cannot be saved for backward"
+"""What torch says before the forward runs, for `checkpoint` saves what it is given."""
+
 
 class Recompute:
     """Holds a call's inputs and outputs, and nothing of what is made in between."""
@@ -26,6 +29,11 @@ class Recompute:
         """Return why a call cannot run again, where that shows before it runs."""
         if not unit.is_compared and is_inside_checkpoint():
             return "the model itself checkpoints it"
+        if unit.guard.uncounted:
+            return (
+                f"it holds {unit.guard.uncounted!r}, made under "
+                f"torch.inference_mode(), whose changes nobody counts"
+            )
         return ""
 
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
@@ -45,17 +53,23 @@ class Recompute:
         elif unit.buffers:
             buffers = SavedBuffers(unit.buffers)
         is_whole = probe is not None or comparison is not None or unit.is_compiled
-        output = recompute(
-            unit.forward,
-            call.args,
-            call.kwargs,
-            buffers=buffers,
-            on_recompute=on_recompute,
-            guard=unit.guard,
-            devices=unit.devices,
-            handed=unit.handed,
-            early_stop=not is_whole,
-        )
+        try:
+            output = recompute(
+                unit.forward,
+                call.args,
+                call.kwargs,
+                buffers=buffers,
+                on_recompute=on_recompute,
+                guard=unit.guard,
+                devices=unit.devices,
+                handed=unit.handed,
+                early_stop=not is_whole,
+            )
+        except RuntimeError as error:
+            if _UNSAVABLE not in str(error):
+                raise
+            why = "a tensor that it is handed was made under torch.inference_mode()"
+            raise NotRecomputableError({unit.index: unit.name}, why) from error
         if comparison is not None and is_edited(noted):
             cut_off(noted)
             why = "it edits its own input in place"

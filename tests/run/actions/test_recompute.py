@@ -1,0 +1,170 @@
+"""What cannot be run again is kept, whatever it is that torch says of it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+
+WIDTH = 16
+
+
+class Shifted(nn.Module):
+    """Adds a table of its own, or one that it is handed."""
+
+    def __init__(self, table=None):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.table = table
+
+    def forward(self, x, given=None):
+        """Map (rows, width) to the same."""
+        table = self.table if given is None else given
+        return x + self.down(torch.relu(self.up(x) + table))
+
+
+class Row(nn.Module):
+    """Three of them, and a loss."""
+
+    def __init__(self, *tables):
+        super().__init__()
+        torch.manual_seed(2)
+        self.blocks = nn.ModuleList(map(Shifted, tables))
+
+    def forward(self, x, given=None):
+        """Map (rows, width) to one number."""
+        for block in self.blocks:
+            x = block(x, given)
+        return x.square().mean()
+
+
+def _inference(value):
+    with torch.inference_mode():
+        return torch.full((WIDTH,), value)
+
+
+def _run(model, given=None, *, edits=False):
+    model.zero_grad()
+    loss = model(torch.ones(8, WIDTH), given)
+    if edits:
+        with torch.inference_mode():
+            for block in model.blocks:
+                block.table.add_(1.0)
+    loss.backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_a_table_whose_edits_nobody_counts_is_kept():
+    """Made in inference mode, it may change unseen between forward and backward."""
+    model, bare = (Row(*map(_inference, (0.5, 0.25, 0.0))) for _ in range(2))
+    with mimose.attach(model, "1TiB", planner="full") as session:
+        for edits in (False, True, False):
+            pairs = zip(_run(model, edits=edits), _run(bare, edits=edits), strict=True)
+            assert all(torch.equal(one, other) for one, other in pairs)
+    whys = session.summary().kept_units
+    assert {f"blocks.{i}" for i in range(3)} == set(whys)
+    assert all(
+        "holds 'table', made under torch.inference_mode" in w for w in whys.values()
+    )
+
+
+@pytest.mark.parametrize("planner", ["full", "auto"])
+def test_a_layer_handed_what_cannot_be_saved_is_kept(planner):
+    """`checkpoint` would save what a teacher made in inference mode, and cannot."""
+    model, given = Row(None, None, None), _inference(0.5)
+    bare = copy.deepcopy(model)
+    with mimose.attach(model, "1TiB", planner=planner) as session:
+        for _ in range(3):
+            pairs = zip(_run(model, given), _run(bare, given), strict=True)
+            assert all(torch.equal(one, other) for one, other in pairs)
+    assert all("is handed" in why for why in session.summary().kept_units.values())
+    assert 3 == len(session.summary().kept_units)
+    assert 0 == session.records[-1].retries
+
+
+class Grown(nn.Module):
+    """Saves what it returns, not what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        return torch.exp(x + self.shift)
+
+
+class Halves(nn.Module):
+    """Parts its input, and overwrites all of it behind the layers' backs."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Grown() for _ in range(2))
+
+    def forward(self, x):
+        """Map (rows, width) to one number."""
+        x = x * 1.0
+        parts = [self.blocks[i](part) for i, part in enumerate(x.chunk(2))]
+        with torch.no_grad():
+            x.zero_()
+        return torch.cat(parts).square().mean()
+
+
+def test_parts_of_a_tensor_that_is_edited(toys):
+    """One of several views cannot be asked for its graph any more: they are kept."""
+    batches = [torch.randn(8, WIDTH, requires_grad=True) for _ in range(3)]
+    model = Halves()
+    bare = toys.train(copy.deepcopy(model), batches)
+    with mimose.attach(model, "1TiB", planner="full", units=["blocks"]) as session:
+        trained = toys.train(model, batches)
+    assert [] == toys.differences(bare, trained)
+    assert {"blocks.0", "blocks.1"} == set(session.summary().kept_units)
+
+
+class Fixed:
+    """Recomputes the first events, keeps the others."""
+
+    name = "fixed"
+
+    def __init__(self, *actions):
+        self._actions = actions
+
+    def action_at(self, index):
+        """Return what was given for an event."""
+        return self._actions[index]
+
+    def plan(self, problem):
+        """Never asked."""
+        raise NotImplementedError
+
+
+def test_an_action_that_there_is_not():
+    """The error names what the planner returned, and what it may."""
+    model = Row(torch.zeros(WIDTH))
+    with (
+        mimose.attach(model, "1TiB", planner=Fixed("offload")),
+        pytest.raises(mimose.MimoseError, match="returned 'offload'; the actions in"),
+    ):
+        _run(model)
+
+
+def test_whatever_is_kept_can_be_recomputed_instead():
+    """A fixed plan that keeps its last layers is run again after out of memory."""
+    model = Row(*[torch.zeros(WIDTH)] * 3)
+    fails = [False]
+
+    def fail(*_):
+        if fails.pop():
+            raise torch.OutOfMemoryError
+        fails.append(False)
+
+    model.blocks[2].down.register_forward_hook(fail)
+    planner = Fixed("recompute", "recompute", "keep")
+    with mimose.attach(model, "1TiB", planner=planner) as session:
+        _run(model)
+        fails[:] = [False, True]
+        _run(model)
+    assert ("recompute",) * 3 == session.records[-1].actions
+    assert 1 == session.records[-1].retries
