@@ -79,7 +79,8 @@ def attach(
             qualified name, several of these, or a predicate over ``(module)`` or
             ``(name, module)``.
         actions: What may happen to a layer's activations: ``"exact"`` for all that
-            leaves gradients as they are, or names, such as ``("keep", "recompute")``.
+            leaves gradients as they are and whose cost is learned, or names, such as
+            ``("keep", "lean", "recompute")``.
         planner: ``"auto"``, ``"marginal"``, ``"optimal"``, ``"greedy"`` (Mimose's
             Algorithm 1), ``"none"``, ``"full"``, ``"every-K"``, or a `Planner` such as
             `mimose.planners.Static`.

@@ -44,13 +44,18 @@ __all__ = [
     "device_statistics",
     "is_checkpoint_debugged",
     "is_from_checkpoint",
+    "keeps_graph",
     "next_sequence_number",
+    "output_of",
     "overload_packet",
     "parameters_of",
     "pop_saved_hooks",
     "push_saved_hooks",
     "pytree",
     "queue_callback",
+    "saved_handle",
+    "saved_names",
+    "saved_value",
     "sequence_number",
     "set_graphs_by_use",
     "storage_key",
@@ -150,6 +155,48 @@ from older ones. Bound for #103129."""
 
 sequence_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 """The number of a node, as of a tensor's ``grad_fn``. From #103129 as well."""
+
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+"""Whether the running backward leaves its graph for another. Read by
+``torch.utils.checkpoint`` in the same way; no thread about a public form was found."""
+
+
+def output_of(node: Any, number: int) -> Any:
+    """Return shape, dtype and device of a node's output, as of its gradient.
+
+    Bound for compiled autograd (#103822).
+    """
+    return node._input_metadata[number]
+
+
+def saved_names(node: Any) -> tuple[str, ...]:
+    """Return the names under which a node has saved tensors.
+
+    Those of Python's own functions are numbered and not among them. What nodes save is
+    told to Python for tests and tools such as torchviz (#52451), and each name begins
+    in the same way since then.
+    """
+    prefix = "_raw_saved_"
+    return tuple(
+        name.removeprefix(prefix)
+        for name in dir(type(node))
+        if name.startswith(prefix) and name != f"{prefix}tensors"
+    )
+
+
+def saved_value(node: Any, name: str) -> Any:
+    """Return what a node has saved: a tensor, or what it was told. See `saved_names`.
+
+    Raises:
+        RuntimeError: The tensor was edited in place since, or the graph is gone.
+    """
+    return getattr(node, f"_saved_{name}")
+
+
+def saved_handle(node: Any, name: str) -> Any:
+    """Return the handle of a saved tensor, which takes hooks (#60685)."""
+    return getattr(node, f"_raw_saved_{name}")
+
 
 SavedHooks: TypeAlias = tuple[Callable[[torch.Tensor], Any], Callable[[Any], Any]]
 """What packs a tensor that is saved for backward, and what unpacks it."""

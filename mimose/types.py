@@ -89,6 +89,10 @@ class Measured:
         is_first, self.has_gradient = not self.has_gradient, True
         return is_first
 
+    def tell_held(self, action: str, n_bytes: float) -> None:
+        """Take in what was held under the action that it ran under."""
+        self.held_bytes = {**self.held_bytes, action: n_bytes}
+
     def count(
         self, held_bytes: dict[str, float], copied_bytes: float, *, flops: int
     ) -> None:

@@ -18,26 +18,33 @@ class ActionSpec:
     """Whether it leaves gradients bit for bit as they are."""
 
     resources: frozenset[str] = frozenset()
-    """What it spends to hold less, of ``"compute"`` (it runs some of the forward
-    again), ``"host"`` (memory there) and ``"transfer"`` (copies there and back)."""
+    """What it spends to hold less, of ``"compute"`` (it runs the forward again),
+    ``"replay"`` (it rebuilds tensors one by one, by some of its operators), ``"host"``
+    (memory there) and ``"transfer"`` (copies there and back)."""
 
     def __post_init__(self) -> None:
         """Check the code and the resources."""
         if len(self.code) != 1:
             msg = f"code must be one letter, got {self.code!r} for {self.name!r}"
             raise ValueError(msg)
-        unknown = self.resources - {"compute", "host", "transfer"}
+        unknown = self.resources - {"compute", "replay", "host", "transfer"}
         if unknown:
             msg = f"resources of {self.name!r} are unknown: {sorted(unknown)}"
             raise ValueError(msg)
 
     @property
     def recomputes(self) -> bool:
-        """Whether its backward begins with some of the forward."""
+        """Whether its backward begins with the forward."""
         return "compute" in self.resources
+
+    @property
+    def replays(self) -> bool:
+        """Whether it rebuilds what it dropped tensor by tensor."""
+        return "replay" in self.resources
 
 
 KEEP = ActionSpec(name="keep", code="k")
+LEAN = ActionSpec(name="lean", code="l", resources=frozenset({"replay"}))
 RECOMPUTE = ActionSpec(name="recompute", code="r", resources=frozenset({"compute"}))
 
 

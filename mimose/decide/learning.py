@@ -31,6 +31,14 @@ class Learning:
         """
         return n_measured < _MOST_STEPS and self._n_near < _SETTLED
 
+    def is_open(self, n_measured: int) -> bool:
+        """Whether there are steps left to be measured.
+
+        Args:
+            n_measured: Steps measured so far.
+        """
+        return n_measured < _MOST_STEPS
+
     def observe(self, predicted: float, observed: float, scale: float) -> None:
         """Take note of how a step's prediction came out.
 

@@ -14,7 +14,13 @@ from mimose.decide.planning import PlanMaker, at_sizes
 from mimose.decide.reserve import PredictedStep, Reserve
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.learner import Learner
-from mimose.learn.problem import Memory, doubt, extrapolation_ratio, fill_problem
+from mimose.learn.problem import (
+    Memory,
+    doubt,
+    extrapolation_ratio,
+    fill_problem,
+    untold,
+)
 from mimose.planners import (
     OneShapePlanner,
     Plan,
@@ -153,15 +159,44 @@ class Policy:
                 f"no plan is predicted to keep the budget, the least peak is {least}"
             )
             return Decision("fallback", None, reason=reason)
-        if share == 1.0 and not ratio:  # once it was measured, there is a better plan
-            self.cache.put(key, made)
+        tries = untold(model, upper) if self.reserve.is_open(model.n_steps) else ""
+        if share == 1.0 and not (ratio or tries):
+            self.cache.put(
+                key, made
+            )  # else there is a better one, once it was measured
         # A planner that was shown its one problem makes no other plan of new samples.
         is_learning = self.reserve.is_learning(model.n_steps)
         is_learning = is_learning and not self._static_is_made
-        return replace(
+        decision = replace(
             self._decision(facts, made, memory, cache_hit=False),
             phase="plan" if share == 1.0 else "step_down",
             is_measured=is_learning or beyond > 0.0,
+        )
+        if share < 1.0 or self._static_is_made:
+            return decision
+        return self._trying(decision, tries)
+
+    def _trying(self, decision: Decision, tries: str) -> Decision:
+        """Have a step show an action of which little is known.
+
+        While plans are measured anyway every second one does, else every one.
+
+        It holds no more than what it stands in for, so the budget is kept; but nothing
+        is predicted of such a step.
+        """
+        model = self._learner.model
+        if not tries or decision.chosen is None:
+            return decision
+        if decision.is_measured and model.n_steps % 2:
+            return decision
+        if model.menu.first not in decision.chosen.plan.actions:
+            return decision
+        return replace(
+            decision,
+            tries=tries,
+            is_measured=True,
+            growth_bytes=None,
+            reason=f"{tries} is tried in place of what would be kept",
         )
 
     def _note_doubt(self, doubt: str) -> None:

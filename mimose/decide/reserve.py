@@ -109,6 +109,14 @@ class Reserve:
         """
         return self._learning.is_on(n_measured)
 
+    def is_open(self, n_measured: int) -> bool:
+        """Tell whether steps may still be measured to learn of more actions.
+
+        Args:
+            n_measured: Steps measured so far.
+        """
+        return self._learning.is_open(n_measured)
+
     # ------------------------------------------------------------------ writers
 
     def absorb(self, step: PredictedStep) -> None:

@@ -15,6 +15,11 @@ from mimose.learn.series import Series
 from mimose.planners import PlanningProblem
 from mimose.types import CostOf, Sizes, StepInput, Uncounted
 
+_REPLAY_FLOPS = 32.0
+"""FLOPs that take as long as rebuilding a byte by pointwise operators does: they wait
+for memory. On two CPU cores 7% of a BERT layer's time against 49% of its whole
+recomputation, which is its forward's FLOPs."""
+
 
 class Memory(NamedTuple):
     """What is held when a step begins, and what is known to come."""
@@ -77,7 +82,8 @@ def _needed(
     for index, neighbours in pattern.layout.classes:
         event = pattern.events[index]
         layer = _Layer(model, facts, event.family, neighbours)
-        for what, series in layer.needed(_choices(model, event), own[index]):
+        chosen = _choices(model, event, own[index])
+        for what, series in layer.needed(chosen, own[index]):
             yield f"{what} of {event.name}", series, own[index]
     for pair in pattern.layout.gaps:
         key = gap_key(facts, pair)
@@ -139,6 +145,12 @@ class _Layer:
     def _own_backward(self, action: str) -> Series:
         return self._model.excess(*self._backward, action)
 
+    def is_told(self, action: str, sizes: Sizes) -> bool:
+        """Whether steps have shown an action's backward; those at the ends stand in."""
+        if action in (self._menu.first, self._menu.least):
+            return True
+        return not self._own_backward(action).doubt(sizes)
+
     def net(self, action: str, sizes: Sizes) -> Series:
         own = self._model.net(*self._backward, action)
         least = self._model.net(*self._backward, self._menu.least)
@@ -181,7 +193,8 @@ class _Layer:
         """
         names, first = self._menu.names, self._menu.first
         held = [self.held(action).predict(sizes) for action in names]
-        held[0] = max(held)
+        held[0] = max(held[0], held[-1])
+        held[1:] = [min(n_bytes, held[0]) for n_bytes in held[1:]]
         forward = [self.forward(action, sizes).predict(sizes) for action in names]
         backward = [self._first_backward(sizes, held[-1], beyond.get(first, 0.0))]
         for index, spec in enumerate(self._menu.specs[1:], 1):
@@ -192,8 +205,12 @@ class _Layer:
                 over += held[0] - held[index]
             backward.append(max(forward[0], over) if spec.recomputes else over)
         net = [self.net(action, sizes).predict(sizes) for action in names]
-        cost = [self.cost(action).predict(sizes) or 1.0 for action in names]
-        cost[0] = 0.0
+        cost = [0.0]
+        for index, spec in enumerate(self._menu.specs[1:], 1):
+            flops = self.cost(spec.name).predict(sizes)
+            if spec.replays:
+                flops += _REPLAY_FLOPS * (held[0] - held[index])
+            cost.append(flops or 1.0)
         return np.array((held, forward, backward, net, cost))
 
     def _first_backward(self, sizes: Sizes, least_held: float, beyond: float) -> float:
@@ -240,7 +257,11 @@ def fill_problem(
     held, forward, backward, net, cost = table.transpose(1, 0, 2)
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
     gaps = np.vstack((gaps, (found.net_bytes - released, found.excess_bytes)))
-    choices = [_choices(model, event) for event in pattern.events]
+    own = pattern.own_sizes(facts.sizes)
+    choices = [
+        _choices(model, event, sizes)
+        for event, sizes in zip(pattern.events, own, strict=True)
+    ]
     allowed = [[name in chosen for name in menu.names] for chosen in choices]
     budget = memory.budget_bytes if budget_bytes is None else budget_bytes
     shape = len(pattern.events), len(menu.names)
@@ -265,14 +286,32 @@ def fill_problem(
     )
 
 
-def _choices(model: CostModel, event: Event) -> tuple[str, ...]:
+def _choices(model: CostModel, event: Event, sizes: Sizes) -> tuple[str, ...]:
     """Return what an event may run under: of actions between the ends, those known."""
     ends = model.menu.first, model.menu.least
     return tuple(
         action
         for action in model.allowed(event.unit)
-        if action in ends or len(model.exact(event.family, "held", action))
+        if action in ends or not model.exact(event.family, "held", action).doubt(sizes)
     )
+
+
+def untold(model: CostModel, facts: StepInput) -> str:
+    """Return an action of which too little is known at these sizes; "" if of none.
+
+    It lies between the ends of the menu: what is kept may run under it instead, which
+    holds no more, and shows what it does.
+    """
+    pattern = model.patterns[facts.context]
+    own = pattern.own_sizes(facts.sizes)
+    for index, neighbours in pattern.layout.classes:
+        event = pattern.events[index]
+        known = _choices(model, event, own[index])
+        layer = _Layer(model, facts, event.family, neighbours)
+        for action in model.allowed(event.unit):
+            if action not in known or not layer.is_told(action, own[index]):
+                return action
+    return ""
 
 
 def _class_table(
@@ -329,8 +368,8 @@ def extra_flops(
     unknown: dict[tuple[int, int], CostOf] = {}
     known: dict[CostOf, int | None] = {}  # equal layers cost the same
     for event, sizes, action in zip(pattern.events, own, actions, strict=True):
-        if action == model.menu.first:
-            continue
+        if action == model.menu.first or model.menu.spec(action).replays:
+            continue  # it runs nothing again whose FLOPs are counted
         cost_of = event.family, action, sizes
         if cost_of not in known:
             known[cost_of] = exact_cost(model, cost_of)

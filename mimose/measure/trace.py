@@ -212,9 +212,10 @@ def _count_users(
 ) -> Counter[int]:
     """Count who refers to each storage, but for those who return it.
 
-    A tensor with gradient is saved as an alias, which is one more user of its storage.
-    One without is saved as it is: a bool mask that ``where`` saves, for one. There the
-    tensor itself has more users, or its Python object under hooks on saved tensors.
+    Under hooks a tensor with gradient is saved as an alias, which is one more user of
+    its storage; without them it is saved as it is, and has one more itself. One without
+    gradient, such as a bool mask that ``where`` saves, is saved as it is anyway: there
+    the tensor itself has more users, or its Python object under hooks.
     """
     passed_on = Counter(map(id, returned))
     users: Counter[int] = Counter()
@@ -222,10 +223,9 @@ def _count_users(
         if tensor.layout != torch.strided:
             continue
         key = storage_key(tensor.untyped_storage())
-        users[key] += storage_users(key)
+        users[key] += storage_users(key) + tensor_users(tensor)
         if not tensor.requires_grad:
-            users[key] += sys.getrefcount(tensor) + tensor_users(tensor)
-            users[key] -= passed_on[id(tensor)]
+            users[key] += sys.getrefcount(tensor) - passed_on[id(tensor)]
     return users
 
 

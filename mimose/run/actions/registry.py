@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from mimose.planners import Menu
 from mimose.run.actions.base import Action
 from mimose.run.actions.keep import Keep
+from mimose.run.actions.lean import Lean
 from mimose.run.actions.recompute import Recompute
 
-_ACTIONS: list[Action] = [Keep(), Recompute()]
+_ACTIONS: list[Action] = [Keep(), Lean(), Recompute()]
 """From the one that holds most to the one that holds least."""
+_BY_NAME = frozenset(("lean",))
+"""Exact, but used where it is asked for by name only: what it costs is not learned."""
 
 
 def register(action: Action) -> None:
@@ -31,7 +34,8 @@ def choose(actions: str | Sequence[str]) -> tuple[Action, ...]:
     """Return the actions that a session may use, the one that holds most first.
 
     Args:
-        actions: ``"exact"`` for all that leave gradients as they are, or names.
+        actions: ``"exact"`` for all that leave gradients as they are and whose cost is
+            learned, or names.
 
     Raises:
         ValueError: A name is unknown, or keeping or the least is not among them.
@@ -39,7 +43,11 @@ def choose(actions: str | Sequence[str]) -> tuple[Action, ...]:
     names = [action.spec.name for action in _ACTIONS]
     if isinstance(actions, str):
         if actions == "exact":
-            return tuple(action for action in _ACTIONS if action.spec.is_exact)
+            return tuple(
+                action
+                for action in _ACTIONS
+                if action.spec.is_exact and action.spec.name not in _BY_NAME
+            )
         actions = (actions,)
     unknown = [name for name in actions if name not in names]
     needed = {names[0], names[-1]}

@@ -1,0 +1,87 @@
+"""Dropout's noise as bits: zeros, and one other number.
+
+On a CPU dropout multiplies by a tensor of zeros and ``1 / (1 - p)``, as large as what
+it drops from. It takes a bit an element to hold, and is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+_SAMPLE = 256
+_WEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Noise(NamedTuple):
+    """Noise, an eighth of a byte an element."""
+
+    bits: torch.Tensor
+    scale: float
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def scale_of(tensor: torch.Tensor) -> float | None:
+    """Return the number beside zero in what looks like noise; None if it does not."""
+    if not (tensor.is_floating_point() and tensor.is_contiguous()):
+        return None
+    if tensor.storage_offset() or tensor.numel() < _SAMPLE:
+        return None
+    if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
+        return None
+    found = sorted(set(tensor.detach().reshape(-1)[:_SAMPLE].tolist()))
+    if len(found) != 2 or found[0] != 0.0 or not math.isfinite(found[1]):
+        return None
+    return float(found[1])
+
+
+def pack(tensor: torch.Tensor) -> Noise | torch.Tensor:
+    """Return noise as bits; the tensor itself, if it is another this time.
+
+    Args:
+        tensor: Contiguous, of any shape.
+    """
+    scale = scale_of(tensor)
+    if scale is None:
+        return tensor
+    is_there = tensor != 0
+    if not bool(((tensor == scale) == is_there).all()):
+        return tensor
+    return Noise(_pack(is_there.reshape(-1)), scale, tensor.shape, tensor.dtype)
+
+
+def unpack(noise: Noise | torch.Tensor) -> torch.Tensor:
+    """Return the noise that was packed."""
+    if isinstance(noise, torch.Tensor):
+        return noise
+    n_elements = math.prod(noise.shape)
+    is_there = _unpack(noise.bits, n_elements)
+    return is_there.to(noise.dtype).mul_(noise.scale).view(noise.shape)
+
+
+def held_bytes(noise: Noise | torch.Tensor) -> int:
+    """Return what is held of packed noise."""
+    tensor = noise if isinstance(noise, torch.Tensor) else noise.bits
+    return tensor.untyped_storage().nbytes()
+
+
+def _pack(flags: torch.Tensor) -> torch.Tensor:
+    if flags.is_cpu:
+        return torch.from_numpy(np.packbits(flags.numpy(), bitorder="little"))
+    short = -flags.numel() % 8
+    rows = torch.nn.functional.pad(flags, (0, short)).view(-1, 8)
+    weights = torch.tensor(_WEIGHTS, dtype=torch.uint8, device=flags.device)
+    return (rows * weights).sum(1, dtype=torch.uint8)
+
+
+def _unpack(bits: torch.Tensor, n_elements: int) -> torch.Tensor:
+    if bits.is_cpu:
+        found = np.unpackbits(bits.numpy(), count=n_elements, bitorder="little")
+        return torch.from_numpy(found)
+    weights = torch.tensor(_WEIGHTS, dtype=torch.uint8, device=bits.device)
+    flags = bits.unsqueeze(1).bitwise_and(weights) != 0
+    return flags.view(-1)[:n_elements]

@@ -1,0 +1,255 @@
+"""A call's dropped tensors, rebuilt in its backward.
+
+Note: [What is held]
+Hooks on the saved tensors hold what is here, and what is here holds tensors without a
+graph: no node, so that nothing refers to itself, and a graph that goes takes all of it
+along. Every tensor has its version beside it: what was edited since would be rebuilt
+to something else, which is an error and not a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from mimose.run.actions.replay import noise
+from mimose.run.actions.replay.operators import OPERATORS, settings_of
+from mimose.run.actions.replay.recipe import Recipe, Source, Step, placed
+from mimose.run.actions.replay.unit_graph import Nodes, Ran, Slot, Value
+from mimose.tensors import same_bits, version
+from mimose.torch_private import (
+    keeps_graph,
+    output_of,
+    saved_handle,
+    saved_value,
+)
+
+Refuse = Callable[[str], NoReturn]
+"""Raises the error that names the unit."""
+
+
+class Place(NamedTuple):
+    """How a dropped tensor lay in its storage."""
+
+    step: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    n_bytes: int
+    """Of the storage."""
+
+
+class Rebuild:
+    """Rebuilds what one call let go, each tensor once as long as it is needed.
+
+    Args:
+        recipe: The call's.
+        sources: By step, what it begins with: a tensor and its version, settings, ...
+        refuse: Raises the error that names the unit.
+    """
+
+    __slots__ = ("_left", "_made", "_recipe", "_refuse", "_sources")
+
+    def __init__(self, recipe: Recipe, sources: list[Any], refuse: Refuse) -> None:
+        self._recipe = recipe
+        self._sources = sources
+        self._refuse = refuse
+        self._made: dict[int, Any] = {}
+        self._left = list(recipe.readers)
+
+    def hold(self, step: int, packed: noise.Noise | torch.Tensor) -> None:
+        """Take in noise, as it is let go."""
+        self._sources[step] = packed
+
+    def unpack(self, place: Place) -> torch.Tensor:
+        """Return a dropped tensor, as a hook on it has to.
+
+        Raises:
+            RecomputationError: What it is made of was changed meanwhile.
+        """
+        with torch.no_grad():
+            if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
+                rebuilt = self._without_autocast(place.step)
+            else:
+                rebuilt = self.value(place.step)
+            if rebuilt.untyped_storage().nbytes() != place.n_bytes:
+                self._refuse("what it saved was rebuilt with another layout")
+            return placed(rebuilt, place.shape, place.stride, place.offset)
+
+    def _without_autocast(self, step: int) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            accelerator = torch.accelerator.current_accelerator()
+            if accelerator is None:
+                return self.value(step)
+            with torch.autocast(accelerator.type, enabled=False):
+                return self.value(step)
+
+    def value(self, index: int) -> Any:
+        """Return what a step comes to; after its last reader it is not held any more.
+
+        A graph that is kept may be asked again: then it is as at the beginning.
+        """
+        self._left[index] -= 1
+        is_last = self._left[index] <= 0
+        if is_last:
+            self._left[index] = self._recipe.readers[index]
+        if index in self._made:
+            return self._made.pop(index) if is_last else self._made[index]
+        step = self._recipe.steps[index]
+        made = self._begin(index, step, is_last=is_last)
+        if not is_last and step.source in _MADE:
+            self._made[index] = made
+        return made
+
+    def _begin(self, index: int, step: Step, *, is_last: bool) -> Any:
+        if step.source is Source.RUN:
+            return self._run(index, step)
+        if step.source is Source.PART:
+            return self.value(step.operands[0])[step.told]
+        source = self._sources[index]
+        if step.source is Source.NOISE:
+            return noise.unpack(source)
+        if step.source not in _TENSORS:
+            return source
+        tensor, counted = source
+        if version(tensor) != counted:
+            self._refuse("a tensor that others are rebuilt from was edited in place")
+        if is_last and not keeps_graph():
+            self._sources[index] = None  # the node lets it go as well
+        return tensor
+
+    def _run(self, index: int, step: Step) -> Any:
+        operands = [self.value(operand) for operand in step.operands]
+        made = OPERATORS[step.name].run(self._sources[index], *operands)
+        for output, saved in step.proof:
+            proof = self.value(saved)
+            if proof.is_cpu and not same_bits(made[output], proof):
+                self._refuse("a setting of it was changed after its forward")
+        return made
+
+
+_MADE = frozenset((Source.RUN, Source.PART, Source.NOISE))
+_TENSORS = frozenset((Source.SAVED, Source.WHOLE, Source.INPUT, Source.WEIGHT))
+
+
+def drop(recipe: Recipe, ran: Ran, refuse: Refuse) -> float:
+    """Let go what a recipe can rebuild, and have it rebuilt in backward.
+
+    Args:
+        recipe: Right for this call.
+        ran: The call.
+        refuse: Raises the error that names the unit.
+
+    Returns:
+        The bytes that went.
+    """
+    rebuild = Rebuild(recipe, sources_of(recipe, ran), refuse)
+    freed: dict[int, int] = {}
+
+    def pack(step: int, tensor: torch.Tensor) -> Place:
+        n_bytes = freed[step] = tensor.untyped_storage().nbytes()
+        if recipe.steps[step].source is Source.NOISE:
+            packed = noise.pack(tensor)
+            rebuild.hold(step, packed)
+            freed[step] -= noise.held_bytes(packed)
+        offset = int(tensor.storage_offset())
+        return Place(step, tensor.shape, tensor.stride(), offset, n_bytes)
+
+    for slot, step in recipe.drops:
+        handle = saved_handle(ran.nodes.nodes[slot.node], slot.name)
+        handle.register_hooks(partial(pack, step), rebuild.unpack)
+    return float(sum(freed.values()))
+
+
+def sources_of(recipe: Recipe, ran: Ran) -> list[Any]:
+    """Read what a recipe's steps begin with.
+
+    Args:
+        recipe: The recipe.
+        ran: The call.
+
+    Raises:
+        RuntimeError: A saved tensor was edited in place.
+    """
+    return [_source(step, ran) for step in recipe.steps]
+
+
+def _source(step: Step, ran: Ran) -> Any:
+    if step.source is Source.RUN:
+        return settings_of(step.name, ran.nodes.nodes[step.node])
+    if step.source is Source.EPSILON:
+        return getattr(ran.module.get_submodule(step.told), step.name)
+    if step.source is Source.NUMBER:
+        return step.told
+    tensor = _tensor(step, ran.nodes, ran.inputs)
+    return None if tensor is None else (tensor, version(tensor))
+
+
+def _tensor(
+    step: Step, nodes: Nodes, inputs: Sequence[torch.Tensor]
+) -> torch.Tensor | None:
+    if step.source is Source.SAVED:
+        saved: torch.Tensor = saved_value(nodes.nodes[step.node], step.name)
+        return _detached(saved)
+    if step.source is Source.WHOLE:
+        part = saved_value(nodes.nodes[step.node], step.name)
+        return _whole(_detached(part), step.told, nodes)
+    if step.source is Source.INPUT:
+        given: torch.Tensor = inputs[step.told]
+        return given.detach()
+    if step.source is Source.WEIGHT:
+        weight: torch.Tensor = nodes.nodes[step.node].variable
+        return weight.detach()
+    return None
+
+
+def _whole(saved: torch.Tensor, value: Value, nodes: Nodes) -> torch.Tensor:
+    """Return a value by a view of its storage: contiguous, as recipes have tried."""
+    shape = tuple(output_of(nodes.nodes[value.node], value.output).shape)
+    stride = torch.empty(shape, device="meta").stride()
+    return saved.as_strided(shape, stride, 0)
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def evaluate(
+    recipe: Recipe, ran: Ran, slots: Mapping[Slot, torch.Tensor]
+) -> Callable[[int], Any]:
+    """Return what a recipe's steps come to while nothing was dropped yet.
+
+    Args:
+        recipe: To be tried.
+        ran: The call.
+        slots: The saved tensors.
+    """
+    sources = sources_of(recipe, ran)
+    for index, step in enumerate(recipe.steps):
+        if step.source is Source.NOISE:
+            sources[index] = noise.pack(slots[Slot(step.node, step.name)].detach())
+
+    def value(index: int) -> Any:
+        # A memo for each: all at once would need as much memory as was to be freed.
+        return _value(index, {})
+
+    def _of(index: int, made: dict[int, Any]) -> Any:
+        if index not in made:
+            made[index] = _value(index, made)
+        return made[index]
+
+    def _value(index: int, made: dict[int, Any]) -> Any:
+        step, source = recipe.steps[index], sources[index]
+        if step.source is Source.RUN:
+            operands = [_of(operand, made) for operand in step.operands]
+            return OPERATORS[step.name].run(source, *operands)
+        if step.source is Source.PART:
+            return _of(step.operands[0], made)[step.told]
+        if step.source is Source.NOISE:
+            return noise.unpack(source)
+        return source[0] if step.source in _TENSORS else source
+
+    return value

@@ -1,0 +1,248 @@
+"""The part of autograd's graph that one call of a unit has made, and what it saved.
+
+Note: [Positions]
+Nodes are numbered in the order of one walk from the outputs, and everything else speaks
+of numbers: a node would hold the graph, and the graph what was to be freed. Two calls
+whose graphs have equal signatures number the same nodes alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+
+from mimose.run.actions.replay.operators import OPERATORS
+from mimose.torch_private import (
+    saved_handle,
+    saved_names,
+    saved_value,
+    sequence_number,
+    storage_key,
+)
+
+_LEAST_SHARE = 16
+"""Storages of less than this part of the largest input are not worth a hook."""
+
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+"""The kind of the node at which a parameter's gradient ends."""
+
+Edge: TypeAlias = "tuple[str, int, int]"
+"""What an operand is: ``("node", number, output)``, ``("input", which, 0)``,
+``("outside", 0, 0)`` for what neither was given nor made by the unit, or ``("", 0,
+0)`` where no gradient flows."""
+
+Signature: TypeAlias = tuple[tuple[str, tuple[Edge, ...]], ...]
+"""Kind and edges of each node."""
+
+
+class Value(NamedTuple):
+    """An output of a node."""
+
+    node: int
+    output: int
+
+
+class Slot(NamedTuple):
+    """A tensor that a node has saved."""
+
+    node: int
+    name: str
+
+
+class Nodes:
+    """The nodes of one call, by position: Note: [Positions].
+
+    Args:
+        outputs: What the unit returned.
+        inputs: The tensors that it was given.
+        began: The sequence number when it was entered: older nodes are not its own.
+        most: More nodes are not walked.
+
+    Raises:
+        LookupError: There are more.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        began: int,
+        most: int,
+    ) -> None:
+        self.inputs: dict[tuple[Any, int], int] = {}
+        for number, tensor in enumerate(inputs):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                self.inputs.setdefault((tensor.grad_fn, tensor.output_nr), number)
+        self._began = began
+        self.nodes: list[Any] = []
+        self._number: dict[Any, int] = {}
+        self._following: list[tuple[tuple[Any, int], ...]] = []
+        self._walk([t.grad_fn for t in outputs if t.grad_fn is not None], most)
+
+    def _walk(self, stack: list[Any], most: int) -> None:
+        while stack:
+            node = stack.pop()
+            if node in self._number or not self._is_own(node):
+                continue
+            if len(self.nodes) == most:
+                msg = f"more than {most} nodes"
+                raise LookupError(msg)
+            self._number[node] = len(self.nodes)
+            self.nodes.append(node)
+            self._following.append(node.next_functions)
+            stack.extend(
+                behind
+                for behind, output in self._following[-1]
+                if behind is not None and (behind, output) not in self.inputs
+            )
+
+    def _is_own(self, node: Any) -> bool:
+        return node.name() == ACCUMULATE or sequence_number(node) >= self._began
+
+    def edge(self, node: int, number: int) -> Edge:
+        """Return where an edge of a node leads to."""
+        behind, output = self._following[node][number]
+        return self._edge(behind, output)
+
+    def _edge(self, behind: Any, output: int) -> Edge:
+        if behind is None:
+            return "", 0, 0
+        which = self.inputs.get((behind, output))
+        if which is not None:
+            return "input", which, 0
+        number = self._number.get(behind)
+        return ("outside", 0, 0) if number is None else ("node", number, output)
+
+    def n_edges(self, node: int) -> int:
+        """Return how many edges a node has."""
+        return len(self._following[node])
+
+    def value_of(self, tensor: torch.Tensor) -> Value | None:
+        """Return who made a tensor, if that is a node of the unit."""
+        number = self._number.get(tensor.grad_fn)
+        return None if number is None else Value(number, tensor.output_nr)
+
+    def signature(self) -> Signature:
+        """Return what must be equal for positions to mean the same."""
+        return tuple(
+            (node.name(), tuple(self._edge(*edge) for edge in following))
+            for node, following in zip(self.nodes, self._following, strict=True)
+        )
+
+
+class Ran(NamedTuple):
+    """A call of a unit that has just run, nothing dropped yet."""
+
+    module: nn.Module
+    inputs: Sequence[torch.Tensor]
+    """The tensors that it was given."""
+    outputs: Sequence[torch.Tensor]
+    """Those returned that have a graph."""
+    nodes: Nodes
+
+
+@dataclass(slots=True)
+class Saved:
+    """A storage that nodes of the unit have saved."""
+
+    n_bytes: int
+    slots: list[Slot] = field(default_factory=list)
+    root: Value | None = None
+    """Who made the whole of it; None where no node of the unit did."""
+    is_fixed: bool = False
+    """Whether dropping it frees nothing: somebody else holds it, or it is small."""
+
+
+class UnitGraph:
+    """What one call has saved, while all of it is there.
+
+    It holds the graph: it lives as long as a recipe is made of it.
+
+    Args:
+        ran: The call.
+
+    Raises:
+        RuntimeError: A saved tensor was edited in place.
+    """
+
+    def __init__(self, ran: Ran) -> None:
+        self.nodes = ran.nodes
+        self.kinds = tuple(node.name() for node in ran.nodes.nodes)
+        self.slots: dict[Slot, torch.Tensor] = {}
+        self.storages: dict[int, Saved] = {}
+        self.slot_of: dict[Value, Slot] = {}
+        """Where a value itself was saved."""
+        own = itertools.chain(ran.module.parameters(), ran.module.buffers())
+        held = itertools.chain(own, ran.inputs, ran.outputs)
+        self._held = {_key(tensor) for tensor in held if is_strided(tensor)}
+        largest = max((tensor.nbytes for tensor in ran.inputs), default=0)
+        self._least_bytes = largest // _LEAST_SHARE
+        for slot, tensor in self._saved_tensors():
+            self.slots[slot] = tensor
+            if is_strided(tensor):
+                self._take_in(slot, tensor)
+
+    def _saved_tensors(self) -> Iterator[tuple[Slot, torch.Tensor]]:
+        names: dict[type, tuple[str, ...]] = {}
+        for number, node in enumerate(self.nodes.nodes):
+            kind = type(node)
+            if kind not in names:
+                names[kind] = saved_names(node)
+            for name in names[kind]:
+                handle = saved_handle(node, name)
+                if isinstance(handle, tuple) or handle.unpack_hook is not None:
+                    continue  # a list of tensors; or somebody has hooks inside
+                tensor = saved_value(node, name)
+                if isinstance(tensor, torch.Tensor):
+                    yield Slot(number, name), tensor
+
+    def _take_in(self, slot: Slot, tensor: torch.Tensor) -> None:
+        key = _key(tensor)
+        storage = self.storages.get(key)
+        if storage is None:
+            n_bytes = tensor.untyped_storage().nbytes()
+            is_fixed = key in self._held or n_bytes < self._least_bytes
+            storage = self.storages[key] = Saved(n_bytes, is_fixed=is_fixed)
+        storage.slots.append(slot)
+        value = self.nodes.value_of(tensor)
+        if value is not None:
+            self.slot_of.setdefault(value, slot)
+            storage.root = self.root(value)
+
+    def root(self, value: Value) -> Value:
+        """Return the value whose storage this one lies in, behind all views."""
+        operator = OPERATORS.get(self.kinds[value.node])
+        while operator is not None and operator.is_view:
+            kind, number, output = self.nodes.edge(value.node, 0)
+            if kind != "node" or self.kinds[number] == ACCUMULATE:
+                break
+            value = Value(number, output)
+            operator = OPERATORS.get(self.kinds[number])
+        return value
+
+    def storage_of(self, slot: Slot) -> int:
+        """Return the key of the storage that a saved tensor lies in; -1 for none."""
+        tensor = self.slots[slot]
+        return _key(tensor) if is_strided(tensor) else -1
+
+    def roots(self) -> Mapping[Value, Slot]:
+        """Return, for each storage whose maker is known, a tensor that lies in it."""
+        return {
+            storage.root: storage.slots[0]
+            for storage in self.storages.values()
+            if storage.root is not None
+        }
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in one storage."""
+    return tensor.layout == torch.strided
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return storage_key(tensor.untyped_storage())

@@ -1,0 +1,358 @@
+"""What a recipe rebuilds: to the last bit, whatever lies in a layer, or an error."""
+
+import contextlib
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import mimose
+from mimose.exceptions import RecomputationError
+from mimose.run.actions.replay.rebuild import Rebuild
+
+WIDTH = 64
+ROWS = (32, 48, 32, 17)
+
+
+class _Two(nn.Module):
+    """Two products, for something to lie between."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+
+class Activation(_Two):
+    """GELU, a product of tensors and dropout."""
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        h = self.a(x)
+        return self.b(functional.dropout(functional.gelu(h) * torch.sigmoid(h), 0.2))
+
+
+class Norm(_Two):
+    """A layer norm of a module's own, and one whose epsilon is elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.other = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.small = 1e-5
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        h = self.norm(torch.tanh(self.a(x)))
+        weight, bias = self.other.weight, self.other.bias
+        return self.b(functional.layer_norm(h, (WIDTH,), weight, bias, self.small))
+
+
+class Shifted(_Two):
+    """A number that no node saves."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = 1.0
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        h = torch.tanh(self.a(x))
+        return self.b(h * (self.shift + h))
+
+
+class InPlace(_Two):
+    """Sums and activations in place."""
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        h = functional.gelu(self.a(x))
+        h += x
+        return self.b(functional.relu_(h)) + h
+
+
+class Batches(nn.Module):
+    """Convolutions with batch norm, activations in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(4, 8, 3, padding=1)
+        self.b = nn.Conv2d(8, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        """Map (rows, width) to the same, by way of images."""
+        images = x.view(-1, 4, 4, 4)
+        h = torch.relu_(self.norm(self.a(images)))
+        return self.b(h).view_as(x)
+
+
+class Inner(_Two):
+    """Checkpoints a part of itself."""
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        h = checkpoint(lambda y: functional.gelu(self.a(y)), x, use_reentrant=False)
+        return self.b(functional.silu(h))
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (_,) = ctx.saved_tensors
+        return 2 * gradient
+
+
+class Opaque(_Two):
+    """A function of the user's in the middle."""
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        return self.b(functional.gelu(_Doubled.apply(functional.silu(self.a(x)))))
+
+
+class Gathered(_Two):
+    """Rows picked by index, as experts do."""
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        h = functional.silu(self.a(x))
+        h = h[torch.arange(len(h) - 1, -1, -1)]
+        return self.b(h * torch.sigmoid(h))
+
+
+class Closure(_Two):
+    """Reads a tensor with a graph that it is not given."""
+
+    other = None
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        return self.b(torch.tanh(self.a(x)) * functional.gelu(self.other))
+
+
+KINDS = (Activation, Norm, Shifted, InPlace, Batches, Inner, Opaque, Gathered)
+
+
+class Row(nn.Module):
+    """Two layers of a kind, and a loss."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(3)
+        self.blocks = nn.ModuleList(kind() for _ in range(2))
+
+    def forward(self, x):
+        """Map (rows, width) to one number."""
+        for block in self.blocks:
+            x = block(x) + x
+        return x.float().square().mean()
+
+
+def _inputs(n_rows=32):
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(n_rows, WIDTH, generator=generator)
+
+
+def _gradients(model, x, backward, options=None, within=contextlib.nullcontext):
+    """Run one forward and what is done with it; return every gradient."""
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(11)
+    leaf = x.clone().requires_grad_()
+    session = mimose.attach(model, **options) if options else contextlib.nullcontext()
+    with session:
+        with within():
+            loss = model(leaf * 1.0)
+        others = backward(loss, leaf) or ()
+    return [leaf.grad, *(p.grad for p in model.parameters()), *others]
+
+
+def _same(one, other):
+    pairs = zip(one, other, strict=True)
+    return all(a is b is None or torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_layer_trains_the_same(toys, freed, always_lean, kind):
+    """Whatever lies in it, over several shapes."""
+    model = Row(kind)
+    batches = [_inputs(n_rows) for n_rows in ROWS * 2]
+    bare = toys.train(copy.deepcopy(model), batches)
+    with mimose.attach(model, **always_lean):
+        trained = toys.train(model, batches)
+    assert [] == toys.differences(bare, trained)
+    assert max(freed) > 0
+
+
+def _twice(loss, _):
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def _in_parts(loss, leaf):
+    found = torch.autograd.grad(loss, [leaf], retain_graph=True)
+    loss.backward()
+    return found
+
+
+def _double(loss, leaf):
+    (first,) = torch.autograd.grad(loss, [leaf], create_graph=True)
+    first.square().sum().backward()
+
+
+def _elsewhere(loss, _):
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+
+
+def _cast(loss, _):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss.backward()
+
+
+@pytest.mark.parametrize("backward", [_twice, _in_parts, _double, _elsewhere, _cast])
+@pytest.mark.parametrize("kind", [Activation, Norm])
+def test_other_ways_to_run_a_backward(kind, backward, always_lean):
+    """A graph kept, in parts, differentiated again, in a thread, under autocast."""
+    model = Row(kind)
+    found = [
+        _gradients(model, _inputs(), backward, options)
+        for options in (None, always_lean)
+    ]
+    assert _same(*found)
+
+
+def test_under_autocast(always_lean):
+    """The graph of a forward in two precisions is another one."""
+    model = Row(Activation)
+    found = [
+        _gradients(
+            model,
+            _inputs(),
+            lambda loss, _: loss.backward(),
+            options,
+            lambda: torch.autocast("cpu", torch.bfloat16),
+        )
+        for options in (None, always_lean)
+    ]
+    assert _same(*found)
+
+
+def test_a_tensor_that_was_not_given(always_lean):
+    """A graph older than the call is not walked, and what hangs on it is kept."""
+
+    def run(options):
+        torch.manual_seed(2)
+        model = Row(Closure)
+        other = torch.randn(32, WIDTH, requires_grad=True)
+        for block in model.blocks:
+            block.other = torch.tanh(other) * 3
+
+        def backward(loss, _):
+            loss.backward()
+            return (other.grad,)
+
+        return _gradients(model, _inputs(), backward, options)
+
+    assert _same(run(None), run(always_lean))
+
+
+def test_an_epsilon_that_is_changed_is_read_anew(always_lean):
+    """It is the module's own, before the forward and not in between."""
+    model = Row(Norm)
+
+    def backward(loss, _):
+        model.blocks[0].norm.eps = 1e-1
+        loss.backward()
+        model.blocks[0].norm.eps = 1e-3
+
+    model.blocks[0].norm.eps = 1e-3
+    found = [
+        _gradients(model, _inputs(), backward, options)
+        for options in (None, always_lean)
+    ]
+    assert _same(*found)
+
+
+def test_an_epsilon_from_elsewhere_that_is_changed_is_an_error(always_lean):
+    """At first found to be the module's, it is not any more: no wrong gradient."""
+    model = Row(Norm)
+    with mimose.attach(model, **always_lean):
+        for _ in range(3):
+            model(_inputs().requires_grad_()).backward()
+        model.blocks[0].small = 1e-2
+        loss = model(_inputs().requires_grad_())
+        with pytest.raises(RecomputationError, match="a setting of it was changed"):
+            loss.backward()
+
+
+def test_a_number_that_is_changed_is_noticed(toys, freed, always_lean):
+    """No node has saved it, so it is compared in each call."""
+    model = Row(Shifted)
+    twin = copy.deepcopy(model)
+    batches = [_inputs()] * 3
+    bare = toys.train(twin, batches)
+    with mimose.attach(model, **always_lean):
+        trained = toys.train(model, batches)
+        n_freed = len(freed)
+        for each in (model, twin):
+            each.blocks[0].shift = 1.0625
+        trained += toys.train(model, batches)
+    assert [] == toys.differences(bare + toys.train(twin, batches), trained)
+    assert n_freed == 2 * len(batches)
+    assert len(freed) == n_freed + len(batches)  # of the other layer
+
+
+@pytest.mark.parametrize("what", ["weight", "input"])
+def test_an_edit_in_between_is_an_error(what, always_lean):
+    """Of a weight that others are rebuilt with, or of what the layer was given."""
+    model = Row(Norm)
+    with mimose.attach(model, **always_lean):
+        x = _inputs().requires_grad_() * 1.0
+        loss = model(x)
+        with torch.no_grad():
+            (model.blocks[0].norm.weight if what == "weight" else x).mul_(1.0)
+        with pytest.raises(RuntimeError, match=r"edited in place|inplace operation"):
+            loss.backward()
+
+
+def test_the_users_own_hooks_have_what_is_saved(toys, freed, always_lean):
+    """Under them nothing can be let go: the layer is recomputed, and that is said."""
+    model = Row(Activation)
+    bare = toys.train(copy.deepcopy(model), [_inputs()])
+    hooks = torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t)
+    with mimose.attach(model, **always_lean), hooks:
+        trained = toys.train(model, [_inputs()])
+    assert [] == toys.differences(bare, trained)
+    assert [] == freed
+
+
+def test_nothing_is_left_behind(always_lean):
+    """A graph that goes without a backward takes all along; so does one that ran."""
+    model = Row(Activation)
+    gc.collect()
+    gc.disable()
+    try:
+        with mimose.attach(model, **always_lean):
+            loss = model(_inputs().requires_grad_())
+            assert len(_rebuilds()) == 2
+            del loss
+            assert [] == _rebuilds()
+            loss = model(_inputs().requires_grad_())
+            loss.backward()
+            assert [] == _rebuilds()
+    finally:
+        gc.enable()
+
+
+def _rebuilds():
+    return [each for each in gc.get_objects() if type(each) is Rebuild]
