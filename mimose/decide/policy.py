@@ -159,11 +159,6 @@ class Policy:
                 f"no plan is predicted to keep the budget, the least peak is {least}"
             )
             return Decision("fallback", None, reason=reason)
-        tries = untold(model, upper) if self.reserve.is_open(model.n_steps) else ""
-        if share == 1.0 and not (ratio or tries):
-            self.cache.put(
-                key, made
-            )  # else there is a better one, once it was measured
         # A planner that was shown its one problem makes no other plan of new samples.
         is_learning = self.reserve.is_learning(model.n_steps)
         is_learning = is_learning and not self._static_is_made
@@ -172,9 +167,16 @@ class Policy:
             phase="plan" if share == 1.0 else "step_down",
             is_measured=is_learning or beyond > 0.0,
         )
-        if share < 1.0 or self._static_is_made:
+        if share < 1.0:
             return decision
-        return self._trying(decision, tries)
+        tries = ""
+        if self.reserve.is_open(model.n_steps) and not self._static_is_made:
+            tries = untold(model, upper)
+        tried = self._trying(decision, tries)
+        is_better_to_come = tried is not decision or (tries and decision.is_measured)
+        if not (ratio or is_better_to_come):
+            self.cache.put(key, made)
+        return tried
 
     def _trying(self, decision: Decision, tries: str) -> Decision:
         """Have a step show an action of which little is known.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import nn
@@ -20,20 +20,17 @@ from mimose.measure.gauges import Counted
 from mimose.planners.actions import LEAN
 from mimose.run.actions.base import Probe, UnitCall
 from mimose.run.actions.keep import Keep
-from mimose.run.actions.replay.operators import settings_of
 from mimose.run.actions.replay.rebuild import drop, evaluate
-from mimose.run.actions.replay.recipe import Recipe, comes_out, holds, make_recipe
-from mimose.run.actions.replay.unit_graph import Nodes, Ran, Signature, Slot, UnitGraph
+from mimose.run.actions.replay.recipe import Recipe, comes_out, make_recipe
+from mimose.run.actions.replay.unit_graph import Nodes, Ran, Signature, UnitGraph
 from mimose.run.unit import Unit
 from mimose.tensors import tensors_in
-from mimose.torch_private import next_sequence_number, saved_value, top_saved_hooks
+from mimose.torch_private import next_sequence_number, top_saved_hooks
 from mimose.watch.shapes import argument_tensors
 
 _MOST_NODES = 4096
 _MOST_RECIPES = 16
 """Kinds of graphs of a unit; of more nothing is let go."""
-_TRIED_AGAIN = 64
-"""A recipe is tried on all tensors in its second call, and in each so-manieth."""
 
 
 class Lean:
@@ -75,79 +72,53 @@ class Lean:
         unit = call.unit
         outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
         inputs = [tensor for _, tensor in argument_tensors(call.args, call.kwargs)]
-        if not outputs:
-            return 0.0
+        recipes = self._recipes.setdefault(unit.module, {})
         try:
             nodes = Nodes(outputs, inputs, began, _MOST_NODES)
-        except LookupError as error:
-            unit.exclude(self.spec.name, str(error))
+            recipe = _recipe(recipes, Ran(unit.module, inputs, outputs, nodes))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # nothing was let go yet, and so nothing is lost
+            unit.exclude(self.spec.name, f"{type(error).__name__}: {error}")
+            return 0.0
+        if recipe is None:
             return 0.0
         ran = Ran(unit.module, inputs, outputs, nodes)
-        recipes = self._recipes.setdefault(unit.module, _Recipes())
-        try:
-            recipe = recipes.of(ran)
-        except _WrongError as error:
-            unit.exclude(self.spec.name, str(error))
-            return 0.0
-        return 0.0 if recipe is None else drop(recipe, ran, partial(_refuse, unit))
+        return drop(recipe, ran, partial(_refuse, unit))
 
 
-class _WrongError(Exception):
-    """A recipe does not come out any more."""
+_Recipes: TypeAlias = dict[Signature, Recipe | None]
+"""Of one unit, by the signature of a call's graph; None where nothing can be let go."""
 
 
-class _Recipes:
-    """The recipes of one unit, by the signature of a call's graph."""
+def _recipe(recipes: _Recipes, ran: Ran) -> Recipe | None:
+    """Return a recipe that gives what is there; None where nothing can be let go.
 
-    def __init__(self) -> None:
-        self._known: dict[Signature, Recipe | None] = {}
-        self._n_used: dict[Signature, int] = {}
+    It is tried on all that it would let go, in every call: the graph's signature says
+    nothing of layouts, of edits in the forward, or of tensors that are one in one call
+    and two in another.
 
-    def of(self, ran: Ran) -> Recipe | None:
-        """Return the recipe for a call; None where nothing can be let go.
-
-        Raises:
-            _WrongError: It does not give what is there.
-        """
-        signature = ran.nodes.signature()
-        if signature not in self._known:
-            if len(self._known) >= _MOST_RECIPES:
+    Raises:
+        ValueError: The recipe of such calls does not come out any more.
+    """
+    signature = ran.nodes.signature()
+    with torch.no_grad():
+        if signature not in recipes:
+            if len(recipes) >= _MOST_RECIPES:
                 return None
-            self._known[signature] = _made(ran)
-        recipe = self._known[signature]
+            graph = UnitGraph(ran)
+            trial = partial(evaluate, ran=ran, slots=graph.slots)
+            recipes[signature] = make_recipe(graph, ran.module, trial)
+            return recipes[signature]
+        recipe = recipes[signature]
         if recipe is None:
             return None
-        n_used = self._n_used[signature] = self._n_used.get(signature, 0) + 1
-        is_due = n_used == 2 or n_used % _TRIED_AGAIN == 0
-        if not _is_right(recipe, ran, in_full=is_due):
-            self._known[signature] = None
-            msg = "what its operators are told changes by itself"
-            raise _WrongError(msg)
-        return recipe
-
-
-def _made(ran: Ran) -> Recipe | None:
-    graph = UnitGraph(ran)
-    with torch.no_grad():
-        return make_recipe(
-            graph, ran.module, partial(evaluate, ran=ran, slots=graph.slots)
-        )
-
-
-def _is_right(recipe: Recipe, ran: Ran, *, in_full: bool) -> bool:
-    """Whether a recipe gives what is there: unsaved numbers are compared each time."""
-    nodes = ran.nodes.nodes
-    with torch.no_grad():
-        for check in recipe.checks:
-            slots = [s for s in (*check.operands, check.result) if isinstance(s, Slot)]
-            found = {s: saved_value(nodes[s.node], s.name) for s in slots}
-            if not holds(check, found, settings_of(check.kind, nodes[check.node])):
-                return False
-        if not in_full:
-            return True
         graph = UnitGraph(ran)
         value = evaluate(recipe, ran, graph.slots)
-        return comes_out(graph, recipe, [slot for slot, _ in recipe.drops], value)
+        if comes_out(graph, recipe, [slot for slot, _ in recipe.drops], value):
+            return recipe
+    msg = "its operators do not give again what they gave"
+    raise ValueError(msg)
 
 
 def _refuse(unit: Unit, why: str) -> NoReturn:

@@ -3,8 +3,8 @@
 An entry says where the operator's operands are to be had, and nothing is taken from
 elsewhere: from the node's edges, from what it has saved, or, for the epsilon of a norm
 alone, from the module that owns the norm's weight. A number that an operator was given
-and did not save, as the 1 of ``1 + tanh(x)``, is found by trial, and compared with what
-is there in each step before anything is dropped.
+and did not save, as the 1 of ``1 + tanh(x)``, is found by trial. All that is rebuilt is
+compared with what is there, in each call, before anything is let go.
 """
 
 from __future__ import annotations

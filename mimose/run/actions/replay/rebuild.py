@@ -21,6 +21,8 @@ from mimose.run.actions.replay.recipe import Recipe, Source, Step, placed
 from mimose.run.actions.replay.unit_graph import Nodes, Ran, Slot, Value
 from mimose.tensors import same_bits, version
 from mimose.torch_private import (
+    NO_GRAPH_TASK,
+    current_graph_task,
     keeps_graph,
     output_of,
     saved_handle,
@@ -51,7 +53,7 @@ class Rebuild:
         refuse: Raises the error that names the unit.
     """
 
-    __slots__ = ("_left", "_made", "_recipe", "_refuse", "_sources")
+    __slots__ = ("_left", "_made", "_recipe", "_refuse", "_sources", "_task")
 
     def __init__(self, recipe: Recipe, sources: list[Any], refuse: Refuse) -> None:
         self._recipe = recipe
@@ -59,17 +61,25 @@ class Rebuild:
         self._refuse = refuse
         self._made: dict[int, Any] = {}
         self._left = list(recipe.readers)
+        self._task = NO_GRAPH_TASK
 
     def hold(self, step: int, packed: noise.Noise | torch.Tensor) -> None:
         """Take in noise, as it is let go."""
-        self._sources[step] = packed
+        counted = version(packed) if isinstance(packed, torch.Tensor) else 0
+        self._sources[step] = packed, counted
 
     def unpack(self, place: Place) -> torch.Tensor:
         """Return a dropped tensor, as a hook on it has to.
 
+        Each backward counts its readers anew: one may be of a part of the graph.
+
         Raises:
             RecomputationError: What it is made of was changed meanwhile.
         """
+        task = current_graph_task()
+        if task != self._task or task == NO_GRAPH_TASK:
+            self._task, self._left = task, list(self._recipe.readers)
+            self._made.clear()
         with torch.no_grad():
             if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
                 rebuilt = self._without_autocast(place.step)
@@ -88,14 +98,9 @@ class Rebuild:
                 return self.value(step)
 
     def value(self, index: int) -> Any:
-        """Return what a step comes to; after its last reader it is not held any more.
-
-        A graph that is kept may be asked again: then it is as at the beginning.
-        """
+        """Return what a step comes to; after its last reader it is let go."""
         self._left[index] -= 1
         is_last = self._left[index] <= 0
-        if is_last:
-            self._left[index] = self._recipe.readers[index]
         if index in self._made:
             return self._made.pop(index) if is_last else self._made[index]
         step = self._recipe.steps[index]
@@ -110,16 +115,14 @@ class Rebuild:
         if step.source is Source.PART:
             return self.value(step.operands[0])[step.told]
         source = self._sources[index]
-        if step.source is Source.NOISE:
-            return noise.unpack(source)
         if step.source not in _TENSORS:
             return source
-        tensor, counted = source
-        if version(tensor) != counted:
+        held, counted = source
+        if isinstance(held, torch.Tensor) and version(held) != counted:
             self._refuse("a tensor that others are rebuilt from was edited in place")
-        if is_last and not keeps_graph():
+        if is_last and self._left[index] == 0 and not keeps_graph():
             self._sources[index] = None  # the node lets it go as well
-        return tensor
+        return noise.unpack(held) if step.source is Source.NOISE else held
 
     def _run(self, index: int, step: Step) -> Any:
         operands = [self.value(operand) for operand in step.operands]
@@ -132,7 +135,9 @@ class Rebuild:
 
 
 _MADE = frozenset((Source.RUN, Source.PART, Source.NOISE))
-_TENSORS = frozenset((Source.SAVED, Source.WHOLE, Source.INPUT, Source.WEIGHT))
+_TENSORS = frozenset(
+    (Source.SAVED, Source.WHOLE, Source.INPUT, Source.WEIGHT, Source.NOISE)
+)
 
 
 def drop(recipe: Recipe, ran: Ran, refuse: Refuse) -> float:
@@ -230,7 +235,8 @@ def evaluate(
     sources = sources_of(recipe, ran)
     for index, step in enumerate(recipe.steps):
         if step.source is Source.NOISE:
-            sources[index] = noise.pack(slots[Slot(step.node, step.name)].detach())
+            packed = noise.pack(slots[Slot(step.node, step.name)].detach())
+            sources[index] = packed, 0
 
     def value(index: int) -> Any:
         # A memo for each: all at once would need as much memory as was to be freed.
@@ -249,7 +255,7 @@ def evaluate(
         if step.source is Source.PART:
             return _of(step.operands[0], made)[step.told]
         if step.source is Source.NOISE:
-            return noise.unpack(source)
+            return noise.unpack(source[0])
         return source[0] if step.source in _TENSORS else source
 
     return value

@@ -2,14 +2,14 @@
 
 A recipe is plain data, positions and names only. It is made of the graph of one call,
 tried on that call's own tensors, and holds for every call whose graph has the same
-signature: see `mimose.run.actions.replay.unit_graph`. What does not come out equal to
-the last bit is not part of it.
+signature (see `mimose.run.actions.replay.unit_graph`), if it comes out again. What does
+not come out equal to the last bit is not part of it.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -74,15 +74,6 @@ class Step(NamedTuple):
     """Outputs of the run that equal what other steps hold."""
 
 
-class Check(NamedTuple):
-    """An operator's result to be compared in each call, before anything is dropped."""
-
-    node: int
-    kind: str
-    operands: tuple[Slot | float, ...]
-    result: Slot
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
     """How to rebuild what one kind of call lets go."""
@@ -93,7 +84,6 @@ class Recipe:
     """By step: how often it is asked for in one backward."""
     drops: tuple[tuple[Slot, int], ...]
     """What is let go, and the step that rebuilds it."""
-    checks: tuple[Check, ...]
     dropped_bytes: int
     """Of the call that it was made of."""
 
@@ -172,8 +162,13 @@ def comes_out(
             continue
         was = graph.slots[slot].detach()
         try:
-            now = placed(value(step), was.shape, was.stride(), was.storage_offset())
+            made = value(step)
+            now = placed(made, was.shape, was.stride(), was.storage_offset())
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:  # it is laid out otherwise, or an operator refuses
+            return False
+        if made.untyped_storage().nbytes() != was.untyped_storage().nbytes():
             return False
         if not same_bits(now, was):
             return False
@@ -224,7 +219,6 @@ class _Program:
         self._roots = graph.roots()
         self._steps: list[Step] = []
         self._at: dict[object, int] = {}
-        self._checks: list[Check] = []
 
     def recipe(self, storages: Iterable[Saved]) -> Recipe:
         """Return the recipe that rebuilds storages."""
@@ -248,7 +242,6 @@ class _Program:
             tuple(self._steps),
             tuple(readers),
             tuple(drops),
-            tuple(self._checks),
             n_bytes,
         )
 
@@ -262,8 +255,11 @@ class _Program:
         return self._graph.storage_of(slot) not in self._dropped
 
     def _slot(self, slot: Slot) -> int:
-        source = Source.SAVED if self._is_kept(slot) else Source.NOISE
-        return self._add(slot, Step(source, *slot))
+        if self._is_kept(slot):
+            return self._add(slot, Step(Source.SAVED, *slot))
+        if self._graph.storages[self._graph.storage_of(slot)].root is not None:
+            raise BarrierError(self._graph.kinds[slot.node])
+        return self._add(slot, Step(Source.NOISE, *slot))
 
     def value(self, value: Value) -> int:
         """Return the step that comes to a value.
@@ -322,6 +318,8 @@ class _Program:
         if kind == "node":
             return self.value(Value(number, output))
         if kind == "input":
+            if not self._graph.is_saved(number):
+                raise BarrierError(kind)  # nobody minds if it is edited later
             return self._add(edge, Step(Source.INPUT, told=number))
         slot = Slot(node, operand.saved)
         if slot in self._graph.slots:
@@ -332,7 +330,7 @@ class _Program:
             return self._epsilon(node)
         if operand.given is Given.NUMBER:
             return self._number(node, place)
-        if operand.saved:
+        if operand.saved and operand.saved not in self._graph.hidden[node]:
             return self._add("nothing", Step(Source.NOTHING))
         raise BarrierError(self._graph.kinds[node])
 
@@ -364,29 +362,12 @@ class _Program:
         if given is None:
             raise BarrierError(graph.kinds[node])
         told = settings_of(graph.kinds[node], nodes.nodes[node])
+        one, made = graph.slots[given].detach(), graph.slots[result].detach()
         for number in _NUMBERS:
-            operands = (number, given) if place == 0 else (given, number)
-            check = Check(node, graph.kinds[node], operands, result)
-            if holds(check, graph.slots, told):
-                self._checks.append(check)
+            operands = (number, one) if place == 0 else (one, number)
+            if same_bits(OPERATORS[graph.kinds[node]].run(told, *operands), made):
                 return self._add(("number", node), Step(Source.NUMBER, told=number))
         raise BarrierError(graph.kinds[node])
-
-
-def holds(check: Check, slots: Mapping[Slot, torch.Tensor], told: Any) -> bool:
-    """Whether an operator's result is what it would come to.
-
-    Args:
-        check: Says of which.
-        slots: Saved tensors.
-        told: The node's settings.
-    """
-    operands = [
-        slots[operand].detach() if isinstance(operand, Slot) else operand
-        for operand in check.operands
-    ]
-    made = OPERATORS[check.kind].run(told, *operands)
-    return same_bits(made, slots[check.result].detach())
 
 
 def _epsilons(module: nn.Module) -> list[str]:

@@ -8,6 +8,7 @@ whose graphs have equal signatures number the same nodes alike.
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,6 +178,9 @@ class UnitGraph:
         self.storages: dict[int, Saved] = {}
         self.slot_of: dict[Value, Slot] = {}
         """Where a value itself was saved."""
+        self.hidden: dict[int, set[str]] = collections.defaultdict(set)
+        """By node, what it has saved in a way that cannot be looked at."""
+        self._inputs = [_key(t) if is_strided(t) else -1 for t in ran.inputs]
         own = itertools.chain(ran.module.parameters(), ran.module.buffers())
         held = itertools.chain(own, ran.inputs, ran.outputs)
         self._held = {_key(tensor) for tensor in held if is_strided(tensor)}
@@ -196,6 +200,7 @@ class UnitGraph:
             for name in names[kind]:
                 handle = saved_handle(node, name)
                 if isinstance(handle, tuple) or handle.unpack_hook is not None:
+                    self.hidden[number].add(name)
                     continue  # a list of tensors; or somebody has hooks inside
                 tensor = saved_value(node, name)
                 if isinstance(tensor, torch.Tensor):
@@ -224,6 +229,10 @@ class UnitGraph:
             value = Value(number, output)
             operator = OPERATORS.get(self.kinds[number])
         return value
+
+    def is_saved(self, number: int) -> bool:
+        """Whether a node has saved an input: autograd minds if that is edited."""
+        return self._inputs[number] in self.storages
 
     def storage_of(self, slot: Slot) -> int:
         """Return the key of the storage that a saved tensor lies in; -1 for none."""
