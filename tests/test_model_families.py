@@ -457,6 +457,24 @@ def _check_plans(session, family):
     assert {"keep", "recompute"} in [set(record.actions) for record in planned]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_trains_the_same_under_lean(toys, name):
+    """What is let go is rebuilt to the bit, whatever layers a family is made of."""
+    family = FAMILIES[name]
+    model, batches = _built(family), _batches(family)[:3]
+    bare = copy.deepcopy(model)
+    _make_caches(_caching(bare), False)
+    expected = _trained(toys, bare, batches)
+    actions = ("keep", "lean", "recompute")
+    options = {"actions": actions, "planner": toys.Always("lean")}
+    with mimose.attach(model, "1TiB", **options) as session:
+        actual = _trained(toys, model, batches)
+    assert [] == _differences(toys, expected, actual)
+    assert {} == session.summary().kept_units
+    assert {"lean"} == {action for r in session.records for action in r.actions}
+
+
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_a_cache_changes_last_bits_alone(toys, name):
     """What a session takes away, the cache, never did more than round another way.

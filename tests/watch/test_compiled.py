@@ -108,11 +108,12 @@ def test_any_plan_is_exact_and_none_is_compiled_anew(toys, how):
     assert len(plans) >= 3
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["wrapped", "inside"])
 def test_its_peaks_are_predicted(toys, how):
     """On the process's own memory: never too low, and most often to 2%.
 
-    Layers of which a part is compiled are predicted up to 5% too high.
+    Layers of which a part is compiled are predicted up to 5% too high. The two other
+    ways to compile a whole layer run the same code.
     """
     model = _chain(toys, how, 6, 192)
     rows = [4000, 5000, 3000, 4500, 6000, 3500, 5500, 4200, 5800, 3200, 5200, 4800]
