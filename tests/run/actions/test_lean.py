@@ -31,8 +31,8 @@ def test_it_trains_like_the_bare_model(toys, freed, always_lean, name):
 
 def test_it_is_learned_and_planned(toys, meter):
     """Tried in place of keeping, then chosen by bytes: budget kept, growth foretold."""
-    model = toys.chain(6, width=64)
-    batches = [toys.inputs(8 * n, width=64) for n in N_ROWS * 3]
+    model = toys.chain(6, width=128)
+    batches = [toys.inputs(4 * n, width=128) for n in N_ROWS * 3]
     with toys.untracked():
         bare = toys.train(copy.deepcopy(model), batches)
     budget = toys.budget_between(model, batches[:2], 0.6, meter)
