@@ -302,6 +302,8 @@ def untold(model: CostModel, facts: StepInput) -> str:
     It lies between the ends of the menu: what is kept may run under it instead, which
     holds no more, and shows what it does.
     """
+    if not model.menu.names[1:-1]:
+        return ""
     pattern = model.patterns[facts.context]
     own = pattern.own_sizes(facts.sizes)
     for index, neighbours in pattern.layout.classes:

@@ -17,6 +17,7 @@ from torch import nn
 
 from mimose.exceptions import RecomputationError
 from mimose.measure.gauges import Counted
+from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners.actions import LEAN
 from mimose.run.actions.base import Probe, UnitCall
 from mimose.run.actions.keep import Keep
@@ -59,7 +60,7 @@ class Lean:
         freed = self._let_go(call, output, began)
         if probe is not None:
             event = probe.trace.events[probe.index]
-            kept = max(event.held_bytes.values(), default=0.0)
+            kept = event.held_bytes.get(self._keep.spec.name, 0.0)
             event.tell_held(self.spec.name, max(0.0, kept - freed))
         return output
 
@@ -75,16 +76,15 @@ class Lean:
         recipes = self._recipes.setdefault(unit.module, {})
         try:
             nodes = Nodes(outputs, inputs, began, _MOST_NODES)
-            recipe = _recipe(recipes, Ran(unit.module, inputs, outputs, nodes))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # nothing was let go yet, and so nothing is lost
+            ran = Ran(unit.module, inputs, outputs, nodes)
+            recipe = _recipe(recipes, ran)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            # Nothing was let go yet: an operator may refuse what it is tried on.
+            if is_out_of_memory(error):
+                raise
             unit.exclude(self.spec.name, f"{type(error).__name__}: {error}")
             return 0.0
-        if recipe is None:
-            return 0.0
-        ran = Ran(unit.module, inputs, outputs, nodes)
-        return drop(recipe, ran, partial(_refuse, unit))
+        return 0.0 if recipe is None else drop(recipe, ran, partial(_refuse, unit))
 
 
 _Recipes: TypeAlias = dict[Signature, Recipe | None]

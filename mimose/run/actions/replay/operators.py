@@ -62,8 +62,6 @@ class Operator:
     """Whether it returns several tensors."""
     is_dear: bool = False
     """Whether it is a product of matrices, a convolution or attention."""
-    proof: tuple[tuple[int, str], ...] = ()
-    """Outputs that the node saved as well: equal to the bit, all others are, too."""
 
 
 _X = (Operand(0, "self"),)
@@ -179,14 +177,12 @@ OPERATORS: Mapping[str, Operator] = {
         _layer_norm,
         _saved("normalized_shape"),
         has_many=True,
-        proof=((1, "result1"), (2, "result2")),
     ),
     "NativeBatchNormBackward0": Operator(
         (Operand(0, "input"), Operand(1, "weight"), Operand(2)),
         _batch_norm,
         lambda node: (saved_value(node, "training"), saved_value(node, "eps")),
         has_many=True,
-        proof=((1, "result1"), (2, "result2")),
     ),
     # ---------------------------------------------------------------------- views
     "ViewBackward0": _view(lambda x, shape: x.view(shape), _shape),

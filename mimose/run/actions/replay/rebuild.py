@@ -19,7 +19,7 @@ from mimose.run.actions.replay import noise
 from mimose.run.actions.replay.operators import OPERATORS, settings_of
 from mimose.run.actions.replay.recipe import Recipe, Source, Step, placed
 from mimose.run.actions.replay.unit_graph import Nodes, Ran, Slot, Value
-from mimose.tensors import same_bits, version
+from mimose.tensors import version
 from mimose.torch_private import (
     NO_GRAPH_TASK,
     current_graph_task,
@@ -65,8 +65,7 @@ class Rebuild:
 
     def hold(self, step: int, packed: noise.Noise | torch.Tensor) -> None:
         """Take in noise, as it is let go."""
-        counted = version(packed) if isinstance(packed, torch.Tensor) else 0
-        self._sources[step] = packed, counted
+        self._sources[step] = _counted(packed)
 
     def unpack(self, place: Place) -> torch.Tensor:
         """Return a dropped tensor, as a hook on it has to.
@@ -110,11 +109,12 @@ class Rebuild:
         return made
 
     def _begin(self, index: int, step: Step, *, is_last: bool) -> Any:
+        source = self._sources[index]
         if step.source is Source.RUN:
-            return self._run(index, step)
+            operands = [self.value(operand) for operand in step.operands]
+            return OPERATORS[step.name].run(source, *operands)
         if step.source is Source.PART:
             return self.value(step.operands[0])[step.told]
-        source = self._sources[index]
         if step.source not in _TENSORS:
             return source
         held, counted = source
@@ -123,15 +123,6 @@ class Rebuild:
         if is_last and self._left[index] == 0 and not keeps_graph():
             self._sources[index] = None  # the node lets it go as well
         return noise.unpack(held) if step.source is Source.NOISE else held
-
-    def _run(self, index: int, step: Step) -> Any:
-        operands = [self.value(operand) for operand in step.operands]
-        made = OPERATORS[step.name].run(self._sources[index], *operands)
-        for output, saved in step.proof:
-            proof = self.value(saved)
-            if proof.is_cpu and not same_bits(made[output], proof):
-                self._refuse("a setting of it was changed after its forward")
-        return made
 
 
 _MADE = frozenset((Source.RUN, Source.PART, Source.NOISE))
@@ -190,7 +181,12 @@ def _source(step: Step, ran: Ran) -> Any:
     if step.source is Source.NUMBER:
         return step.told
     tensor = _tensor(step, ran.nodes, ran.inputs)
-    return None if tensor is None else (tensor, version(tensor))
+    return None if tensor is None else _counted(tensor)
+
+
+def _counted(held: noise.Noise | torch.Tensor) -> tuple[Any, int]:
+    """Return what is held with its version; bits are nobody else's."""
+    return held, version(held) if isinstance(held, torch.Tensor) else 0
 
 
 def _tensor(
@@ -235,27 +231,15 @@ def evaluate(
     sources = sources_of(recipe, ran)
     for index, step in enumerate(recipe.steps):
         if step.source is Source.NOISE:
-            packed = noise.pack(slots[Slot(step.node, step.name)].detach())
-            sources[index] = packed, 0
+            noisy = slots[Slot(step.node, step.name)].detach()
+            sources[index] = _counted(noise.pack(noisy))
 
     def value(index: int) -> Any:
-        # A memo for each: all at once would need as much memory as was to be freed.
-        return _value(index, {})
-
-    def _of(index: int, made: dict[int, Any]) -> Any:
-        if index not in made:
-            made[index] = _value(index, made)
-        return made[index]
-
-    def _value(index: int, made: dict[int, Any]) -> Any:
-        step, source = recipe.steps[index], sources[index]
-        if step.source is Source.RUN:
-            operands = [_of(operand, made) for operand in step.operands]
-            return OPERATORS[step.name].run(source, *operands)
-        if step.source is Source.PART:
-            return _of(step.operands[0], made)[step.told]
-        if step.source is Source.NOISE:
-            return noise.unpack(source[0])
-        return source[0] if step.source in _TENSORS else source
+        # Each by itself: all at once would need as much memory as was to be freed.
+        return Rebuild(recipe, list(sources), _does_not_come_out).value(index)
 
     return value
+
+
+def _does_not_come_out(why: str) -> NoReturn:
+    raise RuntimeError(why)

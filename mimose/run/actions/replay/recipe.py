@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
+from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.run.actions.replay.noise import scale_of
 from mimose.run.actions.replay.operators import (
     OPERATORS,
@@ -70,8 +71,6 @@ class Step(NamedTuple):
     """Steps before it."""
     told: Any = None
     """Which output, which input, which number, whose attribute."""
-    proof: tuple[tuple[int, int], ...] = ()
-    """Outputs of the run that equal what other steps hold."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +87,7 @@ class Recipe:
     """Of the call that it was made of."""
 
 
-class BarrierError(Exception):
+class BarrierError(RuntimeError):
     """A value cannot be rebuilt; the text says which kind of node is in the way."""
 
 
@@ -164,9 +163,9 @@ def comes_out(
         try:
             made = value(step)
             now = placed(made, was.shape, was.stride(), was.storage_offset())
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # it is laid out otherwise, or an operator refuses
+        except RuntimeError as error:  # laid out otherwise, or an operator refuses
+            if is_out_of_memory(error):
+                raise
             return False
         if made.untyped_storage().nbytes() != was.untyped_storage().nbytes():
             return False
@@ -233,7 +232,7 @@ class _Program:
                     drops.append((slot, self.value(storage.root)))
         readers = [0] * len(self._steps)
         for step in self._steps:
-            for operand in (*step.operands, *(index for _, index in step.proof)):
+            for operand in step.operands:
                 readers[operand] += 1
         for _, index in drops:
             readers[index] += 1
@@ -296,14 +295,7 @@ class _Program:
             self._operand(node, place, operand)
             for place, operand in enumerate(self._operands(node, operator))
         )
-        proof = tuple(
-            (output, self._slot(Slot(node, name)))
-            for output, name in operator.proof
-            if Slot(node, name) in self._graph.slots
-        )
-        return self._add(
-            key, Step(Source.RUN, node, kind, operands=operands, proof=proof)
-        )
+        return self._add(key, Step(Source.RUN, node, kind, operands))
 
     def _operands(self, node: int, operator: Operator) -> tuple[Operand, ...]:
         if operator.operands is not None:
