@@ -247,7 +247,7 @@ class EventRunner:
                 planned = step.tries
             return self._measure(step.trace, unit, planned, args, kwargs)
         name = planned or self._unplanned(step)
-        call = UnitCall(unit, args, kwargs, self)
+        call = UnitCall(unit, args, kwargs, self, step.add_flops)
         if name == self.first:
             return self._actions[name].run(call, None)
         if not torch.is_grad_enabled():
@@ -317,7 +317,7 @@ class EventRunner:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        call = UnitCall(unit, args, kwargs, self)
+        call = UnitCall(unit, args, kwargs, self, _not_counted)
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
         if not _makes_gradients(unit.module, inputs):
             return call.forward()
@@ -354,6 +354,10 @@ class EventRunner:
             name: action.held_bytes(counted) for name, action in self._actions.items()
         }
         return {name: n_bytes for name, n_bytes in held.items() if n_bytes is not None}
+
+
+def _not_counted(_: int) -> None:
+    """Leave FLOPs to the event, which is measured."""
 
 
 def _makes_gradients(module: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
