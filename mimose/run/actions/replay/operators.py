@@ -35,6 +35,8 @@ class Given(enum.Enum):
 
     NUMBER = enum.auto()
     """A number, or a tensor without gradient, that was not saved."""
+    BIAS = enum.auto()
+    """Perhaps nowhere: a convolution may have none."""
     EPSILON = enum.auto()
     """An attribute of the module whose parameter edge 1 leads to."""
 
@@ -333,7 +335,7 @@ OPERATORS: Mapping[str, Operator] = {
         flops=_product_flops(_aten.baddbmm),
     ),
     "ConvolutionBackward0": Operator(
-        (Operand(0, "input"), Operand(1, "weight"), Operand(2)),
+        (Operand(0, "input"), Operand(1, "weight"), Operand(2, given=Given.BIAS)),
         lambda told, x, weight, bias: torch.convolution(x, weight, bias, *told),
         lambda node: [saved_value(node, name) for name in _CONVOLUTION],
         flops=_convolution_flops,

@@ -32,7 +32,7 @@ from mimose.run.actions.replay.unit_graph import (
     Value,
 )
 from mimose.tensors import same_bits
-from mimose.torch_private import parameters_of
+from mimose.torch_private import parameters_of, saved_value
 
 _NUMBERS = (1.0, -1.0, 2.0, 0.5)
 """Tried in place of a number that no node has saved."""
@@ -292,9 +292,17 @@ class Program:
             return self._epsilon(node)
         if operand.given is Given.NUMBER:
             return self._number(node, place)
-        if operand.saved and operand.saved not in self._graph.hidden[node]:
+        if self._is_absent(node, operand):
             return self._add("nothing", Step(Source.NOTHING))
         raise BarrierError(self._graph.kinds[node])
+
+    def _is_absent(self, node: int, operand: Operand) -> bool:
+        """Whether the operator had no such operand."""
+        if operand.given is Given.BIAS:
+            sizes = saved_value(self._graph.nodes.nodes[node], "bias_sym_sizes_opt")
+            return not any(sizes or ())
+        is_hidden = operand.saved in self._graph.hidden[node]
+        return bool(operand.saved) and not is_hidden
 
     def _epsilon(self, node: int) -> int:
         """Find the epsilon of the module whose weight a norm is given."""
