@@ -86,7 +86,6 @@ class Step:
         self.decision = decision
         self.phase: Phase = decision.phase
         self.reason = decision.reason
-        self.tries = decision.tries
         self.growth_bytes = decision.growth_bytes
         self.uncounted = None if self._is_baseline else decision.uncounted
         self.knows_flops = not self._is_baseline and not decision.uncounted

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.run.actions.replay.looks import looks
 from mimose.run.actions.replay.noise import scale_of
