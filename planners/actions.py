@@ -114,5 +114,8 @@ class Menu:
         return "".join(self.spec(action).code for action in actions)
 
 
+FINE_MENU = Menu((KEEP, LEAN, LEAN_10, LEAN_50, LEAN_80, RECOMPUTE))
+"""All exact actions."""
+
 EXACT_MENU = Menu((KEEP, RECOMPUTE))
 """The actions that sessions use."""

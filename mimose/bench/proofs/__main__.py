@@ -23,6 +23,7 @@ PROOFS = (
     "hard",
     "held",
     "hostcost",
+    "layers",
     "optimum",
     "plancost",
     "prediction",
