@@ -7,13 +7,15 @@ Here are those of this library's own session; `paper` has the published system a
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import nn
 
 from mimose.bench.grid.menu import (
@@ -216,19 +218,33 @@ def _static_told(setup: Setup) -> Applied:
 
 def _told(setup: Setup, planner: Planner, actions: _Actions) -> Applied:
     """Return a session that has learned on every size of the trace beforehand."""
-    with _attach(setup, setup.budget_bytes(), "auto", actions) as teacher:
-        _shows_more(setup, teacher)
-        learned = teacher.state_dict()
-    if actions != WHOLE_LAYERS:  # the others are tried in place of what is kept
-        with _attach(setup, _AMPLE_BYTES, "auto", actions) as teacher:
-            teacher.load_state_dict(learned)
-            for _ in range(_MOST_PASSES):
-                if not _shows_more(setup, teacher):
-                    break
-            learned = teacher.state_dict()
+    name = f"{'-'.join(actions)}-{setup.headroom_bytes}.json"
+    path = setup.shared / f"learned-{name}"
+    with FileLock(path.with_suffix(".lock")):  # another may be told the same
+        if not path.exists():
+            path.write_text(json.dumps(_learned(setup, actions)), "utf-8")
+        learned = json.loads(path.read_text("utf-8"))
     session = _attach(setup, setup.budget_bytes(), planner, actions)
     session.load_state_dict(learned)
     return _Planned(session, menu_named(actions))
+
+
+def _learned(setup: Setup, actions: _Actions) -> Mapping[str, Any]:
+    """Run every size within the budget; then until every action was tried.
+
+    An action is tried in place of what would be kept, so budgets are ample for that.
+    """
+    with _attach(setup, setup.budget_bytes(), "auto", actions) as teacher:
+        _shows_more(setup, teacher)
+        learned = teacher.state_dict()
+    if actions == WHOLE_LAYERS:
+        return learned
+    with _attach(setup, _AMPLE_BYTES, "auto", actions) as teacher:
+        teacher.load_state_dict(learned)
+        for _ in range(_MOST_PASSES):
+            if not _shows_more(setup, teacher):
+                break
+        return teacher.state_dict()
 
 
 def _shows_more(setup: Setup, teacher: Session) -> bool:

@@ -23,6 +23,7 @@ PROOFS = (
     "hard",
     "held",
     "hostcost",
+    "menu",
     "optimum",
     "plancost",
     "prediction",
