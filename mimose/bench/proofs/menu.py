@@ -12,8 +12,8 @@ takes a quiet machine, and may be done later.
     python -m mimose.bench.proofs menu --threads 1 --only bytes
     python -m mimose.bench.proofs menu --threads 1 --only times --resume
 
-Compared are the steps that this library has planned; those that it still learned in
-are counted apart, and in a column of their own the times are told with them.
+Compared are the steps behind the warm-up in which all had a plan. Those in which this
+library still learned are counted, and a column of its own has the time with them.
 
 With ``--resume`` what is there is kept: of the bytes whole budgets of a task, of the
 times single rounds of a step. Time is the process's own. What a session does between
@@ -102,27 +102,46 @@ def _cell(task: str, budget: float, rows: Sequence[GridRow], times: PlanTimes) -
         name: [r for r in own if (r.strategy, r.budget_share) == (name, budget)]
         for name in STRATEGIES
     }
-    mine = [row for row in by[MENU] if row.is_measured and not row.problem]
-    planned = {row.step: row for row in mine if _is_planned(row)}
+    ran = {name: each for name, each in by.items() if _has_run(each)}
+    mine = {row.step: row for row in ran.get(MENU, ()) if row.is_measured}
+    compared = _compared(ran)
     needed = [
-        row
-        for step, row in planned.items()
-        if plain[step].growth_bytes > (row.headroom_bytes or 0)
+        mine[step]
+        for step in compared
+        if plain[step].growth_bytes > (mine[step].headroom_bytes or 0)
     ]
-    compared = {
-        name: [row for row in each if row.step in planned] for name, each in by.items()
-    }
     return _Cell(
         task=task,
         budget=budget,
-        over={name: _over(each) for name, each in by.items()},
+        over={name: _over(ran.get(name)) for name in STRATEGIES},
         use=mean(row.growth_bytes / (row.headroom_bytes or 1) for row in needed),
         n_needed=len(needed),
-        n_compared=len(planned),
-        n_learning=len(mine) - len(planned),
-        extra={name: _extra(each, times) for name, each in compared.items()},
-        with_learning=_extra(mine, times),
+        n_compared=len(compared),
+        n_learning=sum(not _is_planned(row) for row in mine.values()),
+        extra={
+            name: _extra(
+                [row for row in ran.get(name, ()) if row.step in compared], times
+            )
+            for name in STRATEGIES
+        },
+        with_learning=_extra([*mine.values()], times),
     )
+
+
+def _has_run(rows: Sequence[GridRow]) -> bool:
+    return bool(rows) and not any(row.problem for row in rows)
+
+
+def _compared(ran: Mapping[str, Sequence[GridRow]]) -> list[int]:
+    """Return the steps behind the warm-up in which all that have run had a plan."""
+    if MENU not in ran:
+        return []
+    steps = [
+        {row.step for row in rows if row.is_measured and row.phase == "plan"}
+        for rows in ran.values()
+    ]
+    predicted = {row.step for row in ran[MENU] if _is_planned(row)}
+    return sorted(predicted.intersection(*steps))
 
 
 def _is_planned(row: GridRow) -> bool:
@@ -130,20 +149,18 @@ def _is_planned(row: GridRow) -> bool:
     return row.phase == "plan" and row.predicted_growth_bytes is not None
 
 
-def _over(rows: Sequence[GridRow]) -> int | None:
+def _over(rows: Sequence[GridRow] | None) -> int | None:
     """Count steps over the budget, those of the warm-up too."""
-    if not rows or any(row.problem for row in rows):
+    if rows is None:
         return None
     return sum(row.growth_bytes > (row.headroom_bytes or 0) for row in rows)
 
 
 def _extra(rows: Sequence[GridRow], times: PlanTimes) -> float | None:
     """Return what the steps' plans take beyond plain training, as a share of it."""
-    if not rows or any(row.problem for row in rows):
-        return None
     timed = [times.of(row) for row in rows]
     known = [each for each in timed if each is not None]
-    if len(known) < len(timed):
+    if not known or len(known) < len(timed):
         return None
     return sum(extra for extra, _ in known) / sum(plain for _, plain in known)
 
