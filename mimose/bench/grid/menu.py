@@ -32,8 +32,8 @@ def whole_menu() -> tuple[str, ...]:
     return (first, *filter(is_known, FINER), last)
 
 
-def menu_named(actions: tuple[str, ...]) -> Menu:
-    """Return the menu of a session that is given these names."""
+def menu_named(actions: str | tuple[str, ...]) -> Menu:
+    """Return the menu of a session that is given these names, or a word for some."""
     return menu_of(choose(actions))
 
 

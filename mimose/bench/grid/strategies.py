@@ -140,7 +140,7 @@ class _Planned(Applied):
         self._session.detach()
 
 
-_Actions = tuple[str, ...]
+_Actions = str | tuple[str, ...]
 _MOST_PASSES = 4
 """Over all sizes, to learn beforehand."""
 _AMPLE_BYTES = 2**50
@@ -204,7 +204,7 @@ class _Exact:
 
 def _oracle(actions: _Actions) -> Callable[[Setup], Applied]:
     """Learn on every size of the trace beforehand, then plan each exactly."""
-    return lambda setup: _told(setup, _Exact(setup.budget_bytes()), actions)
+    return lambda setup: _told(setup, _Exact, actions)
 
 
 def _static_told(setup: Setup) -> Applied:
@@ -213,18 +213,25 @@ def _static_told(setup: Setup) -> Applied:
     A session on its own makes the plan as soon as it trusts predictions, before it has
     tried what lies between keeping and recomputing.
     """
-    return _told(setup, Static(shape=_named(setup)), whole_menu())
+    planner = Static(shape=_named(setup))
+    return _told(setup, lambda _: planner, whole_menu())
 
 
-def _told(setup: Setup, planner: Planner, actions: _Actions) -> Applied:
-    """Return a session that has learned on every size of the trace beforehand."""
-    name = f"{'-'.join(actions)}-{setup.headroom_bytes}.json"
-    path = setup.shared / f"learned-{name}"
+def _told(
+    setup: Setup, make_planner: Callable[[int], Planner], actions: _Actions
+) -> Applied:
+    """Return a session that has learned on every size of the trace beforehand.
+
+    The planner is made with the budget, which what learning has left held is part of.
+    """
+    name = "-".join(menu_named(actions).names)
+    path = setup.shared / f"learned-{name}-{setup.headroom_bytes}.json"
     with FileLock(path.with_suffix(".lock")):  # another may be told the same
         if not path.exists():
             path.write_text(json.dumps(_learned(setup, actions)), "utf-8")
         learned = json.loads(path.read_text("utf-8"))
-    session = _attach(setup, setup.budget_bytes(), planner, actions)
+    budget_bytes = setup.budget_bytes()
+    session = _attach(setup, budget_bytes, make_planner(budget_bytes), actions)
     session.load_state_dict(learned)
     return _Planned(session, menu_named(actions))
 
@@ -304,8 +311,8 @@ OWN = (
     ),
     Strategy(
         "mimose",
-        "this library: a plan for every shape, learned while training",
-        _by_name("auto"),
+        "this library as it comes: a plan for every shape, learned while training",
+        _by_name("auto", "exact"),
         heeds_budget=True,
     ),
     Strategy(
