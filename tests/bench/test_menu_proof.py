@@ -47,6 +47,7 @@ def _options(**changes: Any) -> argparse.Namespace:
         "scale": "tiny",
         "resume": False,
         "only": None,
+        "time_device": "cpu",
     }
     return argparse.Namespace(**{**options, **changes})
 
@@ -285,6 +286,17 @@ def test_times_are_resumed_by_round(
     assert {order["round"] for order in asked} == {2}
 
 
+def test_times_of_another_device_are_refused(
+    settings: Settings, asked: list[dict[str, Any]]
+) -> None:
+    """Ratios of two devices are not to be mixed."""
+    menu_times.times_of(settings, _options(), _rows(), runs=True)
+
+    options = _options(resume=True, time_device="sim")
+    with pytest.raises(UsageError, match=r"menu_times.csv has device 'cpu: "):
+        menu_times.times_of(settings, options, _rows(), runs=True)
+
+
 def test_every_plan_is_run_and_compared() -> None:
     """Here in the tests' own process, on a tiny model."""
     pytest.importorskip("transformers")
@@ -294,6 +306,7 @@ def test_every_plan_is_run_and_compared() -> None:
         "workload": "qa-bert",
         "scale": "tiny",
         "seed": 0,
+        "device": "cpu",
         "orders": [{**order, "plans": list(plans)}],
     }
 
@@ -313,7 +326,8 @@ def test_a_plan_that_is_not_run_is_no_time(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Lean, "refuses", lambda *_: "it is not to be")
     order = {"step": 0, "sizes": '{"length": 12}', "round": 0, "plans": ["llllll"]}
-    task = {"workload": "qa-bert", "scale": "tiny", "seed": 0, "orders": [order]}
+    task = {"workload": "qa-bert", "scale": "tiny", "seed": 0, "device": "cpu"}
+    task["orders"] = [order]
 
     with pytest.raises(RunFailedError, match="the plan 'llllll' was run otherwise"):
         next(iter(menu_times.work(task)))

@@ -41,6 +41,10 @@ OPTIONS = (
     count("--steps", 30, "that are compared"),
     count("--warm-up", 12, "steps before them, for learning"),
     count("--rounds", 3, "of timing"),
+    (
+        "--time-device",
+        {"choices": ("cpu", "sim"), "default": "cpu", "help": "where times are taken"},
+    ),
     ("--tasks", {"nargs": "+", "choices": DEFAULT, "default": list(DEFAULT)}),
     ("--budgets", {"nargs": "+", "type": positive, "default": list(BUDGETS)}),
     ("--scale", {"choices": SCALES, "default": "small"}),

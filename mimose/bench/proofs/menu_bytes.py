@@ -7,12 +7,13 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.runner import WorkloadRun
 from mimose.bench.grid.settings import GridSettings
 from mimose.bench.proofs.common import Settings, progress
-from mimose.bench.rows import RowsFile, read
+from mimose.bench.rows import Row, RowsFile, RunSettings, read
 from mimose.usage import UsageError
 
 MENU = "mimose-menu"
@@ -20,7 +21,8 @@ MENU = "mimose-menu"
 STRATEGIES = ("oracle", MENU, "oracle-menu", "static", "static-menu")
 """What is compared."""
 
-_SAME = ("scale", "seed", "threads", "torch", "transformers", "mimose")
+_SAME = ("scale", "seed", "threads", "device", "torch", "transformers", "mimose")
+_Kind = TypeVar("_Kind", bound=Row)
 
 
 def bytes_of(
@@ -50,7 +52,7 @@ def bytes_of(
         date=settings.date,
     )
     is_kept = path.exists() and (options.resume or not runs)
-    rows = kept(path, grid) if is_kept else []
+    rows = kept(path, GridRow, grid, grid.scale) if is_kept else []
     parts = [(task, share) for task in grid.workloads for share in grid.budgets]
     left = [part for part in parts if not _is_done(rows, grid, *part)]
     if not runs or not left:
@@ -75,14 +77,16 @@ def _run(grid: GridSettings, task: str) -> list[GridRow]:
     return run.rows
 
 
-def kept(path: Path, grid: GridSettings) -> list[GridRow]:
+def kept(
+    path: Path, kind: type[_Kind], settings: RunSettings, scale: str
+) -> list[_Kind]:
     """Read the rows of an earlier run like this one.
 
     Raises:
         UsageError: They were measured with something else.
     """
-    rows = read(path, GridRow)
-    now = {**grid.provenance(), "scale": grid.scale}
+    rows = read(path, kind)
+    now = {**settings.provenance(), "scale": scale}
     for row in rows:
         for name in _SAME:
             if getattr(row, name) != now[name]:

@@ -32,7 +32,9 @@ from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.workload import Workload
 from mimose.bench.grid.workloads import workload_named
 from mimose.bench.proofs.common import AMPLE_BYTES, Settings, progress
-from mimose.bench.rows import Row, RowsFile, read
+from mimose.bench.proofs.menu_bytes import kept
+from mimose.bench.rows import Row, RowsFile
+from mimose.bench.zoo import moved
 from mimose.planners import Menu, Plan, PlanningProblem
 from mimose.planners.timeline import judge
 from mimose.session import Session, attach
@@ -107,7 +109,7 @@ def times_of(
     *,
     runs: bool,
 ) -> PlanTimes:
-    """Return what the compared steps of some rows take on the CPU.
+    """Return what the compared steps of some rows take.
 
     Args:
         settings: The proof's.
@@ -117,11 +119,11 @@ def times_of(
     """
     path = settings.out / "menu_times.csv"
     is_kept = path.exists() and (options.resume or not runs)
-    timed = read(path, MenuTimeRow) if is_kept else []
+    here = replace(settings, device=options.time_device)
+    timed = kept(path, MenuTimeRow, here, options.scale) if is_kept else []
     asked = [row for row in rows if row.budget_share in (None, *options.budgets)]
     wanted = {task: _batches(asked, task) for task in options.tasks}
     if runs:
-        here = replace(settings, device="cpu")
         timed = _take(path, timed, wanted, here, options)
     times = PlanTimes()
     for row in timed:
@@ -171,7 +173,7 @@ def _take(
             if not orders:
                 continue
             order = {"workload": task, "scale": options.scale, "seed": settings.seed}
-            whole = {**order, "device": "cpu", "orders": orders}
+            whole = {**order, "device": settings.device, "orders": orders}
             for said in run_child(
                 __name__, whole, settings.threads, environment=_HEAP_IS_KEPT
             ):
@@ -210,14 +212,15 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             place = {"workload": task["workload"], "scale": task["scale"], **order}
             generator = torch.Generator().manual_seed(task["seed"])
             sizes = json.loads(order["sizes"])
-            runner.take(workload.batch(sizes, task["scale"], generator))
+            batch = workload.batch(sizes, task["scale"], generator)
+            runner.take(moved(batch, task["device"]))
             random.Random(f"{sizes} {order['round']}").shuffle(plans)
             yield {"runs": [{**place, **runner.run(plan)} for plan in plans]}
 
 
 def _built(workload: Workload, task: Mapping[str, Any]) -> nn.Module:
     torch.manual_seed(task["seed"])
-    return workload.build(task["scale"])
+    return workload.build(task["scale"]).to(task["device"])
 
 
 class Playback:
