@@ -214,6 +214,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             sizes = json.loads(order["sizes"])
             batch = workload.batch(sizes, task["scale"], generator)
             runner.take(moved(batch, task["device"]))
+            runner.meet(plans)
             random.Random(f"{sizes} {order['round']}").shuffle(plans)
             yield {"runs": [{**place, **runner.run(plan)} for plan in plans]}
 
@@ -263,12 +264,21 @@ class _Runner:
         self._names = {spec.code: spec.name for spec in menu.specs}
         self._batch: Mapping[str, Any] = {}
         self._expected: list[torch.Tensor] = []
+        self._met: set[tuple[int, str]] = set()
 
     def take(self, batch: Mapping[str, Any]) -> None:
         """Take another batch, and run it once: its pages are there from now on."""
         self._batch = batch
         self._step(self._bare)
         self._expected = self._given(self._bare)
+
+    def meet(self, plans: Sequence[str]) -> None:
+        """Run plans in which a layer meets an action first: it may prepare for it."""
+        for plan in plans:
+            new = set(enumerate(plan)) - self._met
+            if new:
+                self.run(plan)
+                self._met |= new
 
     def run(self, plan: str) -> dict[str, Any]:
         """Run the batch under a plan.
