@@ -193,7 +193,10 @@ def _add_bench(subparsers: Commands) -> None:
         help="steps before them, told apart (default: 12)",
     )
     bench.add_argument(
-        "--scale", choices=("tiny", "base"), default="tiny", help="of the models"
+        "--scale",
+        choices=("tiny", "small", "base"),
+        default="tiny",
+        help="of the models",
     )
     bench.add_argument(
         "--model",

@@ -82,7 +82,7 @@ class DocstringClassifier(nn.Module):
 def encoder_config(corpus: EncodedCorpus, scale: str = "tiny") -> dict[str, Any]:
     """Return the encoder's configuration: four layers, narrow where it is tiny."""
     # More than one head would multiply time and memory alike.
-    width, heads = (64, 1) if scale == "tiny" else (768, 12)
+    width, heads = {"tiny": (64, 1), "small": (256, 4)}.get(scale, (768, 12))
     return {
         "vocab_size": corpus.vocabulary_size,
         "hidden_size": width,

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from mimose.bench.grid.menu import FINER, menu_named, whole_menu
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.table import sentences
 from mimose.bench.grid.workload import size_of
-from mimose.planners.actions import EXACT_MENU
 from mimose.report.page.cells import Map, draw_map
 from mimose.report.page.document import document
 from mimose.report.page.looks import ACTION_COLOURS, ACTION_WORDS, Figure, nothing
@@ -28,6 +28,8 @@ COLOURS = {
     "hf-every-2": "#C49C94",
     "hf-offload": "#BCBD22",
     "selective": "#7F7F7F",
+    "selective-attention": "#C7C7C7",
+    "torch-remat": "#8C6D31",
     "compile-budget": "#9467BD",
     "save-on-cpu": "#17BECF",
     "trl-offload": "#AEC7E8",
@@ -36,11 +38,26 @@ COLOURS = {
     "none": "#555555",
     "full": "#E69F00",
     "every-2": "#CC79A7",
+    "lean": "#E7BA52",
+    "lean10": "#BD9E39",
+    "lean50": "#AD494A",
+    "lean80": "#843C39",
     "static": "#56B4E9",
+    "static-menu": "#393B79",
     "mimose-paper": "#D55E00",
     "oracle": "#009E73",
+    "oracle-menu": "#637939",
     "eviction": "#F0E442",
+    "mimose-menu": "#6B6ECF",
     "mimose": "#0072B2",  # drawn over the others
+}
+_PLAN_COLOURS = {
+    **dict(zip(FINER, ("#C6DBEF", "#9ECAE1", "#6BAED6", "#3182BD"), strict=True)),
+    **ACTION_COLOURS,
+}
+_PLAN_WORDS = {
+    **{name: f"{name}: what some of its operators rebuild is let go" for name in FINER},
+    **ACTION_WORDS,
 }
 _OFF_THE_SCALE = 1.8
 """Times plain training; who takes longer on the average is not drawn."""
@@ -212,14 +229,16 @@ def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
     if not own:
         return nothing(name, title, "mimose has planned no step here.")
     depth = max(len(row.plan) for row in own)
-    actions = {spec.code: spec.name for spec in EXACT_MENU.specs} | {"": ""}
-    kinds = EXACT_MENU.names
+    menu = menu_named(whole_menu())
+    actions = {spec.code: spec.name for spec in menu.specs} | {"": ""}
+    used = {actions[code] for row in own for code in row.plan}
+    kinds = [name for name in menu.names if name in used]
     map_ = Map(
         rows=[f"layer call {i}" for i in range(depth)],
         columns=[_sizes(row) for row in own],
         cells=[[actions[row.plan[i : i + 1]] for row in own] for i in range(depth)],
-        colours={kind: ACTION_COLOURS[kind] for kind in kinds},
-        words={kind: ACTION_WORDS[kind] for kind in kinds},
+        colours={kind: _PLAN_COLOURS[kind] for kind in kinds},
+        words={kind: _PLAN_WORDS[kind] for kind in kinds},
         x_title="batches, the smallest first",
     )
     return Figure(name, title, f"At the budget {share:g}.", draw_map(map_, title))

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from mimose.bench.grid.menu import WHOLE_LAYERS, menu_named
 from mimose.bench.grid.strategies import Applied, Facts, Setup, Strategy
 from mimose.bench.grid.workload import size_of
 from mimose.measure.meters import Meter
 from mimose.planners import Greedy, PlanningProblem
-from mimose.planners.actions import EXACT_MENU
 from mimose.tensors import storages_in
 from mimose.watch.patch import Patch
 from mimose.watch.units import find_units
@@ -113,7 +113,7 @@ class PaperMimose(Applied):
             phase="plan",
             plan_seconds=seconds,
             cache_hit=is_known,
-            plan=EXACT_MENU.codes(self._plans[key]),
+            plan=menu_named(WHOLE_LAYERS).codes(self._plans[key]),
         )
 
     def facts(self) -> Facts:

@@ -18,7 +18,8 @@ from filelock import FileLock
 
 from mimose.bench.child import RunFailedError
 from mimose.bench.grid.autosac import auto_sac, why_no_auto_sac
-from mimose.bench.grid.selective import EverySecondProduct, Selective
+from mimose.bench.grid.remat import torch_remat, why_no_remat
+from mimose.bench.grid.selective import EverySecondProduct, Selective, only_attention
 from mimose.bench.grid.strategies import Applied, Setup, Strategy
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.watch.patch import Patch
@@ -75,6 +76,11 @@ def _transformers(**options: Any) -> Callable[[Setup], Applied]:
 def _selective(setup: Setup) -> Applied:
     layers = [module for _, module in find_units(setup.model)]
     return Selective((layer, EverySecondProduct) for layer in layers)
+
+
+def _selective_attention(setup: Setup) -> Applied:
+    layers = [module for _, module in find_units(setup.model)]
+    return Selective((layer, lambda: only_attention) for layer in layers)
 
 
 class _Around(Patch):
@@ -253,6 +259,17 @@ PEERS = (
         "selective",
         "torch: selective checkpointing with torchtitan's operators",
         _selective,
+    ),
+    Strategy(
+        "selective-attention",
+        "torch: selective checkpointing, attention alone is kept",
+        _selective_attention,
+    ),
+    Strategy(
+        "torch-remat",
+        "torch_remat: every layer replayed but for its linear layers and attention",
+        torch_remat,
+        why_not=why_no_remat,
     ),
     Strategy(
         "compile-budget",

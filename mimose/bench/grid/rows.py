@@ -28,7 +28,7 @@ class GridRow(Row):
 
     workload: str
     scale: str
-    """``"tiny"`` or ``"base"``."""
+    """``"tiny"``, ``"small"`` or ``"base"``."""
     is_synthetic: bool
     """Whether the lengths were generated."""
     strategy: str
@@ -46,7 +46,8 @@ class GridRow(Row):
     phase: str
     """The planner's own word; empty without one."""
     plan: str
-    """A letter for each layer's call: k kept, r recomputed; empty if not known."""
+    """A letter for each layer's call, as `mimose.bench.grid.menu` spells actions: k
+    kept, r recomputed; empty if not known."""
     base_bytes: int
     """Held before training began, the optimizer's state included."""
     start_bytes: int

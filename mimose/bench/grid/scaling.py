@@ -21,7 +21,7 @@ from mimose.bench.grid.workload import Workload
 from mimose.bench.zoo import builder
 from mimose.report.page.looks import counted
 
-_WIDTH = {"tiny": 128, "base": 768}
+_WIDTH = {"tiny": 128, "small": 256, "base": 768}
 _VOCABULARY = 512
 _SHORTEST = 8
 """The longest batch is so many times as long as the shortest can be."""

@@ -90,6 +90,15 @@ class EverySecondProduct:
         return policy_of(keeps)
 
 
+def only_attention(
+    context: Any, operator: Any, *args: Any, **kwargs: Any
+) -> CheckpointPolicy:
+    """Keep attention and nothing else; of eager attention, its two products."""
+    del context, args, kwargs
+    packet = operator.overloadpacket
+    return policy_of(packet in _ATTENTION or packet in _EAGER_ATTENTION)
+
+
 def policy_of(keeps: bool) -> CheckpointPolicy:
     """Return what torch is told where a result is kept, and where it is not."""
     if keeps:
@@ -99,6 +108,8 @@ def policy_of(keeps: bool) -> CheckpointPolicy:
 
 _aten: Any = torch.ops.aten
 _PRODUCTS = (_aten.mm, _aten.addmm)
+_EAGER_ATTENTION = (_aten.bmm, _aten.baddbmm)
+"""Products of batches of matrices: linear layers have none."""
 _ATTENTION = (
     _aten._scaled_dot_product_efficient_attention,
     _aten._scaled_dot_product_flash_attention,

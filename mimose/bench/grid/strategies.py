@@ -7,18 +7,29 @@ Here are those of this library's own session; `paper` has the published system a
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from filelock import FileLock
 from torch import nn
 
+from mimose.bench.grid.menu import (
+    FINER,
+    WHOLE_LAYERS,
+    menu_named,
+    whole_menu,
+    why_unknown,
+)
 from mimose.bench.grid.traces import Sizes
 from mimose.measure.meters import Meter
-from mimose.planners import Optimal, Plan, Planner, PlanningProblem, Static
-from mimose.planners.actions import EXACT_MENU
+from mimose.planners import Menu, Optimal, Plan, Planner, PlanningProblem, Static
+from mimose.planners.choices import least_choice
+from mimose.planners.timeline import judge
 from mimose.session import Session, attach
 
 
@@ -58,7 +69,8 @@ class Facts(NamedTuple):
     cache_hit: bool = False
     retries: int = 0
     plan: str = ""
-    """A letter for each layer's call: k kept, r recomputed."""
+    """A letter for each layer's call, as the session's menu has it: k kept, r
+    recomputed."""
 
 
 class Applied:
@@ -98,10 +110,16 @@ class Strategy:
 
 
 class _Planned(Applied):
-    """A session of this library."""
+    """A session of this library.
 
-    def __init__(self, session: Session) -> None:
+    Args:
+        session: The session.
+        menu: The actions that it chooses among.
+    """
+
+    def __init__(self, session: Session, menu: Menu) -> None:
         self._session = session
+        self._menu = menu
         self.budget_bytes = session.budget_bytes
 
     def facts(self) -> Facts:
@@ -114,7 +132,7 @@ class _Planned(Applied):
             plan_seconds=record.plan_seconds,
             cache_hit=record.cache_hit,
             retries=record.retries,
-            plan=EXACT_MENU.codes(record.actions),
+            plan=self._menu.codes(record.actions),
         )
 
     def close(self) -> None:
@@ -122,23 +140,38 @@ class _Planned(Applied):
         self._session.detach()
 
 
-def _attach(setup: Setup, budget_bytes: int, planner: str | Planner) -> Session:
+_Actions = str | tuple[str, ...]
+_MOST_PASSES = 4
+"""Over all sizes, to learn beforehand."""
+_AMPLE_BYTES = 2**50
+
+
+def _attach(
+    setup: Setup, budget_bytes: int, planner: str | Planner, actions: _Actions
+) -> Session:
     return attach(
         setup.model,
         budget_bytes,
+        actions=actions,
         planner=planner,
         meter=setup.meter,
         on_infeasible="warn",
     )
 
 
-def _by_name(planner: str) -> Callable[[Setup], Applied]:
-    return lambda setup: _Planned(_attach(setup, setup.budget_bytes(), planner))
+def _planned(setup: Setup, planner: str | Planner, actions: _Actions) -> Applied:
+    session = _attach(setup, setup.budget_bytes(), planner, actions)
+    return _Planned(session, menu_named(actions))
+
+
+def _by_name(
+    planner: str, actions: _Actions = WHOLE_LAYERS
+) -> Callable[[Setup], Applied]:
+    return lambda setup: _planned(setup, planner, actions)
 
 
 def _static(setup: Setup) -> Applied:
-    planner = Static(shape=_named(setup))
-    return _Planned(_attach(setup, setup.budget_bytes(), planner))
+    return _planned(setup, Static(shape=_named(setup)), WHOLE_LAYERS)
 
 
 def _named(setup: Setup) -> Mapping[str, int]:
@@ -150,6 +183,9 @@ def _named(setup: Setup) -> Mapping[str, int]:
         setup.try_step(setup.longest)
         shape: Mapping[str, int] = session.records[-1].shape
     return shape
+
+
+# ------------------------------------------------------------------ told beforehand
 
 
 class _Exact:
@@ -166,20 +202,104 @@ class _Exact:
         return Optimal().plan(whole)
 
 
-def _oracle(setup: Setup) -> Applied:
+def _oracle(actions: _Actions) -> Callable[[Setup], Applied]:
     """Learn on every size of the trace beforehand, then plan each exactly."""
-    with _attach(setup, setup.budget_bytes(), "auto") as teacher:
-        for sizes in _distinct(setup.sizes):
-            setup.try_step(sizes)
-        learned = teacher.state_dict()
+    return lambda setup: _told(setup, _Exact, actions)
+
+
+def _static_told(setup: Setup) -> Applied:
+    """Learn as the oracle does: what its one plan is made from is never better known.
+
+    A session on its own makes the plan as soon as it trusts predictions, before it has
+    tried what lies between keeping and recomputing.
+    """
+    planner = Static(shape=_named(setup))
+    return _told(setup, lambda _: planner, whole_menu())
+
+
+def _told(
+    setup: Setup, make_planner: Callable[[int], Planner], actions: _Actions
+) -> Applied:
+    """Return a session that has learned on every size of the trace beforehand.
+
+    The planner is made with the budget, which what learning has left held is part of.
+    """
+    name = "-".join(menu_named(actions).names)
+    path = setup.shared / f"learned-{name}-{setup.headroom_bytes}.json"
+    with FileLock(path.with_suffix(".lock")):  # another may be told the same
+        if not path.exists():
+            path.write_text(json.dumps(_learned(setup, actions)), "utf-8")
+        learned = json.loads(path.read_text("utf-8"))
     budget_bytes = setup.budget_bytes()
-    session = _attach(setup, budget_bytes, _Exact(budget_bytes))
+    session = _attach(setup, budget_bytes, make_planner(budget_bytes), actions)
     session.load_state_dict(learned)
-    return _Planned(session)
+    return _Planned(session, menu_named(actions))
 
 
-def _distinct(sizes: Sequence[Sizes]) -> list[Sizes]:
-    return list({tuple(each.items()): each for each in sizes}.values())
+def _learned(setup: Setup, actions: _Actions) -> Mapping[str, Any]:
+    """Run every size within the budget; then until every action was tried.
+
+    An action is tried in place of what would be kept, so budgets are ample for that.
+    """
+    with _attach(setup, setup.budget_bytes(), "auto", actions) as teacher:
+        _shows_more(setup, teacher)
+        learned = teacher.state_dict()
+    if actions == WHOLE_LAYERS:
+        return learned
+    with _attach(setup, _AMPLE_BYTES, "auto", actions) as teacher:
+        teacher.load_state_dict(learned)
+        for _ in range(_MOST_PASSES):
+            if not _shows_more(setup, teacher):
+                break
+        return teacher.state_dict()
+
+
+def _shows_more(setup: Setup, teacher: Session) -> bool:
+    """Run every size once; return whether an action was still to be tried in one."""
+    shows = False
+    for sizes in {tuple(each.items()): each for each in setup.sizes}.values():
+        setup.try_step(sizes)
+        record = teacher.records[-1]
+        shows |= record.phase == "plan" and record.predicted_growth_bytes is None
+    return shows
+
+
+# ------------------------------------------------------------------ one for all
+
+
+class Everywhere:
+    """A static plan that needs no measuring: one action for every layer.
+
+    Args:
+        action: Its name.
+    """
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+        self.name = f"{action} everywhere"
+
+    def action_at(self, index: int) -> str:
+        """Return the action, whichever layer it is."""
+        del index
+        return self._action
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Choose the action; where it is not allowed, the one that holds least."""
+        own = problem.actions.index(self._action)
+        least = least_choice(problem)
+        return judge(
+            problem, np.where(problem.allowed[:, own], own, least), planner=self.name
+        )
+
+
+def _everywhere(action: str) -> Strategy:
+    first, last = WHOLE_LAYERS
+    return Strategy(
+        action,
+        f"every layer under {action!r}",
+        lambda setup: _planned(setup, Everywhere(action), (first, action, last)),
+        why_not=lambda _: why_unknown(action),
+    )
 
 
 OWN = (
@@ -191,14 +311,32 @@ OWN = (
     ),
     Strategy(
         "mimose",
-        "this library: a plan for every shape, learned while training",
-        _by_name("auto"),
+        "this library as it comes: a plan for every shape, learned while training",
+        _by_name("auto", "exact"),
         heeds_budget=True,
     ),
     Strategy(
         "oracle",
         "the exact optimum for every shape, all measured beforehand",
-        _oracle,
+        _oracle(WHOLE_LAYERS),
+        heeds_budget=True,
+    ),
+    Strategy(
+        "static-menu",
+        "one plan for the longest batch, of all exact actions, measured beforehand",
+        _static_told,
+        heeds_budget=True,
+    ),
+    Strategy(
+        "mimose-menu",
+        "this library, with all exact actions",
+        lambda setup: _planned(setup, "auto", whole_menu()),
+        heeds_budget=True,
+    ),
+    Strategy(
+        "oracle-menu",
+        "the exact optimum of all exact actions, all measured beforehand",
+        lambda setup: _oracle(whole_menu())(setup),
         heeds_budget=True,
     ),
     Strategy(
@@ -207,5 +345,6 @@ OWN = (
         _by_name("eviction"),
         heeds_budget=True,
     ),
+    *map(_everywhere, FINER),
 )
 """The strategies of this library, plain training among them."""

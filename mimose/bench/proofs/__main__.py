@@ -24,6 +24,7 @@ PROOFS = (
     "held",
     "hostcost",
     "layers",
+    "menu",
     "optimum",
     "plancost",
     "prediction",

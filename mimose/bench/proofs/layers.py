@@ -1,9 +1,9 @@
 """What does a layer free under each finer action, and what does that take?
 
-A layer is run alone: bare, and under each action. Bytes are those of storages that were
-let go, as a share of what the layer saves beyond its input and output. FLOPs are counted
-as they run. Times are of the processor, the median of rounds in which all take turns.
-On an accelerator the peak of the backward is read too, over the level before it.
+A layer is run alone: bare, and under each action. Bytes are those that are held less
+after the forward, as a share of what it saves beyond its input and output. FLOPs are
+counted as they run. Times are of the processor, the median of rounds in which all take
+turns. On an accelerator the backward's peak is read too, over the level before it.
 
     python -m mimose.bench.proofs layers
     python -m mimose.bench.proofs layers --models bert gpt2 --rounds 31
@@ -80,7 +80,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
             batch=options.batch,
         )
         progress(f"layers: {model}")
-    return Answer(rows=[*rows], table=_table(rows), bars=list(_judge(rows)))
+    return Answer(rows=[*rows], table=[*_table(rows)], bars=list(_judge(rows)))
 
 
 def _table(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
@@ -129,6 +129,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     import torch
 
     import mimose
+    from mimose.bench.grid.strategies import Everywhere
     from mimose.bench.proofs.single_layers import alone, saved_bytes
     from mimose.planners.actions import FINE_MENU
 
@@ -148,7 +149,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "1TiB",
                 units=["layers.0"],
                 actions=FINE_MENU.names,
-                planner=_Always(action),
+                planner=Everywhere(action),
             )
             sessions.append(session)
     for number in range(_WARM_UP + task["rounds"]):
@@ -180,18 +181,6 @@ def _moved(options: dict[str, Any], place: Any) -> dict[str, Any]:
 
     moved: dict[str, Any] = _pytree.tree_map(move, options)
     return moved
-
-
-class _Always:
-    """Runs the layer under one action."""
-
-    def __init__(self, action: str) -> None:
-        self.name = action
-
-    def action_at(self, index: int) -> str:
-        """Return the action."""
-        del index
-        return self.name
 
 
 class _Run:

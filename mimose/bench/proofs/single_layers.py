@@ -6,6 +6,7 @@ bottleneck at 28 × 28 pixels.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -60,13 +61,18 @@ class Alone(nn.Module):
         return first.square().mean()  # type: ignore[no-any-return]
 
 
+def _library(name: str) -> tuple[Any, Any]:
+    """Return transformers, and its module of an architecture."""
+    model = f"transformers.models.{name}.modeling_{name}"
+    return importlib.import_module("transformers"), importlib.import_module(model)
+
+
 def _bert(n_rows: int, attention: str = "sdpa") -> tuple[nn.Module, Options]:
-    import transformers
-    from transformers.models.bert.modeling_bert import BertLayer
+    transformers, models = _library("bert")
 
     del n_rows
     config = transformers.BertConfig(**_sizes(attention), intermediate_size=_INNER)
-    return BertLayer(config), {}
+    return models.BertLayer(config), {}
 
 
 def _sizes(attention: str) -> dict[str, Any]:
@@ -75,50 +81,46 @@ def _sizes(attention: str) -> dict[str, Any]:
 
 
 def _gpt2(n_rows: int) -> tuple[nn.Module, Options]:
-    import transformers
-    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+    transformers, models = _library("gpt2")
 
     del n_rows
     config = transformers.GPT2Config(
         n_embd=WIDTH, n_head=_HEADS, attn_implementation="sdpa"
     )
-    return GPT2Block(config, layer_idx=0), {}
+    return models.GPT2Block(config, layer_idx=0), {}
 
 
 def _t5(n_rows: int) -> tuple[nn.Module, Options]:
-    import transformers
-    from transformers.models.t5.modeling_t5 import T5Block
+    transformers, models = _library("t5")
 
     config = transformers.T5Config(
         d_model=WIDTH, d_kv=WIDTH // _HEADS, num_heads=_HEADS, d_ff=_INNER
     )
     bias = torch.randn(1, _HEADS, LENGTH, LENGTH)
     bias = bias.expand(n_rows, -1, -1, -1).contiguous()
-    return T5Block(config, layer_idx=1), {"position_bias": bias}
+    return models.T5Block(config, layer_idx=1), {"position_bias": bias}
 
 
 def _llama(n_rows: int) -> tuple[nn.Module, Options]:
-    import transformers
-    from transformers.models.llama import modeling_llama
+    transformers, models = _library("llama")
 
     del n_rows
     config = transformers.LlamaConfig(
         **_sizes("sdpa"), num_key_value_heads=_HEADS // 2, intermediate_size=704
     )
     places = torch.arange(LENGTH)[None]
-    turned = modeling_llama.LlamaRotaryEmbedding(config)(torch.zeros(1), places)
+    turned = models.LlamaRotaryEmbedding(config)(torch.zeros(1), places)
     options = {"attention_mask": None, "position_ids": places}
-    layer = modeling_llama.LlamaDecoderLayer(config, 0)
+    layer = models.LlamaDecoderLayer(config, 0)
     return layer, {**options, "position_embeddings": turned}
 
 
 def _vit(n_rows: int) -> tuple[nn.Module, Options]:
-    import transformers
-    from transformers.models.vit.modeling_vit import ViTLayer
+    transformers, models = _library("vit")
 
     del n_rows
     config = transformers.ViTConfig(**_sizes("sdpa"), intermediate_size=_INNER)
-    return ViTLayer(config), {}
+    return models.ViTLayer(config), {}
 
 
 LAYERS: Mapping[str, Callable[[int], tuple[nn.Module, Options]]] = {

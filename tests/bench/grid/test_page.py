@@ -32,6 +32,18 @@ def test_the_page_has_everything(grid, tmp_path):
     assert "default-src 'none'" in text
 
 
+def test_plans_of_finer_actions_are_drawn(grid, tmp_path):
+    """By the letters of the whole menu; only the actions that were used are named."""
+    path = tmp_path / "bench.html"
+    rows = [replace(row, plan=row.plan.replace("k", "l")) for row in grid]
+    write_page(rows, path)
+    (figure,) = re.findall(
+        r'<section id="plans0">(.*?)</section>', path.read_text(), re.DOTALL
+    )
+    words = re.findall(r'<g data-key="(\w+):', figure)
+    assert words == ["lean", "recompute"]
+
+
 @pytest.mark.parametrize(
     ("factor", "where"), [(1, "the dashed line"), (1000, "beyond the picture")]
 )

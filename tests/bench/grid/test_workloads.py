@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 from mimose.bench.grid.docstrings import OURS
 from mimose.bench.grid.workload import largest, size_of
-from mimose.bench.grid.workloads import WORKLOADS, from_function
+from mimose.bench.grid.workloads import DEFAULT, SCALES, WORKLOADS, from_function
 from mimose.watch.units import find_units
 
 
@@ -39,13 +39,31 @@ def test_each_can_be_trained(name):
     assert model.training
 
 
+@pytest.mark.parametrize("name", [*DEFAULT, "lm-gpt2"])
+def test_a_small_one_is_wide_and_has_a_quarter_of_the_published_batch(name):
+    """Its heads are as wide as those of real models; the layers are six a stack."""
+    workload = WORKLOADS[name]
+    with torch.device("meta"):
+        model = workload.build("small")
+    assert model.config.hidden_size == 256
+    assert model.config.hidden_size // model.config.num_attention_heads == 64
+    assert len(find_units(model)) == (12 if name == "tr-t5" else 6)
+    sizes = {each: SMALL[each] for each in workload.sizes}
+    few, many = (
+        workload.batch(sizes, scale, torch.Generator().manual_seed(0))["input_ids"]
+        for scale in ("small", "base")
+    )
+    assert 4 * len(few) == len(many)
+    assert few.shape[1:] == many.shape[1:]
+
+
 @pytest.mark.parametrize(
     "name", [name for name, each in WORKLOADS.items() if each.is_synthetic]
 )
 def test_traces_have_the_sizes(name):
     """And they vary."""
     workload = WORKLOADS[name]
-    for scale in ("tiny", "base"):
+    for scale in SCALES:
         found = workload.trace(scale)(np.random.default_rng(0), 30)
         assert {tuple(sizes) for sizes in found} == {workload.sizes}
         assert len({tuple(sizes.values()) for sizes in found}) > 10

@@ -1,0 +1,132 @@
+"""Strategies of the library's own sessions, and what their menus are."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from mimose.bench.grid import menu
+from mimose.bench.grid.registry import STRATEGIES
+from mimose.bench.grid.strategies import Everywhere, Setup
+from mimose.bench.grid.workloads import WORKLOADS
+from mimose.bench.step_meter import StepMeter
+from mimose.planners import PlanningProblem
+
+WORKLOAD = WORKLOADS["qa-bert"]
+
+
+class _Trained:
+    """A tiny model, the setup for a strategy, and what a step of it gives."""
+
+    def __init__(self, folder, headroom_bytes=2**40, lengths=(16, 24, 32)):
+        torch.manual_seed(0)
+        self.model = WORKLOAD.build("tiny")
+        self.n_tried = 0
+        self.sizes = [{"length": length} for length in lengths]
+        self.setup = Setup(
+            model=self.model,
+            device=torch.device("cpu"),
+            meter=StepMeter(),
+            headroom_bytes=headroom_bytes,
+            sizes=self.sizes,
+            longest=self.sizes[-1],
+            loss=self.loss,
+            try_step=self.try_step,
+            shared=folder,
+        )
+
+    def loss(self, model, sizes):
+        generator = torch.Generator().manual_seed(0)
+        return model(**WORKLOAD.batch(sizes, "tiny", generator)).loss
+
+    def try_step(self, sizes):
+        self.n_tried += 1
+        self.loss(self.model, sizes).backward()
+        self.model.zero_grad()
+
+    def step(self):
+        """Return loss and gradients of the longest batch."""
+        torch.manual_seed(1)
+        loss = self.loss(self.model, self.sizes[-1])
+        loss.backward()
+        gradients = {n: p.grad for n, p in self.model.named_parameters()}
+        self.model.zero_grad()
+        return loss.detach(), gradients
+
+
+def _assert_equal(one, other):
+    assert torch.equal(one[0], other[0])
+    assert one[1].keys() == other[1].keys()
+    for name, gradient in one[1].items():
+        assert gradient is other[1][name] or torch.equal(gradient, other[1][name]), name
+
+
+@pytest.mark.parametrize("name", ["lean", "full", "selective-attention"])
+def test_one_thing_for_every_layer_is_exact(name, tmp_path):
+    """And the model is given back as it was."""
+    trained = _Trained(tmp_path)
+    bare = trained.step()
+    applied = STRATEGIES[name].apply(trained.setup)
+    _assert_equal(bare, trained.step())
+    plan = applied.facts().plan
+    assert plan == {"lean": "llllll", "full": "rrrrrr"}.get(name, "")
+    applied.close()
+    assert not any("forward" in vars(module) for module in trained.model.modules())
+    _assert_equal(bare, trained.step())
+
+
+def test_who_is_told_plans_from_the_first_step_on(tmp_path):
+    """What one has learned beforehand the other takes over; both are exact."""
+    trained = _Trained(tmp_path, lengths=(16, 20, 24, 28, 32))
+    bare = trained.step()
+    tried = []
+    for name in ("oracle-menu", "static-menu"):
+        applied = STRATEGIES[name].apply(trained.setup)
+        tried.append(trained.n_tried)
+        _assert_equal(bare, trained.step())
+        facts = applied.facts()
+        assert facts.predicted_growth_bytes is not None
+        assert len(facts.plan) == 6
+        applied.close()
+    assert tried[0] >= 2 * len(trained.sizes)
+    assert tried[1] == tried[0] + 1  # for the longest sizes' names
+
+
+def test_a_menu_is_made_of_what_there_is():
+    """Finer actions lie between the ends; one that is not there says so."""
+    names = menu.whole_menu()
+    assert (names[0], names[-1]) == menu.WHOLE_LAYERS
+    assert set(names[1:-1]) == {name for name in menu.FINER if menu.is_known(name)}
+    assert "lean" in names
+    assert menu.menu_named(names).names == names
+    assert not menu.why_unknown("lean")
+    assert menu.why_unknown("lean99") == "there is no action 'lean99' in this version"
+    for name in menu.FINER:
+        assert STRATEGIES[name].why_not("cpu") == menu.why_unknown(name)
+
+
+def test_one_action_everywhere_is_a_plan_too():
+    """Where an event may not run under it, the least takes its place."""
+    zeros = np.zeros((3, 3))
+    problem = PlanningProblem(
+        events=("a", "b", "c"),
+        actions=("keep", "lean", "recompute"),
+        allowed=np.array([[True, True, True], [True, False, True], [True] * 3]),
+        held_bytes=np.array([[3.0, 2.0, 1.0]] * 3),
+        forward_excess_bytes=zeros,
+        backward_excess_bytes=zeros,
+        backward_net_bytes=zeros,
+        cost=zeros,
+        gap_bytes=np.zeros(4),
+        gap_excess_bytes=np.zeros(4),
+        start_bytes=0.0,
+        optimizer_state_bytes=0.0,
+        step_excess_bytes=0.0,
+        budget_bytes=1.0,
+        host_bytes=zeros,
+        host_budget_bytes=0.0,
+    )
+    planner = Everywhere("lean")
+    assert planner.plan(problem).actions == ("lean", "recompute", "lean")
+    assert planner.action_at(1) == "lean"
