@@ -1,7 +1,8 @@
 """Dropout's noise as bits: zeros, and one other number.
 
 On a CPU dropout multiplies by a tensor of zeros and ``1 / (1 - p)``, as large as what
-it drops from. It takes a bit an element to hold, and is exact.
+it drops from; on accelerators it saves a mask of bytes. Either takes a bit an element to
+hold, and is exact.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ class Noise(NamedTuple):
 
 def scale_of(tensor: torch.Tensor) -> float | None:
     """Return the number beside zero in what looks like noise; None if it does not."""
-    if not (tensor.is_floating_point() and tensor.is_contiguous()):
+    is_mask = tensor.dtype == torch.bool
+    if not ((is_mask or tensor.is_floating_point()) and tensor.is_contiguous()):
         return None
     if tensor.storage_offset() or tensor.numel() < _SAMPLE:
         return None
     if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
         return None
+    if is_mask:
+        return 1.0
     found = sorted(set(tensor.detach().reshape(-1)[:_SAMPLE].tolist()))
     if len(found) != 2 or found[0] != 0.0 or not math.isfinite(found[1]):
         return None
@@ -50,6 +54,9 @@ def pack(tensor: torch.Tensor) -> Noise | torch.Tensor:
     scale = scale_of(tensor)
     if scale is None:
         return tensor
+    if tensor.dtype == torch.bool:
+        flags = tensor.reshape(-1)
+        return Noise(_packed(flags), scale, tensor.shape, tensor.dtype)
     flat = bits(tensor).reshape(-1)
     number = bits(torch.tensor(scale, dtype=tensor.dtype)).item()
     # A third number, or minus zero, is not zero and not that number.
@@ -57,7 +64,7 @@ def pack(tensor: torch.Tensor) -> Noise | torch.Tensor:
         is_number = flat.numpy() == number
         if np.count_nonzero(is_number) != np.count_nonzero(flat.numpy()):
             return tensor
-        packed = torch.from_numpy(np.packbits(is_number, bitorder="little"))
+        packed = _packed(torch.from_numpy(is_number))
     else:
         flags = flat == number
         if bool((flags != (flat != 0)).any()):
@@ -72,6 +79,8 @@ def unpack(noise: Noise | torch.Tensor) -> torch.Tensor:
         return noise
     n_elements = math.prod(noise.shape)
     is_there = _unpacked(noise.bits, n_elements)
+    if noise.dtype == torch.bool:
+        return is_there.view(torch.bool).view(noise.shape)
     return is_there.to(noise.dtype).mul_(noise.scale).view(noise.shape)
 
 
@@ -82,6 +91,8 @@ def held_bytes(noise: Noise | torch.Tensor) -> int:
 
 
 def _packed(flags: torch.Tensor) -> torch.Tensor:
+    if flags.is_cpu:
+        return torch.from_numpy(np.packbits(flags.numpy(), bitorder="little"))
     short = -flags.numel() % 8
     rows = torch.nn.functional.pad(flags, (0, short)).view(-1, 8)
     weights = torch.tensor(_WEIGHTS, dtype=torch.uint8, device=flags.device)

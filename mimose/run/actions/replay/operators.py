@@ -132,6 +132,10 @@ def _layer_norm(shape: Any, x: Any, weight: Any, bias: Any, eps: float) -> Any:
     return torch.native_layer_norm(x, shape, weight, bias, eps)
 
 
+def _native_dropout(p: float, x: Any, mask: Any) -> Any:
+    return x.mul(mask).mul_(1.0 / (1.0 - p) if p < 1.0 else 0.0)
+
+
 def _batch_norm(told: tuple[bool, float], x: Any, weight: Any, bias: Any) -> Any:
     _, eps = told
     return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
@@ -184,6 +188,15 @@ OPERATORS: Mapping[str, Operator] = {
         _SUM, lambda alpha, a, b: torch.sub(a, b, alpha=alpha), _saved("alpha")
     ),
     "MulBackward0": Operator(_TWO, lambda _, a, b: torch.mul(a, b)),
+    "MulBackward1": Operator(
+        _X_ONLY, lambda number, x: torch.mul(x, number), _saved("other")
+    ),
+    "DivBackward1": Operator(
+        _X_ONLY, lambda number, x: torch.div(x, number), _saved("other")
+    ),
+    "NativeDropoutBackward0": Operator(
+        (Operand(0), Operand(None, "result1")), _native_dropout, _saved("p")
+    ),
     "DivBackward0": Operator(_TWO, lambda _, a, b: torch.div(a, b)),
     "NegBackward0": _pointwise(torch.neg),
     "TanhBackward0": _pointwise(torch.tanh),
