@@ -25,6 +25,7 @@ PROOFS = (
     "hostcost",
     "optimum",
     "plancost",
+    "plangap",
     "prediction",
     "settings",
     "soak",
