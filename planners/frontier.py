@@ -146,7 +146,7 @@ class _Search:
             n_before = len(walks.held)
             grown = self._grow(walks, t, low_until[t])
             stay = _undominated(grown, low_level[t])
-            if len(stay) > _FEW:
+            if len(stay) > min(_FEW, self._width):
                 stay = self._narrow(grown, stay, t, low_level[t])
             trail.append((stay, n_before))
             if not len(stay):

@@ -22,6 +22,7 @@ _PRICE_HALVINGS = 8
 # many times as wide.
 _TOLERANCE = 0.01
 _WIDER = 4
+_EVENTS = 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,8 @@ class Marginal:
     """Most walks carried on at first. More is nearer to the optimum and slower."""
 
     widest: int = 4096
-    """Most walks carried on where the search is made again."""
+    """Most walks carried on where the search is made again, up to 24 events; fewer in
+    proportion with more, so that no plan takes seconds."""
 
     def __post_init__(self) -> None:
         """Check the width."""
@@ -94,9 +96,10 @@ class Marginal:
     ) -> Walk | None:
         """Search again, and wider, as long as a cheaper walk may have been left out."""
         width = self.width
+        widest = self.widest * _EVENTS // max(_EVENTS, len(cost))
         walk = find_walk(form, cost, budget, width=width)
-        while width < self.widest and (walk is None or walk.gap > _TOLERANCE):
-            width = min(_WIDER * width, self.widest)
+        while width < widest and (walk is None or walk.gap > _TOLERANCE):
+            width = min(_WIDER * width, widest)
             walk = find_walk(form, cost, budget, width=width) or walk
         return walk
 
