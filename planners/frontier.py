@@ -1,30 +1,35 @@
 """The cheapest walk over the events, by the frontier of bytes held and cost.
 
-This is for problems whose nets do not depend on the action; ``labels.py`` has the
-others, and ``walks.py`` finds out which a problem is.
-
 In prefix form (see Note: [Prefix form] in ``prefix.py``) a plan is a walk over the
 events, and of two walks that have come equally far the one that holds no more and
 costs no more is at least as good. So it is enough to carry the frontier: the walks
-that are the cheapest for what they hold. Where it grows beyond a given width, those
-walks stay whose cost so far, plus what the rest would cost were events divisible, is
-lowest. That sum is a lower bound on the final cost, so if no walk was left out whose
-sum is below the cost found, the walk found is the cheapest of all.
+that are the cheapest for what they hold.
+
+Where it grows, walks are left out that cannot end cheaper than one that is known
+already (``bounds.py``). Where more are left than a given width, those stay that may end
+cheapest. If none was left out for want of room that might end cheaper than the walk
+found, that is the cheapest of all.
+
+Where nets depend on the action, a walk also remembers its level, the highest that the
+backwards of its events will reach if those of later events leave the least they can.
+As long as it is low enough for the most that they can leave, it does not matter. Only
+the others, which come late in a step, are compared by all three numbers.
 """
 
 import math
-from bisect import bisect
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from .base import FloatArray, IntArray
+from .base import BoolArray, FloatArray, IntArray
+from .bounds import Bounds
 from .prefix import PrefixForm
 
 # Up to this many combinations of actions, neighbouring events are walked in one step.
 _STEP_CHOICES = 8
+# So few walks are carried on without looking at their bounds, which takes time as well.
+_FEW = 96
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,6 +41,9 @@ class Walk:
 
     exact: bool
     """Whether nothing was left out, so that it is the cheapest of all."""
+
+    gap: float = 0.0
+    """By what part of its cost another may be cheaper, at the most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,35 +59,41 @@ class _Steps:
     limit: FloatArray
     """(T, Q, 1) the most that may be held before it; -inf where it is not allowed."""
 
+    extra: FloatArray
+    """(T, Q, 1) what its nets have beyond the least."""
+
+    backward: FloatArray
+    """(T, Q, 1) highest level of its backwards, less what is held before it."""
+
+    low_until: FloatArray
+    """(T,) the most that may be held before it so that no level of its own matters."""
+
+    low_level: FloatArray
+    """(T,) a level behind it that does not matter: there is room for the most that
+    later events can leave."""
+
     n_events: int
     """Events in one step; the last step may be filled up with empty ones."""
 
 
-class Rest(NamedTuple):
-    """Least cost of the rest of a walk, a convex function of the bytes held so far.
+class _Walks(NamedTuple):
+    """(n,) walks that have come equally far, those that hold least first."""
 
-    It is flat up to some point, then goes up piece by piece, the cheapest first.
-    """
+    held: FloatArray
+    cost: FloatArray
+    level: FloatArray | None
+    """None where none of them matters."""
 
-    flat_until: float
-    flat_cost: float
-    prices: list[float]
-    """Cost of a byte in each piece, ascending."""
-    lengths: list[float]
-    """Bytes of each piece."""
-
-    def at(self, walked_bytes: FloatArray) -> FloatArray:
-        """Read the function, (n,) bytes to (n,) cost."""
-        lengths = np.array([0.0, *self.lengths])
-        corners_bytes = self.flat_until + lengths.cumsum()
-        corners_cost = self.flat_cost + (lengths * [0.0, *self.prices]).cumsum()
-        return np.interp(walked_bytes, corners_bytes, corners_cost)
+    def picked(self, at: IntArray) -> "_Walks":
+        """Read some of them."""
+        level = None if self.level is None else self.level[at]
+        return _Walks(self.held[at], self.cost[at], level)
 
 
 def cheapest_walk(
     form: PrefixForm,
     cost: FloatArray,
-    room: FloatArray,
+    headroom: FloatArray,
     budget_bytes: float,
     width: int,
 ) -> Walk | None:
@@ -88,163 +102,196 @@ def cheapest_walk(
     Args:
         form: The step, in prefix form.
         cost: (E, K) what the action costs, in any unit.
-        room: (E + 1,) the most that may be held before each event, and at the end.
+        headroom: (E + 1,) the most that may be held before each event, and at the end.
         budget_bytes: The highest level allowed; finite.
         width: Most walks that are carried on at any event.
 
     Returns:
-        The cheapest walk found, or None where none was.
+        The cheapest walk found. None where none was: no walk keeps the budget, or,
+        with nets that depend on the action, none of those that were carried on.
     """
-    held = form.held_bytes
-    limit = np.minimum(budget_bytes - form.need_bytes, room[1:, None] - held)
-    steps = _steps(held, cost, limit)
-    rests: list[Rest] = []
-    left_out = np.inf
-
-    walked_bytes, walked_cost = np.zeros(1), np.zeros(1)
-    trail: list[tuple[IntArray, int]] = []
-    for t in range(len(steps.held)):
-        new_bytes = (walked_bytes + steps.held[t]).ravel()
-        new_cost = walked_cost + steps.cost[t]
-        new_cost[walked_bytes > steps.limit[t]] = np.inf
-        new_cost = new_cost.ravel()
-        stay = _undominated(new_bytes, new_cost)
-        if len(stay) > width:
-            rests = rests or relaxed_rests(form, cost, room)
-            rest = rests[min((t + 1) * steps.n_events, len(held))]
-            hope = new_cost[stay] + rest.at(new_bytes[stay])
-            chosen, best_left_out = most_hopeful(hope, width // 2)
-            left_out = min(left_out, best_left_out)
-            stay = stay[chosen]
-        trail.append((stay, len(walked_bytes)))
-        walked_bytes, walked_cost = new_bytes[stay], new_cost[stay]
-    if not len(walked_bytes):
-        return None
-    proved = bool(walked_cost[-1] <= left_out)
-    return Walk(choice=_trace(trail, steps, held.shape), exact=proved)
+    return _Search(form, cost, headroom, budget_bytes, width).run()
 
 
-def _undominated(held: FloatArray, cost: FloatArray) -> IntArray:
-    """Positions of the walks for which no other holds and costs no more, by bytes."""
-    order = held.argsort(kind="stable")
-    ordered = cost[order]
+class _Search:
+    """One search: its arguments are those of `cheapest_walk`."""
+
+    def __init__(
+        self,
+        form: PrefixForm,
+        cost: FloatArray,
+        headroom: FloatArray,
+        budget_bytes: float,
+        width: int,
+    ) -> None:
+        self._form, self._cost, self._headroom = form, cost, headroom
+        self._budget_bytes, self._width = budget_bytes, width
+        self._limit = np.minimum(
+            budget_bytes - form.need_bytes, headroom[1:, None] - form.held_bytes
+        )
+        self._steps = _steps(form, cost, self._limit, budget_bytes)
+        self._bounds: Bounds | None = None
+        self._left_out = math.inf
+        """The lowest bound of the walks that were left out for want of room."""
+
+    def run(self) -> Walk | None:
+        """Walk the events once."""
+        steps, form = self._steps, self._form
+        is_scarce = form.level_is_scarce(self._budget_bytes)
+        level = np.full(1, form.step_bytes) if is_scarce else None
+        walks = _Walks(np.zeros(1), np.zeros(1), level)
+        trail: list[tuple[IntArray, int]] = []
+        low_until, low_level = steps.low_until.tolist(), steps.low_level.tolist()
+        for t in range(len(steps.held)):
+            n_before = len(walks.held)
+            grown = self._grow(walks, t, low_until[t])
+            stay = _undominated(grown, low_level[t])
+            if len(stay) > min(_FEW, self._width):
+                stay = self._narrow(grown, stay, t, low_level[t])
+            trail.append((stay, n_before))
+            if not len(stay):
+                return self._known()
+            walks = grown.picked(stay)
+            if walks.level is not None and walks.level.max() <= low_level[t]:
+                walks = walks._replace(level=None)
+        best = int(walks.cost.argmin())
+        if self._bounds and walks.cost[best] >= self._bounds.known_cost:
+            return self._known()
+        choice = _trace(trail, best, steps, self._cost.shape)
+        return self._found(choice, float(walks.cost[best]))
+
+    def _known(self) -> Walk | None:
+        """Return the walk that was known, if one was: none is cheaper."""
+        if self._bounds is None or self._bounds.known is None:
+            return None
+        return self._found(self._bounds.known, self._bounds.known_cost)
+
+    def _found(self, choice: IntArray, cost: float) -> Walk:
+        spare = max(0.0, cost - self._left_out)
+        return Walk(choice=choice, exact=not spare, gap=spare / abs(cost or 1.0))
+
+    def _grow(self, walks: _Walks, t: int, low_until: float) -> _Walks:
+        """Walk one more step, by each combination; what cannot be costs infinitely."""
+        steps = self._steps
+        held = (walks.held + steps.held[t]).ravel()
+        cost = walks.cost + steps.cost[t]
+        cost[walks.held > steps.limit[t]] = np.inf
+        if walks.level is None and walks.held[-1] <= low_until:
+            return _Walks(held, cost.ravel(), None)
+        level = walks.held + steps.backward[t]
+        if walks.level is not None:
+            level = np.maximum(level, walks.level + steps.extra[t])
+        cost[level > self._budget_bytes] = np.inf
+        return _Walks(held, cost.ravel(), level.ravel())
+
+    def _narrow(
+        self, grown: _Walks, stay: IntArray, t: int, low_level: float
+    ) -> IntArray:
+        """Leave out what cannot end cheaper than the known walk, then what is many."""
+        if self._bounds is None:
+            self._bounds = Bounds(
+                self._form, self._cost, self._headroom, self._limit, self._budget_bytes
+            )
+        n_behind = min((t + 1) * self._steps.n_events, len(self._cost))
+        hope = self._bounds.least_costs(n_behind, grown.held[stay], grown.cost[stay])
+        hopeful = hope < self._bounds.known_cost
+        stay = self._most_hopeful(stay[hopeful], hope[hopeful])
+        if grown.level is not None:
+            stay = stay[~_beaten(grown.picked(stay), low_level)]
+        return stay
+
+    def _most_hopeful(self, stay: IntArray, hope: FloatArray) -> IntArray:
+        """Take the lowest hopes, where there are too many, in the order they are in.
+
+        The first walk always stays: it holds least.
+        """
+        if len(stay) <= self._width:
+            return stay
+        hope[0] = -np.inf
+        order = hope.argpartition(self._width)
+        self._left_out = min(self._left_out, float(hope[order[self._width]]))
+        chosen: IntArray = stay[np.sort(order[: self._width])]
+        return chosen
+
+
+def _undominated(walks: _Walks, low_level: float) -> IntArray:
+    """Positions of the walks for which no other holds and costs no more, by bytes.
+
+    A walk whose level matters is no match for another.
+    """
+    cost = walks.cost
+    if walks.level is None:
+        order = walks.held.argsort(kind="stable")
+        ordered = matches = cost[order]
+    else:
+        order = np.lexsort((walks.level, cost, walks.held))
+        ordered = cost[order]
+        matches = np.where(walks.level[order] <= low_level, ordered, np.inf)
     cheapest_before = np.empty(len(order) + 1)
     cheapest_before[0] = np.inf
-    np.minimum.accumulate(ordered, out=cheapest_before[1:])
+    np.minimum.accumulate(matches, out=cheapest_before[1:])
     undominated: IntArray = order[ordered < cheapest_before[:-1]]
     return undominated
 
 
-def most_hopeful(hope: FloatArray, n_chosen: int) -> tuple[IntArray, float]:
-    """Positions of the lowest hopes, in order, and the lowest hope left out.
-
-    The first walk always stays: it holds least, so it can be finished.
-
-    Args:
-        hope: (n,) what each walk will cost at least; the first is overwritten.
-        n_chosen: How many stay.
-    """
-    hope[0] = -np.inf
-    order = hope.argpartition(n_chosen)
-    chosen = order[:n_chosen]
-    chosen.sort()
-    return chosen, float(hope[order[n_chosen]])
+def _beaten(walks: _Walks, low_level: float) -> BoolArray:
+    """Tell of walks whose level matters whether one that holds no more beats them."""
+    is_beaten = np.zeros(len(walks.held), dtype=np.bool_)
+    assert walks.level is not None
+    (high,) = (walks.level > low_level).nonzero()
+    level, cost = walks.level[high], walks.cost[high]
+    beats = (level[:, None] <= level) & (cost[:, None] <= cost)
+    # Who comes before holds no more; of equals the first stays.
+    is_beaten[high] = np.triu(beats, 1).any(axis=0)
+    return is_beaten
 
 
-def relaxed_rests(form: PrefixForm, cost: FloatArray, room: FloatArray) -> list[Rest]:
-    """What the rest of a walk costs at least, were events divisible.
-
-    Goes backwards: one more event moves the function to the left by what the event
-    holds when it costs least, puts the event's own pieces in their places, and cuts
-    off what exceeds the room.
-
-    Args:
-        form: The step, in prefix form.
-        cost: (E, K) what the action costs.
-        room: (E + 1,) the most that may be held before each event, and at the end.
-
-    Returns:
-        (E + 1,) functions, by the number of events behind.
-    """
-    payable = np.where(np.isfinite(form.need_bytes), cost, np.inf)
-    held = form.held_bytes.tolist()
-    tables = zip(payable.tolist(), held, room[:-1].tolist(), strict=True)
-    flat_until, flat_cost, length = float(room[-1]), 0.0, 0.0
-    prices: list[float] = []
-    lengths: list[float] = []
-    rests = [Rest(flat_until, flat_cost, [], [])]
-    for costs, holds, end in reversed(list(tables)):
-        hull = _hull(costs, holds)
-        flat_cost += hull[0][0]
-        flat_until -= hull[0][1]
-        for (less, more_held), (more, less_held) in pairwise(hull):
-            spared = more_held - less_held
-            price = (more - less) / spared
-            at = bisect(prices, price)
-            prices.insert(at, price)
-            lengths.insert(at, spared)
-            length += spared
-        while lengths and flat_until + length > end:
-            length -= lengths.pop()
-            price = prices.pop()
-            kept = end - flat_until - length
-            if kept > 0:
-                prices.append(price)
-                lengths.append(kept)
-                length += kept
-                break
-        flat_until = min(flat_until, end)
-        rests.append(Rest(flat_until, flat_cost, prices.copy(), lengths.copy()))
-    return rests[::-1]
-
-
-def _hull(costs: list[float], holds: list[float]) -> list[tuple[float, float]]:
-    """The (cost, bytes) that no mixture of others beats, the cheapest first."""
-    hull: list[tuple[float, float]] = []
-    for cost, hold in sorted(zip(costs, holds, strict=True)):
-        if hull and (hold >= hull[-1][1] or cost == math.inf):
-            continue
-        while len(hull) > 1:
-            (cost_0, hold_0), (cost_1, hold_1) = hull[-2:]
-            if (cost - cost_1) * (hold_0 - hold_1) > (cost_1 - cost_0) * (
-                hold_1 - hold
-            ):
-                break
-            hull.pop()
-        hull.append((cost, hold))
-    return hull
-
-
-def _steps(held: FloatArray, cost: FloatArray, limit: FloatArray) -> _Steps:
+def _steps(
+    form: PrefixForm, cost: FloatArray, limit: FloatArray, budget_bytes: float
+) -> _Steps:
     """Join neighbouring events, so that fewer and longer arrays are handled."""
-    n_events, n_actions = held.shape
+    n_events, n_actions = cost.shape
     together = 1
     while n_actions > 1 and n_actions ** (together + 1) <= _STEP_CHOICES:
         together += 1
     n_steps = -(-n_events // together)
-    filled = np.zeros((3, n_steps * together, n_actions))
-    filled[:, :n_events] = held, cost, limit
-    filled[2, n_events:] = np.inf
-    events = filled.reshape(3, n_steps, together, n_actions)
+    filled = np.zeros((5, n_steps * together, n_actions))
+    backward = np.where(limit > -np.inf, form.backward_bytes, -np.inf)
+    filled[:, :n_events] = form.held_bytes, cost, limit, form.extra_bytes, backward
+    filled[2, n_events:], filled[4, n_events:] = np.inf, -np.inf
+    events = filled.reshape(5, n_steps, together, n_actions)
 
     joined = events[:, :, 0]
     for i in range(1, together):
         following = events[:, :, i, None]
         before = joined[..., None]
+        held, more, extra = before[[0, 1, 3]] + following[[0, 1, 3]]
         lowest = np.minimum(before[2], following[2] - before[0])
-        sums = before[:2] + following[:2]
-        joined = np.concatenate([sums, lowest[None]]).reshape(3, n_steps, -1)
-    step_held, step_cost, step_limit = joined[..., None]
-    return _Steps(held=step_held, cost=step_cost, limit=step_limit, n_events=together)
+        highest = np.maximum(before[4] + following[3], before[0] + following[4])
+        joined = np.stack([held, more, lowest, extra, highest]).reshape(5, n_steps, -1)
+    held, more, lowest, extra, backward = joined
+    most = extra.max(axis=1, initial=0.0)
+    low_level = budget_bytes - (most.sum() - most.cumsum())
+    low_until = low_level[:, None] - backward
+    low_until[low_until >= lowest] = np.inf
+    return _Steps(
+        held=held[..., None],
+        cost=more[..., None],
+        limit=lowest[..., None],
+        extra=extra[..., None],
+        backward=backward[..., None],
+        low_until=low_until.min(axis=1, initial=np.inf),
+        low_level=low_level,
+        n_events=together,
+    )
 
 
 def _trace(
-    trail: list[tuple[IntArray, int]], steps: _Steps, shape: tuple[int, ...]
+    trail: list[tuple[IntArray, int]], at: int, steps: _Steps, shape: tuple[int, ...]
 ) -> IntArray:
-    """Read the actions of the cheapest walk, the last of the final frontier."""
+    """Read the actions of one of the last walks."""
     n_events, n_actions = shape
     combinations = np.zeros(len(trail), dtype=np.intp)
-    at = -1
     for t in range(len(trail) - 1, -1, -1):
         came, n_walks = trail[t]
         combinations[t], at = divmod(int(came[at]), n_walks)

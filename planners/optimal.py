@@ -1,4 +1,4 @@
-"""The exact planner: a 0-1 program for HiGHS.
+"""The exact planner: a wide search; where that proves nothing, a 0-1 program for HiGHS.
 
 ``program.py`` imports SciPy, some 50 MiB that stay. So it is imported when the planner
 is made, before a step is measured, and not at all where another planner is chosen.
@@ -25,16 +25,22 @@ _LOGGER = logging.getLogger(__name__)
 # then lowered by twice that much, at most so often.
 _ATTEMPTS = 4
 _SAME_COST = 1e-9
+# Walks that the search may carry on. A solver finds no end where many plans cost the
+# same, as with equal layers; there the search has few walks to carry on.
+_WIDTH = 4096
 _TIME_LIMIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimal:
-    """The cheapest plan within the budget, by branch and bound.
+    """The cheapest plan within the budget, by a search that proves it.
 
-    A binary variable for every event and action, exactly one action an event; the
-    bytes held before each event as a running sum; a row for every event that keeps
-    all of its segments within the budget, one for the head and one for the host.
+    First the frontier's walk (``frontier.py``), so wide that it leaves out only what
+    cannot cost less, as a rule. Where it proves nothing, or the host's budget binds,
+    branch and bound: a binary variable for every event and action, exactly one action
+    an event; the bytes held before each event as a running sum; a row for every event
+    that keeps all of its segments within the budget, one for the head and one for the
+    host.
     See Note: [Prefix form] in ``prefix.py`` for why a row an event is enough. It is
     solved by ``scipy.optimize.milp``, which lets go of the interpreter lock.
     """
@@ -73,18 +79,22 @@ class Optimal:
         is_exact = not needs_host and not form.has_extra
         if is_exact and not fits(problem, safest_choice(problem, form)):
             raise infeasible(problem)
+        walked = self._walk(problem)
+        if walked is not None and walked.optimal:
+            return walked
         solved = self._solve(problem)
-        if solved is not None and solved.optimal:
-            return solved
+        if solved is None and walked is None:
+            raise infeasible(problem)
+        made = [plan for plan in (solved, walked) if plan is not None]
+        return min(made, key=lambda plan: (not plan.optimal, plan.extra_cost))
+
+    def _walk(self, problem: PlanningProblem) -> Plan | None:
+        """The wide search's plan, or None where it has none within the budgets."""
         try:
-            made = replace(Marginal().plan(problem), planner=self.name)
+            made = Marginal(width=_WIDTH).plan(problem)
         except InfeasibleBudgetError:
-            if solved is None:
-                raise
-            return solved
-        if solved is None or made.optimal or made.extra_cost < solved.extra_cost:
-            return made
-        return solved
+            return None
+        return replace(made, planner=self.name)
 
     def _solve(self, problem: PlanningProblem) -> Plan | None:
         """The solver's plan, or None where it has none within the budgets."""

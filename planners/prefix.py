@@ -62,6 +62,11 @@ class PrefixForm:
     step_bytes: float
     """Peak of the optimizer step, less what nets have beyond their least."""
 
+    def level_is_scarce(self, budget_bytes: float) -> bool:
+        """Tell whether some nets would take the optimizer step over the budget."""
+        most = float(self.extra_bytes.max(axis=1, initial=0.0).sum())
+        return self.has_extra and self.step_bytes + most > budget_bytes
+
 
 def prefix_form(problem: PlanningProblem) -> PrefixForm:
     """Rearrange a problem, see Note: [Prefix form].

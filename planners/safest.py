@@ -4,7 +4,7 @@ import numpy as np
 
 from .base import IntArray, Plan, PlanningProblem
 from .errors import InfeasibleBudgetError
-from .labels import least_peak
+from .least_peak import least_peak
 from .prefix import PrefixForm, prefix_form
 from .timeline import judge, keeps_host_budget, lay_out, peak_bytes
 from .walks import find_walk
@@ -19,7 +19,7 @@ def safest_plan(problem: PlanningProblem) -> Plan:
     Without actions that need the host this is exact: one pass over the events, last
     to first (see ``prefix.least_suffix``). Where the host budget binds, the least
     peak is searched by halving, and may be missed by a millionth; where nets depend on
-    the action, see ``labels.least_peak``.
+    the action, see ``least_peak.py``.
 
     Args:
         problem: The step to plan; its budget is not read.

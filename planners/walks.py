@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from . import frontier, labels
 from .base import FloatArray
-from .frontier import Walk
+from .frontier import Walk, cheapest_walk
 from .prefix import PrefixForm, least_suffix
 
-# Bytes and costs are put on a grid of 2**-40 of their sum (a GiB's is a thousandth of
-# a byte): equal sums then are equal whatever the order of their terms.
-_GRID_BITS = 40
+# Bytes and costs are put on a grid of 2**-48 of their sum (a GiB's is a 260,000th
+# of a byte): equal sums then are equal whatever the order of their terms.
+_GRID_BITS = 48
 
 
 def find_walk(
@@ -32,11 +31,11 @@ def find_walk(
         with nets that depend on the action, none of those that were carried on.
     """
     form = replace(form, held_bytes=_on_grid(form.held_bytes, np.ceil))
-    room = budget_bytes - least_suffix(form)
-    if room[0] < 0 or form.step_bytes > budget_bytes:
+    headroom = budget_bytes - least_suffix(form)
+    if headroom[0] < 0 or form.step_bytes > budget_bytes:
         return None
-    search = labels.cheapest_walk if form.has_extra else frontier.cheapest_walk
-    return search(form, _on_grid(cost, np.rint), room, budget_bytes, width)
+    cost = _on_grid(cost, np.rint)
+    return cheapest_walk(form, cost, headroom, budget_bytes, width)
 
 
 def _on_grid(

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from mimose.bench.problems import draw_problem
 from mimose.planners import PlanningProblem, host_bytes, peak_bytes, safest_plan
 
 MIB = 2.0**20
@@ -172,6 +173,12 @@ def transformer_problem():
 def resnet_problem():
     """Make a problem of unlike blocks."""
     return _resnet
+
+
+@pytest.fixture(scope="session")
+def measured_problem():
+    """Draw a problem of up to six actions with the proportions of measured layers."""
+    return draw_problem
 
 
 @pytest.fixture(scope="session")

@@ -59,10 +59,12 @@ def planner(planner_name):
         "random",
         "random with host",
         "random with nets",
+        "six actions",
+        "six actions with masks",
     ]
 )
 def problem(request, rng, random_problem, transformer_problem, resnet_problem,
-            budget_between):  # fmt: skip
+            measured_problem, budget_between):  # fmt: skip
     """Each kind of problem in turn, half-way between least peak and keeping all."""
     made = {
         "transformer": lambda: transformer_problem(rng, 12),
@@ -70,6 +72,10 @@ def problem(request, rng, random_problem, transformer_problem, resnet_problem,
         "resnet": lambda: resnet_problem(rng, 16),
         "random": lambda: random_problem(rng, 10, 4),
         "random with nets": lambda: random_problem(rng, 10, 3, nets_by_action=True),
+        "six actions": lambda: measured_problem(rng, "pair", 12),
+        "six actions with masks": lambda: measured_problem(
+            rng, "mixture", 12, jitter=0.02, masked=True
+        ),
         "random with host": lambda: random_problem(rng, 10, 3, host=True),
     }[request.param]()
     return budget_between(made, 0.5)

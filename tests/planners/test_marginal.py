@@ -3,15 +3,19 @@
 import numpy as np
 import pytest
 
+from mimose.bench.problems import KINDS, with_budget
 from mimose.planners import (
     InfeasibleBudgetError,
     Marginal,
     Optimal,
+    lay_out,
     peak_bytes,
     safest_plan,
 )
 from mimose.planners import marginal as module
+from mimose.planners.choices import least_choice
 from mimose.planners.marginal import give_back
+from mimose.planners.prefix import prefix_form
 
 SHARES = (0.02, 0.2, 0.4, 0.6, 0.8, 0.98)
 
@@ -57,6 +61,87 @@ def test_gap_on_unlike_blocks(rng, resnet_problem, budget_between):
     """With four stages of blocks at most half a percent is lost."""
     ours, best = total_costs(spread(resnet_problem, budget_between, rng, (8, 16, 24)))
     assert ours <= 1.005 * best
+
+
+@pytest.mark.parametrize("nets_by_action", [False, True])
+@pytest.mark.parametrize("jitter", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gap_with_six_actions(rng, measured_problem, kind, jitter, nets_by_action):
+    """With the proportions of measured layers, at most a percent is lost on any."""
+    for masked, share in ((False, 0.02), (True, 0.1), (False, 0.4), (True, 0.9)):
+        problem = measured_problem(
+            rng, kind, 12, jitter=jitter, masked=masked, nets_by_action=nets_by_action
+        )
+        problem = with_budget(problem, share)
+        plan = Marginal().plan(problem)
+        best = Optimal().plan(problem).extra_cost
+        assert best * (1 - 1e-9) <= plan.extra_cost <= 1.01 * best
+
+
+def test_scarce_levels(measured_problem, with_fields):
+    """Where what all backwards leave is what binds, at most a percent is lost."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        problem = measured_problem(rng, "layers", 16, jitter=0.1, nets_by_action=False)
+        nets = problem.backward_net_bytes + problem.held_bytes[:, :1] * rng.uniform(
+            0, 0.1, problem.allowed.shape
+        )
+        problem = with_fields(problem, backward_net_bytes=nets)
+        after = lay_out(problem, least_choice(problem)).level_bytes[-1]
+        excess = 1.2 * (safest_plan(problem).peak_bytes - after)
+        problem = with_fields(problem, step_excess_bytes=max(excess, 0.0))
+        problem = with_budget(problem, 0.02)
+        assert prefix_form(problem).level_is_scarce(problem.budget_bytes)
+        plan = Marginal().plan(problem)
+        best = Optimal().plan(problem)
+        assert best.optimal
+        assert plan.extra_cost <= 1.01 * best.extra_cost
+
+
+def test_dominated_actions_are_not_taken(rng, measured_problem, with_fields):
+    """An action that holds as much as another and costs more is in no plan."""
+    problem = measured_problem(rng, "pair", 12, jitter=0.02, nets_by_action=False)
+    held, cost = problem.held_bytes.copy(), problem.cost.copy()
+    held[:, 3], cost[:, 3] = held[:, 2], 1.1 * cost[:, 2]
+    forward, backward = (
+        np.where(np.arange(6) == 3, table[:, 2:3], table)
+        for table in (problem.forward_excess_bytes, problem.backward_excess_bytes)
+    )
+    problem = with_fields(
+        problem,
+        held_bytes=held,
+        cost=cost,
+        forward_excess_bytes=forward,
+        backward_excess_bytes=backward,
+    )
+    for share in SHARES:
+        assert "lean40" not in Marginal().plan(with_budget(problem, share)).actions
+
+
+def test_an_action_that_nobody_may_run_changes_nothing(
+    rng, measured_problem, with_fields
+):
+    """Forbidden for all, it is as if the menu did not have it."""
+    problem = measured_problem(rng, "mixture", 12, jitter=0.02)
+    allowed = problem.allowed.copy()
+    allowed[:, 1:5] = False
+    tables = (
+        "allowed",
+        "held_bytes",
+        "forward_excess_bytes",
+        "backward_excess_bytes",
+        "backward_net_bytes",
+        "cost",
+        "host_bytes",
+        "transfer_seconds",
+    )
+    ends = {name: getattr(problem, name)[:, [0, 5]] for name in tables}
+    two = with_fields(problem, actions=("keep", "recompute"), **ends)
+    six = with_fields(problem, allowed=allowed)
+    for share in SHARES:
+        expected = Marginal().plan(with_budget(two, share))
+        plan = Marginal().plan(with_budget(six, share))
+        assert expected.extra_cost == pytest.approx(plan.extra_cost)
 
 
 def test_gap_of_a_narrow_search(rng, resnet_problem, budget_between):

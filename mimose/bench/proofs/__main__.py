@@ -27,6 +27,7 @@ PROOFS = (
     "menu",
     "optimum",
     "plancost",
+    "plangap",
     "prediction",
     "settings",
     "soak",

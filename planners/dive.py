@@ -1,0 +1,54 @@
+"""A first walk over the events: cheap to find, and mostly within percents of the best.
+
+It is what a search measures itself by: whatever cannot end cheaper is left out.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .base import FloatArray, IntArray
+from .prefix import PrefixForm
+from .relaxed import Rest
+
+
+def dive(
+    form: PrefixForm,
+    cost: FloatArray,
+    limit: FloatArray,
+    budget_bytes: float,
+    rests: Sequence[Rest],
+) -> IntArray | None:
+    """Take, event by event, what costs least with what the rest then costs at least.
+
+    Args:
+        form: The step, in prefix form.
+        cost: (E, K) what the action costs.
+        limit: (E, K) the most that may be held before the event; -inf where the action
+            is not allowed.
+        budget_bytes: The highest level allowed.
+        rests: (E + 1,) what the rest costs at least, by the number of events behind.
+
+    Returns:
+        (E,) actions. None where it ends before the last event: with nets that depend
+        on the action it may.
+    """
+    held, level = 0.0, form.step_bytes
+    choice = []
+    tables = form.held_bytes, cost, limit, form.extra_bytes, form.backward_bytes
+    rows = zip(*(table.tolist() for table in tables), rests[1:], strict=True)
+    for holds, costs, limits, extras, backwards, rest in rows:
+        hopes = [
+            (spent + rest.at(held + holds[action]), action)
+            for action, spent in enumerate(costs)
+            if held <= limits[action]
+            and level + extras[action] <= budget_bytes
+            and held + backwards[action] <= budget_bytes
+        ]
+        if not hopes:
+            return None
+        _, action = min(hopes)
+        level = max(level + extras[action], held + backwards[action])
+        held += holds[action]
+        choice.append(action)
+    return np.array(choice, dtype=np.intp)
