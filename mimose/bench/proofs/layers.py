@@ -136,12 +136,13 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     torch.manual_seed(task["seed"])
     model, x = alone(task["model"], task["batch"])
     place = torch.device(task["device"])
-    saved = saved_bytes(model, x)
     sessions, runs = [], {}
+    saved = 0
     for action in ("", *FINE_MENU.names):
         own = copy.deepcopy(model).to(place)
         own.options = _moved(model.options, place)
         given = x.detach().to(place).requires_grad_()
+        saved = saved or saved_bytes(own, given)
         runs[action] = _Run(own, given, place)
         if action:
             session = mimose.attach(
