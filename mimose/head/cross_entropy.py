@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
+from mimose.exceptions import MimoseError
+from mimose.head.holders import holders_of, is_alone
 from mimose.head.rows import REDUCTIONS, How, gradient_of, loss_of
-from mimose.torch_private import top_transform
+from mimose.torch_private import keeps_graph, top_transform
 
 LEAST_BYTES = 2**20
 """Smaller logits are left to the plain function: there is little to save, and a call of
@@ -18,6 +20,12 @@ CAST = frozenset((torch.bfloat16, torch.float16, torch.float32))
 """Precisions that float32 holds: it can be cast to by rows."""
 _KNOWN_DTYPES = CAST | {torch.float64}
 _KNOWN = frozenset((torch.Tensor, torch.nn.Parameter))
+_TOGETHER = (
+    "a loss that went by rows is differentiated together with its own gradient (a "
+    "gradient penalty, perhaps), which would not round as torch's own does: use "
+    "torch.nn.functional.cross_entropy there; within a session of a model of "
+    "transformers, attach without 'lean' among the actions"
+)
 
 
 def cross_entropy(
@@ -35,11 +43,14 @@ def cross_entropy(
     """Compute `torch.nn.functional.cross_entropy` to the last bit, in less memory.
 
     Logits of shape (N, V), with a class for each row, are worked on by chunks of rows,
-    forward and backward: nothing but their gradient takes as much as they do. It costs
-    one log-softmax more. Where rows alone do not give the same bits, the plain function
-    does the work: with class weights, label smoothing, probabilities as targets or more
-    dimensions, inside of transforms of `torch.func` and of compiled code, on logits of
-    less than a MiB, and in a backward that is differentiated again.
+    forward and backward: nothing but their gradient takes as much as they do, and that
+    takes their place where nobody else holds them. It costs one log-softmax more.
+
+    Where rows alone do not give the same bits, the plain function does the work: with
+    class weights, label smoothing, probabilities as targets or more dimensions, inside
+    of transforms of `torch.func` and of compiled code, and on logits of less than a
+    MiB. A backward may be differentiated again (``create_graph=True``), but not in one
+    sum with the loss.
 
     Args:
         input: (N, V) logits, best as the model made them.
@@ -55,6 +66,9 @@ def cross_entropy(
 
     Returns:
         The loss.
+
+    Raises:
+        MimoseError: In the backward of a sum of the loss and of its own gradients.
     """
     is_usual = weight is None and size_average is None and reduce is None
     if is_usual and label_smoothing == 0.0 and _goes_by_rows(input, target, reduction):
@@ -108,7 +122,10 @@ def _dtype_of_loss(logits: torch.Tensor) -> torch.dtype:
 
 
 class _ByRows(torch.autograd.Function):
-    """Keeps the logits alone, and makes the rest again in backward."""
+    """Keeps the logits alone, and makes the rest again in backward.
+
+    Where nobody else holds them, their gradient takes their place.
+    """
 
     @staticmethod
     def forward(
@@ -116,16 +133,21 @@ class _ByRows(torch.autograd.Function):
     ) -> torch.Tensor:
         loss, weight = loss_of(logits, labels, how)
         ctx.save_for_backward(logits, labels, weight)
-        ctx.how = how
+        ctx.how, ctx.is_differentiated = how, False
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (grad,) = grads
         logits, labels, weight = ctx.saved_tensors
+        if ctx.is_differentiated:
+            raise MimoseError(_TOGETHER)
         if torch.is_grad_enabled():
+            ctx.is_differentiated = True
             return _differentiable(grad, logits, labels, ctx.how), None, None
-        return gradient_of(grad, logits, labels, weight, ctx.how), None, None
+        is_free = not keeps_graph() and is_alone(holders_of(logits))
+        out = logits if is_free else None
+        return gradient_of(grad, logits, labels, weight, ctx.how, out), None, None
 
 
 def _differentiable(

@@ -7,6 +7,7 @@ cross-entropy goes by rows.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,10 +36,13 @@ class LeanLoss:
         self._module = module
         self._previous = vars(module).get(_OWN)
         self.original: Callable[..., Any] = module.loss_function
+        functools.update_wrapper(self, self.original, updated=())
         setattr(module, _OWN, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss."""
+        if torch.compiler.is_compiling():
+            return self.original(*args, **kwargs)
         args = tuple(map(_late, args))
         return self.original(*args, **{name: _late(v) for name, v in kwargs.items()})
 
@@ -78,6 +82,11 @@ def modules_with_loss(model: nn.Module) -> Iterator[nn.Module]:
         takes = inspect.signature(module.forward).parameters
         if "labels" in takes and _is_theirs(getattr(module, "loss_function", None)):
             yield module
+
+
+def has_lean_loss(model: nn.Module) -> bool:
+    """Whether a session computes a model's loss by rows."""
+    return any(isinstance(vars(m).get(_OWN), LeanLoss) for m in model.modules())
 
 
 def _is_theirs(function: Any) -> bool:

@@ -77,6 +77,7 @@ def gradient_of(
     labels: torch.Tensor,
     weight: torch.Tensor,
     how: How,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the gradient of the logits.
 
@@ -86,8 +87,11 @@ def gradient_of(
         labels: (N,) classes.
         weight: What `loss_of` returned.
         how: What was asked for.
+        out: Where to write it, if it is contiguous; the logits themselves will do.
     """
-    found = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    if out is None or not out.is_contiguous():
+        out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    found = out.detach()
     space = _Space(logits, how.dtype, 3)
     options = None, REDUCTIONS[how.reduction], how.ignore_index, weight
     for at in space.chunks():
@@ -96,10 +100,10 @@ def gradient_of(
         # What was cast is not needed any more: the next gradient takes its place.
         of_log_p = space.part(0, at)
         _nll_backward(of_loss, log_p, labels[at], *options, grad_input=of_log_p)
-        out = found[at] if found.dtype == how.dtype else space.part(2, at)
-        _log_softmax_backward(of_log_p, log_p, 1, how.dtype, out=out)
-        if out.dtype != found.dtype:
-            found[at] = out
+        own = found[at] if found.dtype == how.dtype else space.part(2, at)
+        _log_softmax_backward(of_log_p, log_p, 1, how.dtype, out=own)
+        if own.dtype != found.dtype:
+            found[at] = own
     return found
 
 
