@@ -12,25 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+
+from mimose.torch_private import (
+    log_softmax_backward_into,
+    log_softmax_into,
+    nll_loss,
+    nll_loss_backward_into,
+)
 
 _CHUNK_BYTES = 2**21
 """Of a chunk of rows: small enough for a cache."""
 _VECTOR_BYTES = 16
 _IGNORED = -100
 """The label of ignored rows where only the label's class is left: never a class."""
-
-_aten: Any = torch.ops.aten
-_log_softmax, _log_softmax_backward = (
-    _aten._log_softmax.out,
-    _aten._log_softmax_backward_data.out,
-)
-_nll, _nll_backward = (
-    _aten.nll_loss_forward.default,
-    _aten.nll_loss_backward.grad_input,
-)
 
 
 class How(NamedTuple):
@@ -62,10 +59,10 @@ def loss_of(
     for at in space.chunks():
         own = labels[at]
         log_p = space.log_softmax(at)
-        losses[at], _ = _nll(log_p, own, None, REDUCTIONS["none"], how.ignore_index)
+        losses[at], _ = nll_loss(log_p, own, None, REDUCTIONS["none"], how.ignore_index)
     is_ignored = labels == how.ignore_index
     classes = torch.zeros_like(labels).masked_fill_(is_ignored, _IGNORED)
-    loss, weight = _nll(
+    loss, weight = nll_loss(
         -losses[:, None], classes, None, REDUCTIONS[how.reduction], _IGNORED
     )
     return loss, weight
@@ -99,9 +96,11 @@ def gradient_of(
         of_loss = grad if grad.dim() == 0 else grad[at]
         # What was cast is not needed any more: the next gradient takes its place.
         of_log_p = space.part(0, at)
-        _nll_backward(of_loss, log_p, labels[at], *options, grad_input=of_log_p)
+        nll_loss_backward_into(
+            of_loss, log_p, labels[at], *options, grad_input=of_log_p
+        )
         own = found[at] if found.dtype == how.dtype else space.part(2, at)
-        _log_softmax_backward(of_log_p, log_p, 1, how.dtype, out=own)
+        log_softmax_backward_into(of_log_p, log_p, 1, how.dtype, out=own)
         if own.dtype != found.dtype:
             found[at] = own
     return found
@@ -140,7 +139,7 @@ class _Space:
         rows = self._logits[at]
         if rows.dtype != self._dtype:
             rows = self.part(0, at).copy_(rows)
-        log_p: torch.Tensor = _log_softmax(rows, 1, False, out=self.part(1, at))
+        log_p: torch.Tensor = log_softmax_into(rows, 1, False, out=self.part(1, at))
         return log_p
 
 

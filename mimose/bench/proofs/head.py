@@ -44,15 +44,15 @@ from mimose.session import Session, attach
 from mimose.watch.units import find_units
 
 QUESTION = "What do a language model's logits, their loss and its gradients take?"
-OPTIONS = (device("sim"), count("--steps", 80, "of mixed lengths, a model"))
+OPTIONS = (device("sim"), count("--steps", 60, "of mixed lengths, a model"))
 
 _ACTIONS = "keep", "lean", "recompute"
 _VOCABULARIES = 32_000, 128_256
 _PRECISIONS = "bfloat16", "float32"
 _LENGTH, _LAYERS, _WIDTH = 512, 4, 128
-_BATCH, _LENGTHS = 2, (64, 512)
+_BATCH, _LENGTHS = 2, (256, 512)
 """Of the steps of mixed lengths."""
-_SHARE = 0.5
+_SHARE = 0.3
 """Where their budget lies between the least and the most that the longest needs."""
 _HALF, _ERROR_BAR = 0.5, 0.01
 
