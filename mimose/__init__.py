@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mimose.exceptions import NoUnitsError as NoUnitsError
     from mimose.exceptions import RecomputationError as RecomputationError
     from mimose.exceptions import StateMismatchError as StateMismatchError
+    from mimose.head.cross_entropy import cross_entropy as cross_entropy
     from mimose.records import StepRecord as StepRecord
     from mimose.records import Summary as Summary
     from mimose.session import Session as Session
@@ -39,6 +40,7 @@ else:
         "StepRecord": "records",
         "Summary": "records",
         "attach": "session",
+        "cross_entropy": "head.cross_entropy",
     }
 
     def __getattr__(name: str) -> Any:
@@ -73,4 +75,5 @@ __all__ = [
     "StepRecord",
     "Summary",
     "attach",
+    "cross_entropy",
 ]

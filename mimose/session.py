@@ -19,6 +19,7 @@ from mimose.exceptions import (
     RecomputationError,
     StateMismatchError,
 )
+from mimose.head.loss_function import has_lean_loss
 from mimose.learn.problem import Memory
 from mimose.measure.meters import BasicMeter, Meter
 from mimose.measure.out_of_memory import is_out_of_memory
@@ -348,6 +349,7 @@ class Session:
             lay_out(problem, choice),
             shape=table.named(facts.sizes),
             why=why,
+            by_rows=has_lean_loss(self._model),
             width=terminal_width(),
         )
 

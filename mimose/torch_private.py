@@ -45,7 +45,11 @@ __all__ = [
     "is_checkpoint_debugged",
     "is_from_checkpoint",
     "keeps_graph",
+    "log_softmax_backward_into",
+    "log_softmax_into",
     "next_sequence_number",
+    "nll_loss",
+    "nll_loss_backward_into",
     "output_of",
     "overload_packet",
     "parameters_of",
@@ -317,6 +321,22 @@ to_copy: Any = torch.ops.aten._to_copy.default
 """The operator of every conversion to another precision, as a dispatch mode sees it:
 ``Tensor.to`` is made of it. Part of the operators that torch.compile's backends are
 given, so it can hardly change; no thread found."""
+
+_aten: Any = torch.ops.aten
+
+log_softmax_into: Any = _aten._log_softmax.out
+"""What ``torch.nn.functional.cross_entropy`` runs on its logits, into memory that is
+there. Among the operators that torch.compile's backends are given, as are the next
+three, so they can hardly change; no thread about public forms was found."""
+
+log_softmax_backward_into: Any = _aten._log_softmax_backward_data.out
+"""The same for what gives their gradient."""
+
+nll_loss: Any = _aten.nll_loss_forward.default
+"""What it runs on that log-softmax; returns the weight of all rows that count, too."""
+
+nll_loss_backward_into: Any = _aten.nll_loss_backward.grad_input
+"""What gives the gradient of the log-softmax."""
 
 # -------------------------------------------------------------------- accelerators
 

@@ -94,6 +94,11 @@ class Menu:
         return self.specs[-1].name
 
     @property
+    def is_fine(self) -> bool:
+        """Whether there is more to choose from than holding all or the least."""
+        return len(self.specs) > 2
+
+    @property
     def lossy(self) -> frozenset[str]:
         """The actions that change gradients."""
         return frozenset(spec.name for spec in self.specs if not spec.is_exact)

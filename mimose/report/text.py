@@ -12,6 +12,7 @@ from mimose.decide.plan_cache import PlanCache
 from mimose.planners import PlanningProblem, Timeline
 from mimose.records import PHASES, Records, StepRecord, Summary, without_numbers
 from mimose.report.columns import named, table, wrapped
+from mimose.report.head import head_advice
 from mimose.report.shapes import shape_text, shapes_of, sizes_text
 
 _MOST_SHAPES = 12
@@ -215,6 +216,7 @@ def explain(
     *,
     shape: Mapping[str, int],
     why: str,
+    by_rows: bool,
     width: int,
 ) -> str:
     """Write a plan, event by event, and which segment binds.
@@ -224,6 +226,7 @@ def explain(
         laid_out: The step under the plan.
         shape: Its sizes by name.
         why: How the plan came about.
+        by_rows: Whether the head's loss is computed by rows.
         width: Columns of the terminal.
     """
     names = laid_out.segments
@@ -250,6 +253,7 @@ def explain(
         f"{format_bytes(problem.budget_bytes)}",
         f"binding: {', '.join(laid_out.binding_segments)}",
         f"held there: {holders}",
+        *head_advice(laid_out, by_rows=by_rows),
     ]
     head = _listed(f"Shape {shape_text(tuple(shape.items()))}: {why}", told, width)
     return "\n".join([*head, "", *table(rows, width, fewer=_SHORT_PLAN)])

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from mimose.exceptions import AlreadyAttachedError, BudgetError
+from mimose.head.loss_function import LeanLoss, modules_with_loss
 from mimose.measure.meters import AllocatorMeter, Meter
 from mimose.run.engine import Engine
 from mimose.run.root import RootPatch
@@ -33,7 +34,7 @@ class Attachment:
     """
 
     def __init__(self, model: nn.Module, engine: Engine, *, hard_limit: bool) -> None:
-        self._patches: list[Patch] = []
+        self._patches: list[Patch | LeanLoss] = []
         self._undo = contextlib.ExitStack()
         self._finalizer: Any = None
         try:
@@ -57,6 +58,8 @@ class Attachment:
             self._patches.append(UnitPatch(unit, engine.events))
         self._patches.append(RootPatch(model, engine.driver))
         self._patches.extend(WithoutCache(module) for module in caching)
+        if engine.learner.model.menu.is_fine:
+            self._patches.extend(map(LeanLoss, modules_with_loss(model)))
 
     def remove(self) -> None:
         """Give everything back as it was. Harmless twice."""

@@ -3,7 +3,7 @@
 import pytest
 
 from mimose.planners import ActionSpec, Menu
-from mimose.planners.actions import EXACT_MENU, KEEP, RECOMPUTE
+from mimose.planners.actions import EXACT_MENU, KEEP, LEAN, RECOMPUTE
 
 
 def test_the_menu_in_use():
@@ -25,6 +25,12 @@ def test_lossy_actions_are_named():
     """Those that change gradients are told apart."""
     pool = ActionSpec(name="pool", code="p", is_exact=False)
     assert frozenset({"pool"}) == Menu((KEEP, pool, RECOMPUTE)).lossy
+
+
+def test_a_fine_menu():
+    """One with something between holding all and the least."""
+    assert not EXACT_MENU.is_fine
+    assert Menu((KEEP, LEAN, RECOMPUTE)).is_fine
 
 
 @pytest.mark.parametrize("code", ["", "ab"])

@@ -21,6 +21,7 @@ PROOFS = (
     "falls",
     "fragmentation",
     "hard",
+    "head",
     "held",
     "hostcost",
     "layers",

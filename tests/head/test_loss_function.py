@@ -1,0 +1,168 @@
+"""The loss of models of transformers goes by rows, and is theirs again at the end."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+
+import mimose
+from mimose.head import cross_entropy as by_rows
+from mimose.head import loss_function, rows
+from mimose.head.late_upcast import LateUpcast, late
+
+ACTIONS = ("keep", "lean", "recompute")
+_OWN = "_loss_function"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often a loss went by rows; small logits do, in many chunks."""
+    for module in (by_rows, loss_function):
+        monkeypatch.setattr(module, "LEAST_BYTES", 0)
+    monkeypatch.setattr(rows, "_CHUNK_BYTES", 4096)
+    found, loss_of = [], by_rows.loss_of
+
+    def noted(*args):
+        found.append(args)
+        return loss_of(*args)
+
+    monkeypatch.setattr(by_rows, "loss_of", noted)
+    return found
+
+
+def llama():
+    """Build a small Llama from the same seed every time."""
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(
+        vocab_size=211,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        use_cache=False,
+    )
+    return transformers.LlamaForCausalLM(config).train()
+
+
+def batches_of(toys, n_batches=6):
+    """Make batches with labels, some of them ignored."""
+    return toys.zoo_batches("gpt2", n_batches)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_trains_like_the_bare_model(toys, calls, name, dtype):
+    """Losses and gradients, dropout on, for float32 and for a cast to it."""
+    model = (toys.zoo_model("gpt2") if name == "gpt2" else llama()).to(dtype)
+    model.config.use_cache = False
+    batches = [
+        {k: v % 211 if k == "input_ids" else v for k, v in b.items()}
+        for b in batches_of(toys)
+    ]
+    for batch in batches:
+        batch["labels"] = torch.where(batch["labels"] < 0, -100, batch["input_ids"])
+    bare = toys.train(copy.deepcopy(model), batches)
+    assert [] == calls
+    with mimose.attach(model, "1TiB", actions=ACTIONS):
+        trained = toys.train(model, batches)
+    assert [] == toys.differences(bare, trained)
+    assert len(calls) >= len(batches)
+
+
+def test_items_in_batch(toys, calls):
+    """The Trainer's number of items is divided by as before."""
+    model = llama()
+    batch = {"input_ids": torch.arange(40).view(2, 20), "num_items_in_batch": 17}
+    batch["labels"] = batch["input_ids"]
+    expected = model(**batch).loss
+    with mimose.attach(model, "1TiB", actions=ACTIONS):
+        assert torch.equal(expected, model(**batch).loss)
+    assert 1 <= len(calls)
+
+
+def test_two_actions_change_no_loss(toys, calls):
+    """A session that does not ask for finer actions leaves the loss alone."""
+    model = llama()
+    with mimose.attach(model, "1TiB"):
+        assert _OWN not in vars(model)
+        model(
+            input_ids=torch.arange(40).view(2, 20), labels=torch.arange(40).view(2, 20)
+        )
+    assert [] == calls
+
+
+def test_detach_leaves_nothing():
+    """The model's function is its own again, or what the user had given it."""
+    model = llama()
+    original = model.loss_function
+    session = mimose.attach(model, "1TiB", actions=ACTIONS)
+    assert original is not model.loss_function
+    assert "ForCausalLMLoss" == model.loss_function.__name__
+    session.detach()
+    assert original is model.loss_function
+    assert _OWN not in vars(model)
+    model.loss_function = given = transformers.loss.loss_utils.ForMaskedLMLoss
+    with mimose.attach(model, "1TiB", actions=ACTIONS):
+        pass
+    assert given is model.loss_function
+
+
+def test_a_function_given_meanwhile_stays():
+    """What the user sets while the session lives is the user's."""
+    model = llama()
+    with mimose.attach(model, "1TiB", actions=ACTIONS):
+        model.loss_function = own = lambda **_: torch.zeros(())
+    assert own is model.loss_function
+
+
+def test_a_users_function_is_left_alone():
+    """A loss that is not of transformers is not handed other tensors."""
+    model = llama()
+    model.loss_function = own = lambda **_: torch.zeros(())
+    with mimose.attach(model, "1TiB", actions=ACTIONS):
+        assert own is model.loss_function
+
+
+def test_copies_have_the_original():
+    """Neither a deep copy nor a pickle takes the session's function along."""
+    model = llama()
+    original = model.loss_function
+    with mimose.attach(model, "1TiB", actions=ACTIONS):
+        copied = copy.deepcopy(model)
+        pickled = pickle.loads(pickle.dumps(model.loss_function))
+    assert original is copied.loss_function
+    assert original is pickled
+
+
+def test_late_upcast_is_a_tensor_to_all_others():
+    """What is no cross-entropy sees the logits, cast if that was asked for."""
+    logits = torch.rand(2, 3, 5).bfloat16()
+    seen = late(logits).float()
+    assert isinstance(seen.view(-1, 5), LateUpcast)
+    assert (torch.float32, (6, 5)) == (seen.view(-1, 5).dtype, seen.view(-1, 5).shape)
+    for actual in (seen * 2, seen.mul(2), torch.mul(seen, 2)):
+        assert type(actual) is torch.Tensor
+        assert torch.equal(logits.float() * 2, actual)
+    assert torch.equal(logits.logsumexp(-1), late(logits).logsumexp(-1))
+    assert torch.equal(torch.stack([logits]), torch.stack([late(logits)]))
+
+
+def test_explain_says_what_the_head_costs(toys, meter):
+    """Where the head makes the peak, its bytes and what would free more are told."""
+    torch.manual_seed(1)
+    config = copy.deepcopy(llama().config)
+    config.vocab_size = 5000
+    model = transformers.LlamaForCausalLM(config).train()
+    batches = [
+        {"input_ids": ids, "labels": ids}
+        for ids in (torch.arange(n * 2).view(2, n) for n in (20, 30, 40, 50) * 3)
+    ]
+    for actions, by_row in ((ACTIONS, True), ("exact", False)):
+        with mimose.attach(model, "1TiB", meter=meter, actions=actions) as session:
+            toys.train(model, batches)
+            text = " ".join(session.explain().split())
+        assert "the head takes" in text
+        assert "Liger's fused linear cross-entropy" in text
+        assert by_row == ("mimose.cross_entropy" not in text)
