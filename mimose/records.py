@@ -80,6 +80,13 @@ class StepRecord:
     seconds: float | None = None
     """From the start of the forward to the end of backward, as the host sees it; None
     until then."""
+    predicted_extra_seconds: float | None = None
+    """That the plan adds to the step, as it was predicted; None before anything was
+    timed."""
+    extra_seconds: float | None = None
+    """That it has added: what dropping and rebuilding took. None in steps that are
+    measured or count FLOPs, which takes time as well; on an accelerator it is told of
+    one step in five, when it is known."""
     reserved_peak_bytes: int | None = None
     """On an accelerator the most that the allocator had taken from the device."""
     allocated_peak_bytes: int | None = None

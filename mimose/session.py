@@ -58,6 +58,7 @@ def attach(
     record_to: str | PathLike[str] | None = None,
     max_records: int = 10_000,
     hard_limit: bool = False,
+    cost: str = "seconds",
 ) -> Session:
     """Plan every training step of a model within a memory budget.
 
@@ -101,6 +102,8 @@ def attach(
         hard_limit: Whether the accelerator's allocator is to fail rather than pass the
             budget, as long as the session lives
             (``set_per_process_memory_fraction``).
+        cost: What plans are to save: ``"seconds"``, learned from the steps, or
+            ``"flops"``, which are alike in every run.
 
     Returns:
         The session; also a context manager.
@@ -115,7 +118,7 @@ def attach(
         ValueError: Another argument is none of those above.
         TypeError: The model is no module.
     """
-    check_choices(on_infeasible, cache_size, max_records, round_to)
+    check_choices(on_infeasible, cache_size, max_records, round_to, cost)
     if isinstance(predictor, str):
         make_predictor(predictor)
     del refine
@@ -132,6 +135,7 @@ def attach(
         record_to=record_to,
         max_records=max_records,
         hard_limit=hard_limit,
+        cost=cost,
     )
     return Session(model, options)
 

@@ -198,6 +198,7 @@ class Policy:
             tries=tries,
             is_measured=True,
             growth_bytes=None,
+            extra_seconds=None,
             reason=f"{tries} is tried in place of what would be kept",
         )
 
@@ -331,7 +332,15 @@ class Policy:
     def _decision(
         self, facts: StepInput, chosen: CachedPlan, memory: Memory, *, cache_hit: bool
     ) -> Decision:
-        growth, flops, uncounted = at_sizes(self._learner.model, facts, chosen, memory)
-        raw = growth.bytes(memory.released_bytes)
-        corrected = self.reserve.bound.corrected(raw)
-        return Decision("plan", chosen, corrected, raw, flops, uncounted, cache_hit)
+        exact = at_sizes(self._learner.model, facts, chosen, memory)
+        raw = exact.growth.bytes(memory.released_bytes)
+        return Decision(
+            "plan",
+            chosen,
+            self.reserve.bound.corrected(raw),
+            raw,
+            exact.flops,
+            exact.uncounted,
+            exact.seconds,
+            cache_hit,
+        )

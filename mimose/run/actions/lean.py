@@ -55,9 +55,11 @@ class Lean:
 
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
         """Run the forward, and let go what can be rebuilt."""
-        began = next_sequence_number()
+        began, entered = next_sequence_number(), call.watch.start()
         output = self._keep.run(call, probe)
+        call.watch.leave_out(entered)
         freed = self._let_go(call, output, began)
+        call.watch.stop(entered)
         if probe is not None:
             event = probe.trace.events[probe.index]
             kept = event.held_bytes.get(self._keep.spec.name, 0.0)
@@ -74,6 +76,7 @@ class Lean:
         outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
         inputs = [tensor for _, tensor in argument_tensors(call.args, call.kwargs)]
         recipes = self._recipes.setdefault(unit.module, {})
+        n_known = len(recipes)
         try:
             nodes = Nodes(outputs, inputs, began, _MOST_NODES)
             ran = Ran(unit.module, inputs, outputs, nodes)
@@ -84,7 +87,11 @@ class Lean:
                 raise
             unit.exclude(self.spec.name, f"{type(error).__name__}: {error}")
             return 0.0
-        return 0.0 if recipe is None else drop(recipe, ran, partial(_refuse, unit))
+        if len(recipes) > n_known:  # making one takes as long as many uses
+            call.watch.spoil()
+        if recipe is None:
+            return 0.0
+        return drop(recipe, ran, partial(_refuse, unit), call.watch)
 
 
 _Recipes: TypeAlias = dict[Signature, Recipe | None]

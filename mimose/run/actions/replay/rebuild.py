@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from mimose.measure.stopwatch import UNTIMED, Stopwatch
 from mimose.run.actions.replay import noise
 from mimose.run.actions.replay.operators import OPERATORS, settings_of
 from mimose.run.actions.replay.recipe import Recipe, Source, Step, placed
@@ -51,14 +52,22 @@ class Rebuild:
         recipe: The call's.
         sources: By step, what it begins with: a tensor and its version, settings, ...
         refuse: Raises the error that names the unit.
+        watch: Times it.
     """
 
-    __slots__ = ("_left", "_made", "_recipe", "_refuse", "_sources", "_task")
+    __slots__ = ("_left", "_made", "_recipe", "_refuse", "_sources", "_task", "_watch")
 
-    def __init__(self, recipe: Recipe, sources: list[Any], refuse: Refuse) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        sources: list[Any],
+        refuse: Refuse,
+        watch: Stopwatch = UNTIMED,
+    ) -> None:
         self._recipe = recipe
         self._sources = sources
         self._refuse = refuse
+        self._watch = watch
         self._made: dict[int, Any] = {}
         self._left = list(recipe.readers)
         self._task = NO_GRAPH_TASK
@@ -68,7 +77,15 @@ class Rebuild:
         self._sources[step] = _counted(packed)
 
     def unpack(self, place: Place) -> torch.Tensor:
-        """Return a dropped tensor, as a hook on it has to.
+        """Return a dropped tensor, as a hook on it has to; timed."""
+        began = self._watch.start()
+        try:
+            return self._unpack(place)
+        finally:
+            self._watch.stop(began)
+
+    def _unpack(self, place: Place) -> torch.Tensor:
+        """Return a dropped tensor.
 
         Each backward counts its readers anew: one may be of a part of the graph.
 
@@ -131,18 +148,19 @@ _TENSORS = frozenset(
 )
 
 
-def drop(recipe: Recipe, ran: Ran, refuse: Refuse) -> float:
+def drop(recipe: Recipe, ran: Ran, refuse: Refuse, watch: Stopwatch = UNTIMED) -> float:
     """Let go what a recipe can rebuild, and have it rebuilt in backward.
 
     Args:
         recipe: Right for this call.
         ran: The call.
         refuse: Raises the error that names the unit.
+        watch: Times the rebuilding.
 
     Returns:
         The bytes that went.
     """
-    rebuild = Rebuild(recipe, sources_of(recipe, ran), refuse)
+    rebuild = Rebuild(recipe, sources_of(recipe, ran), refuse, watch)
     freed: dict[int, int] = {}
 
     def pack(step: int, tensor: torch.Tensor) -> Place:
