@@ -351,6 +351,7 @@ class Session:
             problem,
             lay_out(problem, choice),
             shape=table.named(facts.sizes),
+            seconds=self._engine.policy.event_seconds(facts, plan.actions),
             why=why,
             width=terminal_width(),
         )

@@ -10,7 +10,7 @@ import numpy as np
 from mimose.decide.plan_cache import CachedPlan
 from mimose.decide.reserve import Reserve
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.learn.costs import extra_flops, extra_seconds
+from mimose.learn.costs import event_seconds, extra_flops
 from mimose.learn.growth import ExactShape, Growth, plan_growth
 from mimose.learn.model import CostModel
 from mimose.learn.problem import Memory, fill_problem
@@ -118,7 +118,8 @@ def _exact(
     model: CostModel, facts: StepInput, growth: Growth, actions: Sequence[str]
 ) -> ExactShape:
     flops, uncounted = extra_flops(model, facts, actions)
-    seconds = extra_seconds(model, facts, actions)
+    by_event = event_seconds(model, facts, actions)
+    seconds = None if by_event is None else sum(by_event)
     return ExactShape(growth, flops, uncounted, seconds, model.seconds)
 
 

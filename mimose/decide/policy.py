@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from mimose.decide.plan_cache import CachedPlan, PlanCache
 from mimose.decide.planning import PlanMaker, at_sizes
 from mimose.decide.reserve import PredictedStep, Reserve
 from mimose.exceptions import InfeasibleBudgetError
+from mimose.learn.costs import event_seconds
 from mimose.learn.learner import Learner
 from mimose.learn.problem import (
     Memory,
@@ -302,6 +303,17 @@ class Policy:
             memory: What is held, and the budget.
         """
         return fill_problem(self._learner.model, facts, memory)
+
+    def event_seconds(
+        self, facts: StepInput, actions: Sequence[str]
+    ) -> list[float] | None:
+        """Return what a plan adds to each event; None before anything was timed.
+
+        Args:
+            facts: The step's context and sizes.
+            actions: The plan's, one an event.
+        """
+        return event_seconds(self._learner.model, facts, actions)
 
     # ------------------------------------------------------------------ making plans
 

@@ -43,10 +43,10 @@ def cost_of(model: CostModel, family: str, action: str, work: Work) -> float:
     return model.seconds.of(family, action, work)
 
 
-def extra_seconds(
+def event_seconds(
     model: CostModel, facts: StepInput, actions: Sequence[str]
-) -> float | None:
-    """Return the seconds that a plan adds to a step; None before anything was timed.
+) -> list[float] | None:
+    """Return the seconds that a plan adds to each event; None before any was timed.
 
     Args:
         model: What was learned.
@@ -58,16 +58,16 @@ def extra_seconds(
         return None
     pattern = model.patterns[facts.context]
     own = pattern.own_sizes(facts.sizes)
-    total, known = 0.0, dict[CostOf, float]()  # equal layers cost the same
+    added, known = [], dict[CostOf, float]()  # equal layers cost the same
     for event, sizes, action in zip(pattern.events, own, actions, strict=True):
-        if action == model.menu.first:
-            continue
         which = event.family, action, sizes
-        if which not in known:
+        if which not in known and action == model.menu.first:
+            known[which] = 0.0
+        elif which not in known:
             work = call_work(model, event.family, action, sizes)
             known[which] = seconds.of(event.family, action, work)
-        total += known[which]
-    return total
+        added.append(known[which])
+    return added
 
 
 def call_work(model: CostModel, family: str, action: str, sizes: Sizes) -> Work:

@@ -58,19 +58,26 @@ class Learner:
             self.model = self.model.with_cost(*cost_of, float(flops))
 
     def absorb_seconds(
-        self, facts: StepInput, events: Mapping[tuple[int, int], TimedEvent]
+        self,
+        facts: StepInput,
+        events: Mapping[tuple[int, int], TimedEvent],
+        *,
+        is_measured: bool = False,
     ) -> None:
         """Take in how long the calls of a step took longer than if they were kept.
 
         Args:
             facts: What was known of the step before it ran.
             events: By unit and call, the action and its times.
+            is_measured: Whether all that their forwards did was counted as well.
         """
         with self._lock:
             model, timings = self.model, self._timings
             if facts.context not in model.patterns or not events:
                 return
-            tell(timings, model, facts, events)
+            if not (is_measured or timings.is_due()):
+                return
+            tell(timings, model, facts, events, has_forwards=not is_measured)
             is_other = timings.look()
             if timings.seconds is model.seconds:
                 return

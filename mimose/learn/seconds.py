@@ -34,6 +34,10 @@ _MOVED = 1.15
 """So many times dearer, against the others, an action has to become."""
 _LARGEST_GAP = 32
 """Steps between two looks at the rates, at the most."""
+_FIRST_STEPS = 64
+"""These all teach; then, taking a reading takes time as well, ..."""
+_EVERY = 5
+"""... one in so many."""
 _MOST_READINGS = 8
 """Of one shape; the last ones."""
 _MOST_SHAPES = 48
@@ -125,8 +129,14 @@ class Timings:
         self._readings: dict[Key, dict[Sizes, _Shape]] = {}
         self._settled: Seconds | None = None
         """By which plans were last made anew."""
+        self._n_offered = 0
         self._n_steps = 0
         self._next_look = 1
+
+    def is_due(self) -> bool:
+        """Take note of a step that could teach; return whether it is to."""
+        self._n_offered += 1
+        return self._n_offered <= _FIRST_STEPS or self._n_offered % _EVERY == 0
 
     def knows(self, key: Key, sizes: Sizes) -> bool:
         """Whether a shape of an action was timed."""
@@ -268,4 +278,4 @@ def _move(
         / (work.guess if old is None else max(_LEAST, old.of(family, action, work)))
         for work in works
     ]
-    return max(_LEAST, statistics.median(ratios))
+    return statistics.median(ratios)

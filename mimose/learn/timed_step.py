@@ -15,6 +15,8 @@ def tell(
     model: CostModel,
     facts: StepInput,
     events: Mapping[tuple[int, int], TimedEvent],
+    *,
+    has_forwards: bool = True,
 ) -> None:
     """Tell how long each call of a step took.
 
@@ -25,6 +27,7 @@ def tell(
         model: What was learned of bytes and FLOPs; it knows the step's pattern.
         facts: What was known of the step before it ran.
         events: By unit and call.
+        has_forwards: Whether forwards took as long as they do in any step.
     """
     pattern = model.patterns[facts.context]
     own = pattern.own_sizes(facts.sizes)
@@ -33,8 +36,8 @@ def tell(
         if timed is None:
             continue
         told = [(timed.action, timed.action, timed.seconds.added)]
-        is_told = model.menu.spec(timed.action).recomputes
-        if not is_told and timed.seconds.forward > 0.0:
+        is_recomputed = model.menu.spec(timed.action).recomputes
+        if has_forwards and not is_recomputed and timed.seconds.forward > 0.0:
             told.append((FORWARD, model.menu.least, timed.seconds.forward))
         for name, action, seconds in told:
             key, work = (event.family, name), None

@@ -96,7 +96,9 @@ class Writers:
             return True
         times = timing.read()
         if times is not None:
-            self._learner.absorb_seconds(outcome.facts, times.events)
+            self._learner.absorb_seconds(
+                outcome.facts, times.events, is_measured=outcome.measurement is not None
+            )
         return times is not None
 
     def _learn(self, outcome: StepOutcome, read: Measurement) -> None:

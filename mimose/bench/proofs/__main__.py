@@ -26,6 +26,7 @@ PROOFS = (
     "optimum",
     "plancost",
     "prediction",
+    "seconds",
     "settings",
     "soak",
     "stepcost",
