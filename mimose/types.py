@@ -80,7 +80,7 @@ class Measured:
     held_bytes: dict[str, float] = field(default_factory=dict)
     """By action, from the tracker; empty until the event is recomputed."""
     flops: int = 0
-    """Of the whole recomputation."""
+    """Of the whole recomputation, or of what was rebuilt."""
     copied_bytes: float = 0.0
     """Copies of weights among what it would hold: see `mimose.learn.copies`."""
     inputs: dict[int, int] = field(default_factory=dict)
@@ -105,6 +105,10 @@ class Measured:
         """Take note of a gradient; return whether it is the first."""
         is_first, self.has_gradient = not self.has_gradient, True
         return is_first
+
+    def add_flops(self, flops: int) -> None:
+        """Take in what its backward has run again."""
+        self.flops += flops
 
     def tell_held(self, action: str, n_bytes: float) -> None:
         """Take in what was held under the action that it ran under."""

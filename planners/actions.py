@@ -45,6 +45,9 @@ class ActionSpec:
 
 KEEP = ActionSpec(name="keep", code="k")
 LEAN = ActionSpec(name="lean", code="l", resources=frozenset({"replay"}))
+LEAN_10 = ActionSpec(name="lean10", code="1", resources=frozenset({"replay"}))
+LEAN_50 = ActionSpec(name="lean50", code="5", resources=frozenset({"replay"}))
+LEAN_80 = ActionSpec(name="lean80", code="8", resources=frozenset({"replay"}))
 RECOMPUTE = ActionSpec(name="recompute", code="r", resources=frozenset({"compute"}))
 
 

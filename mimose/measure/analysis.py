@@ -113,17 +113,25 @@ def _forward_segments(
         if mark.kind == "enter":
             gaps.append(_between(mark, level))
             level = entry = float(mark.live_bytes)
+        elif mark.kind == "ran":
+            excess[mark.event] = _over(mark, entry, events)
         elif mark.kind == "exit":
             event = events[mark.event]
-            if mark.is_clean:
-                peak = max(0.0, mark.peak_bytes - entry)
-                excess[mark.event] = {event.action: peak}
+            if mark.event not in excess:
+                excess[mark.event] = _over(mark, entry, events)
             held = event.held_bytes.get(event.action)
             level = float(mark.live_bytes) if held is None else entry + held
         elif mark.kind == "root_exit":
             gaps.append(_between(mark, level))
             level = float(mark.live_bytes)
     return excess, gaps, level
+
+
+def _over(mark: Mark, entry: float, events: Sequence[Measured]) -> dict[str, float]:
+    """Return what a forward took over the level at its entry, by its action."""
+    if not mark.is_clean:
+        return {}
+    return {events[mark.event].action: max(0.0, mark.peak_bytes - entry)}
 
 
 def _with_rerun(

@@ -70,7 +70,7 @@ class RunningStep(Protocol):
         """Take in the FLOPs of a recomputation."""
         ...
 
-    def watch(self, unit: int, call: int, action: str) -> Stopwatch:
+    def stopwatch(self, unit: int, call: int, action: str) -> Stopwatch:
         """Return what times a call that is not kept."""
         ...
 
@@ -252,7 +252,7 @@ class EventRunner:
                 planned = step.tries
             return self._measure(step.trace, unit, planned, args, kwargs)
         name = planned or self._unplanned(step)
-        call = UnitCall(unit, args, kwargs, self)
+        call = UnitCall(unit, args, kwargs, self, step.add_flops)
         if name == self.first:
             return self._actions[name].run(call, None)
         if not torch.is_grad_enabled():
@@ -264,8 +264,8 @@ class EventRunner:
             call = call._replace(on_recompute=self._counted(step, call))
             if unit.is_compiled and unit.is_kept:  # its FLOPs cannot be counted
                 return call.forward()
-        watch = step.watch(unit.index, unit.calls - 1, name)
-        return self._actions[name].run(call._replace(watch=watch), None)
+        watch = step.stopwatch(unit.index, unit.calls - 1, name)
+        return self._actions[name].run(call._replace(stopwatch=watch), None)
 
     def note_read(self, unit: Unit, noted: Marks) -> None:
         """Take note of the inputs of a call that will run again."""
@@ -323,7 +323,7 @@ class EventRunner:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        call = UnitCall(unit, args, kwargs, self)
+        call = UnitCall(unit, args, kwargs, self, _not_counted)
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
         if not _makes_gradients(unit.module, inputs):
             return call.forward()
@@ -349,8 +349,8 @@ class EventRunner:
         # Where it is kept by choice, other steps have told what it holds.
         probe = None if is_free else Probe(trace, index, gauge, inputs)
         if self._actions[name].spec.replays and self.step is not None:
-            watch = self.step.watch(unit.index, unit.calls - 1, name)
-            call = call._replace(watch=watch)
+            watch = self.step.stopwatch(unit.index, unit.calls - 1, name)
+            call = call._replace(stopwatch=watch)
         output = self._actions[name].run(call, probe)
         ranks = trace.leave(index, inputs, output)
         alike = family_key(self._mode.unit_keys[unit.index], shape, self._device)
@@ -363,6 +363,10 @@ class EventRunner:
             name: action.held_bytes(counted) for name, action in self._actions.items()
         }
         return {name: n_bytes for name, n_bytes in held.items() if n_bytes is not None}
+
+
+def _not_counted(_: int) -> None:
+    """Leave FLOPs to the event, which is measured."""
 
 
 def _makes_gradients(module: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:

@@ -165,9 +165,9 @@ class Step:
         """Take in the FLOPs of a recomputation."""
         self._flops += flops
 
-    def watch(self, unit: int, call: int, action: str) -> Stopwatch:
+    def stopwatch(self, unit: int, call: int, action: str) -> Stopwatch:
         """Return what times a call that is not kept."""
-        return self._timing.watch(unit, call, action)
+        return self._timing.stopwatch(unit, call, action)
 
     def forward_ended(
         self, calls: tuple[int, ...], graph: Any, retained: RetainedOutputs

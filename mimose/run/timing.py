@@ -61,7 +61,7 @@ class Timing:
         """Whether nothing is timed."""
         return self.device is None
 
-    def watch(self, unit: int, call: int, action: str) -> Stopwatch:
+    def stopwatch(self, unit: int, call: int, action: str) -> Stopwatch:
         """Return a call's stopwatch.
 
         Args:

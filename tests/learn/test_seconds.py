@@ -33,7 +33,7 @@ def test_before_anything_was_timed():
 
 
 def test_other_sizes_follow_from_work():
-    """A size that was never timed gets what its work takes, twice as far out as well."""
+    """A size that was never timed gets what its work takes, also twice as far out."""
     timings = Timings()
     _take(timings, "a", RECOMPUTE, _runs_again, 1.0)
     timings.look()
@@ -53,7 +53,7 @@ def test_few_sizes_give_one_rate():
 
 
 def test_medians_over_repeats():
-    """Of three readings of one size the slowest, while something else ran, is nothing."""
+    """Of three readings of one size the slowest, of a busy machine, is nothing."""
     timings = Timings()
     for seconds, work in ((1.0, _rebuilds(1)), (9.0, None), (1.1, None)):
         timings.add(("a", LEAN), (1,), seconds, work)
@@ -100,7 +100,7 @@ def _both(timings, lean, recompute):
 
 
 def test_plans_go_when_costs_move_against_each_other():
-    """Lean becomes twice as dear and recomputing does not: plans are made anew, once."""
+    """Lean gets twice as dear and recomputing does not: plans are made anew, once."""
     timings = Timings()
     _both(timings, 1.0, 4.0)
     timings.look()

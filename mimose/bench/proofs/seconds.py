@@ -44,7 +44,7 @@ OPTIONS = (
     count("--steps", 40, "to compare, a budget"),
 )
 
-_TEXT = {"batch": (2, 6), "length": (32, 192)}
+_TEXT = {"batch": (2, 6), "length": (32, 128)}
 _SPECS = by_name(
     ModelSpec(
         "bert",
@@ -69,11 +69,10 @@ _SPECS = by_name(
     ),
     ModelSpec("resnet", {"batch": (2, 6), "height": (64, 160), "width": (64, 160)}),
 )
-_MENUS = {
-    "bert": (("keep", "lean", "recompute"), ("keep", "recompute")),
-    "gpt2": (("keep", "lean", "recompute"),),
-    "resnet": (("keep", "recompute"),),
-}
+_TWO = "keep", "recompute"
+_THREE = "keep", "lean", "recompute"
+_SIX = "keep", "lean", "lean10", "lean50", "lean80", "recompute"
+_MENUS = {"bert": (_THREE, _SIX, _TWO), "gpt2": (_THREE, _SIX), "resnet": (_TWO,)}
 _SHARES = 0.35, 0.7
 """The budgets: between the least peak and keeping everything."""
 _LEARNING = 0.2, 0.5, 0.8
@@ -118,13 +117,10 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
             )
             for share in _SHARES:
                 rows = [row for row in own if row.budget_share == share]
-                line, bars = _judge(rows, is_two=len(menu) == _TWO)
+                line, bars = _judge(rows, is_two=menu == _TWO)
                 head = f"{name}, {len(menu)} actions, {share:.0%}"
                 answer.add(head, rows, line, bars)
     return answer
-
-
-_TWO = 2
 
 
 def _judge(

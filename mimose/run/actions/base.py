@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -50,9 +51,11 @@ class UnitCall(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     notes: StepNotes
+    add_flops: Callable[[int], None]
+    """Takes the FLOPs of what its backward runs again, where that is no forward."""
     on_recompute: OnRecompute | None = None
     """Has to see the forward run again, such as to count its FLOPs."""
-    watch: Stopwatch = UNTIMED
+    stopwatch: Stopwatch = UNTIMED
     """Times what the action does beyond the forward."""
 
     def forward(self) -> Any:

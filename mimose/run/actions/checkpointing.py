@@ -55,7 +55,7 @@ def recompute(
     devices: tuple[torch.device, ...] = (),
     handed: HandedObjects | None = None,
     early_stop: bool = True,
-    watch: Stopwatch = UNTIMED,
+    stopwatch: Stopwatch = UNTIMED,
 ) -> Any:
     """Call `forward` now without keeping its activations, and again in backward.
 
@@ -76,7 +76,7 @@ def recompute(
         handed: Knows what `forward` does to objects among its arguments.
         early_stop: Whether the recomputation may end at the last tensor that is
             needed.
-        watch: Times the recomputation, and is told to leave the forward out.
+        stopwatch: Times the recomputation, and is told to leave the forward out.
 
     Returns:
         What `forward` returns.
@@ -90,7 +90,7 @@ def recompute(
     own = None if call.rebuild is None else (args, kwargs)
     names = not is_checkpoint_debugged()  # only then may regions have a context
     region = _Region(
-        forward, own, call, handed, on_recompute, guard, devices, watch, names=names
+        forward, own, call, handed, on_recompute, guard, devices, stopwatch, names=names
     )
     options: dict[str, Any] = {}
     if (buffers is not None or guard is not None) and names:
@@ -141,7 +141,7 @@ class _Region:
         "_random",
         "_rebuild",
         "_state",
-        "_watch",
+        "_stopwatch",
     )
 
     def __init__(
@@ -153,7 +153,7 @@ class _Region:
         on_recompute: OnRecompute | None,
         guard: ModuleGuard | None,
         devices: tuple[torch.device, ...],
-        watch: Stopwatch,
+        stopwatch: Stopwatch,
         *,
         names: bool,
     ) -> None:
@@ -166,7 +166,7 @@ class _Region:
         self._guard = guard
         self._devices = devices
         self._names = names
-        self._watch = watch
+        self._stopwatch = stopwatch
         self._random: RandomState | None = None
         self._state: GuardState | None = None
         self._marks: Marks | None = None
@@ -176,11 +176,11 @@ class _Region:
         if self._is_first:
             self._is_first = False
             return self._first(given, others)
-        began = self._watch.start()
+        began = self._stopwatch.start()
         try:
             return self._recompute(given, others)
         finally:
-            self._watch.stop(began)
+            self._stopwatch.stop(began)
 
     def _recompute(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:
         guard, before = self._guard, self._state
@@ -214,9 +214,9 @@ class _Region:
         if devices != self._devices:
             devices = tuple(dict.fromkeys((*self._devices, *devices)))
         self._random = RandomState(devices)
-        began = self._watch.start()
+        began = self._stopwatch.start()
         output = self._forward(*args, **kwargs)
-        self._watch.leave_out(began)
+        self._stopwatch.leave_out(began)
         if self._handed is not None and self._objects:
             self._handed.settle(self._objects)
             self._objects = ()

@@ -1,49 +1,50 @@
-"""Letting go of what cheap operators rebuild: no product of matrices runs again.
+"""Letting go of what can be rebuilt tensor by tensor, by some of a unit's operators.
 
 After a unit's forward its part of autograd's graph is looked at. What activations,
 norms, dropout and products of tensors have saved is let go, and rebuilt in backward by
-running these operators again on what is still there. How it is found out what that is:
-see `mimose.run.actions.replay.recipe`.
+running these operators again on what is still there. Of what takes products of matrices
+as much is let go as a share of them allows. How it is found out what that is: see
+`mimose.run.actions.replay`.
 """
 
 from __future__ import annotations
 
-import weakref
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
-import torch
-from torch import nn
-
+from mimose.exact.late_answers import LateAnswers
 from mimose.exceptions import RecomputationError
 from mimose.measure.gauges import Counted
 from mimose.measure.out_of_memory import is_out_of_memory
-from mimose.planners.actions import LEAN
+from mimose.planners import ActionSpec
 from mimose.run.actions.base import Probe, UnitCall
 from mimose.run.actions.keep import Keep
-from mimose.run.actions.replay.rebuild import drop, evaluate
-from mimose.run.actions.replay.recipe import Recipe, comes_out, make_recipe
-from mimose.run.actions.replay.unit_graph import Nodes, Ran, Signature, UnitGraph
+from mimose.run.actions.replay.book import RecipeBook
+from mimose.run.actions.replay.rebuild import drop
+from mimose.run.actions.replay.unit_graph import Nodes, Ran
 from mimose.run.unit import Unit
-from mimose.tensors import tensors_in
+from mimose.tensors import tensors_in, version
 from mimose.torch_private import next_sequence_number, top_saved_hooks
 from mimose.watch.shapes import argument_tensors
 
 _MOST_NODES = 4096
-_MOST_RECIPES = 16
-"""Kinds of graphs of a unit; of more nothing is let go."""
+
+AddFlops: TypeAlias = Callable[[int], None]
 
 
 class Lean:
-    """Holds what products of matrices have made, and rebuilds the rest."""
+    """Holds what products of matrices have made, and rebuilds the rest.
 
-    spec = LEAN
+    Args:
+        spec: The action's.
+        share: The products that may run again nevertheless, as a share of those that
+            rebuilding everything would take.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, spec: ActionSpec, share: float) -> None:
+        self.spec = spec
         self._keep = Keep()
-        self._recipes: weakref.WeakKeyDictionary[nn.Module, _Recipes] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._book = RecipeBook(share)
 
     def refuses(self, unit: Unit) -> str:
         """Return why nothing of a call can be let go."""
@@ -55,11 +56,36 @@ class Lean:
 
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
         """Run the forward, and let go what can be rebuilt."""
-        began, entered = next_sequence_number(), call.watch.start()
+        began = next_sequence_number()
+        inputs = [tensor for _, tensor in argument_tensors(call.args, call.kwargs)]
+        versions = list(map(version, inputs))
+        entered = call.stopwatch.start()
         output = self._keep.run(call, probe)
-        call.watch.leave_out(entered)
-        freed = self._let_go(call, output, began)
-        call.watch.stop(entered)
+        call.stopwatch.leave_out(entered)
+        if probe is not None:
+            probe.trace.mark("ran", probe.index)
+        outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
+        edited = tuple(
+            number
+            for number, tensor in enumerate(inputs)
+            if version(tensor) != versions[number]
+        )
+        freed = 0.0
+        try:
+            nodes = Nodes(outputs, inputs, began, _MOST_NODES)
+            ran = Ran(call.unit.module, inputs, outputs, nodes, edited)
+            recipe = self._book.find(ran)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            # Nothing was let go yet: an operator may refuse what it is tried on.
+            if is_out_of_memory(error):
+                raise
+            call.unit.exclude(self.spec.name, f"{type(error).__name__}: {error}")
+        else:
+            if recipe is not None:
+                freed = drop(recipe, ran, _Watch(self.spec.name, call, probe))
+        if self._book.is_trial:
+            call.stopwatch.spoil()
+        call.stopwatch.stop(entered)
         if probe is not None:
             event = probe.trace.events[probe.index]
             kept = event.held_bytes.get(self._keep.spec.name, 0.0)
@@ -70,69 +96,38 @@ class Lean:
         """Return None: it takes the graph to tell."""
         del counted
 
-    def _let_go(self, call: UnitCall, output: Any, began: int) -> float:
-        """Let go what can be rebuilt; return how many bytes that were."""
-        unit = call.unit
-        outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
-        inputs = [tensor for _, tensor in argument_tensors(call.args, call.kwargs)]
-        recipes = self._recipes.setdefault(unit.module, {})
-        n_known = len(recipes)
-        try:
-            nodes = Nodes(outputs, inputs, began, _MOST_NODES)
-            ran = Ran(unit.module, inputs, outputs, nodes)
-            recipe = _recipe(recipes, ran)
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            # Nothing was let go yet: an operator may refuse what it is tried on.
-            if is_out_of_memory(error):
-                raise
-            unit.exclude(self.spec.name, f"{type(error).__name__}: {error}")
-            return 0.0
-        if len(recipes) > n_known:  # making one takes as long as many uses
-            call.watch.spoil()
-        if recipe is None:
-            return 0.0
-        return drop(recipe, ran, partial(_refuse, unit), call.watch)
 
+class _Watch:
+    """Is told of what happens in a call's backward; holds nothing of the call."""
 
-_Recipes: TypeAlias = dict[Signature, Recipe | None]
-"""Of one unit, by the signature of a call's graph; None where nothing can be let go."""
+    __slots__ = ("_action", "_add_flops", "_unit", "answers", "stopwatch")
 
+    def __init__(self, action: str, call: UnitCall, probe: Probe | None) -> None:
+        self.answers: LateAnswers = call.notes.answers
+        self.stopwatch = call.stopwatch
+        self._action = action
+        self._unit = call.unit
+        self._add_flops = call.add_flops
+        if probe is not None:
+            self._add_flops = probe.trace.events[probe.index].add_flops
 
-def _recipe(recipes: _Recipes, ran: Ran) -> Recipe | None:
-    """Return a recipe that gives what is there; None where nothing can be let go.
+    def add_flops(self, node: int, flops: int) -> None:
+        """Take in what running a node's operator again has computed."""
+        del node
+        self._add_flops(flops)
 
-    It is tried on all that it would let go, in every call: the graph's signature says
-    nothing of layouts, of edits in the forward, or of tensors that are one in one call
-    and two in another.
+    def refuse(self, why: str) -> NoReturn:
+        """Raise the error that names the unit, which is not run so any more.
 
-    Raises:
-        ValueError: The recipe of such calls does not come out any more.
-    """
-    signature = ran.nodes.signature()
-    with torch.no_grad():
-        if signature not in recipes:
-            if len(recipes) >= _MOST_RECIPES:
-                return None
-            graph = UnitGraph(ran)
-            trial = partial(evaluate, ran=ran, slots=graph.slots)
-            recipes[signature] = make_recipe(graph, ran.module, trial)
-            return recipes[signature]
-        recipe = recipes[signature]
-        if recipe is None:
-            return None
-        graph = UnitGraph(ran)
-        value = evaluate(recipe, ran, graph.slots)
-        if comes_out(graph, recipe, [slot for slot, _ in recipe.drops], value):
-            return recipe
-    msg = "its operators do not give again what they gave"
-    raise ValueError(msg)
-
-
-def _refuse(unit: Unit, why: str) -> NoReturn:
-    unit.exclude(LEAN.name, why)
-    msg = (
-        f"{unit.name} cannot be rebuilt: {why}. It is not run under {LEAN.name!r} any "
-        f"more; this step's gradients are not complete: zero them and go on, or run "
-        f"steps by session.step(closure), which repeats such a step"
-    )
-    raise RecomputationError(msg)
+        Raises:
+            RecomputationError: Always.
+        """
+        unit = self._unit
+        unit.exclude(self._action, why)
+        msg = (
+            f"{unit.name} cannot be rebuilt: {why}. It is not run under "
+            f"{self._action!r} any more; this step's gradients are not complete: zero "
+            f"them and go on, or run steps by session.step(closure), which repeats "
+            f"such a step"
+        )
+        raise RecomputationError(msg)

@@ -38,9 +38,9 @@ class Recompute:
 
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
         """Run the forward, timed; a first call tells what it changes."""
-        entered = call.watch.start()
+        entered = call.stopwatch.start()
         output = self._run(call, probe)
-        call.watch.stop(entered)
+        call.stopwatch.stop(entered)
         return output
 
     def _run(self, call: UnitCall, probe: Probe | None) -> Any:
@@ -59,7 +59,7 @@ class Recompute:
         elif unit.buffers:
             buffers = SavedBuffers(unit.buffers)
         if comparison is not None or first is not None or on_recompute is not None:
-            call.watch.spoil()
+            call.stopwatch.spoil()
         is_whole = probe is not None or comparison is not None or unit.is_compiled
         try:
             output = recompute(
@@ -72,7 +72,7 @@ class Recompute:
                 devices=unit.devices,
                 handed=unit.handed,
                 early_stop=not is_whole,
-                watch=call.watch,
+                stopwatch=call.stopwatch,
             )
         except RuntimeError as error:
             if _UNSAVABLE not in str(error):

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mimose.planners import Menu
+from mimose.planners.actions import LEAN, LEAN_10, LEAN_50, LEAN_80
 from mimose.run.actions.base import Action
 from mimose.run.actions.keep import Keep
 from mimose.run.actions.lean import Lean
 from mimose.run.actions.recompute import Recompute
 
-_ACTIONS: list[Action] = [Keep(), Lean(), Recompute()]
+_ACTIONS: list[Action] = [
+    Keep(),
+    Lean(LEAN, 0.0),
+    Lean(LEAN_10, 0.1),
+    Lean(LEAN_50, 0.5),
+    Lean(LEAN_80, 0.8),
+    Recompute(),
+]
 """From the one that holds most to the one that holds least."""
-_BY_NAME = frozenset(("lean",))
+_BY_NAME = frozenset(spec.name for spec in (LEAN, LEAN_10, LEAN_50, LEAN_80))
 """Exact, but used where it is asked for by name only: what it costs is not learned."""
 
 

@@ -4,7 +4,7 @@ An entry says where the operator's operands are to be had, and nothing is taken 
 elsewhere: from the node's edges, from what it has saved, or, for the epsilon of a norm
 alone, from the module that owns the norm's weight. A number that an operator was given
 and did not save, as the 1 of ``1 + tanh(x)``, is found by trial. All that is rebuilt is
-compared with what is there, in each call, before anything is let go.
+compared with what is there before anything is let go, and in part in each call.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
+from torch.utils.flop_counter import flop_registry
 
 from mimose.torch_private import output_of, saved_value
+
+Flops: TypeAlias = Callable[..., int]
+"""Takes the settings, the operands, and ``out_val``: what the operator returned."""
 
 Settings: TypeAlias = Callable[[Any], Any]
 """Reads from a node what its operator was told besides tensors."""
@@ -30,7 +34,9 @@ class Given(enum.Enum):
     """Where an operand is, if neither on an edge nor among what the node saved."""
 
     NUMBER = enum.auto()
-    """A number that was not saved."""
+    """A number, or a tensor without gradient, that was not saved."""
+    BIAS = enum.auto()
+    """Perhaps nowhere: a convolution may have none."""
     EPSILON = enum.auto()
     """An attribute of the module whose parameter edge 1 leads to."""
 
@@ -60,10 +66,12 @@ class Operator:
     """Whether its output lies in its operand's storage."""
     has_many: bool = False
     """Whether it returns several tensors."""
-    is_dear: bool = False
-    """Whether it is a product of matrices, a convolution or attention."""
+    flops: Flops | None = None
+    """Of the dear ones: products of matrices, convolutions and attention. None for
+    what waits for memory alone."""
 
 
+_aten: Any = torch.ops.aten
 _X = (Operand(0, "self"),)
 _X_ONLY = (Operand(0),)
 _TWO = (Operand(0, "self"), Operand(1, "other"))
@@ -129,6 +137,44 @@ def _batch_norm(told: tuple[bool, float], x: Any, weight: Any, bias: Any) -> Any
     return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
 
 
+def _beta_alpha(node: Any) -> dict[str, Any]:
+    return {name: saved_value(node, name) for name in ("beta", "alpha")}
+
+
+_CONVOLUTION = (
+    "stride",
+    "padding",
+    "dilation",
+    "transposed",
+    "output_padding",
+    "groups",
+)
+_ATTENTION = ("dropout_p", "is_causal", "scale")
+
+
+def _product_flops(operator: Any) -> Flops:
+    formula = flop_registry[operator]
+    return lambda _, *operands, out_val: int(formula(*operands, out_val=out_val))
+
+
+def _convolution_flops(told: Any, x: Any, weight: Any, _: Any, *, out_val: Any) -> int:
+    is_transposed = told[_CONVOLUTION.index("transposed")]
+    places = (x if is_transposed else out_val)[:, 0].numel()
+    return 2 * int(places * weight.numel())
+
+
+def _cpu_attention(told: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:
+    dropout, is_causal, scale = told
+    return _aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout, is_causal, attn_mask=mask, scale=scale
+    )
+
+
+def _attention_flops(_: Any, *operands: Any, out_val: Any) -> int:
+    formula = flop_registry[_aten._scaled_dot_product_flash_attention]
+    return int(formula(*operands, out_val=out_val))
+
+
 OPERATORS: Mapping[str, Operator] = {
     # ------------------------------------------------------------------- pointwise
     "AddBackward0": Operator(
@@ -150,6 +196,37 @@ OPERATORS: Mapping[str, Operator] = {
         lambda kind, x: functional.gelu(x, approximate=kind),
         _saved("approximate"),
     ),
+    "ExpBackward0": _pointwise(torch.exp),
+    "SqrtBackward0": _pointwise(torch.sqrt),
+    "ErfBackward0": _pointwise(torch.erf, _X),
+    "MishBackward0": _pointwise(functional.mish, _X),
+    "HardswishBackward0": _pointwise(functional.hardswish, _X),
+    "HardsigmoidBackward0": _pointwise(functional.hardsigmoid, _X),
+    "LeakyReluBackward0": Operator(
+        _X,
+        lambda slope, x: functional.leaky_relu(x, slope),
+        _saved("negative_slope"),
+    ),
+    "HardtanhBackward0": Operator(
+        _X,
+        lambda told, x: functional.hardtanh(x, *told),
+        lambda node: (saved_value(node, "min_val"), saved_value(node, "max_val")),
+    ),
+    "EluBackward0": Operator(
+        _X,
+        lambda told, x: _aten.elu(x, *told),
+        lambda node: tuple(
+            saved_value(node, name) for name in ("alpha", "scale", "input_scale")
+        ),
+    ),
+    "SoftplusBackward0": Operator(
+        _X,
+        lambda told, x: functional.softplus(x, *told),
+        lambda node: (saved_value(node, "beta"), saved_value(node, "threshold")),
+    ),
+    "GluBackward0": Operator(
+        _X, lambda dim, x: functional.glu(x, dim), _saved_dimension("dim")
+    ),
     "PowBackward0": Operator(
         _X, lambda exponent, x: torch.pow(x, exponent), _saved("exponent")
     ),
@@ -167,6 +244,11 @@ OPERATORS: Mapping[str, Operator] = {
         lambda dim, x: torch.softmax(x, dim),
         _saved_dimension("dim"),
     ),
+    "SafeSoftmaxBackward0": Operator(
+        _X_ONLY,
+        lambda dim, x: _aten._safe_softmax(x, dim),
+        _saved_dimension("dim"),
+    ),
     "NativeLayerNormBackward0": Operator(
         (
             Operand(0, "input"),
@@ -176,6 +258,14 @@ OPERATORS: Mapping[str, Operator] = {
         ),
         _layer_norm,
         _saved("normalized_shape"),
+        has_many=True,
+    ),
+    "NativeGroupNormBackward0": Operator(
+        (Operand(0, "input"), Operand(1, "weight"), Operand(2)),
+        lambda told, x, weight, bias: torch.native_group_norm(x, weight, bias, *told),
+        lambda node: tuple(
+            saved_value(node, name) for name in ("N", "C", "HxW", "group", "eps")
+        ),
         has_many=True,
     ),
     "NativeBatchNormBackward0": Operator(
@@ -198,13 +288,69 @@ OPERATORS: Mapping[str, Operator] = {
     "UnsqueezeBackward0": _view(
         lambda x, dim: x.unsqueeze(dim), _saved_dimension("dim")
     ),
-    "SliceBackward0": _view(lambda x, told: torch.ops.aten.slice(x, *told), _sliced),
+    "SqueezeBackward1": _view(lambda x, dim: x.squeeze(dim), _saved_dimension("dim")),
+    "SelectBackward0": _view(
+        lambda x, told: x.select(*told),
+        lambda node: (
+            _dimension(saved_value(node, "dim")),
+            _dimension(saved_value(node, "index")),
+        ),
+    ),
+    "UnbindBackward0": Operator(
+        _X_ONLY,
+        lambda dim, x: x.unbind(dim),
+        _saved_dimension("dim"),
+        is_view=True,
+        has_many=True,
+    ),
+    "SliceBackward0": _view(lambda x, told: _aten.slice(x, *told), _sliced),
     "SplitBackward0": Operator(
         _X_ONLY,
         lambda told, x: x.split(*told),
         _split,
         is_view=True,
         has_many=True,
+    ),
+    # ------------------------------------------------------------- products, the dear
+    "MmBackward0": Operator(
+        (Operand(0, "self"), Operand(1, "mat2")),
+        lambda _, x, weight: torch.mm(x, weight),
+        flops=_product_flops(_aten.mm),
+    ),
+    "AddmmBackward0": Operator(
+        (Operand(0), Operand(1, "mat1"), Operand(2, "mat2")),
+        lambda told, bias, x, weight: torch.addmm(bias, x, weight, **told),
+        _beta_alpha,
+        flops=_product_flops(_aten.addmm),
+    ),
+    "BmmBackward0": Operator(
+        (Operand(0, "self"), Operand(1, "mat2")),
+        lambda _, x, other: torch.bmm(x, other),
+        flops=_product_flops(_aten.bmm),
+    ),
+    "BaddbmmBackward0": Operator(
+        (Operand(0), Operand(1, "batch1"), Operand(2, "batch2")),
+        lambda told, bias, x, other: torch.baddbmm(bias, x, other, **told),
+        _beta_alpha,
+        flops=_product_flops(_aten.baddbmm),
+    ),
+    "ConvolutionBackward0": Operator(
+        (Operand(0, "input"), Operand(1, "weight"), Operand(2, given=Given.BIAS)),
+        lambda told, x, weight, bias: torch.convolution(x, weight, bias, *told),
+        lambda node: [saved_value(node, name) for name in _CONVOLUTION],
+        flops=_convolution_flops,
+    ),
+    "ScaledDotProductFlashAttentionForCpuBackward0": Operator(
+        (
+            Operand(0, "query"),
+            Operand(1, "key"),
+            Operand(2, "value"),
+            Operand(None, "attn_mask"),
+        ),
+        _cpu_attention,
+        lambda node: [saved_value(node, name) for name in _ATTENTION],
+        has_many=True,
+        flops=_attention_flops,
     ),
 }
 """By the name of the node. What is not in it ends what can be rebuilt."""
@@ -214,3 +360,14 @@ def settings_of(kind: str, node: Any) -> Any:
     """Return what a node's operator was told besides tensors; None for nothing."""
     settings = OPERATORS[kind].settings
     return None if settings is None else settings(node)
+
+
+def causal_mask(scores: torch.Tensor) -> torch.Tensor:
+    """Return the mask that attention makes for itself: minus infinity ahead.
+
+    Args:
+        scores: (..., queries, keys).
+    """
+    mask = scores.new_zeros(scores.shape[-2:])
+    ahead = torch.ones_like(mask, dtype=torch.bool).tril_().logical_not_()
+    return mask.masked_fill_(ahead, float("-inf"))

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
-from mimose.measure.stopwatch import UNTIMED, Stopwatch
-from mimose.run.actions.replay import noise
-from mimose.run.actions.replay.operators import OPERATORS, settings_of
+from mimose.exact.late_answers import LateAnswers
+from mimose.measure.stopwatch import Stopwatch
+from mimose.run.actions.replay import noise, sample
+from mimose.run.actions.replay.operators import (
+    OPERATORS,
+    causal_mask,
+    settings_of,
+)
 from mimose.run.actions.replay.recipe import Recipe, Source, Step, placed
 from mimose.run.actions.replay.unit_graph import Nodes, Ran, Slot, Value
 from mimose.tensors import version
@@ -30,8 +35,25 @@ from mimose.torch_private import (
     saved_value,
 )
 
-Refuse = Callable[[str], NoReturn]
-"""Raises the error that names the unit."""
+AddFlops = Callable[[int, int], None]
+"""Takes a node and the FLOPs of its operator, which has run again."""
+
+
+class Watch(Protocol):
+    """Who is told of what happens in a call's backward."""
+
+    answers: LateAnswers
+    """Tells what only an accelerator knows."""
+    stopwatch: Stopwatch
+    """Times the rebuilding."""
+
+    def add_flops(self, node: int, flops: int) -> None:
+        """Take in what running a node's operator again has computed."""
+        ...
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise the error that names the unit."""
+        ...
 
 
 class Place(NamedTuple):
@@ -43,6 +65,8 @@ class Place(NamedTuple):
     offset: int
     n_bytes: int
     """Of the storage."""
+    sample: sample.Sample | None
+    """Of the storage; None where another tensor in it has one."""
 
 
 class Rebuild:
@@ -51,22 +75,14 @@ class Rebuild:
     Args:
         recipe: The call's.
         sources: By step, what it begins with: a tensor and its version, settings, ...
-        refuse: Raises the error that names the unit.
-        watch: Times it.
+        watch: Is told what happens.
     """
 
-    __slots__ = ("_left", "_made", "_recipe", "_refuse", "_sources", "_task", "_watch")
+    __slots__ = ("_left", "_made", "_recipe", "_sources", "_task", "_watch")
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        sources: list[Any],
-        refuse: Refuse,
-        watch: Stopwatch = UNTIMED,
-    ) -> None:
+    def __init__(self, recipe: Recipe, sources: list[Any], watch: Watch) -> None:
         self._recipe = recipe
         self._sources = sources
-        self._refuse = refuse
         self._watch = watch
         self._made: dict[int, Any] = {}
         self._left = list(recipe.readers)
@@ -77,12 +93,12 @@ class Rebuild:
         self._sources[step] = _counted(packed)
 
     def unpack(self, place: Place) -> torch.Tensor:
-        """Return a dropped tensor, as a hook on it has to; timed."""
-        began = self._watch.start()
+        """Return a dropped tensor, as a hook on it has to; that is timed."""
+        began = self._watch.stopwatch.start()
         try:
             return self._unpack(place)
         finally:
-            self._watch.stop(began)
+            self._watch.stopwatch.stop(began)
 
     def _unpack(self, place: Place) -> torch.Tensor:
         """Return a dropped tensor.
@@ -102,8 +118,23 @@ class Rebuild:
             else:
                 rebuilt = self.value(place.step)
             if rebuilt.untyped_storage().nbytes() != place.n_bytes:
-                self._refuse("what it saved was rebuilt with another layout")
+                self._watch.refuse("what it saved was rebuilt with another layout")
+            if place.sample is not None:
+                self._compare(place.sample, rebuilt)
             return placed(rebuilt, place.shape, place.stride, place.offset)
+
+    def _compare(self, sampled: sample.Sample, rebuilt: torch.Tensor) -> None:
+        flag = sample.differs(sampled, rebuilt)
+        if flag is True:
+            self._watch.refuse(_OTHERWISE)
+        elif flag is not False:
+            refuse = self._watch.refuse
+
+            def tell(answers: list[bool]) -> None:
+                if any(answers):
+                    refuse(_OTHERWISE)
+
+            self._watch.answers.ask([flag], tell)
 
     def _without_autocast(self, step: int) -> Any:
         with torch.autocast("cpu", enabled=False):
@@ -128,49 +159,65 @@ class Rebuild:
     def _begin(self, index: int, step: Step, *, is_last: bool) -> Any:
         source = self._sources[index]
         if step.source is Source.RUN:
-            operands = [self.value(operand) for operand in step.operands]
-            return OPERATORS[step.name].run(source, *operands)
+            return self._run(step, source)
         if step.source is Source.PART:
             return self.value(step.operands[0])[step.told]
+        if step.source is Source.CAUSAL:
+            return causal_mask(self.value(step.operands[0]))
         if step.source not in _TENSORS:
             return source
         held, counted = source
         if isinstance(held, torch.Tensor) and version(held) != counted:
-            self._refuse("a tensor that others are rebuilt from was edited in place")
+            why = "a tensor that others are rebuilt from was edited in place"
+            self._watch.refuse(why)
         if is_last and self._left[index] == 0 and not keeps_graph():
             self._sources[index] = None  # the node lets it go as well
         return noise.unpack(held) if step.source is Source.NOISE else held
 
+    def _run(self, step: Step, told: Any) -> Any:
+        operands = [self.value(operand) for operand in step.operands]
+        operator = OPERATORS[step.name]
+        made = operator.run(told, *operands)
+        if operator.flops is not None:
+            flops = operator.flops(told, *operands, out_val=made)
+            self._watch.add_flops(step.node, flops)
+        return made
 
-_MADE = frozenset((Source.RUN, Source.PART, Source.NOISE))
+
+_OTHERWISE = "what it saved was rebuilt to something else"
+_MADE = frozenset((Source.RUN, Source.PART, Source.NOISE, Source.CAUSAL))
 _TENSORS = frozenset(
     (Source.SAVED, Source.WHOLE, Source.INPUT, Source.WEIGHT, Source.NOISE)
 )
 
 
-def drop(recipe: Recipe, ran: Ran, refuse: Refuse, watch: Stopwatch = UNTIMED) -> float:
+def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
     """Let go what a recipe can rebuild, and have it rebuilt in backward.
 
     Args:
         recipe: Right for this call.
         ran: The call.
-        refuse: Raises the error that names the unit.
-        watch: Times the rebuilding.
+        watch: Is told what happens in backward.
 
     Returns:
         The bytes that went.
     """
-    rebuild = Rebuild(recipe, sources_of(recipe, ran), refuse, watch)
+    rebuild = Rebuild(recipe, sources_of(recipe, ran), watch)
     freed: dict[int, int] = {}
 
     def pack(step: int, tensor: torch.Tensor) -> Place:
-        n_bytes = freed[step] = tensor.untyped_storage().nbytes()
-        if recipe.steps[step].source is Source.NOISE:
-            packed = noise.pack(tensor)
-            rebuild.hold(step, packed)
-            freed[step] -= noise.held_bytes(packed)
+        sampled = None
+        n_bytes = tensor.untyped_storage().nbytes()
+        if step not in freed:
+            freed[step] = n_bytes
+            if recipe.steps[step].source is Source.NOISE:
+                packed = noise.pack(tensor)
+                rebuild.hold(step, packed)
+                freed[step] -= noise.held_bytes(packed)
+            else:
+                sampled = sample.take(tensor.detach())
         offset = int(tensor.storage_offset())
-        return Place(step, tensor.shape, tensor.stride(), offset, n_bytes)
+        return Place(step, tensor.shape, tensor.stride(), offset, n_bytes, sampled)
 
     for slot, step in recipe.drops:
         handle = saved_handle(ran.nodes.nodes[slot.node], slot.name)
@@ -197,7 +244,7 @@ def _source(step: Step, ran: Ran) -> Any:
     if step.source is Source.EPSILON:
         return getattr(ran.module.get_submodule(step.told), step.name)
     if step.source is Source.NUMBER:
-        return step.told
+        return step.told.value
     tensor = _tensor(step, ran.nodes, ran.inputs)
     return None if tensor is None else _counted(tensor)
 
@@ -237,7 +284,7 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def evaluate(
-    recipe: Recipe, ran: Ran, slots: Mapping[Slot, torch.Tensor]
+    recipe: Recipe, ran: Ran, slots: Mapping[Slot, torch.Tensor], watch: Watch
 ) -> Callable[[int], Any]:
     """Return what a recipe's steps come to while nothing was dropped yet.
 
@@ -245,6 +292,7 @@ def evaluate(
         recipe: To be tried.
         ran: The call.
         slots: The saved tensors.
+        watch: Is told what happens.
     """
     sources = sources_of(recipe, ran)
     for index, step in enumerate(recipe.steps):
@@ -254,10 +302,6 @@ def evaluate(
 
     def value(index: int) -> Any:
         # Each by itself: all at once would need as much memory as was to be freed.
-        return Rebuild(recipe, list(sources), _does_not_come_out).value(index)
+        return Rebuild(recipe, list(sources), watch).value(index)
 
     return value
-
-
-def _does_not_come_out(why: str) -> NoReturn:
-    raise RuntimeError(why)

@@ -1,23 +1,22 @@
-"""What of a call can be dropped and rebuilt: found once, while all of it is there.
+"""How what a call lets go is rebuilt, as plain data: positions and names only.
 
-A recipe is plain data, positions and names only. It is made of the graph of one call,
-tried on that call's own tensors, and holds for every call whose graph has the same
-signature (see `mimose.run.actions.replay.unit_graph`), if it comes out again. What does
-not come out equal to the last bit is not part of it.
+A recipe is put together from the graph of one call, and holds for every call of such a
+unit whose graph has the same signature (see `mimose.run.actions.replay.unit_graph`) and
+whose tensors lie alike (`mimose.run.actions.replay.looks`). Which tensors are let go,
+and that they come out, is found in `mimose.run.actions.replay.choice`.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
-from mimose.measure.out_of_memory import is_out_of_memory
-from mimose.run.actions.replay.noise import scale_of
+from mimose.run.actions.replay.looks import Looks
 from mimose.run.actions.replay.operators import (
     OPERATORS,
     Given,
@@ -28,13 +27,12 @@ from mimose.run.actions.replay.operators import (
 from mimose.run.actions.replay.unit_graph import (
     ACCUMULATE,
     Saved,
-    Signature,
     Slot,
     UnitGraph,
     Value,
 )
 from mimose.tensors import same_bits
-from mimose.torch_private import parameters_of
+from mimose.torch_private import parameters_of, saved_value
 
 _NUMBERS = (1.0, -1.0, 2.0, 0.5)
 """Tried in place of a number that no node has saved."""
@@ -56,6 +54,8 @@ class Source(enum.Enum):
     NOISE = enum.auto()
     """Zeros and one other number, held as bits."""
     NUMBER = enum.auto()
+    CAUSAL = enum.auto()
+    """The mask that attention makes for itself, of the first operand's shape."""
     EPSILON = enum.auto()
     NOTHING = enum.auto()
 
@@ -70,108 +70,58 @@ class Step(NamedTuple):
     operands: tuple[int, ...] = ()
     """Steps before it."""
     told: Any = None
-    """Which output, which input, which number, whose attribute."""
+    """Which output, which input, whose attribute; a `Number`."""
+
+
+class Number(NamedTuple):
+    """A number that no node has saved, and where it shows."""
+
+    value: float
+    place: int
+    """Which operand it is."""
+    other: Slot
+    result: Slot
+
+
+Unknown: TypeAlias = tuple[int, int]
+"""A node, and the place of an operand that no node has saved."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
     """How to rebuild what one kind of call lets go."""
 
-    signature: Signature
     steps: tuple[Step, ...]
     readers: tuple[int, ...]
     """By step: how often it is asked for in one backward."""
     drops: tuple[tuple[Slot, int], ...]
     """What is let go, and the step that rebuilds it."""
-    dropped_bytes: int
-    """Of the call that it was made of."""
+    slots: tuple[Slot, ...]
+    """All that it reads or lets go."""
+    given: tuple[Step, ...] = ()
+    """The steps that rest on what no node has saved."""
+    looks: Looks = ()
+    """How those tensors lay in the call that it was made of."""
 
 
 class BarrierError(RuntimeError):
     """A value cannot be rebuilt; the text says which kind of node is in the way."""
 
 
-Evaluate: TypeAlias = "Callable[[Recipe], Callable[[int], Any]]"
-"""Returns what the steps of a recipe come to on the graph that it is made of."""
+class UnknownError(BarrierError):
+    """An operand is neither on the graph nor among what was saved.
 
-_Owners: TypeAlias = dict[int, tuple[str, nn.Module]]
-
-
-def make_recipe(
-    graph: UnitGraph, module: nn.Module, evaluate: Evaluate
-) -> Recipe | None:
-    """Find what can be rebuilt without a dear operator; None where that is nothing.
-
-    Args:
-        graph: Of one call, all saved tensors there.
-        module: The unit.
-        evaluate: Runs a recipe on that very call.
+    Attributes:
+        unknown: Which.
     """
-    owners = _owners(module)
-    dropped = {
-        key: storage
-        for key, storage in graph.storages.items()
-        if not storage.is_fixed and _is_droppable(graph, owners, key, storage)
-    }
-    while dropped:
-        recipe = _Program(graph, owners, dropped.keys()).recipe(dropped.values())
-        value = evaluate(recipe)
-        wrong = {
-            key
-            for key, storage in dropped.items()
-            if not comes_out(graph, recipe, storage.slots, value)
-        }
-        if not wrong:
-            return recipe
-        dropped = {key: s for key, s in dropped.items() if key not in wrong}
-    return None
+
+    def __init__(self, kind: str, unknown: Unknown) -> None:
+        self.unknown = unknown
+        super().__init__(kind)
 
 
-def _is_droppable(graph: UnitGraph, owners: _Owners, key: int, storage: Saved) -> bool:
-    if storage.root is None:
-        return all(_is_noise(graph, slot) for slot in storage.slots)
-    try:
-        _Program(graph, owners, (key,)).value(storage.root)
-    except BarrierError:
-        return False
-    return True
-
-
-def _is_noise(graph: UnitGraph, slot: Slot) -> bool:
-    tensor = graph.slots[slot]
-    return tensor.grad_fn is None and scale_of(tensor) is not None
-
-
-def comes_out(
-    graph: UnitGraph,
-    recipe: Recipe,
-    slots: Sequence[Slot],
-    value: Callable[[int], Any],
-) -> bool:
-    """Whether a recipe rebuilds what some nodes have saved, to the bit.
-
-    Args:
-        graph: A call's, all saved tensors there.
-        recipe: To be tried.
-        slots: What is to be compared.
-        value: What its steps come to on that call.
-    """
-    for slot, step in recipe.drops:
-        if slot not in slots:
-            continue
-        was = graph.slots[slot].detach()
-        try:
-            made = value(step)
-            now = placed(made, was.shape, was.stride(), was.storage_offset())
-        except RuntimeError as error:  # laid out otherwise, or an operator refuses
-            if is_out_of_memory(error):
-                raise
-            return False
-        if made.untyped_storage().nbytes() != was.untyped_storage().nbytes():
-            return False
-        if not same_bits(now, was):
-            return False
-    return True
+Owners: TypeAlias = dict[int, tuple[str, nn.Module]]
+"""The path and the module that a parameter, by identity, is one of."""
 
 
 def placed(
@@ -187,8 +137,8 @@ def placed(
     return rebuilt.as_strided(shape, stride, offset)
 
 
-def _owners(module: nn.Module) -> _Owners:
-    """Return the path and the module that a parameter, by identity, is one of."""
+def owners_in(module: nn.Module) -> Owners:
+    """Return whose parameter is whose."""
     return {
         id(parameter): (path, owner)
         for path, owner in module.named_modules()
@@ -197,34 +147,44 @@ def _owners(module: nn.Module) -> _Owners:
     }
 
 
-class _Program:
+class Program:
     """Puts together the steps that rebuild values, with some storages gone.
 
     Args:
         graph: The call's.
         owners: Whose parameter is whose.
         dropped: Keys of the storages that are gone.
+        found: What stands for operands that are not on the graph.
+        is_dear: Whether products of matrices may run again.
     """
 
     def __init__(
         self,
         graph: UnitGraph,
-        owners: _Owners,
+        owners: Owners,
         dropped: Iterable[int],
+        found: Mapping[Unknown, Step],
+        *,
+        is_dear: bool,
     ) -> None:
         self._graph = graph
         self._owners = owners
+        self._found = found
+        self._is_dear = is_dear
+        self._witnesses: set[Slot] = set()
         self._dropped = set(dropped)
         self._roots = graph.roots()
         self._steps: list[Step] = []
         self._at: dict[object, int] = {}
 
     def recipe(self, storages: Iterable[Saved]) -> Recipe:
-        """Return the recipe that rebuilds storages."""
+        """Return the recipe that rebuilds storages.
+
+        Raises:
+            BarrierError: One cannot be.
+        """
         drops: list[tuple[Slot, int]] = []
-        n_bytes = 0
         for storage in storages:
-            n_bytes += storage.n_bytes
             for slot in storage.slots:
                 if storage.root is None:
                     drops.append((slot, self._slot(slot)))
@@ -236,13 +196,21 @@ class _Program:
                 readers[operand] += 1
         for _, index in drops:
             readers[index] += 1
+        read = {Slot(s.node, s.name) for s in self._steps if s.source in _SLOTS}
+        slots = read | self._witnesses | {slot for slot, _ in drops}
+        given = (step for step in self._steps if step.source in _GIVEN)
         return Recipe(
-            self._graph.nodes.signature(),
             tuple(self._steps),
             tuple(readers),
             tuple(drops),
-            n_bytes,
+            tuple(sorted(slots)),
+            tuple(given),
         )
+
+    def dear_nodes(self) -> set[int]:
+        """Return the nodes whose products run again."""
+        runs = (step for step in self._steps if step.source is Source.RUN)
+        return {step.node for step in runs if OPERATORS[step.name].flops is not None}
 
     def _add(self, key: object, step: Step) -> int:
         if key not in self._at:
@@ -258,7 +226,8 @@ class _Program:
             return self._add(slot, Step(Source.SAVED, *slot))
         if self._graph.storages[self._graph.storage_of(slot)].root is not None:
             raise BarrierError(self._graph.kinds[slot.node])
-        return self._add(slot, Step(Source.NOISE, *slot))
+        storage = self._graph.storage_of(slot)
+        return self._add(("noise", storage), Step(Source.NOISE, *slot))
 
     def value(self, value: Value) -> int:
         """Return the step that comes to a value.
@@ -289,13 +258,12 @@ class _Program:
         if key in self._at:
             return self._at[key]
         operator = OPERATORS.get(kind)
-        if operator is None or operator.is_dear:
+        if operator is None or (operator.flops is not None and not self._is_dear):
             raise BarrierError(kind)
-        operands = tuple(
-            self._operand(node, place, operand)
-            for place, operand in enumerate(self._operands(node, operator))
-        )
-        return self._add(key, Step(Source.RUN, node, kind, operands))
+        operands: list[int] = []
+        for place, operand in enumerate(self._operands(node, operator)):
+            operands.append(self._operand(node, place, operand))
+        return self._add(key, Step(Source.RUN, node, kind, tuple(operands)))
 
     def _operands(self, node: int, operator: Operator) -> tuple[Operand, ...]:
         if operator.operands is not None:
@@ -310,8 +278,10 @@ class _Program:
         if kind == "node":
             return self.value(Value(number, output))
         if kind == "input":
-            if not self._graph.is_saved(number):
+            witness = self._graph.saved_input(number)
+            if witness is None:
                 raise BarrierError(kind)  # nobody minds if it is edited later
+            self._witnesses.add(witness)
             return self._add(edge, Step(Source.INPUT, told=number))
         slot = Slot(node, operand.saved)
         if slot in self._graph.slots:
@@ -322,9 +292,17 @@ class _Program:
             return self._epsilon(node)
         if operand.given is Given.NUMBER:
             return self._number(node, place)
-        if operand.saved and operand.saved not in self._graph.hidden[node]:
+        if self._is_absent(node, operand):
             return self._add("nothing", Step(Source.NOTHING))
         raise BarrierError(self._graph.kinds[node])
+
+    def _is_absent(self, node: int, operand: Operand) -> bool:
+        """Whether the operator had no such operand."""
+        if operand.given is Given.BIAS:
+            sizes = saved_value(self._graph.nodes.nodes[node], "bias_sym_sizes_opt")
+            return not any(sizes or ())
+        is_hidden = operand.saved in self._graph.hidden[node]
+        return bool(operand.saved) and not is_hidden
 
     def _epsilon(self, node: int) -> int:
         """Find the epsilon of the module whose weight a norm is given."""
@@ -340,26 +318,55 @@ class _Program:
         names = _epsilons(owner)
         if len(names) != 1:
             raise BarrierError(self._graph.kinds[node])
-        step = Step(Source.EPSILON, name=names[0], told=path)
+        step = Step(Source.EPSILON, node, names[0], told=path)
         return self._add(("epsilon", node), step)
 
     def _number(self, node: int, place: int) -> int:
         """Find a number that no node has saved, by what it gives where all is there."""
         graph, nodes = self._graph, self._graph.nodes
+        kind = graph.kinds[node]
         result = graph.slot_of.get(Value(node, 0))
         other = nodes.edge(node, 1 - place)
-        if result is None or other[0] != "node":
-            raise BarrierError(graph.kinds[node])
-        given = graph.slot_of.get(Value(*other[1:]))
-        if given is None:
-            raise BarrierError(graph.kinds[node])
-        told = settings_of(graph.kinds[node], nodes.nodes[node])
-        one, made = graph.slots[given].detach(), graph.slots[result].detach()
-        for number in _NUMBERS:
-            operands = (number, one) if place == 0 else (one, number)
-            if same_bits(OPERATORS[graph.kinds[node]].run(told, *operands), made):
-                return self._add(("number", node), Step(Source.NUMBER, told=number))
-        raise BarrierError(graph.kinds[node])
+        given = graph.slot_of.get(Value(*other[1:])) if other[0] == "node" else None
+        if result is not None and given is not None:
+            told = settings_of(kind, nodes.nodes[node])
+            one, made = graph.slots[given].detach(), graph.slots[result].detach()
+            for value in _NUMBERS:
+                if same_bits(run_with(kind, told, value, place, one), made):
+                    self._witnesses.update((given, result))
+                    number = Number(value, place, given, result)
+                    step = Step(Source.NUMBER, node, kind, told=number)
+                    return self._add(("given", node), step)
+        step = self._found.get((node, place), _NO_STEP)
+        if step is _NO_STEP:
+            raise UnknownError(kind, (node, place))
+        if step.source is Source.CAUSAL:
+            if place != 1:
+                raise BarrierError(kind)
+            scores = self._operand(node, 0, Operand(0))
+            return self._add(("causal", node), step._replace(operands=(scores,)))
+        return self._add(("input", step.told, 0), step)
+
+
+_NO_STEP = Step(Source.NOTHING)
+_GIVEN = frozenset((Source.NUMBER, Source.EPSILON))
+_SLOTS = frozenset((Source.SAVED, Source.WHOLE, Source.NOISE))
+
+
+def run_with(
+    kind: str, told: Any, number: float, place: int, other: torch.Tensor
+) -> Any:
+    """Run a sum of a number and a tensor.
+
+    Args:
+        kind: Of the node.
+        told: Its settings.
+        number: The operand that it has not saved.
+        place: Which operand that is.
+        other: The other operand.
+    """
+    operands = (number, other) if place == 0 else (other, number)
+    return OPERATORS[kind].run(told, *operands)
 
 
 def _epsilons(module: nn.Module) -> list[str]:

@@ -37,8 +37,11 @@ Edge: TypeAlias = "tuple[str, int, int]"
 ``("outside", 0, 0)`` for what neither was given nor made by the unit, or ``("", 0,
 0)`` where no gradient flows."""
 
-Signature: TypeAlias = tuple[tuple[str, tuple[Edge, ...]], ...]
+Kinds: TypeAlias = tuple[tuple[str, tuple[Edge, ...]], ...]
 """Kind and edges of each node."""
+
+Signature: TypeAlias = tuple[Kinds, tuple[int, ...]]
+"""What must be equal for a recipe to be looked at: the graph, and inputs edited."""
 
 
 class Value(NamedTuple):
@@ -81,20 +84,26 @@ class Nodes:
                 self.inputs.setdefault((tensor.grad_fn, tensor.output_nr), number)
         self._began = began
         self.nodes: list[Any] = []
+        self.kinds: list[str] = []
         self._number: dict[Any, int] = {}
         self._following: list[tuple[tuple[Any, int], ...]] = []
         self._walk([t.grad_fn for t in outputs if t.grad_fn is not None], most)
+        self._edges = [tuple(map(self._edge, behind)) for behind in self._following]
 
     def _walk(self, stack: list[Any], most: int) -> None:
         while stack:
             node = stack.pop()
-            if node in self._number or not self._is_own(node):
+            if node in self._number:
+                continue
+            kind = _kind_of(node)
+            if kind != ACCUMULATE and sequence_number(node) < self._began:
                 continue
             if len(self.nodes) == most:
                 msg = f"more than {most} nodes"
                 raise LookupError(msg)
             self._number[node] = len(self.nodes)
             self.nodes.append(node)
+            self.kinds.append(kind)
             self._following.append(node.next_functions)
             stack.extend(
                 behind
@@ -102,18 +111,15 @@ class Nodes:
                 if behind is not None and (behind, output) not in self.inputs
             )
 
-    def _is_own(self, node: Any) -> bool:
-        return node.name() == ACCUMULATE or sequence_number(node) >= self._began
-
     def edge(self, node: int, number: int) -> Edge:
         """Return where an edge of a node leads to."""
-        behind, output = self._following[node][number]
-        return self._edge(behind, output)
+        return self._edges[node][number]
 
-    def _edge(self, behind: Any, output: int) -> Edge:
+    def _edge(self, following: tuple[Any, int]) -> Edge:
+        behind, output = following
         if behind is None:
             return "", 0, 0
-        which = self.inputs.get((behind, output))
+        which = self.inputs.get(following)
         if which is not None:
             return "input", which, 0
         number = self._number.get(behind)
@@ -128,12 +134,19 @@ class Nodes:
         number = self._number.get(tensor.grad_fn)
         return None if number is None else Value(number, tensor.output_nr)
 
-    def signature(self) -> Signature:
+    def signature(self) -> Kinds:
         """Return what must be equal for positions to mean the same."""
-        return tuple(
-            (node.name(), tuple(self._edge(*edge) for edge in following))
-            for node, following in zip(self.nodes, self._following, strict=True)
-        )
+        return tuple(zip(self.kinds, self._edges, strict=True))
+
+
+def _kind_of(node: Any) -> str:
+    name: str = node.name()
+    if name == _BATCH_NORM and not saved_value(node, "training"):
+        return f"{name} in evaluation mode"
+    return name
+
+
+_BATCH_NORM = "NativeBatchNormBackward0"
 
 
 class Ran(NamedTuple):
@@ -145,6 +158,12 @@ class Ran(NamedTuple):
     outputs: Sequence[torch.Tensor]
     """Those returned that have a graph."""
     nodes: Nodes
+    edited: tuple[int, ...] = ()
+    """Those of the inputs, by number, that were changed in place meanwhile."""
+
+    def signature(self) -> Signature:
+        """Return what recipes are remembered by."""
+        return self.nodes.signature(), self.edited
 
 
 @dataclass(slots=True)
@@ -173,7 +192,7 @@ class UnitGraph:
 
     def __init__(self, ran: Ran) -> None:
         self.nodes = ran.nodes
-        self.kinds = tuple(node.name() for node in ran.nodes.nodes)
+        self.kinds = ran.nodes.kinds
         self.slots: dict[Slot, torch.Tensor] = {}
         self.storages: dict[int, Saved] = {}
         self.slot_of: dict[Value, Slot] = {}
@@ -230,9 +249,10 @@ class UnitGraph:
             operator = OPERATORS.get(self.kinds[number])
         return value
 
-    def is_saved(self, number: int) -> bool:
-        """Whether a node has saved an input: autograd minds if that is edited."""
-        return self._inputs[number] in self.storages
+    def saved_input(self, number: int) -> Slot | None:
+        """Return where an input was saved: autograd minds if that is edited."""
+        storage = self.storages.get(self._inputs[number])
+        return None if storage is None else storage.slots[0]
 
     def storage_of(self, slot: Slot) -> int:
         """Return the key of the storage that a saved tensor lies in; -1 for none."""

@@ -1,0 +1,222 @@
+"""Which tensors of a call are let go, and that they come out again to the last bit.
+
+What cheap operators rebuild goes first. Then, of what takes products of matrices, the
+one that frees most bytes for the FLOPs that it adds, as long as all of it stays within
+a share of what rebuilding everything would take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from mimose.measure.out_of_memory import is_out_of_memory
+from mimose.run.actions.replay.looks import looks
+from mimose.run.actions.replay.noise import scale_of
+from mimose.run.actions.replay.recipe import (
+    BarrierError,
+    Program,
+    Recipe,
+    Source,
+    Step,
+    Unknown,
+    UnknownError,
+    owners_in,
+    placed,
+)
+from mimose.run.actions.replay.unit_graph import Ran, Saved, Slot, UnitGraph
+from mimose.tensors import same_bits
+
+Trial: TypeAlias = "Callable[[Recipe], Callable[[int], Any]]"
+"""Returns what the steps of a recipe come to on the call that it is made of."""
+
+Storages: TypeAlias = Mapping[int, Saved]
+"""By key."""
+
+
+class Choice:
+    """Chooses what one call lets go.
+
+    Args:
+        ran: The call.
+        graph: Its graph, all saved tensors there.
+        trial: Runs a recipe on that very call.
+        flops: By node, what its products take; filled by `trial`.
+        is_dear: Whether products of matrices may run again.
+    """
+
+    def __init__(
+        self,
+        ran: Ran,
+        graph: UnitGraph,
+        trial: Trial,
+        flops: Mapping[int, int],
+        *,
+        is_dear: bool,
+    ) -> None:
+        self._ran = ran
+        self._graph = graph
+        self._trial = trial
+        self._flops = flops
+        self._is_dear = is_dear
+        self._owners = owners_in(ran.module)
+        self._found: dict[Unknown, Step] = {}
+
+    def recipe(self, share: float) -> Recipe | None:
+        """Return how to rebuild what goes; None where nothing can.
+
+        Args:
+            share: Of the FLOPs of rebuilding everything, as much may be spent.
+        """
+        droppable = self._come_out(self._droppable())
+        if self._is_dear:
+            droppable = self._come_out(self._affordable(droppable, share))
+        if not droppable:
+            return None
+        made = self._program(droppable).recipe(droppable.values())
+        found = looks(made.slots, self._ran)
+        return None if found is None else replace(made, looks=found)
+
+    def _program(self, dropped: Iterable[int], *, is_dear: bool = True) -> Program:
+        is_dear = is_dear and self._is_dear
+        return Program(self._graph, self._owners, dropped, self._found, is_dear=is_dear)
+
+    # ----------------------------------------------------------------- what can go
+
+    def _droppable(self) -> Storages:
+        return {
+            key: storage
+            for key, storage in self._graph.storages.items()
+            if not storage.is_fixed and self._is_droppable(key, storage)
+        }
+
+    def _is_droppable(self, key: int, storage: Saved) -> bool:
+        if storage.root is None:
+            return all(_is_noise(self._graph, slot) for slot in storage.slots)
+        try:
+            self._program((key,)).value(storage.root)
+        except UnknownError as error:
+            return self._resolve(error.unknown, key, storage)
+        except BarrierError:
+            return False
+        return True
+
+    def _resolve(self, unknown: Unknown, key: int, storage: Saved) -> bool:
+        """Find what the operand of a sum was, such as a mask, by what it gives.
+
+        Of the call's own tensors without gradient, and the mask that attention makes
+        for itself. Two that give the same are no answer.
+        """
+        fitting = []
+        for candidate in self._candidates(unknown):
+            self._found[unknown] = candidate
+            try:
+                recipe = self._program((key,)).recipe([storage])
+            except BarrierError:
+                continue
+            if comes_out(self._graph, recipe, storage.slots, self._trial(recipe)):
+                fitting.append(candidate)
+        self._found.pop(unknown)
+        if len(fitting) != 1:
+            return False
+        self._found[unknown] = fitting[0]
+        return True
+
+    def _candidates(self, unknown: Unknown) -> list[Step]:
+        node, _ = unknown
+        given = [
+            Step(Source.INPUT, told=number)
+            for number, tensor in enumerate(self._ran.inputs)
+            if tensor.is_floating_point() and not tensor.requires_grad
+        ]
+        return [*given, Step(Source.CAUSAL, node)]
+
+    def _come_out(self, dropped: Storages) -> Storages:
+        """Return those that come out where all of them are gone."""
+        while dropped:
+            recipe = self._program(dropped).recipe(dropped.values())
+            value = self._trial(recipe)
+            right = {
+                key: storage
+                for key, storage in dropped.items()
+                if comes_out(self._graph, recipe, storage.slots, value)
+            }
+            if len(right) == len(dropped):
+                break
+            dropped = right
+        return dropped
+
+    # ------------------------------------------------------------- what is worth it
+
+    def _affordable(self, droppable: Storages, share: float) -> Storages:
+        """Return what goes for a share of the FLOPs."""
+        chosen = {
+            key: storage
+            for key, storage in droppable.items()
+            if self._is_cheap(key, storage)
+        }
+        rest = {k: s for k, s in droppable.items() if k not in chosen}
+        most = share * self._cost(droppable)
+        spent = 0
+        while rest:
+            costs = {key: self._cost((*chosen, key)) for key in rest}
+            within = [key for key in rest if costs[key] <= most]
+            if not within:
+                break
+            best = max(within, key=lambda k: rest[k].n_bytes / (costs[k] - spent + 1))
+            chosen[best], spent = rest.pop(best), costs[best]
+        return chosen
+
+    def _is_cheap(self, key: int, storage: Saved) -> bool:
+        if storage.root is None:
+            return True
+        try:
+            self._program((key,), is_dear=False).value(storage.root)
+        except BarrierError:
+            return False
+        return True
+
+    def _cost(self, dropped: Iterable[int]) -> int:
+        """Return the FLOPs of rebuilding storages."""
+        keys = set(dropped)
+        program = self._program(keys)
+        program.recipe(self._graph.storages[key] for key in keys)
+        return sum(self._flops.get(node, 0) for node in program.dear_nodes())
+
+
+def _is_noise(graph: UnitGraph, slot: Slot) -> bool:
+    tensor = graph.slots[slot]
+    return tensor.grad_fn is None and scale_of(tensor) is not None
+
+
+def comes_out(
+    graph: UnitGraph,
+    recipe: Recipe,
+    slots: Sequence[Slot],
+    value: Callable[[int], Any],
+) -> bool:
+    """Whether a recipe rebuilds what some nodes have saved, to the bit.
+
+    Args:
+        graph: A call's, all saved tensors there.
+        recipe: To be tried.
+        slots: What is to be compared.
+        value: What its steps come to on that call.
+    """
+    for slot, step in recipe.drops:
+        if slot not in slots:
+            continue
+        was = graph.slots[slot].detach()
+        try:
+            made = value(step)
+            now = placed(made, was.shape, was.stride(), was.storage_offset())
+        except RuntimeError as error:  # laid out otherwise, or an operator refuses
+            if is_out_of_memory(error):
+                raise
+            return False
+        if made.untyped_storage().nbytes() != was.untyped_storage().nbytes():
+            return False
+        if not same_bits(now, was):
+            return False
+    return True

@@ -1,0 +1,69 @@
+"""What a recipe was given from elsewhere than the graph: does it still hold?
+
+A number that no node has saved may change with an attribute of the module, and a norm
+may be given another epsilon than its module's. Both show in any row of what they give,
+so one row is computed again in each call. (Accelerators would have to be waited for:
+there the samples of what was let go tell, see `mimose.run.actions.replay.sample`.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mimose.run.actions.replay.operators import settings_of
+from mimose.run.actions.replay.recipe import Number, Recipe, Source, Step, run_with
+from mimose.run.actions.replay.unit_graph import Ran
+from mimose.tensors import same_bits
+from mimose.torch_private import saved_value
+
+_LAYER_NORM = "NativeLayerNormBackward0"
+
+
+def hold(recipe: Recipe, ran: Ran) -> bool:
+    """Whether what a recipe was given gives again what is there.
+
+    Args:
+        recipe: To be used.
+        ran: The call, nothing dropped yet.
+    """
+    return all(_CHECKS[step.source](step, ran) for step in recipe.given)
+
+
+def _number_holds(step: Step, ran: Ran) -> bool:
+    number: Number = step.told
+    nodes = ran.nodes.nodes
+    other, result = (
+        saved_value(nodes[slot.node], slot.name).detach()
+        for slot in (number.other, number.result)
+    )
+    if not other.is_cpu or other.shape != result.shape:
+        return True
+    told = settings_of(step.name, nodes[step.node])
+    made = run_with(step.name, told, number.value, number.place, _row(other))
+    return same_bits(made, _row(result))
+
+
+def _epsilon_holds(step: Step, ran: Ran) -> bool:
+    node = ran.nodes.nodes[step.node]
+    if ran.nodes.kinds[step.node] != _LAYER_NORM:
+        return True
+    x, rstd = saved_value(node, "input").detach(), saved_value(node, "result2")
+    if not x.is_cpu:
+        return True
+    shape = saved_value(node, "normalized_shape")
+    while x.dim() > len(shape):
+        x, rstd = x[0], rstd[0]
+    eps = getattr(ran.module.get_submodule(step.told), step.name)
+    _, _, made = torch.native_layer_norm(x[None], shape, None, None, eps)
+    return same_bits(made.reshape(-1), rstd.detach().reshape(-1))
+
+
+def _row(tensor: torch.Tensor) -> Any:
+    while tensor.dim() > 1:
+        tensor = tensor[0]
+    return tensor
+
+
+_CHECKS = {Source.NUMBER: _number_holds, Source.EPSILON: _epsilon_holds}
