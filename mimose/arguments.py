@@ -22,8 +22,8 @@ def check_choices(
     if on_infeasible not in ("raise", "warn"):
         msg = f"on_infeasible must be 'raise' or 'warn', got {on_infeasible!r}"
         raise ValueError(msg)
-    if cost not in ("seconds", "flops"):
-        msg = f"cost must be 'seconds' or 'flops', got {cost!r}"
+    if cost not in ("auto", "seconds", "flops"):
+        msg = f"cost must be 'auto', 'seconds' or 'flops', got {cost!r}"
         raise ValueError(msg)
     for name, count in (("cache_size", cache_size), ("max_records", max_records)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:

@@ -58,7 +58,7 @@ def attach(
     record_to: str | PathLike[str] | None = None,
     max_records: int = 10_000,
     hard_limit: bool = False,
-    cost: str = "seconds",
+    cost: str = "auto",
 ) -> Session:
     """Plan every training step of a model within a memory budget.
 
@@ -102,8 +102,9 @@ def attach(
         hard_limit: Whether the accelerator's allocator is to fail rather than pass the
             budget, as long as the session lives
             (``set_per_process_memory_fraction``).
-        cost: What plans are to save: ``"seconds"``, learned from the steps, or
-            ``"flops"``, which are alike in every run.
+        cost: What plans are to save: ``"seconds"``, learned from the steps;
+            ``"flops"``, so that equal runs make equal plans; or ``"auto"``, seconds
+            where an action is in use whose FLOPs do not tell its time.
 
     Returns:
         The session; also a context manager.
