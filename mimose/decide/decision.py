@@ -29,7 +29,5 @@ class Decision:
     cache_hit: bool = False
     is_measured: bool = False
     """Whether the boundaries are read although there is a plan."""
-    tries: str = ""
-    """An action that what the plan keeps runs under instead, to be learned."""
     reason: str = ""
     """Why it is not an ordinary step; "" if it is."""

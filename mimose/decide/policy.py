@@ -170,37 +170,52 @@ class Policy:
         )
         if share < 1.0:
             return decision
-        tries = ""
+        tries: tuple[str, ...] = ()
         if self.reserve.is_open(model.n_steps) and not self._static_is_made:
             tries = untold(model, upper)
-        tried = self._trying(decision, tries)
+        tried = self._trying(facts, decision, tries)
         is_better_to_come = tried is not decision or (tries and decision.is_measured)
         if not (ratio or is_better_to_come):
             self.cache.put(key, made)
         return tried
 
-    def _trying(self, decision: Decision, tries: str) -> Decision:
-        """Have a step show an action of which little is known.
+    def _trying(
+        self, facts: StepInput, decision: Decision, tries: tuple[str, ...]
+    ) -> Decision:
+        """Have a step show actions of which little is known.
 
-        While plans are measured anyway every second one does, else every one.
-
-        It holds no more than what it stands in for, so the budget is kept; but nothing
-        is predicted of such a step.
+        While plans are measured anyway every second one does, else every one. Layers
+        that the plan keeps run under them in turn, one group of neighbours under each,
+        so that more actions take no more steps. They hold no more than what they stand
+        in for, so the budget is kept; but nothing is predicted of such a step.
         """
-        model = self._learner.model
-        if not tries or decision.chosen is None:
+        model, chosen = self._learner.model, decision.chosen
+        if not tries or chosen is None:
             return decision
         if decision.is_measured and model.n_steps % 2:
             return decision
-        if model.menu.first not in decision.chosen.plan.actions:
+        actions = list(chosen.plan.actions)
+        kept = [at for at, name in enumerate(actions) if name == model.menu.first]
+        if not kept:
             return decision
+        pattern = model.patterns[facts.context]
+        for number, at in enumerate(kept):
+            group = number * len(tries) // len(kept) + model.n_steps // 2
+            name = tries[group % len(tries)]
+            if name in model.allowed(pattern.events[at].unit):
+                actions[at] = name
+        stand_in = replace(
+            chosen,
+            plan=replace(chosen.plan, actions=tuple(actions)),
+            by_unit=pattern.by_unit(actions, otherwise=model.menu.first),
+        )
         return replace(
             decision,
-            tries=tries,
+            chosen=stand_in,
             is_measured=True,
             growth_bytes=None,
             extra_seconds=None,
-            reason=f"{tries} is tried in place of what would be kept",
+            reason=f"{', '.join(tries)} tried in place of what would be kept",
         )
 
     def _note_doubt(self, doubt: str) -> None:

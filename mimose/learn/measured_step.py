@@ -161,6 +161,8 @@ class _Step:
         """
         if behind is None or behind.action == event.action:
             return True
+        if self._model.menu.least not in (behind.action, event.action):
+            return True  # both hold what lies between them, if anybody does
         return any(self._model.is_settled(e.unit) for e in (event, behind))
 
     def add_outside(self, sample: StepSample) -> None:

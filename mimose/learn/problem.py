@@ -284,24 +284,28 @@ def _choices(model: CostModel, event: Event, sizes: Sizes) -> tuple[str, ...]:
     )
 
 
-def untold(model: CostModel, facts: StepInput) -> str:
-    """Return an action of which too little is known at these sizes; "" if of none.
+def untold(model: CostModel, facts: StepInput) -> tuple[str, ...]:
+    """Return the actions of which too little is known at these sizes.
 
-    It lies between the ends of the menu: what is kept may run under it instead, which
-    holds no more, and shows what it does.
+    They lie between the ends of the menu: what is kept may run under them instead,
+    which holds no more, and shows what they do.
     """
-    if not model.menu.names[1:-1]:
-        return ""
+    between = model.menu.names[1:-1]
+    if not between:
+        return ()
     pattern = model.patterns[facts.context]
     own = pattern.own_sizes(facts.sizes)
+    found: set[str] = set()
     for index, neighbours in pattern.layout.classes:
         event = pattern.events[index]
         known = _choices(model, event, own[index])
         layer = _Layer(model, facts, event.family, neighbours)
-        for action in model.allowed(event.unit):
-            if action not in known or not layer.is_told(action, own[index]):
-                return action
-    return ""
+        found.update(
+            action
+            for action in model.allowed(event.unit)
+            if action not in known or not layer.is_told(action, own[index])
+        )
+    return tuple(name for name in between if name in found)
 
 
 def _class_table(

@@ -46,7 +46,7 @@ _ENOUGH_SHAPES = 4
 """With fewer, one rate is fitted and not three."""
 _LEAST = 1e-9
 """Seconds that no action takes less than."""
-_REPLAY_FLOPS = 100.0
+_REPLAY_FLOPS = 25.0
 """FLOPs that take as long as rebuilding a byte by pointwise operators does, before any
 is timed: they wait for memory, and run twice. On one CPU core 24% of a BERT layer's
 time against 41% of its whole recomputation, which is its forward's FLOPs."""

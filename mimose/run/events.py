@@ -51,8 +51,6 @@ class RunningStep(Protocol):
     """Where a measured step writes; None in any other."""
     uncounted: Uncounted | None
     """Recomputations whose FLOPs are to be counted; None: all of them."""
-    tries: str
-    """The action that what is kept runs under instead, to be learned; "" for none."""
     on_first_call: FirstCallSeen | None
     """Wants to know what the first unit is called with, before it runs; may change
     what the step does, by `EventRunner.plan`."""
@@ -248,8 +246,6 @@ class EventRunner:
         step = self.step
         assert step is not None
         if step.trace is not None:
-            if planned == self.first and step.tries:
-                planned = step.tries
             return self._measure(step.trace, unit, planned, args, kwargs)
         name = planned or self._unplanned(step)
         call = UnitCall(unit, args, kwargs, self, step.add_flops)

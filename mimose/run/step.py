@@ -92,7 +92,6 @@ class Step:
         self.decision = decision
         self.phase: Phase = decision.phase
         self.reason = decision.reason
-        self.tries = decision.tries
         self.growth_bytes = decision.growth_bytes
         self.extra_seconds = decision.extra_seconds
         self.uncounted = None if self._is_baseline else decision.uncounted

@@ -82,52 +82,53 @@ class Nodes:
         for number, tensor in enumerate(inputs):
             if tensor.requires_grad and tensor.grad_fn is not None:
                 self.inputs.setdefault((tensor.grad_fn, tensor.output_nr), number)
-        self._began = began
         self.nodes: list[Any] = []
         self.kinds: list[str] = []
         self._number: dict[Any, int] = {}
-        self._following: list[tuple[tuple[Any, int], ...]] = []
-        self._walk([t.grad_fn for t in outputs if t.grad_fn is not None], most)
-        self._edges = [tuple(map(self._edge, behind)) for behind in self._following]
-
-    def _walk(self, stack: list[Any], most: int) -> None:
-        while stack:
-            node = stack.pop()
-            if node in self._number:
-                continue
-            kind = _kind_of(node)
-            if kind != ACCUMULATE and sequence_number(node) < self._began:
-                continue
-            if len(self.nodes) == most:
+        self._edges: list[tuple[Edge, ...]] = []
+        for tensor in outputs:
+            if tensor.grad_fn is not None:
+                self._enter(tensor.grad_fn, began)
+        for node in self.nodes:  # which grows meanwhile
+            self._edges.append(self._edges_of(node, began))
+            if len(self.nodes) > most:
                 msg = f"more than {most} nodes"
                 raise LookupError(msg)
-            self._number[node] = len(self.nodes)
-            self.nodes.append(node)
-            self.kinds.append(kind)
-            self._following.append(node.next_functions)
-            stack.extend(
-                behind
-                for behind, output in self._following[-1]
-                if behind is not None and (behind, output) not in self.inputs
-            )
+
+    def _edges_of(self, node: Any, began: int) -> tuple[Edge, ...]:
+        edges: list[Edge] = []
+        number, inputs = self._number, self.inputs
+        for following in node.next_functions:
+            behind, output = following
+            if behind is None:
+                edges.append(_NOWHERE)
+            elif following in inputs:
+                edges.append(("input", inputs[following], 0))
+            elif behind in number or self._enter(behind, began):
+                edges.append(("node", number[behind], output))
+            else:
+                edges.append(_OUTSIDE)
+        return tuple(edges)
+
+    def _enter(self, node: Any, began: int) -> bool:
+        """Give a node its number; return whether it is the unit's own."""
+        if node in self._number:
+            return True
+        kind = _KINDS.get(type(node)) or _kind_of(node)
+        if kind != ACCUMULATE and sequence_number(node) < began:
+            return False
+        self._number[node] = len(self.nodes)
+        self.nodes.append(node)
+        self.kinds.append(kind)
+        return True
 
     def edge(self, node: int, number: int) -> Edge:
         """Return where an edge of a node leads to."""
         return self._edges[node][number]
 
-    def _edge(self, following: tuple[Any, int]) -> Edge:
-        behind, output = following
-        if behind is None:
-            return "", 0, 0
-        which = self.inputs.get(following)
-        if which is not None:
-            return "input", which, 0
-        number = self._number.get(behind)
-        return ("outside", 0, 0) if number is None else ("node", number, output)
-
     def n_edges(self, node: int) -> int:
         """Return how many edges a node has."""
-        return len(self._following[node])
+        return len(self._edges[node])
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
         """Return who made a tensor, if that is a node of the unit."""
@@ -143,10 +144,16 @@ def _kind_of(node: Any) -> str:
     name: str = node.name()
     if name == _BATCH_NORM and not saved_value(node, "training"):
         return f"{name} in evaluation mode"
+    if name == ACCUMULATE or (name in OPERATORS and name != _BATCH_NORM):
+        _KINDS[type(node)] = name
     return name
 
 
+_KINDS: dict[type, str] = {}
+"""Names of nodes by their Python type, where each name has its own."""
 _BATCH_NORM = "NativeBatchNormBackward0"
+_NOWHERE: Edge = ("", 0, 0)
+_OUTSIDE: Edge = ("outside", 0, 0)
 
 
 class Ran(NamedTuple):
