@@ -272,8 +272,7 @@ class Step:
 
     def _extra_seconds(self) -> float | None:
         """Return what its plan added; None where other things took time as well."""
-        is_ordinary = self.trace is None and self.knows_flops and not self.retries
-        if not is_ordinary or not self.backward.n_ended:
+        if self.trace is not None or self.retries or not self.backward.n_ended:
             return None
         times = self._timing.read()
         return times and times.extra_seconds

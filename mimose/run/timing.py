@@ -41,8 +41,8 @@ class StepTimes(NamedTuple):
 
     events: Mapping[Call, TimedEvent]
     """Of the calls that teach."""
-    extra_seconds: float
-    """Of all calls."""
+    extra_seconds: float | None
+    """Of all calls; None where some of them were no ordinary ones."""
 
 
 @dataclass(slots=True)
@@ -81,15 +81,16 @@ class Timing:
         if self.device is None:
             return None
         events: dict[Call, TimedEvent] = {}
-        total = 0.0
+        total, is_ordinary = 0.0, True
         for call, (action, watch) in self._watches.items():
             read = watch.read()
             if read is None:
                 return None
             total += read[0]
+            is_ordinary = is_ordinary and not watch.is_spoilt
             if not watch.is_spoilt and read[0] > 0.0:
                 events[call] = TimedEvent(action, EventSeconds(*read))
-        return StepTimes(events, total)
+        return StepTimes(events, total if is_ordinary else None)
 
 
 class Clock:

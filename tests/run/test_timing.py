@@ -26,15 +26,15 @@ def taught(monkeypatch):
 
 
 def _priced(monkeypatch, seconds):
-    """Let each call take so long, by its action."""
-    read = timing.Timing.read
+    """Let each call take so long, by its action, and a forward like recomputing it."""
+    read, forward = timing.Timing.read, seconds["recompute"]
 
     def priced(self):
         times = read(self)
         if times is None:
             return None
         events = {
-            call: event._replace(seconds=EventSeconds(seconds[event.action], 0.0))
+            call: event._replace(seconds=EventSeconds(seconds[event.action], forward))
             for call, event in times.events.items()
         }
         total = sum(seconds[event.action] for event in events.values())
@@ -43,7 +43,7 @@ def _priced(monkeypatch, seconds):
     monkeypatch.setattr(timing.Timing, "read", priced)
 
 
-def _trained(toys, meter, share=0.75, n_times=5, **how):
+def _trained(toys, meter, share=0.75, n_times=4, **how):
     """Train at a budget that needs plans; return the session."""
     model = toys.chain(6, width=128)
     batches = [toys.inputs(4 * n, width=128) for n in (24, 40, 56, 64, 72, 80, 96)]
