@@ -122,7 +122,7 @@ def test_plans_stay_when_all_becomes_slower():
 
 
 def test_noise_moves_no_plan():
-    """A tenth to and fro between actions is noise."""
+    """A tenth up and down, against another action, is noise."""
     timings = Timings()
     _both(timings, 1.0, 4.0)
     timings.look()
