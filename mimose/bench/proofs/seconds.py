@@ -156,7 +156,7 @@ def _judge(
 
 
 def _beyond(whole: Mapping[str, float], arm: str) -> str:
-    return f"+{percent(whole[arm] / whole['bare'] - 1.0, 1)}"
+    return f"{whole[arm] / whole['bare'] - 1.0:+.1%}" if whole["bare"] else ""
 
 
 def _comparable(rows: Sequence[SecondsRow]) -> list[dict[str, SecondsRow]]:
