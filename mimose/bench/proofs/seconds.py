@@ -71,8 +71,7 @@ _SPECS = by_name(
 )
 _TWO = "keep", "recompute"
 _THREE = "keep", "lean", "recompute"
-_SIX = "keep", "lean", "lean10", "lean50", "lean80", "recompute"
-_MENUS = {"bert": (_THREE, _TWO), "gpt2": (_THREE, _SIX), "resnet": (_TWO,)}
+_MENUS = {"bert": (_THREE, _TWO), "gpt2": (_THREE,), "resnet": (_TWO,)}
 _SHARES = 0.35, 0.7
 """The budgets: between the least peak and keeping everything."""
 _LEARNING = 0.2, 0.5, 0.8
