@@ -80,6 +80,14 @@ class StepRecord:
     seconds: float | None = None
     """From the start of the forward to the end of backward, as the host sees it; None
     until then."""
+    predicted_extra_seconds: float | None = None
+    """That the plan adds to the step, as it was predicted; None before anything was
+    timed."""
+    extra_seconds: float | None = None
+    """That it has added: what dropping and rebuilding took, on a CPU of the thread's
+    own time. None where other things took time, too: in steps that are measured, and
+    where something is counted, compared or tried. On an accelerator it is told of one
+    step in five, when it is known."""
     reserved_peak_bytes: int | None = None
     """On an accelerator the most that the allocator had taken from the device."""
     allocated_peak_bytes: int | None = None
@@ -173,6 +181,12 @@ class Summary:
     """Units that cannot be recomputed, and why."""
     inexact_units: Mapping[str, str] = field(default_factory=dict)
     """Units that are recomputed but not to the bit on this device, and why."""
+    timed_plans: int = 0
+    """Recorded steps in which a plan added time that was predicted and measured."""
+    extra_seconds: float | None = None
+    """Added in these steps; None where there were none."""
+    extra_error_p50: float | None = None
+    """Median of |added − predicted| seconds, as a share of the predicted, there."""
 
 
 @dataclass(slots=True)

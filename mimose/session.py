@@ -59,6 +59,7 @@ def attach(
     record_to: str | PathLike[str] | None = None,
     max_records: int = 10_000,
     hard_limit: bool = False,
+    cost: str = "auto",
 ) -> Session:
     """Plan every training step of a model within a memory budget.
 
@@ -102,6 +103,9 @@ def attach(
         hard_limit: Whether the accelerator's allocator is to fail rather than pass the
             budget, as long as the session lives
             (``set_per_process_memory_fraction``).
+        cost: What plans are to save: ``"seconds"``, learned from the steps;
+            ``"flops"``, so that equal runs make equal plans; or ``"auto"``, seconds
+            where an action is in use whose FLOPs do not tell its time.
 
     Returns:
         The session; also a context manager.
@@ -116,7 +120,7 @@ def attach(
         ValueError: Another argument is none of those above.
         TypeError: The model is no module.
     """
-    check_choices(on_infeasible, cache_size, max_records, round_to)
+    check_choices(on_infeasible, cache_size, max_records, round_to, cost)
     if isinstance(predictor, str):
         make_predictor(predictor)
     del refine
@@ -133,6 +137,7 @@ def attach(
         record_to=record_to,
         max_records=max_records,
         hard_limit=hard_limit,
+        cost=cost,
     )
     return Session(model, options)
 
@@ -348,6 +353,7 @@ class Session:
             problem,
             lay_out(problem, choice),
             shape=table.named(facts.sizes),
+            seconds=self._engine.policy.event_seconds(facts, plan.actions),
             why=why,
             by_rows=has_lean_loss(self._model),
             width=terminal_width(),

@@ -46,6 +46,23 @@ OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[Any]], Any]
 are given; returns what that returns."""
 
 
+class EventSeconds(NamedTuple):
+    """How long an event's action took: see `mimose.measure.stopwatch`."""
+
+    added: float
+    """Beyond what the event takes if it is kept."""
+    forward: float
+    """Of its forward, which runs under every action."""
+
+
+class TimedEvent(NamedTuple):
+    """One call that was timed."""
+
+    action: str
+    """Under which it ran."""
+    seconds: EventSeconds
+
+
 @dataclass(slots=True)
 class Measured:
     """What was learned of one event."""

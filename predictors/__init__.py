@@ -8,6 +8,7 @@ from .fragmentation import FragmentationRatio
 from .limit import LearnedLimit
 from .margin import GrowthBound
 from .polynomial import PolynomialRegressor
+from .rates import fit_rates
 from .registry import PREDICTORS, make_predictor
 from .sizes import Rule, SizeMap, Term
 from .trust import EXTRAPOLATION, NOISY_EXTRAPOLATION, Trust, best_fit
@@ -32,5 +33,6 @@ __all__ = [
     "Trust",
     "VaryingFit",
     "best_fit",
+    "fit_rates",
     "make_predictor",
 ]

@@ -24,6 +24,8 @@ class Decision:
     """Recomputed under the plan, as far as they are known."""
     uncounted: Uncounted = field(default_factory=dict)
     """Recomputations whose FLOPs are not known yet."""
+    extra_seconds: float | None = None
+    """That the plan is predicted to add; None before anything was timed."""
     cache_hit: bool = False
     is_measured: bool = False
     """Whether the boundaries are read although there is a plan."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,10 @@ import numpy as np
 from mimose.decide.plan_cache import CachedPlan
 from mimose.decide.reserve import Reserve
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.learn.growth import ExactShape, plan_growth
+from mimose.learn.costs import event_seconds, extra_flops
+from mimose.learn.growth import ExactShape, Growth, plan_growth
 from mimose.learn.model import CostModel
-from mimose.learn.problem import Memory, extra_flops, fill_problem
+from mimose.learn.problem import Memory, fill_problem
 from mimose.planners import InfeasibleBudgetError as _Infeasible
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
 from mimose.types import StepInput
@@ -67,8 +69,7 @@ class PlanMaker:
             memory.headroom_bytes,
             model.version,
         )
-        flops = extra_flops(model, facts, plan.actions)
-        made.exact[facts.sizes] = ExactShape(made.growth, *flops)
+        made.exact[facts.sizes] = _exact(model, facts, made.growth, plan.actions)
         return made
 
     def plan(self, problem: PlanningProblem, memory: Memory) -> Plan:
@@ -100,16 +101,26 @@ def at_sizes(
         memory: What is held, and the budget.
     """
     exact, actions = chosen.exact.get(facts.sizes), chosen.plan.actions
-    if exact is not None and not exact.uncounted:
+    is_new = exact is not None and exact.rates is model.seconds
+    if exact is not None and is_new and not exact.uncounted:
         return exact
-    if exact is not None:  # counted since, most likely
+    if exact is not None:  # counted since, or timed
         growth = exact.growth
     else:
         problem, released = fill_problem(model, facts, memory), memory.released_bytes
         growth = plan_growth(model, facts, problem, actions, released)
-    exact = ExactShape(growth, *extra_flops(model, facts, actions))
+    exact = _exact(model, facts, growth, actions)
     chosen.exact[facts.sizes] = exact
     return exact
+
+
+def _exact(
+    model: CostModel, facts: StepInput, growth: Growth, actions: Sequence[str]
+) -> ExactShape:
+    flops, uncounted = extra_flops(model, facts, actions)
+    by_event = event_seconds(model, facts, actions)
+    seconds = None if by_event is None else sum(by_event)
+    return ExactShape(growth, flops, uncounted, seconds, model.seconds)
 
 
 def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from mimose.decide.plan_cache import CachedPlan, PlanCache
 from mimose.decide.planning import PlanMaker, at_sizes
 from mimose.decide.reserve import PredictedStep, Reserve
 from mimose.exceptions import InfeasibleBudgetError
+from mimose.learn.costs import event_seconds
 from mimose.learn.learner import Learner
 from mimose.learn.problem import (
     Memory,
@@ -213,6 +214,7 @@ class Policy:
             chosen=stand_in,
             is_measured=True,
             growth_bytes=None,
+            extra_seconds=None,
             reason=f"{', '.join(tries)} tried in place of what would be kept",
         )
 
@@ -317,6 +319,17 @@ class Policy:
         """
         return fill_problem(self._learner.model, facts, memory)
 
+    def event_seconds(
+        self, facts: StepInput, actions: Sequence[str]
+    ) -> list[float] | None:
+        """Return what a plan adds to each event; None before anything was timed.
+
+        Args:
+            facts: The step's context and sizes.
+            actions: The plan's, one an event.
+        """
+        return event_seconds(self._learner.model, facts, actions)
+
     # ------------------------------------------------------------------ making plans
 
     def _is_good(self, cached: CachedPlan, memory: Memory) -> bool:
@@ -346,7 +359,15 @@ class Policy:
     def _decision(
         self, facts: StepInput, chosen: CachedPlan, memory: Memory, *, cache_hit: bool
     ) -> Decision:
-        growth, flops, uncounted = at_sizes(self._learner.model, facts, chosen, memory)
-        raw = growth.bytes(memory.released_bytes)
-        corrected = self.reserve.bound.corrected(raw)
-        return Decision("plan", chosen, corrected, raw, flops, uncounted, cache_hit)
+        exact = at_sizes(self._learner.model, facts, chosen, memory)
+        raw = exact.growth.bytes(memory.released_bytes)
+        return Decision(
+            "plan",
+            chosen,
+            self.reserve.bound.corrected(raw),
+            raw,
+            exact.flops,
+            exact.uncounted,
+            exact.seconds,
+            cache_hit,
+        )

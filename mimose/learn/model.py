@@ -28,6 +28,7 @@ from typing import Any, TypeAlias
 
 from mimose.learn.patterns import Pattern, as_tuples
 from mimose.learn.samples import Kind, Samples
+from mimose.learn.seconds import Seconds
 from mimose.learn.series import Series
 from mimose.planners import Menu
 from mimose.planners.actions import EXACT_MENU
@@ -97,6 +98,10 @@ class CostModel:
     families: frozenset[str] = frozenset()
     copied: Mapping[str, float] = field(default_factory=dict)
     """By family, the copies of weights in what a call holds: Note: [Copies]."""
+    seconds: Seconds | None = None
+    """What actions add; None before anything was timed."""
+    plans_by_seconds: bool = True
+    """Whether costs are these; else they are FLOPs, whatever was timed."""
     limits: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Of units that may not run under every action, those under which they may."""
 

@@ -8,17 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mimose.learn.costs import cost_of, work_of
 from mimose.learn.heads import Heads, actions_of_last, head_series, heads
-from mimose.learn.model import CostModel, backward_key, gap_key, numbers
+from mimose.learn.model import CostModel, backward_key, gap_key
 from mimose.learn.patterns import AdjacentFamilies, Event, Layout, Pattern
 from mimose.learn.series import Series
 from mimose.planners import PlanningProblem
-from mimose.types import CostOf, Sizes, StepInput, Uncounted
-
-_REPLAY_FLOPS = 25.0
-"""FLOPs that take as long as rebuilding a byte by pointwise operators does: they wait
-for memory, and run twice. On one CPU core 24% of a BERT layer's time against 41% of its
-whole recomputation, which is its forward's FLOPs."""
+from mimose.types import Sizes, StepInput
 
 
 class Memory(NamedTuple):
@@ -158,12 +154,6 @@ class _Layer:
             return own if len(own) else least
         return self._trusted(action, own, least, sizes)
 
-    def cost(self, action: str) -> Series:
-        counted = self._model.exact(self._family, "cost", action)
-        if len(counted):
-            return counted
-        return self._model.exact(self._family, "whole cost", action)
-
     def needed(
         self, allowed: Sequence[str], sizes: Sizes
     ) -> Iterator[tuple[str, Series]]:
@@ -206,11 +196,9 @@ class _Layer:
             backward.append(max(forward[0], over) if spec.recomputes else over)
         net = [self.net(action, sizes).predict(sizes) for action in names]
         cost = [0.0]
-        for index, spec in enumerate(self._menu.specs[1:], 1):
-            flops = self.cost(spec.name).predict(sizes)
-            if spec.replays:
-                flops += _REPLAY_FLOPS * (held[0] - held[index])
-            cost.append(flops or 1.0)
+        for spec, own in zip(self._menu.specs[1:], held[1:], strict=True):
+            work = work_of(self._model, self._family, spec, sizes, held[0] - own)
+            cost.append(cost_of(self._model, self._family, spec.name, work))
         return np.array((held, forward, backward, net, cost))
 
     def _first_backward(self, sizes: Sizes, least_held: float, beyond: float) -> float:
@@ -344,44 +332,3 @@ def _gap_table(
         net, excess = model.net(*key), model.excess(*key)
         rows.append((net.predict(facts.sizes), excess.predict(facts.sizes)))
     return np.array(rows).reshape(-1, 2)
-
-
-# ------------------------------------------------------------------------------- costs
-
-
-def exact_cost(model: CostModel, cost_of: CostOf) -> int | None:
-    """Return the FLOPs of one call under an action; None if they are not known."""
-    family, action, sizes = cost_of
-    return model.exact(family, "cost", action).exact(numbers(sizes))
-
-
-def extra_flops(
-    model: CostModel, facts: StepInput, actions: Sequence[str]
-) -> tuple[int, Uncounted]:
-    """Return the FLOPs that a plan adds to a step, and which are not known yet.
-
-    Args:
-        model: What was learned.
-        facts: The step's context and exact sizes.
-        actions: The plan's, one an event.
-
-    Returns:
-        The sum over what is known, and what is still to count.
-    """
-    pattern = model.patterns[facts.context]
-    own = pattern.own_sizes(facts.sizes)
-    total = 0
-    unknown: dict[tuple[int, int], CostOf] = {}
-    known: dict[CostOf, int | None] = {}  # equal layers cost the same
-    for event, sizes, action in zip(pattern.events, own, actions, strict=True):
-        if action == model.menu.first or model.menu.spec(action).replays:
-            continue  # it runs nothing again whose FLOPs are counted
-        cost_of = event.family, action, sizes
-        if cost_of not in known:
-            known[cost_of] = exact_cost(model, cost_of)
-        flops = known[cost_of]
-        if flops is None:
-            unknown[event.unit, event.call] = cost_of
-        else:
-            total += flops
-    return total, unknown

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from mimose.learn.costs import exact_cost
 from mimose.learn.learner import Learner
-from mimose.learn.problem import exact_cost
 from mimose.measure.forward_flops import ForwardFlops, UncountableError
 from mimose.measure.tracker import StorageTracker
 from mimose.run.unit import Unit

@@ -29,6 +29,7 @@ from mimose.run.refusals import Refusals
 from mimose.run.retry import Call, Retry, release_memory
 from mimose.run.rollback import Rollback
 from mimose.run.step import Step
+from mimose.run.timing import Clock
 from mimose.torch_private import count_graphs
 from mimose.types import StepInput
 from mimose.watch.compiled import is_compiled
@@ -85,6 +86,7 @@ class Driver:
         self._footprint = parts.footprint
         self._ends = parts.ends
         self._retry = parts.retry
+        self._clock = Clock(parts.device)
         self._is_compiled = is_compiled(parts.model)
         self._graphs_at_clean_up = -1
         self._is_running = False
@@ -177,6 +179,7 @@ class Driver:
             began=began,
             menu=self._parts.menu,
             action_at=self._parts.action_at,
+            clock=self._clock,
         )
         if is_again:
             step.run_again("the step is run again")

@@ -57,6 +57,8 @@ class Options:
     record_to: str | PathLike[str] | None = None
     max_records: int = 10_000
     hard_limit: bool = False
+    cost: str = "auto"
+    """What plans save."""
     reserve: Reserve | None = None
     """Another reserve than the usual, such as one with parts left out."""
     ratios: Ratios | None = None
@@ -87,7 +89,10 @@ class Engine:
             options.budget, meter.total_bytes(), meter.held_bytes
         )
         kinds = kinds_of(options.predictor, meter.noise_bytes)
-        self.learner = Learner(CostModel(kinds, menu_of(options.actions)))
+        menu = menu_of(options.actions)
+        replays = any(spec.replays for spec in menu.specs)
+        by_seconds = replays if options.cost == "auto" else options.cost == "seconds"
+        self.learner = Learner(CostModel(kinds, menu, plans_by_seconds=by_seconds))
         reserve = options.reserve or Reserve(meter.noise_bytes)
         self.policy = Policy(
             self.learner,

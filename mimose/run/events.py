@@ -15,6 +15,7 @@ from mimose.exact.late_answers import LateAnswers
 from mimose.exceptions import MimoseError, NotRecomputableError
 from mimose.learn.learner import Learner
 from mimose.measure.gauges import Counted, by_operators, by_saved
+from mimose.measure.stopwatch import Stopwatch
 from mimose.measure.trace import Trace, input_storages
 from mimose.run.actions.base import Action, Probe, UnitCall
 from mimose.run.counting import RecomputationFlops
@@ -65,6 +66,10 @@ class RunningStep(Protocol):
 
     def add_flops(self, flops: int) -> None:
         """Take in the FLOPs of a recomputation."""
+        ...
+
+    def stopwatch(self, unit: int, call: int, action: str) -> Stopwatch:
+        """Return what times a call that is not kept."""
         ...
 
 
@@ -255,7 +260,8 @@ class EventRunner:
             call = call._replace(on_recompute=self._counted(step, call))
             if unit.is_compiled and unit.is_kept:  # its FLOPs cannot be counted
                 return call.forward()
-        return self._actions[name].run(call, None)
+        watch = step.stopwatch(unit.index, unit.calls - 1, name)
+        return self._actions[name].run(call._replace(stopwatch=watch), None)
 
     def note_read(self, unit: Unit, noted: Marks) -> None:
         """Take note of the inputs of a call that will run again."""
@@ -338,6 +344,9 @@ class EventRunner:
         index = trace.enter(measured)
         # Where it is kept by choice, other steps have told what it holds.
         probe = None if is_free else Probe(trace, index, gauge, inputs)
+        if self._actions[name].spec.replays and self.step is not None:
+            watch = self.step.stopwatch(unit.index, unit.calls - 1, name)
+            call = call._replace(stopwatch=watch)
         output = self._actions[name].run(call, probe)
         ranks = trace.leave(index, inputs, output)
         alike = family_key(self._mode.unit_keys[unit.index], shape, self._device)

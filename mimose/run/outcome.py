@@ -9,6 +9,7 @@ from mimose.measure.analysis import analyse
 from mimose.measure.trace import Trace
 from mimose.planners import Menu
 from mimose.records import StepRecord
+from mimose.run.timing import Timing
 from mimose.types import Measured, StepInput, StepSample
 
 
@@ -56,3 +57,5 @@ class StepOutcome:
     """Whether several forwards ran before its backward."""
     has_compiled: bool
     """Whether a compiler's memory was part of what it held."""
+    timing: Timing
+    """How long what its plan did took."""

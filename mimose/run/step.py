@@ -10,6 +10,7 @@ from typing import Any
 from mimose.decide.decision import Decision
 from mimose.measure.meters import Meter
 from mimose.measure.retained import RetainedOutputs
+from mimose.measure.stopwatch import Stopwatch
 from mimose.measure.trace import Trace
 from mimose.planners import Menu
 from mimose.records import Phase, StepRecord
@@ -17,6 +18,7 @@ from mimose.run.backward import Backward, Stage
 from mimose.run.baseline import ActionAt, Unplanned
 from mimose.run.events import FirstCallSeen
 from mimose.run.outcome import Measurement, StepOutcome
+from mimose.run.timing import Clock
 from mimose.types import StepInput, Uncounted
 
 _SHARED = "several forwards run before one backward"
@@ -37,6 +39,7 @@ class Step:
         began: When the root was entered, by `time.perf_counter`.
         menu: The actions in use.
         action_at: A baseline's, by position; None where plans are made.
+        clock: Times calls that are not kept.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Step:
         began: float,
         menu: Menu,
         action_at: ActionAt | None,
+        clock: Clock,
     ) -> None:
         self.number = number
         self.facts = facts
@@ -72,6 +76,8 @@ class Step:
         self._is_baseline = action_at is not None
         self._menu = menu
         self._unplanned = Unplanned(menu, action_at)
+        self._clock = clock
+        self._timing = clock.timing(number)
         self._began = began
         self._plan_seconds = 0.0
         self._seconds: float | None = None
@@ -87,6 +93,7 @@ class Step:
         self.phase: Phase = decision.phase
         self.reason = decision.reason
         self.growth_bytes = decision.growth_bytes
+        self.extra_seconds = decision.extra_seconds
         self.uncounted = None if self._is_baseline else decision.uncounted
         self.knows_flops = not self._is_baseline and not decision.uncounted
         is_planned = decision.chosen is not None and not decision.is_measured
@@ -135,6 +142,7 @@ class Step:
             meter: Where they are read.
         """
         self.trace = self._spare = None
+        self._timing = self._clock.timing(self.number)
         if self.is_measured:
             self.start_bytes = meter.settled_bytes(0)
         elif self.on_first_call is None:
@@ -156,6 +164,10 @@ class Step:
         """Take in the FLOPs of a recomputation."""
         self._flops += flops
 
+    def stopwatch(self, unit: int, call: int, action: str) -> Stopwatch:
+        """Return what times a call that is not kept."""
+        return self._timing.stopwatch(unit, call, action)
+
     def forward_ended(
         self, calls: tuple[int, ...], graph: Any, retained: RetainedOutputs
     ) -> bool:
@@ -172,6 +184,7 @@ class Step:
         if chosen is None or calls == chosen.calls:
             return True
         self.phase, self.growth_bytes = "fallback", None
+        self.extra_seconds = None
         self.reason = "other layers ran than in the steps measured at such inputs"
         self.decision = replace(self.decision, growth_bytes=None)
         return False
@@ -249,12 +262,20 @@ class Step:
             released_bytes=self.backward.released_bytes,
             is_shared=self.backward.is_shared,
             has_compiled=has_compiled,
+            timing=self._timing,
         )
 
     def _measured(self, trace: Trace) -> Measurement | None:
         if self.backward.is_shared or not self.backward.n_ended:
             return None
         return Measurement.of(trace, self._menu)
+
+    def _extra_seconds(self) -> float | None:
+        """Return what its plan added; None where other things took time as well."""
+        if self.trace is not None or self.retries or not self.backward.n_ended:
+            return None
+        times = self._timing.read()
+        return times and times.extra_seconds
 
     def record(self) -> StepRecord:
         """Return what can be told of the step by now."""
@@ -276,6 +297,8 @@ class Step:
             reason=self.reason,
             events=events,
             seconds=self._seconds,
+            predicted_extra_seconds=self.extra_seconds,
+            extra_seconds=self._extra_seconds(),
             reserved_peak_bytes=peaks and peaks.reserved_bytes,
             allocated_peak_bytes=peaks and peaks.allocated_bytes,
             alloc_retries=peaks and peaks.n_retries,

@@ -4,14 +4,13 @@ import json
 
 import pytest
 
+from mimose.learn.costs import exact_cost, extra_flops
 from mimose.learn.learner import Learner
 from mimose.learn.measured_step import with_step
 from mimose.learn.model import CostModel, kinds_of
 from mimose.learn.problem import (
     Memory,
     doubt,
-    exact_cost,
-    extra_flops,
     fill_problem,
 )
 from mimose.planners import ActionSpec, Menu

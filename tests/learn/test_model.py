@@ -5,9 +5,10 @@ import json
 import pytest
 
 import mimose
+from mimose.learn.costs import exact_cost
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
-from mimose.learn.problem import doubt, exact_cost, fill_problem
+from mimose.learn.problem import doubt, fill_problem
 from mimose.planners.actions import EXACT_MENU
 from mimose.types import MOST_CONTEXTS, SegmentSample, StepInput, StepSample
 

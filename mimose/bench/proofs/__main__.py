@@ -30,6 +30,7 @@ PROOFS = (
     "plancost",
     "plangap",
     "prediction",
+    "seconds",
     "settings",
     "soak",
     "stepcost",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from mimose.exact.input_watch import Marks
 from mimose.exact.late_answers import LateAnswers
 from mimose.measure.gauges import Counted, Gauge
+from mimose.measure.stopwatch import UNTIMED, Stopwatch
 from mimose.measure.trace import Trace
 from mimose.planners import ActionSpec
 from mimose.run.unit import Unit
@@ -54,6 +55,8 @@ class UnitCall(NamedTuple):
     """Takes the FLOPs of what its backward runs again, where that is no forward."""
     on_recompute: OnRecompute | None = None
     """Has to see the forward run again, such as to count its FLOPs."""
+    stopwatch: Stopwatch = UNTIMED
+    """Times what the action does beyond the forward."""
 
     def forward(self) -> Any:
         """Run the unit's own forward."""

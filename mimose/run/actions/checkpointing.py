@@ -31,6 +31,7 @@ from mimose.exact.guard import GuardState, ModuleGuard
 from mimose.exact.handed import Handed, HandedObjects
 from mimose.exact.input_watch import Marks, is_edited, marks
 from mimose.exact.random_state import RandomState, accelerators
+from mimose.measure.stopwatch import UNTIMED, Stopwatch
 from mimose.torch_private import is_checkpoint_debugged, pytree
 from mimose.types import OnRecompute
 
@@ -54,6 +55,7 @@ def recompute(
     devices: tuple[torch.device, ...] = (),
     handed: HandedObjects | None = None,
     early_stop: bool = True,
+    stopwatch: Stopwatch = UNTIMED,
 ) -> Any:
     """Call `forward` now without keeping its activations, and again in backward.
 
@@ -74,6 +76,7 @@ def recompute(
         handed: Knows what `forward` does to objects among its arguments.
         early_stop: Whether the recomputation may end at the last tensor that is
             needed.
+        stopwatch: Times the recomputation, and is told to leave the forward out.
 
     Returns:
         What `forward` returns.
@@ -87,7 +90,7 @@ def recompute(
     own = None if call.rebuild is None else (args, kwargs)
     names = not is_checkpoint_debugged()  # only then may regions have a context
     region = _Region(
-        forward, own, call, handed, on_recompute, guard, devices, names=names
+        forward, own, call, handed, on_recompute, guard, devices, stopwatch, names=names
     )
     options: dict[str, Any] = {}
     if (buffers is not None or guard is not None) and names:
@@ -138,6 +141,7 @@ class _Region:
         "_random",
         "_rebuild",
         "_state",
+        "_stopwatch",
     )
 
     def __init__(
@@ -149,6 +153,7 @@ class _Region:
         on_recompute: OnRecompute | None,
         guard: ModuleGuard | None,
         devices: tuple[torch.device, ...],
+        stopwatch: Stopwatch,
         *,
         names: bool,
     ) -> None:
@@ -161,6 +166,7 @@ class _Region:
         self._guard = guard
         self._devices = devices
         self._names = names
+        self._stopwatch = stopwatch
         self._random: RandomState | None = None
         self._state: GuardState | None = None
         self._marks: Marks | None = None
@@ -170,6 +176,13 @@ class _Region:
         if self._is_first:
             self._is_first = False
             return self._first(given, others)
+        began = self._stopwatch.start()
+        try:
+            return self._recompute(given, others)
+        finally:
+            self._stopwatch.stop(began)
+
+    def _recompute(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:
         guard, before = self._guard, self._state
         if guard is None or before is None:
             return self._again(given, others)
@@ -201,7 +214,9 @@ class _Region:
         if devices != self._devices:
             devices = tuple(dict.fromkeys((*self._devices, *devices)))
         self._random = RandomState(devices)
+        began = self._stopwatch.start()
         output = self._forward(*args, **kwargs)
+        self._stopwatch.leave_out(began)
         if self._handed is not None and self._objects:
             self._handed.settle(self._objects)
             self._objects = ()

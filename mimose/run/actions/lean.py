@@ -59,7 +59,9 @@ class Lean:
         began = next_sequence_number()
         inputs = [tensor for _, tensor in argument_tensors(call.args, call.kwargs)]
         versions = list(map(version, inputs))
+        entered = call.stopwatch.start()
         output = self._keep.run(call, probe)
+        call.stopwatch.leave_out(entered)
         if probe is not None:
             probe.trace.mark("ran", probe.index)
         outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
@@ -81,6 +83,9 @@ class Lean:
         else:
             if recipe is not None:
                 freed = drop(recipe, ran, _Watch(self.spec.name, call, probe))
+        if self._book.is_trial:
+            call.stopwatch.spoil()
+        call.stopwatch.stop(entered)
         if probe is not None:
             event = probe.trace.events[probe.index]
             kept = event.held_bytes.get(self._keep.spec.name, 0.0)
@@ -95,10 +100,11 @@ class Lean:
 class _Watch:
     """Is told of what happens in a call's backward; holds nothing of the call."""
 
-    __slots__ = ("_action", "_add_flops", "_unit", "answers")
+    __slots__ = ("_action", "_add_flops", "_unit", "answers", "stopwatch")
 
     def __init__(self, action: str, call: UnitCall, probe: Probe | None) -> None:
         self.answers: LateAnswers = call.notes.answers
+        self.stopwatch = call.stopwatch
         self._action = action
         self._unit = call.unit
         self._add_flops = call.add_flops

@@ -37,7 +37,13 @@ class Recompute:
         return ""
 
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
-        """Run the forward; a first call tells what it changes."""
+        """Run the forward, timed; a first call tells what it changes."""
+        entered = call.stopwatch.start()
+        output = self._run(call, probe)
+        call.stopwatch.stop(entered)
+        return output
+
+    def _run(self, call: UnitCall, probe: Probe | None) -> Any:
         unit, on_recompute = call.unit, call.on_recompute
         if probe is not None:
             on_recompute = probe.trace.recomputed(probe.index, probe.gauge)
@@ -52,6 +58,8 @@ class Recompute:
             unit.guard.begin_anew()
         elif unit.buffers:
             buffers = SavedBuffers(unit.buffers)
+        if comparison is not None or first is not None or on_recompute is not None:
+            call.stopwatch.spoil()
         is_whole = probe is not None or comparison is not None or unit.is_compiled
         try:
             output = recompute(
@@ -64,6 +72,7 @@ class Recompute:
                 devices=unit.devices,
                 handed=unit.handed,
                 early_stop=not is_whole,
+                stopwatch=call.stopwatch,
             )
         except RuntimeError as error:
             if _UNSAVABLE not in str(error):

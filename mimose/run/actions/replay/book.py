@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from mimose.exact.late_answers import LateAnswers
+from mimose.measure.stopwatch import UNTIMED
 from mimose.run.actions.replay.choice import Choice, comes_out
 from mimose.run.actions.replay.givens import hold
 from mimose.run.actions.replay.looks import looks
@@ -39,10 +40,15 @@ class RecipeBook:
     Args:
         share: The products that may run again, as a share of those that rebuilding
             everything would take.
+
+    Attributes:
+        is_trial: Whether a recipe was made or tried for the last call, which takes as
+            long as many calls.
     """
 
     def __init__(self, share: float) -> None:
         self._share = share
+        self.is_trial = False
         self._recipes: MutableMapping[_Key, list[Recipe]] = cachetools.LRUCache(_KEYS)
         self._n_tried: weakref.WeakKeyDictionary[nn.Module, dict[Recipe, int]] = (
             weakref.WeakKeyDictionary()
@@ -57,6 +63,7 @@ class RecipeBook:
         Raises:
             ValueError: The recipe of such calls does not come out any more.
         """
+        self.is_trial = False
         key = type(ran.module), ran.signature()
         with torch.no_grad():
             if key not in self._recipes:
@@ -76,6 +83,7 @@ class RecipeBook:
             return made
 
     def _make(self, ran: Ran) -> Recipe | None:
+        self.is_trial = True
         graph, watch = UnitGraph(ran), _Trial()
         trial = partial(evaluate, ran=ran, slots=graph.slots, watch=watch)
         is_dear = self._share > 0.0
@@ -91,6 +99,7 @@ class RecipeBook:
         n_tried = tried.get(recipe, 0)
         if n_tried >= _TRIALS:
             return
+        self.is_trial = True
         graph = UnitGraph(ran)
         value = evaluate(recipe, ran, graph.slots, _Trial())
         if not comes_out(graph, recipe, [slot for slot, _ in recipe.drops], value):
@@ -105,6 +114,8 @@ class _Trial:
     Attributes:
         flops: By node, what its products take.
     """
+
+    stopwatch = UNTIMED
 
     def __init__(self) -> None:
         self.answers = LateAnswers()

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 
 from mimose.exact.late_answers import LateAnswers
+from mimose.measure.stopwatch import Stopwatch
 from mimose.run.actions.replay import noise, sample
 from mimose.run.actions.replay.operators import (
     OPERATORS,
@@ -43,6 +44,8 @@ class Watch(Protocol):
 
     answers: LateAnswers
     """Tells what only an accelerator knows."""
+    stopwatch: Stopwatch
+    """Times the rebuilding."""
 
     def add_flops(self, node: int, flops: int) -> None:
         """Take in what running a node's operator again has computed."""
@@ -90,7 +93,15 @@ class Rebuild:
         self._sources[step] = _counted(packed)
 
     def unpack(self, place: Place) -> torch.Tensor:
-        """Return a dropped tensor, as a hook on it has to.
+        """Return a dropped tensor, as a hook on it has to; that is timed."""
+        began = self._watch.stopwatch.start()
+        try:
+            return self._unpack(place)
+        finally:
+            self._watch.stopwatch.stop(began)
+
+    def _unpack(self, place: Place) -> torch.Tensor:
+        """Return a dropped tensor.
 
         Each backward counts its readers anew: one may be of a part of the graph.
 
