@@ -1,8 +1,8 @@
 """Dropout's noise as bits: zeros, and one other number.
 
 On a CPU dropout multiplies by a tensor of zeros and ``1 / (1 - p)``, as large as what
-it drops from; on accelerators it saves a mask of bytes. Either takes a bit an element to
-hold, and is exact.
+it drops from; on accelerators it saves a mask of bytes. Either takes a bit an element
+to hold, and is exact.
 """
 
 from __future__ import annotations
