@@ -80,9 +80,10 @@ def attach(
         units: The modules to plan for: None to discover them, a module class, a
             qualified name, several of these, or a predicate over ``(module)`` or
             ``(name, module)``.
-        actions: What may happen to a layer's activations: ``"exact"`` for all that
-            leaves gradients as they are and whose cost is learned, or names, such as
-            ``("keep", "lean", "recompute")``.
+        actions: What may happen to a layer's activations: ``"exact"`` to keep or
+            recompute whole layers; ``"fine"`` for the exact actions between these as
+            well, which rebuild tensors one by one; or names, such as ``("keep",
+            "lean", "recompute")``.
         planner: ``"auto"``, ``"marginal"``, ``"optimal"``, ``"greedy"`` (Mimose's
             Algorithm 1), ``"none"``, ``"full"``, ``"every-K"``, or a `Planner` such as
             `mimose.planners.Static`.

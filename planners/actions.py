@@ -123,4 +123,4 @@ FINE_MENU = Menu((KEEP, LEAN, LEAN_10, LEAN_50, LEAN_80, RECOMPUTE))
 """All exact actions."""
 
 EXACT_MENU = Menu((KEEP, RECOMPUTE))
-"""The actions that sessions use."""
+"""Whole layers: what sessions use unless they are told otherwise."""

@@ -71,6 +71,7 @@ class Policy:
         self._raises = raises
         self._static_is_made = False
         self._n_doubted = 0
+        self._n_tried = 0
         self._has_warned = False
         self._knows_names = isinstance(round_to, int)
 
@@ -200,7 +201,7 @@ class Policy:
             return decision
         pattern = model.patterns[facts.context]
         for number, at in enumerate(kept):
-            group = number * len(tries) // len(kept) + model.n_steps // 2
+            group = number * len(tries) // len(kept) + self._n_tried
             name = tries[group % len(tries)]
             if name in model.allowed(pattern.events[at].unit):
                 actions[at] = name
@@ -209,6 +210,7 @@ class Policy:
             plan=replace(chosen.plan, actions=tuple(actions)),
             by_unit=pattern.by_unit(actions, otherwise=model.menu.first),
         )
+        self._n_tried += 1
         return replace(
             decision,
             chosen=stand_in,

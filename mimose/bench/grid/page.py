@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from mimose.bench.grid.menu import FINER, menu_named, whole_menu
+from mimose.bench.grid.menu import FINE, FINER, menu_named
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.table import sentences
@@ -229,7 +229,7 @@ def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
     if not own:
         return nothing(name, title, "mimose has planned no step here.")
     depth = max(len(row.plan) for row in own)
-    menu = menu_named(whole_menu())
+    menu = menu_named(FINE)
     actions = {spec.code: spec.name for spec in menu.specs} | {"": ""}
     used = {actions[code] for row in own for code in row.plan}
     kinds = [name for name in menu.names if name in used]

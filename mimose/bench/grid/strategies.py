@@ -19,11 +19,10 @@ from filelock import FileLock
 from torch import nn
 
 from mimose.bench.grid.menu import (
+    FINE,
     FINER,
     WHOLE_LAYERS,
     menu_named,
-    whole_menu,
-    why_unknown,
 )
 from mimose.bench.grid.traces import Sizes
 from mimose.measure.meters import Meter
@@ -214,7 +213,7 @@ def _static_told(setup: Setup) -> Applied:
     tried what lies between keeping and recomputing.
     """
     planner = Static(shape=_named(setup))
-    return _told(setup, lambda _: planner, whole_menu())
+    return _told(setup, lambda _: planner, FINE)
 
 
 def _told(
@@ -298,7 +297,6 @@ def _everywhere(action: str) -> Strategy:
         action,
         f"every layer under {action!r}",
         lambda setup: _planned(setup, Everywhere(action), (first, action, last)),
-        why_not=lambda _: why_unknown(action),
     )
 
 
@@ -330,13 +328,13 @@ OWN = (
     Strategy(
         "mimose-menu",
         "this library, with all exact actions",
-        lambda setup: _planned(setup, "auto", whole_menu()),
+        lambda setup: _planned(setup, "auto", FINE),
         heeds_budget=True,
     ),
     Strategy(
         "oracle-menu",
         "the exact optimum of all exact actions, all measured beforehand",
-        lambda setup: _oracle(whole_menu())(setup),
+        _oracle(FINE),
         heeds_budget=True,
     ),
     Strategy(

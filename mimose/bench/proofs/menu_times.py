@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from mimose.bench.child import RunFailedError, run_child
-from mimose.bench.grid.menu import menu_named, whole_menu
+from mimose.bench.grid.menu import FINE, menu_named
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.workload import Workload
 from mimose.bench.grid.workloads import workload_named
@@ -202,7 +202,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     workload = workload_named(task["workload"])
     bare, planned = (_built(workload, task) for _ in range(2))
     playback = Playback()
-    menu = menu_named(whole_menu())
+    menu = menu_named(FINE)
     with attach(
         planned, AMPLE_BYTES, actions=menu.names, planner=playback, meter="prediction"
     ) as session:

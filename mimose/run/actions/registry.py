@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from mimose.planners import Menu
-from mimose.planners.actions import LEAN, LEAN_10, LEAN_50, LEAN_80
+from mimose.planners.actions import (
+    EXACT_MENU,
+    FINE_MENU,
+    LEAN,
+    LEAN_10,
+    LEAN_50,
+    LEAN_80,
+)
 from mimose.run.actions.base import Action
 from mimose.run.actions.keep import Keep
 from mimose.run.actions.lean import Lean
@@ -20,8 +28,8 @@ _ACTIONS: list[Action] = [
     Recompute(),
 ]
 """From the one that holds most to the one that holds least."""
-_BY_NAME = frozenset(spec.name for spec in (LEAN, LEAN_10, LEAN_50, LEAN_80))
-"""Exact, but used where it is asked for by name only: what it costs is not learned."""
+_WORDS = {"exact": EXACT_MENU.names, "fine": FINE_MENU.names}
+"""Menus that have a word."""
 
 
 def register(action: Action) -> None:
@@ -42,30 +50,32 @@ def choose(actions: str | Sequence[str]) -> tuple[Action, ...]:
     """Return the actions that a session may use, the one that holds most first.
 
     Args:
-        actions: ``"exact"`` for all that leave gradients as they are and whose cost is
-            learned, or names.
+        actions: ``"exact"`` for whole layers, kept or recomputed (and exact actions
+            that were registered); ``"fine"`` for those between them as well; or names.
 
     Raises:
         ValueError: A name is unknown, or keeping or the least is not among them.
     """
     names = [action.spec.name for action in _ACTIONS]
     if isinstance(actions, str):
-        if actions == "exact":
-            return tuple(
-                action
-                for action in _ACTIONS
-                if action.spec.is_exact and action.spec.name not in _BY_NAME
-            )
+        if actions in _WORDS:
+            return tuple(filter(partial(_is_of, _WORDS[actions]), _ACTIONS))
         actions = (actions,)
     unknown = [name for name in actions if name not in names]
     needed = {names[0], names[-1]}
     if unknown or not needed <= set(actions):
         msg = (
-            f"actions must be 'exact', or {names[0]!r} and {names[-1]!r} with any of "
-            f"{names[1:-1]!r} between them, got {tuple(actions)!r}"
+            f"actions must be 'exact', 'fine', or {names[0]!r} and {names[-1]!r} with "
+            f"any of {names[1:-1]!r} between them, got {tuple(actions)!r}"
         )
         raise ValueError(msg)
     return tuple(action for action in _ACTIONS if action.spec.name in actions)
+
+
+def _is_of(names: Sequence[str], action: Action) -> bool:
+    """Whether a menu has an action: one of its own, or a registered one."""
+    spec = action.spec
+    return spec.name in names or (spec.is_exact and spec.name not in FINE_MENU.names)
 
 
 def menu_of(actions: Sequence[Action]) -> Menu:
