@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from mimose.budget import format_bytes
 from mimose.decide.decision import Decision
@@ -34,6 +35,9 @@ from mimose.types import Context, Sizes, StepInput
 from mimose.watch.size_table import SizeTable, round_up
 
 _log = logging.getLogger(__name__)
+
+Tries: TypeAlias = tuple[tuple[str, ...], ...]
+"""By event, actions of which too little is known."""
 
 _PATIENCE = 50
 """Steps in a row that were measured and not planned; then that is worth a warning."""
@@ -71,7 +75,6 @@ class Policy:
         self._raises = raises
         self._static_is_made = False
         self._n_doubted = 0
-        self._n_tried = 0
         self._has_warned = False
         self._knows_names = isinstance(round_to, int)
 
@@ -171,53 +174,50 @@ class Policy:
         )
         if share < 1.0:
             return decision
-        tries: tuple[str, ...] = ()
+        tries: Tries = ()
         if self.reserve.is_open(model.n_steps) and not self._static_is_made:
             tries = untold(model, upper)
         tried = self._trying(facts, decision, tries)
-        is_better_to_come = tried is not decision or (tries and decision.is_measured)
+        is_untold = any(tries) and decision.is_measured
+        is_better_to_come = tried is not decision or is_untold
         if not (ratio or is_better_to_come):
             self.cache.put(key, made)
         return tried
 
-    def _trying(
-        self, facts: StepInput, decision: Decision, tries: tuple[str, ...]
-    ) -> Decision:
+    def _trying(self, facts: StepInput, decision: Decision, tries: Tries) -> Decision:
         """Have a step show actions of which little is known.
 
         While plans are measured anyway every second one does, else every one. Layers
-        that the plan keeps run under them in turn, one group of neighbours under each,
-        so that more actions take no more steps. They hold no more than what they stand
-        in for, so the budget is kept; but nothing is predicted of such a step.
+        that the plan keeps run under them, equal ones under different ones, so that
+        more actions take few steps more. They hold no more than what they stand in for,
+        so the budget is kept; but nothing is predicted of such a step.
         """
         model, chosen = self._learner.model, decision.chosen
-        if not tries or chosen is None:
+        if not any(tries) or chosen is None:
             return decision
         if decision.is_measured and model.n_steps % 2:
             return decision
         actions = list(chosen.plan.actions)
-        kept = [at for at, name in enumerate(actions) if name == model.menu.first]
-        if not kept:
+        turns: Counter[tuple[str, ...]] = Counter()
+        for at, unknown in enumerate(tries):
+            if unknown and actions[at] == model.menu.first:
+                actions[at] = unknown[turns[unknown] % len(unknown)]
+                turns[unknown] += 1
+        if not turns:
             return decision
-        pattern = model.patterns[facts.context]
-        for number, at in enumerate(kept):
-            group = number * len(tries) // len(kept) + self._n_tried
-            name = tries[group % len(tries)]
-            if name in model.allowed(pattern.events[at].unit):
-                actions[at] = name
+        by_unit = model.patterns[facts.context].by_unit
         stand_in = replace(
             chosen,
             plan=replace(chosen.plan, actions=tuple(actions)),
-            by_unit=pattern.by_unit(actions, otherwise=model.menu.first),
+            by_unit=by_unit(actions, otherwise=model.menu.first),
         )
-        self._n_tried += 1
+        names = [name for name in model.menu.names if any(name in u for u in turns)]
         return replace(
             decision,
             chosen=stand_in,
             is_measured=True,
             growth_bytes=None,
-            extra_seconds=None,
-            reason=f"{', '.join(tries)} tried in place of what would be kept",
+            reason=f"{', '.join(names)} tried in place of what would be kept",
         )
 
     def _note_doubt(self, doubt: str) -> None:

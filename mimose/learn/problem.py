@@ -141,11 +141,16 @@ class _Layer:
     def _own_backward(self, action: str) -> Series:
         return self._model.excess(*self._backward, action)
 
-    def is_told(self, action: str, sizes: Sizes) -> bool:
-        """Whether steps have shown an action's backward; those at the ends stand in."""
-        if action in (self._menu.first, self._menu.least):
-            return True
-        return not self._own_backward(action).doubt(sizes)
+    def is_told(self, action: str) -> bool:
+        """Whether steps have shown an action's backward, at some sizes at least.
+
+        At others the least stands in, which is the safe side.
+        """
+        return self._own_backward(action).is_trusted
+
+    def n_told(self, action: str) -> int:
+        """Return at how many shapes they have."""
+        return len(self._own_backward(action))
 
     def net(self, action: str, sizes: Sizes) -> Series:
         own = self._model.net(*self._backward, action)
@@ -284,28 +289,26 @@ def _choices(model: CostModel, event: Event, sizes: Sizes) -> tuple[str, ...]:
     )
 
 
-def untold(model: CostModel, facts: StepInput) -> tuple[str, ...]:
-    """Return the actions of which too little is known at these sizes.
+def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
+    """Return, by event, actions of which too little is known, the least known first.
 
     They lie between the ends of the menu: what is kept may run under them instead,
-    which holds no more, and shows what they do.
+    which holds no more, and shows what they do. Events of one class have the same.
     """
+    pattern = model.patterns[facts.context]
     between = model.menu.names[1:-1]
     if not between:
-        return ()
-    pattern = model.patterns[facts.context]
+        return ((),) * len(pattern.events)
     own = pattern.own_sizes(facts.sizes)
-    found: set[str] = set()
+    found = []
     for index, neighbours in pattern.layout.classes:
         event = pattern.events[index]
         known = _choices(model, event, own[index])
         layer = _Layer(model, facts, event.family, neighbours)
-        found.update(
-            action
-            for action in model.allowed(event.unit)
-            if action not in known or not layer.is_told(action, own[index])
-        )
-    return tuple(name for name in between if name in found)
+        allowed = set(model.allowed(event.unit)).intersection(between)
+        unknown = {a for a in allowed if a not in known or not layer.is_told(a)}
+        found.append(tuple(sorted(unknown, key=layer.n_told)))
+    return tuple(found[number] for number in pattern.layout.of_event)
 
 
 def _class_table(
