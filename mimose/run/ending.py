@@ -145,8 +145,9 @@ class StepEnds:
     def _end_backward(self, step: Step) -> None:
         """Make the step's outcome, where this is its only backward."""
         is_first = step.backward.stage is not Stage.AGAIN
-        if not step.backward_ended():
-            return  # the session was detached before this backward
+        if not step.backward_ended():  # the session was detached before this backward
+            self._answers.read()
+            return
         carried = step.backward.carried_bytes
         if carried:
             self.releases = step.backward.released_bytes > carried // 2

@@ -302,6 +302,8 @@ class EventRunner:
         if self.knowledge.edited and self.knowledge.cannot_be_copied(args, kwargs):
             unit.keep(_EDITS_OBJECT)
             return self.first
+        if name in unit.excluded:
+            return self._least if name != self._least else self.first
         why = self._actions[name].refuses(unit)
         if not why:
             return name

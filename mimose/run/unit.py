@@ -52,6 +52,8 @@ class Unit:
         """Whether it differed, and the next one is to tell why."""
         self.handed = HandedObjects(knowledge)
         """What it does to objects among its arguments."""
+        self.excluded: set[str] = set()
+        """Actions that it may not run under."""
         self.actions: tuple[str, ...] = ()
         """Under the running step's plan, by call."""
         self.calls = 0
@@ -76,6 +78,7 @@ class Unit:
 
     def exclude(self, action: str, why: str) -> None:
         """Never run it under an action again."""
+        self.excluded.add(action)
         self._findings.exclude(self, action, why)
 
     def note_inexact(self, why: str) -> None:

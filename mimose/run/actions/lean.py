@@ -44,7 +44,12 @@ class Lean:
     def __init__(self, spec: ActionSpec, share: float) -> None:
         self.spec = spec
         self._keep = Keep()
+        self._share = share
         self._book = RecipeBook(share)
+
+    def anew(self) -> Lean:
+        """Return the same action, which knows no recipe yet."""
+        return Lean(self.spec, self._share)
 
     def refuses(self, unit: Unit) -> str:
         """Return why nothing of a call can be let go."""
@@ -57,7 +62,8 @@ class Lean:
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
         """Run the forward, and let go what can be rebuilt."""
         began = next_sequence_number()
-        inputs = [tensor for _, tensor in argument_tensors(call.args, call.kwargs)]
+        given = list(argument_tensors(call.args, call.kwargs))
+        inputs = [tensor for _, tensor in given]
         versions = list(map(version, inputs))
         entered = call.stopwatch.start()
         output = self._keep.run(call, probe)
@@ -73,9 +79,10 @@ class Lean:
         freed = 0.0
         try:
             nodes = Nodes(outputs, inputs, began, _MOST_NODES)
-            ran = Ran(call.unit.module, inputs, outputs, nodes, edited)
+            paths = tuple(path for path, _ in given)
+            ran = Ran(call.unit.module, inputs, outputs, nodes, edited, paths)
             recipe = self._book.find(ran)
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        except Exception as error:
             # Nothing was let go yet: an operator may refuse what it is tried on.
             if is_out_of_memory(error):
                 raise

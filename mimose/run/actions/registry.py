@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from mimose.planners import Menu
@@ -59,7 +59,7 @@ def choose(actions: str | Sequence[str]) -> tuple[Action, ...]:
     names = [action.spec.name for action in _ACTIONS]
     if isinstance(actions, str):
         if actions in _WORDS:
-            return tuple(filter(partial(_is_of, _WORDS[actions]), _ACTIONS))
+            return _own(filter(partial(_is_of, _WORDS[actions]), _ACTIONS))
         actions = (actions,)
     unknown = [name for name in actions if name not in names]
     needed = {names[0], names[-1]}
@@ -69,7 +69,12 @@ def choose(actions: str | Sequence[str]) -> tuple[Action, ...]:
             f"any of {names[1:-1]!r} between them, got {tuple(actions)!r}"
         )
         raise ValueError(msg)
-    return tuple(action for action in _ACTIONS if action.spec.name in actions)
+    return _own(action for action in _ACTIONS if action.spec.name in actions)
+
+
+def _own(actions: Iterable[Action]) -> tuple[Action, ...]:
+    """Return actions for one session: what they learn of its units is its own."""
+    return tuple(a.anew() if isinstance(a, Lean) else a for a in actions)
 
 
 def _is_of(names: Sequence[str], action: Action) -> bool:

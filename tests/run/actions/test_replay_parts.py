@@ -1,4 +1,4 @@
-"""The parts of replaying: samples, looks, noise as bits, points of a menu."""
+"""The parts of replaying: seals, looks, noise as bits, points of a menu."""
 
 import copy
 
@@ -11,8 +11,9 @@ from mimose.bench.grid.strategies import Everywhere
 from mimose.bench.proofs.single_layers import LAYERS, alone
 from mimose.exceptions import RecomputationError
 from mimose.planners.actions import FINE_MENU
-from mimose.run.actions.replay import noise, rebuild, sample
+from mimose.run.actions.replay import noise, rebuild
 from mimose.run.actions.replay.operators import causal_mask
+from mimose.run.actions.replay.seal import is_broken, seal
 
 FINER = FINE_MENU.names[1:-1]
 
@@ -36,27 +37,39 @@ def test_what_has_a_third_number_is_no_noise(other):
     assert noise.pack(drawn) is drawn
 
 
-def test_a_sample_is_of_other_elements_each_time():
-    """Each storage is looked through in the course of some calls."""
-    whole = torch.randn(64 * 8)
-    seen = set()
-    for _ in range(8):
-        values, step, start = sample.take(whole)
-        assert not sample.differs(sample.Sample(values, step, start), whole.clone())
-        seen.add(start)
-    assert seen == set(range(8))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+@pytest.mark.parametrize("shape", [(0,), (1,), (33,), (64, 64), (5, 7, 9)])
+def test_a_seal_is_that_of_the_same_bits(dtype, shape):
+    """Of any precision and size."""
+    whole = (torch.randn(shape) * 4).to(dtype)
+    for _ in range(3):
+        assert not is_broken(seal(whole), whole.clone())
 
 
-def test_a_sample_tells_what_is_rebuilt_to_something_else():
-    """A changed scale, another order, a sign of zero; not-a-number equals itself."""
-    whole = torch.randn(32, 32)
-    whole[0] = float("nan")
-    taken = sample.take(whole)
-    assert not sample.differs(taken, whole.clone())
-    assert sample.differs(taken, whole * 1.0000002)
-    assert sample.differs(taken, whole.t().contiguous())
-    zero = sample.take(torch.zeros(8))
-    assert sample.differs(zero, -torch.zeros(8))
+@pytest.mark.parametrize("n_rows", [4, 33, 1024])
+def test_a_seal_shows_any_element_that_differs(n_rows):
+    """One of them; a column of all rows; another order; a sign of zero."""
+    whole = torch.randn(n_rows, 64)
+    whole[0, 0] = float("nan")
+    sealed = seal(whole)
+    for row, column in ((0, 1), (n_rows - 1, 63), (n_rows // 2, 17)):
+        other = whole.clone()
+        other[row, column] *= 1.000001
+        assert is_broken(sealed, other)
+    column = whole.clone()
+    column[:, 5] = -column[:, 5]
+    assert is_broken(sealed, column)
+    assert is_broken(sealed, whole.t().contiguous().view(n_rows, 64))
+    assert is_broken(seal(torch.zeros(8)), -torch.zeros(8))
+
+
+def test_elements_of_a_seal_lie_in_many_columns():
+    """Whatever the width: their step divides no row."""
+    for width in (64, 768, 1024, 4096):
+        sealed = seal(torch.zeros(64, width))
+        n_words = width // 2
+        at = {(sealed.start + i * sealed.step) % n_words for i in range(64)}
+        assert len(at) > 16, width
 
 
 def test_the_mask_that_attention_makes_for_itself():
@@ -67,7 +80,7 @@ def test_the_mask_that_attention_makes_for_itself():
 
 
 def test_what_is_rebuilt_otherwise_is_an_error_before_any_gradient(monkeypatch):
-    """Something that shows in no graph: the samples of what was let go differ."""
+    """Something that shows in no graph: the seal of what was let go is broken."""
     monkeypatch.setattr(rebuild.Rebuild, "_run", _wrong(rebuild.Rebuild._run))
     model, x = alone("bert", 2)
     options = {"actions": FINE_MENU.names, "planner": Everywhere("lean")}

@@ -29,83 +29,97 @@ _Key: TypeAlias = tuple[type[nn.Module], Signature]
 _KEYS = 256
 """Kinds of units and graphs that are remembered."""
 _MOST = 16
-"""Recipes for one kind of unit and graph; of what lies otherwise nothing is let go."""
+"""Recipes of one kind; then the oldest is forgotten."""
 _TRIALS = 2
 """Calls of each unit in which a recipe is compared in full."""
+_MOST_MADE = 64
+"""Recipes made for one unit; of a unit that needs more nothing is let go."""
+
+
+class _Known:
+    """A recipe, and which units have tried it."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.n_tried: weakref.WeakKeyDictionary[nn.Module, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        self.is_wrong: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """Units for which it did not come out."""
 
 
 class RecipeBook:
-    """The recipes of one action.
+    """The recipes of one action in one session.
 
     Args:
         share: The products that may run again, as a share of those that rebuilding
             everything would take.
 
     Attributes:
-        is_trial: Whether a recipe was made or tried for the last call, which takes as
-            long as many calls.
+        is_trial: Whether the last answer took a trial, which later ones do not.
     """
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self.is_trial = False
-        self._recipes: MutableMapping[_Key, list[Recipe]] = cachetools.LRUCache(_KEYS)
-        self._n_tried: weakref.WeakKeyDictionary[nn.Module, dict[Recipe, int]] = (
+        self._known: MutableMapping[_Key, list[_Known]] = cachetools.LRUCache(_KEYS)
+        self._n_made: weakref.WeakKeyDictionary[nn.Module, int] = (
             weakref.WeakKeyDictionary()
         )
+        self.is_trial = False
 
     def find(self, ran: Ran) -> Recipe | None:
         """Return a recipe that gives what is there; None where nothing can be let go.
 
         Args:
             ran: The call, nothing dropped yet.
-
-        Raises:
-            ValueError: The recipe of such calls does not come out any more.
         """
         self.is_trial = False
         key = type(ran.module), ran.signature()
         with torch.no_grad():
-            if key not in self._recipes:
-                made = self._make(ran)
-                self._recipes[key] = [] if made is None else [made]
-                return made
-            known = self._recipes[key]
-            for recipe in known:
-                if looks(recipe.slots, ran) == recipe.looks and hold(recipe, ran):
-                    self._try(recipe, ran)
-                    return recipe
-            if not 0 < len(known) < _MOST:
+            known = self._known.get(key, [])
+            for each in known:
+                if self._fits(each, ran):
+                    return each.recipe
+            if key in self._known and not known:
                 return None
-            made = self._make(ran)
-            if made is not None:
-                known.append(made)
-            return made
+            return self._make(key, known, ran)
 
-    def _make(self, ran: Ran) -> Recipe | None:
+    def _make(self, key: _Key, known: list[_Known], ran: Ran) -> Recipe | None:
+        n_made = self._n_made.get(ran.module, 0)
+        if n_made >= _MOST_MADE:
+            return None
+        self._n_made[ran.module] = n_made + 1
         self.is_trial = True
         graph, watch = UnitGraph(ran), _Trial()
         trial = partial(evaluate, ran=ran, slots=graph.slots, watch=watch)
         is_dear = self._share > 0.0
         choice = Choice(ran, graph, trial, watch.flops, is_dear=is_dear)
         recipe = choice.recipe(self._share)
+        self._known[key] = known
         if recipe is not None:
-            self._n_tried.setdefault(ran.module, {})[recipe] = 1
+            known.append(_Known(recipe))
+            known[-1].n_tried[ran.module] = 1
+            del known[:-_MOST]
         return recipe
 
-    def _try(self, recipe: Recipe, ran: Ran) -> None:
-        """Compare all that a recipe rebuilds, in a unit's first calls under it."""
-        tried = self._n_tried.setdefault(ran.module, {})
-        n_tried = tried.get(recipe, 0)
+    def _fits(self, known: _Known, ran: Ran) -> bool:
+        """Whether a recipe holds; compared in full in a unit's first calls under it."""
+        recipe, module = known.recipe, ran.module
+        if module in known.is_wrong or looks(recipe.slots, ran) != recipe.looks:
+            return False
+        if not hold(recipe, ran):
+            return False
+        n_tried = known.n_tried.get(module, 0)
         if n_tried >= _TRIALS:
-            return
+            return True
         self.is_trial = True
         graph = UnitGraph(ran)
         value = evaluate(recipe, ran, graph.slots, _Trial())
         if not comes_out(graph, recipe, [slot for slot, _ in recipe.drops], value):
-            msg = "its operators do not give again what they gave"
-            raise ValueError(msg)
-        tried[recipe] = n_tried + 1
+            known.is_wrong.add(module)
+            return False
+        known.n_tried[module] = n_tried + 1
+        return True
 
 
 class _Trial:

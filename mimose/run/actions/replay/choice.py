@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import torch
+
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.run.actions.replay.looks import looks
 from mimose.run.actions.replay.noise import scale_of
@@ -128,7 +130,7 @@ class Choice:
         given = [
             Step(Source.INPUT, told=number)
             for number, tensor in enumerate(self._ran.inputs)
-            if tensor.is_floating_point() and not tensor.requires_grad
+            if _tells(tensor)
         ]
         return [*given, Step(Source.CAUSAL, node)]
 
@@ -183,6 +185,13 @@ class Choice:
         program = self._program(keys)
         program.recipe(self._graph.storages[key] for key in keys)
         return sum(self._flops.get(node, 0) for node in program.dear_nodes())
+
+
+def _tells(tensor: torch.Tensor) -> bool:
+    """Whether a sum shows that a tensor is in it."""
+    if tensor.requires_grad or not tensor.is_floating_point():
+        return False
+    return bool(tensor.count_nonzero())
 
 
 def _is_noise(graph: UnitGraph, slot: Slot) -> bool:

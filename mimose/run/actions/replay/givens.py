@@ -1,9 +1,11 @@
 """What a recipe was given from elsewhere than the graph: does it still hold?
 
 A number that no node has saved may change with an attribute of the module, and a norm
-may be given another epsilon than its module's. Both show in any row of what they give,
-so one row is computed again in each call. (Accelerators would have to be waited for:
-there the samples of what was let go tell, see `mimose.run.actions.replay.sample`.)
+may be given another epsilon than its module's. As a rule that shows in the first row of
+what they give, so that is computed again in each call, and a call where it is another
+gets a recipe of its own. What shows elsewhere alone, or on an accelerator, which would
+have to be waited for, is found when it is rebuilt: see
+`mimose.run.actions.replay.seal`.
 """
 
 from __future__ import annotations
@@ -13,10 +15,18 @@ from typing import Any
 import torch
 
 from mimose.run.actions.replay.operators import settings_of
-from mimose.run.actions.replay.recipe import Number, Recipe, Source, Step, run_with
+from mimose.run.actions.replay.recipe import (
+    Number,
+    Recipe,
+    Source,
+    Step,
+    owner_at,
+    run_with,
+    weight_of,
+)
 from mimose.run.actions.replay.unit_graph import Ran
 from mimose.tensors import same_bits
-from mimose.torch_private import saved_value
+from mimose.torch_private import parameters_of, saved_value
 
 _LAYER_NORM = "NativeLayerNormBackward0"
 
@@ -38,7 +48,7 @@ def _number_holds(step: Step, ran: Ran) -> bool:
         saved_value(nodes[slot.node], slot.name).detach()
         for slot in (number.other, number.result)
     )
-    if not other.is_cpu or other.shape != result.shape:
+    if not other.is_cpu or other.shape != result.shape or not other.numel():
         return True
     told = settings_of(step.name, nodes[step.node])
     made = run_with(step.name, told, number.value, number.place, _row(other))
@@ -47,16 +57,23 @@ def _number_holds(step: Step, ran: Ran) -> bool:
 
 def _epsilon_holds(step: Step, ran: Ran) -> bool:
     node = ran.nodes.nodes[step.node]
+    weight = weight_of(ran.nodes, step.node)
+    owner = owner_at(ran.module, step.told)
+    if owner is None or not hasattr(owner, step.name):
+        return False
+    if not any(weight is own for own in parameters_of(owner).values()):
+        return False  # a unit of the same kind, put together otherwise
     if ran.nodes.kinds[step.node] != _LAYER_NORM:
         return True
     x, rstd = saved_value(node, "input").detach(), saved_value(node, "result2")
-    if not x.is_cpu:
+    if not x.is_cpu or not x.numel():
         return True
     shape = saved_value(node, "normalized_shape")
     while x.dim() > len(shape):
         x, rstd = x[0], rstd[0]
-    eps = getattr(ran.module.get_submodule(step.told), step.name)
-    _, _, made = torch.native_layer_norm(x[None], shape, None, None, eps)
+    weight, bias = (saved_value(node, name) for name in ("weight", "bias"))
+    eps = getattr(owner, step.name)
+    _, _, made = torch.native_layer_norm(x[None], shape, weight, bias, eps)
     return same_bits(made.reshape(-1), rstd.detach().reshape(-1))
 
 

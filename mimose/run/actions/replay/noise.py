@@ -80,7 +80,7 @@ def unpack(noise: Noise | torch.Tensor) -> torch.Tensor:
     n_elements = math.prod(noise.shape)
     is_there = _unpacked(noise.bits, n_elements)
     if noise.dtype == torch.bool:
-        return is_there.view(torch.bool).view(noise.shape)
+        return is_there.view(torch.bool).clone().view(noise.shape)
     return is_there.to(noise.dtype).mul_(noise.scale).view(noise.shape)
 
 

@@ -9,27 +9,30 @@ to something else, which is an error and not a gradient.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from mimose.exact.late_answers import LateAnswers
+from mimose.exceptions import RecomputationError, first_line
+from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.measure.stopwatch import Stopwatch
-from mimose.run.actions.replay import noise, sample
+from mimose.run.actions.replay import noise
 from mimose.run.actions.replay.operators import (
     OPERATORS,
     causal_mask,
     settings_of,
 )
 from mimose.run.actions.replay.recipe import Recipe, Source, Step, placed
+from mimose.run.actions.replay.seal import Seal, is_broken, seal
 from mimose.run.actions.replay.unit_graph import Nodes, Ran, Slot, Value
 from mimose.tensors import version
 from mimose.torch_private import (
     NO_GRAPH_TASK,
     current_graph_task,
-    keeps_graph,
     output_of,
     saved_handle,
     saved_value,
@@ -56,17 +59,34 @@ class Watch(Protocol):
         ...
 
 
-class Place(NamedTuple):
-    """How a dropped tensor lay in its storage."""
+class Place:
+    """How a dropped tensor lay in its storage.
 
-    step: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    n_bytes: int
-    """Of the storage."""
-    sample: sample.Sample | None
-    """Of the storage; None where another tensor in it has one."""
+    It lives as long as the node that has saved the tensor has not let go of it.
+
+    Args:
+        step: Rebuilds the storage.
+        tensor: What goes.
+        sealed: Of the storage; None where another tensor in it has it.
+        rebuild: Is told when the node lets go.
+    """
+
+    __slots__ = ("_rebuild", "n_bytes", "offset", "sealed", "shape", "step", "stride")
+
+    def __init__(
+        self, step: int, tensor: torch.Tensor, sealed: Seal | None, rebuild: Rebuild
+    ) -> None:
+        self.step = step
+        self.shape = tensor.shape
+        self.stride = tensor.stride()
+        self.offset = int(tensor.storage_offset())
+        self.n_bytes = tensor.untyped_storage().nbytes()
+        self.sealed = sealed
+        self._rebuild = rebuild
+
+    def __del__(self) -> None:
+        """Say that nobody asks for it any more."""
+        self._rebuild.let_go(self.step)
 
 
 class Rebuild:
@@ -78,7 +98,7 @@ class Rebuild:
         watch: Is told what happens.
     """
 
-    __slots__ = ("_left", "_made", "_recipe", "_sources", "_task", "_watch")
+    __slots__ = ("_left", "_made", "_recipe", "_sources", "_task", "_users", "_watch")
 
     def __init__(self, recipe: Recipe, sources: list[Any], watch: Watch) -> None:
         self._recipe = recipe
@@ -86,7 +106,19 @@ class Rebuild:
         self._watch = watch
         self._made: dict[int, Any] = {}
         self._left = list(recipe.readers)
+        self._users = list(recipe.users)
         self._task = NO_GRAPH_TASK
+
+    def let_go(self, step: int) -> None:
+        """Take note that one tensor less is asked for; free what it alone needed.
+
+        Args:
+            step: That rebuilds it.
+        """
+        for index in self._recipe.needs[step]:
+            self._users[index] -= 1
+            if not self._users[index]:
+                self._sources[index] = None
 
     def hold(self, step: int, packed: noise.Noise | torch.Tensor) -> None:
         """Take in noise, as it is let go."""
@@ -113,18 +145,22 @@ class Rebuild:
             self._task, self._left = task, list(self._recipe.readers)
             self._made.clear()
         with torch.no_grad():
-            if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
+            try:
                 rebuilt = self._without_autocast(place.step)
-            else:
-                rebuilt = self.value(place.step)
+            except RecomputationError:
+                raise
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                self._watch.refuse(f"an operator refuses: {first_line(error)}")
             if rebuilt.untyped_storage().nbytes() != place.n_bytes:
                 self._watch.refuse("what it saved was rebuilt with another layout")
-            if place.sample is not None:
-                self._compare(place.sample, rebuilt)
+            if place.sealed is not None:
+                self._compare(place.sealed, rebuilt)
             return placed(rebuilt, place.shape, place.stride, place.offset)
 
-    def _compare(self, sampled: sample.Sample, rebuilt: torch.Tensor) -> None:
-        flag = sample.differs(sampled, rebuilt)
+    def _compare(self, sealed: Seal, rebuilt: torch.Tensor) -> None:
+        flag = is_broken(sealed, rebuilt)
         if flag is True:
             self._watch.refuse(_OTHERWISE)
         elif flag is not False:
@@ -137,12 +173,12 @@ class Rebuild:
             self._watch.answers.ask([flag], tell)
 
     def _without_autocast(self, step: int) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            accelerator = torch.accelerator.current_accelerator()
-            if accelerator is None:
-                return self.value(step)
-            with torch.autocast(accelerator.type, enabled=False):
-                return self.value(step)
+        accelerator = torch.accelerator.current_accelerator()
+        kinds = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+        with contextlib.ExitStack() as stack:
+            for kind in filter(torch.is_autocast_enabled, kinds):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            return self.value(step)
 
     def value(self, index: int) -> Any:
         """Return what a step comes to; after its last reader it is let go."""
@@ -151,12 +187,12 @@ class Rebuild:
         if index in self._made:
             return self._made.pop(index) if is_last else self._made[index]
         step = self._recipe.steps[index]
-        made = self._begin(index, step, is_last=is_last)
+        made = self._begin(index, step)
         if not is_last and step.source in _MADE:
             self._made[index] = made
         return made
 
-    def _begin(self, index: int, step: Step, *, is_last: bool) -> Any:
+    def _begin(self, index: int, step: Step) -> Any:
         source = self._sources[index]
         if step.source is Source.RUN:
             return self._run(step, source)
@@ -170,8 +206,6 @@ class Rebuild:
         if isinstance(held, torch.Tensor) and version(held) != counted:
             why = "a tensor that others are rebuilt from was edited in place"
             self._watch.refuse(why)
-        if is_last and self._left[index] == 0 and not keeps_graph():
-            self._sources[index] = None  # the node lets it go as well
         return noise.unpack(held) if step.source is Source.NOISE else held
 
     def _run(self, step: Step, told: Any) -> Any:
@@ -206,18 +240,16 @@ def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
     freed: dict[int, int] = {}
 
     def pack(step: int, tensor: torch.Tensor) -> Place:
-        sampled = None
-        n_bytes = tensor.untyped_storage().nbytes()
+        tensor, sealed = tensor.detach(), None
         if step not in freed:
-            freed[step] = n_bytes
+            freed[step] = tensor.untyped_storage().nbytes()
             if recipe.steps[step].source is Source.NOISE:
                 packed = noise.pack(tensor)
                 rebuild.hold(step, packed)
                 freed[step] -= noise.held_bytes(packed)
             else:
-                sampled = sample.take(tensor.detach())
-        offset = int(tensor.storage_offset())
-        return Place(step, tensor.shape, tensor.stride(), offset, n_bytes, sampled)
+                sealed = seal(tensor)
+        return Place(step, tensor, sealed, rebuild)
 
     for slot, step in recipe.drops:
         handle = saved_handle(ran.nodes.nodes[slot.node], slot.name)

@@ -26,13 +26,14 @@ from mimose.run.actions.replay.operators import (
 )
 from mimose.run.actions.replay.unit_graph import (
     ACCUMULATE,
+    Nodes,
     Saved,
     Slot,
     UnitGraph,
     Value,
 )
 from mimose.tensors import same_bits
-from mimose.torch_private import parameters_of, saved_value
+from mimose.torch_private import parameters_of, saved_names, saved_value
 
 _NUMBERS = (1.0, -1.0, 2.0, 0.5)
 """Tried in place of a number that no node has saved."""
@@ -96,6 +97,10 @@ class Recipe:
     """By step: how often it is asked for in one backward."""
     drops: tuple[tuple[Slot, int], ...]
     """What is let go, and the step that rebuilds it."""
+    needs: Mapping[int, tuple[int, ...]]
+    """By step that rebuilds what is let go: all steps that it takes, itself as well."""
+    users: tuple[int, ...]
+    """By step: how many of the tensors that are let go take it."""
     slots: tuple[Slot, ...]
     """All that it reads or lets go."""
     given: tuple[Step, ...] = ()
@@ -122,6 +127,26 @@ class UnknownError(BarrierError):
 
 Owners: TypeAlias = dict[int, tuple[str, nn.Module]]
 """The path and the module that a parameter, by identity, is one of."""
+
+
+def owner_at(module: nn.Module, path: str) -> nn.Module | None:
+    """Return a submodule; None where there is none of that path."""
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def weight_of(nodes: Nodes, node: int) -> torch.Tensor | None:
+    """Return the weight that a norm is given, as a module owns it; None without."""
+    kind, number, _ = nodes.edge(node, 1)
+    if kind == "node" and nodes.kinds[number] == ACCUMULATE:
+        weight: torch.Tensor = nodes.nodes[number].variable
+        return weight
+    if "weight" in saved_names(nodes.nodes[node]):
+        frozen: torch.Tensor | None = saved_value(nodes.nodes[node], "weight")
+        return frozen
+    return None
 
 
 def placed(
@@ -199,13 +224,30 @@ class Program:
         read = {Slot(s.node, s.name) for s in self._steps if s.source in _SLOTS}
         slots = read | self._witnesses | {slot for slot, _ in drops}
         given = (step for step in self._steps if step.source in _GIVEN)
+        needs = {index: self._behind(index) for _, index in drops}
+        users = [0] * len(self._steps)
+        for _, target in drops:
+            for index in needs[target]:
+                users[index] += 1
         return Recipe(
             tuple(self._steps),
             tuple(readers),
             tuple(drops),
+            needs,
+            tuple(users),
             tuple(sorted(slots)),
             tuple(given),
         )
+
+    def _behind(self, index: int) -> tuple[int, ...]:
+        """Return all steps that one takes."""
+        found, stack = set(), [index]
+        while stack:
+            one = stack.pop()
+            if one not in found:
+                found.add(one)
+                stack.extend(self._steps[one].operands)
+        return tuple(sorted(found))
 
     def dear_nodes(self) -> set[int]:
         """Return the nodes whose products run again."""
@@ -306,12 +348,7 @@ class Program:
 
     def _epsilon(self, node: int) -> int:
         """Find the epsilon of the module whose weight a norm is given."""
-        kind, number, _ = self._graph.nodes.edge(node, 1)
-        weight = None
-        if kind == "node" and self._graph.kinds[number] == ACCUMULATE:
-            weight = self._graph.nodes.nodes[number].variable
-        elif Slot(node, "weight") in self._graph.slots:
-            weight = self._graph.slots[Slot(node, "weight")]
+        weight = weight_of(self._graph.nodes, node)
         if id(weight) not in self._owners:
             raise BarrierError(self._graph.kinds[node])
         path, owner = self._owners[id(weight)]

@@ -40,8 +40,9 @@ Edge: TypeAlias = "tuple[str, int, int]"
 Kinds: TypeAlias = tuple[tuple[str, tuple[Edge, ...]], ...]
 """Kind and edges of each node."""
 
-Signature: TypeAlias = tuple[Kinds, tuple[int, ...]]
-"""What must be equal for a recipe to be looked at: the graph, and inputs edited."""
+Signature: TypeAlias = tuple[Kinds, tuple[int, ...], tuple[str, ...]]
+"""What must be equal for a recipe to be looked at: the graph, inputs edited, and where
+the inputs are among the arguments."""
 
 
 class Value(NamedTuple):
@@ -167,10 +168,12 @@ class Ran(NamedTuple):
     nodes: Nodes
     edited: tuple[int, ...] = ()
     """Those of the inputs, by number, that were changed in place meanwhile."""
+    paths: tuple[str, ...] = ()
+    """Where the inputs were among the call's arguments."""
 
     def signature(self) -> Signature:
         """Return what recipes are remembered by."""
-        return self.nodes.signature(), self.edited
+        return self.nodes.signature(), self.edited, self.paths
 
 
 @dataclass(slots=True)
