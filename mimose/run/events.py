@@ -302,15 +302,15 @@ class EventRunner:
         if self.knowledge.edited and self.knowledge.cannot_be_copied(args, kwargs):
             unit.keep(_EDITS_OBJECT)
             return self.first
-        if name in unit.excluded:
-            return self._least if name != self._least else self.first
-        why = self._actions[name].refuses(unit)
-        if not why:
+        is_excluded = name in unit.excluded
+        why = "" if is_excluded else self._actions[name].refuses(unit)
+        if not (why or is_excluded):
             return name
         if name == self._least:
             unit.keep(why)
             return self.first
-        unit.exclude(name, why)
+        if not is_excluded:
+            unit.exclude(name, why)
         return self._chosen(self._least, unit, args, kwargs)
 
     def _measure(
