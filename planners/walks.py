@@ -30,11 +30,13 @@ def find_walk(
         The cheapest walk found. None where none was: no walk keeps the budget, or,
         with nets that depend on the action, none of those that were carried on.
     """
-    form = replace(form, held_bytes=_on_grid(form.held_bytes, np.ceil))
+    is_allowed = np.isfinite(form.need_bytes)  # what is not may cost anything
+    held = np.where(is_allowed, form.held_bytes, 0.0)
+    form = replace(form, held_bytes=_on_grid(held, np.ceil))
     headroom = budget_bytes - least_suffix(form)
     if headroom[0] < 0 or form.step_bytes > budget_bytes:
         return None
-    cost = _on_grid(cost, np.rint)
+    cost = _on_grid(np.where(is_allowed, cost, 0.0), np.rint)
     return cheapest_walk(form, cost, headroom, budget_bytes, width)
 
 

@@ -44,6 +44,8 @@ _MOST_SHAPES = 48
 """Of one action of a family; the last ones."""
 _ENOUGH_SHAPES = 4
 """With fewer, one rate is fitted and not three."""
+_UNKNOWN = 1e-10
+"""Seconds of a FLOP, until one was timed: a CPU's core."""
 _LEAST = 1e-9
 """Seconds that no action takes less than."""
 _REPLAY_FLOPS = 25.0
@@ -107,8 +109,9 @@ class Seconds:
             seconds = a_call + a_flop * work.flops + a_byte * work.freed_bytes
             return max(_LEAST, seconds)
         usual = self.usual.get(action)
-        if usual is None:
-            usual = statistics.median(self.usual.values())
+        if usual is None:  # of layers without products nothing is learned of FLOPs
+            known = self.usual.values()
+            usual = statistics.median(known) if known else _UNKNOWN
         return max(_LEAST, usual * work.guess)
 
 

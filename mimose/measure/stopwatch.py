@@ -130,7 +130,7 @@ class EventStopwatch(Times):
     def read(self) -> tuple[float, float] | None:
         """Return the seconds added, and the forward's; None before all has happened."""
         pairs = [*self._added, *self._forward]
-        if not all(ended.query() for _, ended in pairs):
+        if not all(event.query() for pair in pairs for event in pair):
             return None
         forward = _seconds(self._forward)
         return _seconds(self._added) - forward, forward

@@ -166,3 +166,17 @@ def test_readings_are_taken_less_often_in_the_long_run():
     due = [timings.is_due() for _ in range(164)]
     assert all(due[:64])
     assert 20 == sum(due[64:])
+
+
+def test_layers_without_products_leave_nothing_unknown():
+    """What was timed of them tells no rate of a FLOP; other layers have a cost yet."""
+    timings = Timings()
+    pointwise = Work(flops=0.0, freed_bytes=100.0, recomputes=True)
+    timings.add(("pointwise", "recompute"), (8,), 1e-3, pointwise)
+    timings.look()
+    seconds = timings.seconds
+    product = Work(flops=1e9, freed_bytes=100.0, recomputes=True)
+    assert seconds.of("pointwise", "recompute", pointwise) > 0.0
+    assert seconds.of("product", "recompute", product) > seconds.of(
+        "pointwise", "recompute", pointwise
+    )
