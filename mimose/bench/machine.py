@@ -14,6 +14,15 @@ from mimose.bench.device import SIM, is_cpu, kind_of
 _VERSIONS = ("torch", "transformers", "mimose")
 
 
+HEAP_IS_KEPT = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # the most that glibc takes
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "MALLOC_ARENA_MAX": "1",
+}
+"""Variables by which glibc holds what is freed, as an accelerator's allocator does: in
+timings, pages that are mapped anew would be most of what a rebuilt tensor takes."""
+
+
 def worker_environment(threads: int) -> dict[str, str]:
     """Return the environment that every strategy's process runs with.
 

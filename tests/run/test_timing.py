@@ -46,7 +46,7 @@ def _priced(monkeypatch, seconds):
 def _trained(toys, meter, share=0.75, n_times=4, **how):
     """Train at a budget that needs plans; return the session."""
     model = toys.chain(6, width=128)
-    batches = [toys.inputs(4 * n, width=128) for n in (24, 40, 56, 64, 72, 80, 96)]
+    batches = [toys.inputs(2 * n, width=128) for n in (24, 40, 56, 64, 72, 80, 96)]
     budget = toys.budget_between(model, batches[-2:], share, meter)
     with mimose.attach(model, budget, meter=meter, **how) as session:
         toys.train(model, batches * n_times)

@@ -3,7 +3,8 @@
 A layer is run alone: bare, and under each action. Bytes are those that are held less
 after the forward, as a share of what it saves beyond its input and output. FLOPs are
 counted as they run. Times are of the processor, the median of rounds in which all take
-turns. On an accelerator the backward's peak is read too, over the level before it.
+turns, on a CPU with a heap that is kept. On an accelerator the backward's peak is read
+too, over the level before it.
 
     python -m mimose.bench.proofs layers
     python -m mimose.bench.proofs layers --models bert gpt2 --rounds 31
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mimose.bench.child import run_child
+from mimose.bench.machine import HEAP_IS_KEPT
 from mimose.bench.proofs.common import (
     Answer,
     Bar,
@@ -26,7 +29,6 @@ from mimose.bench.proofs.common import (
     count,
     device,
     progress,
-    rows_of,
 )
 from mimose.bench.rows import Row
 
@@ -71,14 +73,14 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Measure every layer under every action."""
     rows: list[LayerRow] = []
     for model in settings.models or _LAYERS:
-        rows += rows_of(
-            LayerRow,
-            "layers",
-            settings,
-            model=model,
-            rounds=options.rounds,
-            batch=options.batch,
-        )
+        task = {"model": model, "rounds": options.rounds, "batch": options.batch}
+        whole = {**task, "seed": settings.seed, "device": settings.device}
+        rows += [
+            LayerRow(**said, **settings.provenance())
+            for said in run_child(
+                __name__, whole, settings.threads, environment=HEAP_IS_KEPT
+            )
+        ]
         progress(f"layers: {model}")
     return Answer(rows=[*rows], table=[*_table(rows)], bars=list(_judge(rows)))
 
@@ -131,6 +133,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     import mimose
     from mimose.bench.grid.strategies import Everywhere
     from mimose.bench.proofs.single_layers import alone, saved_bytes
+    from mimose.measure.meters.prediction import PredictionMeter
     from mimose.planners.actions import FINE_MENU
 
     torch.manual_seed(task["seed"])
@@ -151,6 +154,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 units=["layers.0"],
                 actions=FINE_MENU.names,
                 planner=Everywhere(action),
+                meter=PredictionMeter(place),  # others have the heap give back
             )
             sessions.append(session)
     for number in range(_WARM_UP + task["rounds"]):

@@ -31,6 +31,7 @@ from mimose.bench.grid.menu import FINE, menu_named
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.workload import Workload
 from mimose.bench.grid.workloads import workload_named
+from mimose.bench.machine import HEAP_IS_KEPT
 from mimose.bench.proofs.common import AMPLE_BYTES, Settings, progress
 from mimose.bench.proofs.menu_bytes import kept
 from mimose.bench.rows import Row, RowsFile
@@ -41,11 +42,6 @@ from mimose.session import Session, attach
 
 PLAIN = ""
 """Stands for no plan: the bare model."""
-_HEAP_IS_KEPT = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # the most that glibc takes
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),
-    "MALLOC_ARENA_MAX": "1",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,7 +171,7 @@ def _take(
             order = {"workload": task, "scale": options.scale, "seed": settings.seed}
             whole = {**order, "device": settings.device, "orders": orders}
             for said in run_child(
-                __name__, whole, settings.threads, environment=_HEAP_IS_KEPT
+                __name__, whole, settings.threads, environment=HEAP_IS_KEPT
             ):
                 found = [
                     MenuTimeRow(**each, **settings.provenance())
