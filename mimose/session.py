@@ -19,7 +19,6 @@ from mimose.exceptions import (
     RecomputationError,
     StateMismatchError,
 )
-from mimose.head.loss_function import has_lean_loss
 from mimose.learn.problem import Memory
 from mimose.measure.meters import BasicMeter, Meter
 from mimose.measure.out_of_memory import is_out_of_memory
@@ -284,8 +283,9 @@ class Session:
             state: What ``state_dict`` returned, or what came back from JSON.
 
         Raises:
-            StateMismatchError: It is of another model, device, torch or predictor, or
-                it is damaged. Nothing has changed then.
+            StateMismatchError: It is of another model, device, torch or predictor, of
+                a loss that went by rows where this one does not (or the other way
+                round), or it is damaged. Nothing has changed then.
         """
         refuse_other(state, self._description())
         before = self.state_dict()
@@ -296,7 +296,11 @@ class Session:
             msg = f"the state is damaged: {type(error).__name__}: {error}"
             raise StateMismatchError(msg) from error
 
+    def _losses_by_rows(self) -> list[str]:
+        return [] if self._attachment is None else self._attachment.losses_by_rows()
+
     def _description(self) -> dict[str, Any]:
+        by_rows = ", ".join(self._losses_by_rows())
         return describe(
             self._model,
             self._engine.device,
@@ -307,6 +311,7 @@ class Session:
             compiled=", ".join(
                 unit.name for unit in self._engine.units if unit.is_compiled
             ),
+            **({"losses by rows": by_rows} if by_rows else {}),
         )
 
     # ------------------------------------------------------------------ telling
@@ -356,7 +361,7 @@ class Session:
             shape=table.named(facts.sizes),
             seconds=self._engine.policy.event_seconds(facts, plan.actions),
             why=why,
-            by_rows=has_lean_loss(self._model),
+            by_rows=bool(self._losses_by_rows()),
             width=terminal_width(),
         )
 

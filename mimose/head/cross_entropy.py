@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from mimose.exceptions import MimoseError
+from mimose.head.edits import Known, refuse, refuse_edited
 from mimose.head.holders import holders_of, is_alone
 from mimose.head.rows import REDUCTIONS, How, gradient_of, loss_of
 from mimose.torch_private import keeps_graph, top_transform
@@ -21,10 +22,12 @@ CAST = frozenset((torch.bfloat16, torch.float16, torch.float32))
 _KNOWN_DTYPES = CAST | {torch.float64}
 _KNOWN = frozenset((torch.Tensor, torch.nn.Parameter))
 _TOGETHER = (
-    "a loss that went by rows is differentiated together with its own gradient (a "
-    "gradient penalty, perhaps), which would not round as torch's own does: use "
-    "torch.nn.functional.cross_entropy there; within a session of a model of "
-    "transformers, attach without 'lean' among the actions"
+    "a loss that went by rows is differentiated a second time after create_graph=True: "
+    "its gradient was made with a graph (a gradient penalty, perhaps), and now comes a "
+    "backward of the loss, alone or in a sum with that gradient, which would not round "
+    "as torch's own does. Use torch.nn.functional.cross_entropy there; in a session of "
+    "a model of transformers give model.loss_function a function of your own, or "
+    "attach with actions='exact'"
 )
 
 
@@ -49,8 +52,11 @@ def cross_entropy(
     Where rows alone do not give the same bits, the plain function does the work: with
     class weights, label smoothing, probabilities as targets or more dimensions, inside
     of transforms of `torch.func` and of compiled code, and on logits of less than a
-    MiB. A backward may be differentiated again (``create_graph=True``), but not in one
-    sum with the loss.
+    MiB. A gradient may be differentiated again (``create_graph=True``); the loss itself
+    may not go backward any more then, neither alone nor in one sum with that gradient.
+
+    The logits may not be edited between the loss and its backward, which plain
+    cross-entropy allows.
 
     Args:
         input: (N, V) logits, best as the model made them.
@@ -68,7 +74,8 @@ def cross_entropy(
         The loss.
 
     Raises:
-        MimoseError: In the backward of a sum of the loss and of its own gradients.
+        MimoseError: In a backward of the loss after one with ``create_graph=True``.
+        RecomputationError: In a backward, where the logits were edited meanwhile.
     """
     is_usual = weight is None and size_average is None and reduce is None
     if is_usual and label_smoothing == 0.0 and _goes_by_rows(input, target, reduction):
@@ -122,7 +129,7 @@ def _dtype_of_loss(logits: torch.Tensor) -> torch.dtype:
 
 
 class _ByRows(torch.autograd.Function):
-    """Keeps the logits alone, and makes the rest again in backward.
+    """Keeps the logits and what tells them, and makes the rest again in backward.
 
     Where nobody else holds them, their gradient takes their place.
     """
@@ -131,23 +138,40 @@ class _ByRows(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, labels: torch.Tensor, how: How
     ) -> torch.Tensor:
-        loss, weight = loss_of(logits, labels, how)
-        ctx.save_for_backward(logits, labels, weight)
+        loss, weight, known = loss_of(logits, labels, how)
+        ctx.save_for_backward(logits, labels, weight, *known)
         ctx.how, ctx.is_differentiated = how, False
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (grad,) = grads
-        logits, labels, weight = ctx.saved_tensors
+        logits, labels, weight, *told = _saved(ctx)
+        known = Known(*told)
         if ctx.is_differentiated:
             raise MimoseError(_TOGETHER)
         if torch.is_grad_enabled():
+            with torch.no_grad():
+                *_, again = loss_of(logits.detach(), labels, ctx.how)
+            refuse_edited(known, again)
             ctx.is_differentiated = True
             return _differentiable(grad, logits, labels, ctx.how), None, None
         is_free = not keeps_graph() and is_alone(holders_of(logits))
         out = logits if is_free else None
-        return gradient_of(grad, logits, labels, weight, ctx.how, out), None, None
+        found, again = gradient_of(grad, logits, labels, weight, ctx.how, out)
+        refuse_edited(known, again)
+        return found, None, None
+
+
+def _saved(ctx: Any) -> tuple[torch.Tensor, ...]:
+    """Return what was saved, unless it was edited in a way that autograd counts."""
+    try:
+        saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
+    except RuntimeError as error:
+        if "modified by an inplace operation" in str(error):
+            refuse(error)
+        raise
+    return saved
 
 
 def _differentiable(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,49 +20,102 @@ from mimose.head.late_upcast import late
 
 _OWN = "_loss_function"
 """Where a model keeps the function that it was given, in place of that of its class."""
+_STATE = "__getstate__"
+"""The attribute that Python's ``copy`` and ``pickle`` ask an object for its own."""
 _THEIRS = "transformers."
 
 
 class LeanLoss:
     """A model's loss function, replaced on the instance until `remove`.
 
-    A deep copy or a pickle of the model gets the original.
+    Copies and pickles of the model are made without it, and have the original.
 
     Args:
         module: The model.
+        name: What to call it.
+
+    Attributes:
+        name: The same.
+        is_on: Whether the loss goes by rows; not any more after `remove`, in whatever
+            was made of the model's attributes meanwhile.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, name: str) -> None:
         self._module = module
-        self._previous = vars(module).get(_OWN)
-        self.original: Callable[..., Any] = module.loss_function
+        self._previous: Callable[..., Any] | None = vars(module).get(_OWN)
+        self.name, self.is_on = name, True
         functools.update_wrapper(self, self.original, updated=())
         setattr(module, _OWN, self)
+        vars(module)[_STATE] = self._state_of_module
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """What was given to the instance; else what the class chooses, as of now."""
+        if self._previous is not None:
+            return self._previous
+        without: Any = object.__new__(type(self._module))
+        vars(without).update(_without(vars(self._module), None))
+        function: Callable[..., Any] = without.loss_function
+        return function
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether nobody has given the model another since."""
+        return vars(self._module).get(_OWN) is self
+
+    @property
+    def goes_by_rows(self) -> bool:
+        """Whether the model's loss goes by rows as of now."""
+        return self.is_on and self.is_in_place and _is_theirs(self.original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss."""
-        if torch.compiler.is_compiling():
-            return self.original(*args, **kwargs)
+        original = self.original
+        is_late = self.is_on and not torch.compiler.is_compiling()
+        if not is_late or not _is_theirs(original):
+            return original(*args, **kwargs)
         args = tuple(map(_late, args))
-        return self.original(*args, **{name: _late(v) for name, v in kwargs.items()})
+        return original(*args, **{name: _late(v) for name, v in kwargs.items()})
 
     def remove(self) -> None:
         """Put the original back, unless somebody has given the model another."""
-        if vars(self._module).get(_OWN) is not self:
+        self.is_on = False
+        vars(self._module).pop(_STATE, None)
+        if not self.is_in_place:
             return
         if self._previous is None:
             delattr(self._module, _OWN)
         else:
             setattr(self._module, _OWN, self._previous)
 
+    def _state_of_module(self) -> Any:
+        """Return what copies and pickles of the module are made from."""
+        module = self._module
+        of_class: Any = getattr(type(module), _STATE, None)  # Python 3.10 has none
+        state = vars(module) if of_class is None else of_class(module)
+        if not isinstance(state, Mapping):
+            return state
+        return _without(state, self._previous if self.is_in_place else state.get(_OWN))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Give a copy of the model the original."""
+        """Give the original to copies that are made in another way."""
         del memo
         return self.original
 
     def __reduce__(self) -> Any:
         """Pickle as the original."""
         return _same, (self.original,)
+
+
+def _without(state: Mapping[str, Any], given: Any) -> dict[str, Any]:
+    """Return a model's attributes with nothing of a `LeanLoss` among them.
+
+    Args:
+        state: The attributes.
+        given: The loss function that the model was given; None for that of its class.
+    """
+    rest = {name: v for name, v in state.items() if name not in (_OWN, _STATE)}
+    return rest if given is None else {**rest, _OWN: given}
 
 
 def _same(value: Any) -> Any:
@@ -74,19 +127,17 @@ def _late(value: Any) -> Any:
     return late(value) if is_large and value.is_floating_point() else value
 
 
-def modules_with_loss(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that compute their loss by a function of transformers'."""
-    for module in model.modules():
+def modules_with_loss(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the modules that compute their loss by a function of transformers'.
+
+    Each with its name; that of the whole model is its class's.
+    """
+    for name, module in model.named_modules():
         if not isinstance(getattr(type(module), "loss_function", None), property):
             continue
         takes = inspect.signature(module.forward).parameters
         if "labels" in takes and _is_theirs(getattr(module, "loss_function", None)):
-            yield module
-
-
-def has_lean_loss(model: nn.Module) -> bool:
-    """Whether a session computes a model's loss by rows."""
-    return any(isinstance(vars(m).get(_OWN), LeanLoss) for m in model.modules())
+            yield module, name or type(module).__name__
 
 
 def _is_theirs(function: Any) -> bool:

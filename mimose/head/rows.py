@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from mimose.head.edits import Known, nothing_known, sum_of_words
 from mimose.torch_private import (
     log_softmax_backward_into,
     log_softmax_into,
@@ -46,26 +47,23 @@ REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 def loss_of(
     logits: torch.Tensor, labels: torch.Tensor, how: How
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss, and the weight of all rows that count.
+) -> tuple[torch.Tensor, torch.Tensor, Known]:
+    """Return the loss, the weight of all rows that count, and what tells the logits.
 
     Args:
         logits: (N, V).
         labels: (N,) classes.
         how: What is asked for.
     """
-    losses = torch.empty(len(logits), dtype=how.dtype, device=logits.device)
     space = _Space(logits, how.dtype, 2)
     for at in space.chunks():
-        own = labels[at]
-        log_p = space.log_softmax(at)
-        losses[at], _ = nll_loss(log_p, own, None, REDUCTIONS["none"], how.ignore_index)
+        space.log_softmax(at, labels, how)
     is_ignored = labels == how.ignore_index
     classes = torch.zeros_like(labels).masked_fill_(is_ignored, _IGNORED)
     loss, weight = nll_loss(
-        -losses[:, None], classes, None, REDUCTIONS[how.reduction], _IGNORED
+        -space.known.losses[:, None], classes, None, REDUCTIONS[how.reduction], _IGNORED
     )
-    return loss, weight
+    return loss, weight, space.known
 
 
 def gradient_of(
@@ -75,8 +73,8 @@ def gradient_of(
     weight: torch.Tensor,
     how: How,
     out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the gradient of the logits.
+) -> tuple[torch.Tensor, Known]:
+    """Return the gradient of the logits, and what told them.
 
     Args:
         grad: Of the loss.
@@ -92,7 +90,7 @@ def gradient_of(
     space = _Space(logits, how.dtype, 3)
     options = None, REDUCTIONS[how.reduction], how.ignore_index, weight
     for at in space.chunks():
-        log_p = space.log_softmax(at)
+        log_p = space.log_softmax(at, labels, how)
         of_loss = grad if grad.dim() == 0 else grad[at]
         # What was cast is not needed any more: the next gradient takes its place.
         of_log_p = space.part(0, at)
@@ -103,7 +101,7 @@ def gradient_of(
         log_softmax_backward_into(of_log_p, log_p, 1, how.dtype, out=own)
         if own.dtype != found.dtype:
             found[at] = own
-    return found
+    return found, space.known
 
 
 class _Space:
@@ -113,10 +111,14 @@ class _Space:
         logits: (N, V).
         dtype: Of the chunks.
         n_parts: How many.
+
+    Attributes:
+        known: What tells the logits, of all rows whose log-softmax was taken.
     """
 
     def __init__(self, logits: torch.Tensor, dtype: torch.dtype, n_parts: int) -> None:
         self._logits, self._dtype = logits, dtype
+        self.known = nothing_known(logits, dtype)
         self._n_rows = rows_of_chunk(logits.shape[1] * dtype.itemsize)
         self._shape = min(self._n_rows, len(logits)), logits.shape[1]
         self._parts: list[torch.Tensor | None] = [None] * n_parts
@@ -134,12 +136,15 @@ class _Space:
             self._parts[number] = part
         return part[: at.stop - at.start]
 
-    def log_softmax(self, at: slice) -> torch.Tensor:
+    def log_softmax(self, at: slice, labels: torch.Tensor, how: How) -> torch.Tensor:
         """Return the log-softmax of some rows, in part 1; part 0 may be needed."""
         rows = self._logits[at]
+        self.known.words.add_(sum_of_words(rows))
         if rows.dtype != self._dtype:
             rows = self.part(0, at).copy_(rows)
         log_p: torch.Tensor = log_softmax_into(rows, 1, False, out=self.part(1, at))
+        options = None, REDUCTIONS["none"], how.ignore_index
+        self.known.losses[at], _ = nll_loss(log_p, labels[at], *options)
         return log_p
 
 

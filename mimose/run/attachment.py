@@ -35,6 +35,7 @@ class Attachment:
 
     def __init__(self, model: nn.Module, engine: Engine, *, hard_limit: bool) -> None:
         self._patches: list[Patch | LeanLoss] = []
+        self._by_rows: list[str] = []
         self._undo = contextlib.ExitStack()
         self._finalizer: Any = None
         try:
@@ -59,10 +60,21 @@ class Attachment:
         self._patches.append(RootPatch(model, engine.driver))
         self._patches.extend(WithoutCache(module) for module in caching)
         if engine.learner.model.menu.is_fine:
-            self._patches.extend(map(LeanLoss, modules_with_loss(model)))
+            found = list(modules_with_loss(model))
+            self._patches.extend(LeanLoss(module, name) for module, name in found)
+
+    def losses_by_rows(self) -> list[str]:
+        """Name the modules whose loss goes by rows, or went so until `remove`."""
+        losses = [patch for patch in self._patches if isinstance(patch, LeanLoss)]
+        return (
+            [p.name for p in losses if p.goes_by_rows]
+            if self._patches
+            else self._by_rows
+        )
 
     def remove(self) -> None:
         """Give everything back as it was. Harmless twice."""
+        self._by_rows = self.losses_by_rows()
         for patch in reversed(self._patches):
             patch.remove()
         self._patches.clear()

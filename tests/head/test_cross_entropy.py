@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import mimose
 from mimose.head import cross_entropy as by_rows
-from mimose.head import rows
+from mimose.head import edits, rows
 from mimose.measure.tracker import StorageTracker
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -154,13 +154,15 @@ def test_double_backward():
     assert equal(*found)
 
 
-def test_a_gradient_penalty_is_refused():
-    """Loss and gradient differentiated in one sum would round otherwise: an error."""
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_loss_that_was_differentiated_with_a_graph_is_refused(is_alone):
+    """In a sum with its gradient it would round otherwise; alone nobody can tell."""
     logits, labels, _ = made(33, 200, torch.float32)
     loss = mimose.cross_entropy(logits * 2.0, labels)
     (first,) = torch.autograd.grad(loss, logits, create_graph=True)
-    with pytest.raises(mimose.MimoseError, match="together with its own gradient"):
-        (loss + first.square().sum()).backward()
+    total = loss if is_alone else loss + first.square().sum()
+    with pytest.raises(mimose.MimoseError, match="a second time after create_graph"):
+        total.backward()
 
 
 def test_transforms():
@@ -196,14 +198,66 @@ def test_without_gradients():
             assert torch.equal(expected, mimose.cross_entropy(logits, labels))
 
 
-def test_an_edit_is_an_error():
-    """Logits that were edited after the loss give no gradients."""
-    logits, labels, _ = made(33, 200, torch.float32)
+def _shuffled(array):
+    array[:] = array[:, ::-1].copy()
+
+
+EDITS = {
+    "a tensor": lambda whole: whole.mul_(2.0),
+    "one element": lambda whole: whole.data[7, 11:12].add_(1.0),
+    "data": lambda whole: whole.data.mul_(2.0),
+    "a column": lambda whole: whole.detach().numpy()[:, 3:4].fill(0),
+    "an array": lambda whole: _shuffled(whole.detach().numpy()),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("keeps", ["nothing", "graph", "create"])
+@pytest.mark.parametrize("n_classes", [200, 203])
+def test_an_edit_is_an_error(edit, keeps, n_classes):
+    """Logits that were edited after the loss give no gradients, counted or not."""
+    logits, labels, _ = made(33, n_classes, torch.float32)
     whole = logits * 1.0
     loss = mimose.cross_entropy(whole, labels)
-    whole.mul_(2.0)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+    EDITS[edit](whole)
+    del whole
+    options = {"graph": {"retain_graph": True}, "create": {"create_graph": True}}
+    with pytest.raises(mimose.RecomputationError, match="were edited between a loss"):
+        loss.backward(**options.get(keeps, {}))
+    assert logits.grad is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_words_do_not_depend_on_the_place(dtype):
+    """Hooks may bring logits back elsewhere, with other strides: they are the same."""
+    whole = torch.randn(9, 14).to(dtype)
+    moved = torch.empty(127, dtype=dtype)[1:].view(9, 14).copy_(whole)
+    turned = whole.t().contiguous().t()
+    words = {int(edits.sum_of_words(each)) for each in (whole, moved, turned)}
+    assert 1 == len(words)
+    turned[3, 5] += 1
+    assert int(edits.sum_of_words(turned)) not in words
+
+
+def test_an_edit_on_an_accelerator_is_told_at_the_end(monkeypatch):
+    """No answer is waited for before the backward has ended, and then it fails."""
+    logits, labels, _ = made(33, 200, torch.float32)
+    different_bits = edits.different_bits
+    monkeypatch.setattr(
+        edits, "different_bits", lambda *two: torch.tensor(different_bits(*two))
+    )
+    monkeypatch.setattr(edits, "_is_recorded", lambda _: False)
+    for is_edited in (False, True):
+        whole = logits * 1.0
+        loss = mimose.cross_entropy(whole, labels)
+        if not is_edited:
+            loss.backward()
+            continue
+        whole.data[3, 4] = 2.0
+        logits.grad = None
+        with pytest.raises(mimose.RecomputationError, match="were edited"):
+            loss.backward()
+        assert logits.grad is not None
 
 
 HOLDERS = {

@@ -1,5 +1,6 @@
 """The loss of models of transformers goes by rows, and is theirs again at the end."""
 
+import contextlib
 import copy
 import pickle
 
@@ -125,15 +126,90 @@ def test_a_users_function_is_left_alone():
         assert own is model.loss_function
 
 
-def test_copies_have_the_original():
-    """Neither a deep copy nor a pickle takes the session's function along."""
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+@pytest.mark.parametrize("is_given", [False, True])
+def test_copies_have_the_original(copied, is_given):
+    """No copy takes the session's function along, nor the class's as its own."""
     model = llama()
     original = model.loss_function
+    if is_given:
+        model.loss_function = original = transformers.loss.loss_utils.ForMaskedLMLoss
     with mimose.attach(model, "1TiB", actions=ACTIONS):
-        copied = copy.deepcopy(model)
-        pickled = pickle.loads(pickle.dumps(model.loss_function))
-    assert original is copied.loss_function
-    assert original is pickled
+        made = copied(model)
+        assert copied(model.loss_function) in (original, model.loss_function)
+    assert original is made.loss_function
+    assert is_given == (_OWN in vars(made))
+    for each in (made, model):
+        assert "__getstate__" not in vars(each)
+    if not is_given:
+        made.loss_type = "ForMaskedLM"
+        assert transformers.loss.loss_utils.ForMaskedLMLoss is made.loss_function
+
+
+def test_attributes_taken_along_pass_through(calls):
+    """What holds the function after `detach` has the plain loss."""
+    model = llama()
+    with mimose.attach(model, "1TiB", actions=ACTIONS):
+        held = model.loss_function
+    ids = torch.arange(40).view(2, 20)
+    logits = torch.randn(2, 20, 211)
+    expected = model.loss_function(logits, ids, vocab_size=211)
+    assert torch.equal(expected, held(logits, ids, vocab_size=211))
+    assert [] == calls
+
+
+def test_another_type_of_loss_is_followed(calls):
+    """The class chooses by the model's `loss_type` in each call, as without mimose."""
+    model = llama()
+    ids = torch.arange(40).view(2, 20)
+    found = []
+    for is_attached in (False, True):
+        model.loss_type = "ForCausalLM"
+        with contextlib.ExitStack() as stack:
+            if is_attached:
+                stack.enter_context(mimose.attach(model, "1TiB", actions=ACTIONS))
+            for kind in ("ForCausalLM", "ForMaskedLM"):
+                model.loss_type = kind
+                found.append(model(input_ids=ids, labels=ids).loss.detach())
+    assert found[0] != found[1]
+    assert found[:2] == found[2:]
+    assert 2 == len(calls)
+
+
+def test_an_array_edited_before_backward_is_an_error(calls):
+    """Metrics worked out in place on the logits would change gradients in silence."""
+    model = llama()
+    ids = torch.arange(40).view(2, 20)
+    with mimose.attach(model, "1TiB", actions=ACTIONS):
+        out = model(input_ids=ids, labels=ids)
+        numbers = out.logits.detach().numpy()
+        numbers -= numbers.max(-1, keepdims=True)
+        with pytest.raises(mimose.RecomputationError, match="loss_function"):
+            out.loss.backward()
+    assert 1 == len(calls)
+
+
+def test_a_state_is_of_a_loss_by_rows():
+    """One that was learned so is refused where the loss goes another way."""
+    model = llama()
+    plain = transformers.loss.loss_utils.ForCausalLMLoss
+    session = mimose.attach(model, "1TiB", actions=ACTIONS)
+    state = session.state_dict()
+    session.detach()
+    assert state == session.state_dict()
+    with mimose.attach(model, "1TiB", actions=ACTIONS) as other:
+        other.load_state_dict(state)
+        old = copy.deepcopy(state)
+        del old["of"]["settings"]["losses by rows"]
+        with pytest.raises(mimose.StateMismatchError, match="losses by rows: 'missing"):
+            other.load_state_dict(old)
+        model.loss_function = lambda *args, **kwargs: plain(*args, **kwargs)
+        with pytest.raises(mimose.StateMismatchError, match="by rows: 'LlamaForCausal"):
+            other.load_state_dict(state)
+    with mimose.attach(model, "1TiB", actions=ACTIONS) as other:
+        other.load_state_dict(old)
 
 
 def test_late_upcast_is_a_tensor_to_all_others():
