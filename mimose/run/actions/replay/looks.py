@@ -1,8 +1,8 @@
 """What else has to be alike for a recipe to hold: how the tensors lie in memory.
 
 A graph's kinds and edges say nothing of layouts, nor of two tensors that are one in one
-call and two in another. So of every tensor that a recipe reads or rebuilds this is
-compared in each call: its precision, the order of its strides, whether it fills its
+call and two in another. So of every saved tensor that a recipe reads or rebuilds this
+is compared in each call: its precision, the order of its strides, whether it fills its
 storage, which dimensions are of size one, whom it shares its storage with, and whether
 it was edited after it was made. A call that looks otherwise gets another recipe.
 """

@@ -1,10 +1,11 @@
 """How nodes of the autograd graph are run again: one entry for each kind of node.
 
-An entry says where the operator's operands are to be had, and nothing is taken from
-elsewhere: from the node's edges, from what it has saved, or, for the epsilon of a norm
-alone, from the module that owns the norm's weight. A number that an operator was given
-and did not save, as the 1 of ``1 + tanh(x)``, is found by trial. All that is rebuilt is
-compared with what is there before anything is let go, and in part in each call.
+An entry says where the operator's operands are to be had: on the node's edges, among
+what it has saved, or, for the epsilon of a norm, with the module that owns the norm's
+weight. A number that an operator was given and did not save, as the 1 of
+``1 + tanh(x)``, and a tensor without gradient, such as a mask among the call's
+arguments, are found by trial. All that is rebuilt is compared with what is there before
+anything is let go, in full in a unit's first calls and by a sum of its words in each.
 """
 
 from __future__ import annotations
