@@ -1,0 +1,237 @@
+"""What changes after a recipe was made: another recipe, or an error."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import mimose
+from mimose.bench.grid.strategies import Everywhere
+from mimose.exceptions import RecomputationError
+from mimose.planners.actions import FINE_MENU
+from mimose.run.actions.replay import noise
+
+WIDTH = 64
+LEAST_AND_MOST = ("lean", "lean80")
+
+
+class _Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+
+class Edited(_Layer):
+    """Edits one column of what nobody saves, where autograd does not see it."""
+
+    is_on = False
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        h = torch.tanh(self.a(x)) + x
+        if self.is_on:
+            with torch.no_grad():
+                h[:, 5] = 0.0
+        return self.b(functional.gelu(h * 2.0))
+
+
+class Masked(_Layer):
+    """Adds a mask that it is given to what it computes."""
+
+    def forward(self, x, mask, then=None):
+        """Map (rows, width) to the same."""
+        h = torch.tanh(self.a(x)) + mask * -8.0
+        h = h if then is None else h + then
+        return self.b(functional.gelu(h))
+
+
+class Normed(_Layer):
+    """A norm between two products."""
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        return self.b(functional.gelu(self.norm(self.a(x))))
+
+
+class Branched(_Layer):
+    """Two outputs of one activation."""
+
+    def forward(self, x):
+        """Map (rows, width) to two of the same."""
+        h = functional.silu(self.norm(x))
+        return self.a(h), self.b(h)
+
+
+class Model(nn.Module):
+    """One layer behind something that has a graph.
+
+    Args:
+        layer: The layer.
+    """
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, **options):
+        """Return what the layer does."""
+        return self.layer(x * 1.0, **options)
+
+
+def _attach(model, action, **others):
+    options = {"actions": FINE_MENU.names, "planner": Everywhere(action), **others}
+    return mimose.attach(model, "1TiB", **{"units": ["layer"], **options})
+
+
+def _x(n_rows=128):
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(n_rows, WIDTH, generator=generator)
+
+
+def _gradients(model, *args, **options):
+    model.zero_grad()
+    loss = model(*args, **options).square().sum()
+    loss.backward()
+    gradients = (p.grad for p in model.parameters())
+    return [loss.detach(), *(g for g in gradients if g is not None)]
+
+
+def _same(one, other):
+    return all(itertools.starmap(torch.equal, zip(one, other, strict=True)))
+
+
+@pytest.mark.parametrize("action", LEAST_AND_MOST)
+def test_an_edit_that_begins_later_is_an_error(action):
+    """In one column alone; then the layer does not run so any more."""
+    model = Model(Edited())
+    bare = copy.deepcopy(model)
+    with _attach(model, action) as session:
+        for _ in range(4):
+            assert _same(_gradients(model, _x()), _gradients(bare, _x()))
+        model.layer.is_on = bare.layer.is_on = True
+        with pytest.raises(RecomputationError, match="rebuilt to something else"):
+            _gradients(model, _x())
+        for _ in range(2):
+            assert _same(_gradients(model, _x()), _gradients(bare, _x()))
+    assert len(session.records) == 7
+
+
+@pytest.mark.parametrize("action", LEAST_AND_MOST)
+def test_a_mask_that_hides_nothing_at_first(action):
+    """It is not taken for what gave the same by chance."""
+    model = Model(Masked())
+    bare = copy.deepcopy(model)
+    nothing, something = torch.zeros(128, WIDTH), torch.zeros(128, WIDTH)
+    something[64:, 32:] = 1.0
+    with _attach(model, action):
+        for mask in [nothing] * 4 + [something] * 4:
+            found, expected = (_gradients(m, _x(), mask=mask) for m in (model, bare))
+            assert _same(found, expected)
+
+
+@pytest.mark.parametrize("action", LEAST_AND_MOST)
+def test_arguments_that_change_places(action):
+    """What was given as one is given as another."""
+    model = Model(Masked())
+    bare = copy.deepcopy(model)
+    one, other = (torch.rand(128, WIDTH) for _ in range(2))
+    calls = [{"mask": one, "then": other}] * 4 + [{"then": one, "mask": other}] * 3
+    with _attach(model, action):
+        for options in calls:
+            found, expected = (_gradients(m, _x(), **options) for m in (model, bare))
+            assert _same(found, expected)
+
+
+@pytest.mark.parametrize("action", LEAST_AND_MOST)
+def test_two_parts_of_a_graph_one_after_the_other(action):
+    """Without keeping it: what the second needs is there yet."""
+    model = Model(Branched())
+    bare = copy.deepcopy(model)
+
+    def gradients(one):
+        a, b = one(_x())
+        first = torch.autograd.grad(a.square().sum(), [one.layer.a.weight])
+        return [*first, *torch.autograd.grad(b.square().sum(), [one.layer.b.weight])]
+
+    with _attach(model, action):
+        for _ in range(4):
+            assert _same(gradients(model), gradients(bare))
+
+
+@pytest.mark.parametrize("action", LEAST_AND_MOST)
+def test_layers_of_one_kind_that_are_put_together_otherwise(action):
+    """Their graphs are equal, and their norms have other names."""
+
+    class Two(nn.Module):
+        """Two rows of modules."""
+
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            ends = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+            norms = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH, eps=1e-2)
+            self.one = nn.Sequential(ends[0], norms[0], nn.GELU(), ends[1])
+            self.two = nn.Sequential(
+                ends[2], nn.Identity(), norms[1], nn.GELU(), ends[3]
+            )
+
+        def forward(self, x):
+            """Map (rows, width) to the same."""
+            return self.two(self.one(x * 1.0))
+
+    model = Two()
+    bare = copy.deepcopy(model)
+    with _attach(model, action, units=["one", "two"]):
+        for _ in range(4):
+            assert _same(_gradients(model, _x()), _gradients(bare, _x()))
+
+
+@pytest.mark.parametrize("n_rows", [(0, 64, 64), (64, 64, 64, 0, 64), (1, 64, 1)])
+def test_empty_and_single_rows(n_rows):
+    """Nothing is held of nothing."""
+    model = Model(Normed())
+    bare = copy.deepcopy(model)
+    with _attach(model, "lean"):
+        for n in n_rows:
+            assert _same(_gradients(model, _x(n)), _gradients(bare, _x(n)))
+
+
+def test_another_session_finds_out_by_itself():
+    """What a first one has tried is not taken for granted."""
+    model = Model(Edited())
+    bare = copy.deepcopy(model)
+    with _attach(model, "lean"):
+        for _ in range(3):
+            _gradients(model, _x())
+    model.layer.is_on = bare.layer.is_on = True
+    with _attach(model, "lean"):
+        for _ in range(3):
+            assert _same(_gradients(model, _x()), _gradients(bare, _x()))
+
+
+def test_a_norm_in_two_precisions_needs_one_recipe(freed):
+    """Under autocast its statistics are more precise than what it is given."""
+    model = Model(Normed())
+    with _attach(model, "lean"):
+        for _ in range(20):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(_x()).float().square().sum()
+            loss.backward()
+    assert len(freed) == 20
+    assert min(freed) == max(freed) > 0
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("n_elements", [1024, 1156, 289])
+def test_masks_of_an_accelerator_come_back_whole(sim, n_elements):
+    """Of any number of elements, in a storage of their own."""
+    del sim
+    drawn = (torch.rand(n_elements) < 0.9).to("sim")
+    found = noise.unpack(noise.pack(drawn))
+    assert torch.equal(found.cpu(), drawn.cpu())
+    assert found.untyped_storage().nbytes() == n_elements
