@@ -10,6 +10,7 @@ exact: there growths from 16 MiB up count, batches are a third, and bars are clo
     python -m mimose.bench.proofs prediction
     python -m mimose.bench.proofs prediction --pairs 30 --models vit
     python -m mimose.bench.proofs prediction --device sim
+    python -m mimose.bench.proofs prediction --device sim --fine --pairs 60
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from mimose.bench.proofs.common import (
     Settings,
     count,
     device,
+    flag,
     progress,
     recorded,
     said_by,
@@ -43,12 +45,17 @@ from mimose.bench.proofs.models import ModelSpec, Sizes, by_name, names_of
 from mimose.bench.proofs.numbers import MIB, mebibytes, percent, quantile, worst
 from mimose.bench.rows import Row
 from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
+from mimose.planners.actions import EXACT_MENU
 from mimose.planners.timeline import judge
 from mimose.records import StepRecord
 from mimose.session import attach
 
 QUESTION = "How far is growth from its prediction, at unseen shapes under any plan?"
-OPTIONS = (device("cpu"), count("--pairs", 300, "that count, a model"))
+OPTIONS = (
+    device("cpu"),
+    count("--pairs", 300, "that count, a model"),
+    flag("--fine", "plans of all exact actions, mixed at random"),
+)
 
 _SPECS = by_name(
     ModelSpec("bert", {"batch": (18, 30), "length": (256, 448)}),
@@ -70,6 +77,8 @@ _TRIES = 6
 """Steps a pair, at the most."""
 _BARS, _DEVICE_BARS, _DEVICE_MEDIAN_BAR = (0.02, 0.01), (0.003, 0.001), 0.0005
 """On |errors|, and on predictions that are too low."""
+_FINE_BARS = (0.01, 0.01)
+"""The same with all exact actions."""
 _MEDIANS_MISSED = 1
 """So many models may miss the bar on medians."""
 
@@ -88,6 +97,8 @@ class PairRow(Row):
     kept: int
     """Events whose activations were kept."""
     events: int
+    menu: str
+    """The session's actions, in a word."""
     predicted_growth_bytes: float
     observed_growth_bytes: int
 
@@ -136,8 +147,20 @@ class Alternating:
 
     def _choice(self, problem: PlanningProblem) -> NDArray[np.intp]:
         share = self._random.random()
+        if len(problem.actions) > len(EXACT_MENU.names):
+            return self._mixed(problem, share)
         recomputed = [self._random.random() < share for _ in problem.events]
         return np.array(recomputed, dtype=np.intp) * problem.allowed[:, 1]
+
+    def _mixed(self, problem: PlanningProblem, share: float) -> NDArray[np.intp]:
+        """Choose any action for about so many events, and keep the others."""
+        chosen = [
+            self._random.choice(np.flatnonzero(allowed).tolist())
+            if self._random.random() < share
+            else 0
+            for allowed in problem.allowed
+        ]
+        return np.array(chosen, dtype=np.intp)
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -146,7 +169,9 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     rows: list[PairRow] = []
     for name in names_of(_SPECS, settings.models):
         own, others = [], Counter[str]()
-        for said in said_by("prediction", settings, model=name, pairs=options.pairs):
+        menu = "fine" if options.fine else "exact"
+        task = {"model": name, "pairs": options.pairs, "menu": menu}
+        for said in said_by("prediction", settings, **task):
             if "other" in said:
                 others[said["other"]] += 1
             else:
@@ -154,9 +179,9 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
                 if len(own) % 50 == 0:
                     progress(f"prediction {name}: {len(own)} pairs")
         rows += own
-        bars = _judge(own, options.pairs, settings.device)
+        bars = _judge(own, options.pairs, settings.device, is_fine=options.fine)
         answer.add(name, own, _summarise(own, others), bars)
-    if not is_cpu(settings.device):
+    if not (is_cpu(settings.device) or options.fine):
         answer.bars.append(_medians_bar(rows))
     return answer
 
@@ -183,11 +208,14 @@ def _low(rows: Sequence[PairRow]) -> float | None:
     return quantile((max(0.0, row.error) for row in rows), 0.99)
 
 
-def _judge(rows: Sequence[PairRow], pairs: int, device: str) -> list[Bar]:
+def _judge(
+    rows: Sequence[PairRow], pairs: int, device: str, *, is_fine: bool
+) -> list[Bar]:
     counted = [row for row in rows if row.counts]
     error = quantile((abs(row.error) for row in counted), 0.99)
     least = _least_growth(device) // MIB
-    error_bar, low_bar = _BARS if is_cpu(device) else _DEVICE_BARS
+    usual = _BARS if is_cpu(device) else _DEVICE_BARS
+    error_bar, low_bar = _FINE_BARS if is_fine else usual
     return [
         Bar(f"pairs of {least} MiB and more", len(counted), at_least=pairs),
         Bar("error p99", error, at_most=error_bar, is_share=True),
@@ -220,12 +248,14 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     loop.warm_up(spec.batch(spec.shortest(), generator))
     planner = Alternating(task["seed"])
     n_counted = 0
-    with attach(loop.model, AMPLE_BYTES, planner=planner, meter=loop.meter) as session:
+    how = {"planner": planner, "meter": loop.meter, "actions": task["menu"]}
+    with attach(loop.model, AMPLE_BYTES, **how) as session:
         for sizes in _unseen(spec, generator, _TRIES * task["pairs"] + 20):
             planner.source = ""
             loop.step(spec.batch(sizes, generator))
             said = _pair(session.records[-1], planner.source)
-            yield {**said, "model": spec.model, "sizes": json.dumps(sizes)}
+            told = {"model": spec.model, "sizes": json.dumps(sizes)}
+            yield {**said, **told, "menu": task["menu"]}
             n_counted += said.get("observed_growth_bytes", 0) >= least
             if n_counted >= task["pairs"]:
                 return
