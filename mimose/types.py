@@ -106,6 +106,10 @@ class Measured:
         is_first, self.has_gradient = not self.has_gradient, True
         return is_first
 
+    def keep(self, action: str) -> None:
+        """Take note that it was kept, whatever was meant to be done."""
+        self.action = action
+
     def add_flops(self, flops: int) -> None:
         """Take in what its backward has run again."""
         self.flops += flops

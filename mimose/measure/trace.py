@@ -20,6 +20,7 @@ a ResNet).
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -64,10 +65,12 @@ class Trace:
 
     Args:
         meter: Where the marks read.
+        budget_bytes: What may be held.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, budget_bytes: float = math.inf) -> None:
         self._meter = meter
+        self._budget_bytes = budget_bytes
         self._file_bytes = 0
         self._first_file_bytes = 0
         self.marks: list[Mark] = []
@@ -79,6 +82,11 @@ class Trace:
     def file_growth_bytes(self) -> int:
         """Bytes of files mapped during the step."""
         return self._file_bytes - self._first_file_bytes
+
+    @property
+    def room_bytes(self) -> float:
+        """What was left of the budget at the last mark."""
+        return self._budget_bytes - self.marks[-1].live_bytes - self._file_bytes
 
     def mark(self, kind: str, event: int = -1) -> None:
         """Read the meter at a boundary; the first mark only starts the peak."""

@@ -148,7 +148,7 @@ class Step:
         elif self.on_first_call is None:
             meter.reset_peak()
             return
-        self._spare = Trace(meter)
+        self._spare = Trace(meter, self._budget_bytes)
         self._spare.mark("start")
         self.trace = self._spare if self.is_measured else None
 

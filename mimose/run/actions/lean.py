@@ -68,8 +68,11 @@ class Lean:
         entered = call.stopwatch.start()
         output = self._keep.run(call, probe)
         call.stopwatch.leave_out(entered)
+        has_room = False
         if probe is not None:
             probe.trace.mark("ran", probe.index)
+            # A trial may take as much again as the call holds.
+            has_room = self._kept_bytes(probe) <= probe.trace.room_bytes
         outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
         edited = tuple(
             number
@@ -81,7 +84,8 @@ class Lean:
             nodes = Nodes(outputs, inputs, began, _MOST_NODES)
             paths = tuple(path for path, _ in given)
             ran = Ran(call.unit.module, inputs, outputs, nodes, edited, paths)
-            recipe = self._book.find(ran)
+            may_make = has_room or probe is None
+            recipe = self._book.find(ran, may_try=has_room, may_make=may_make)
         except Exception as error:
             # Nothing was let go yet: an operator may refuse what it is tried on.
             if is_out_of_memory(error):
@@ -95,9 +99,17 @@ class Lean:
         call.stopwatch.stop(entered)
         if probe is not None:
             event = probe.trace.events[probe.index]
-            kept = event.held_bytes.get(self._keep.spec.name, 0.0)
-            event.tell_held(self.spec.name, max(0.0, kept - freed))
+            if self._book.is_put_off:
+                event.keep(self._keep.spec.name)
+            else:
+                left = max(0.0, self._kept_bytes(probe) - freed)
+                event.tell_held(self.spec.name, left)
         return output
+
+    def _kept_bytes(self, probe: Probe) -> float:
+        """Return what the call holds as long as nothing is let go."""
+        event = probe.trace.events[probe.index]
+        return event.held_bytes.get(self._keep.spec.name, 0.0)
 
     def held_bytes(self, counted: Counted) -> None:
         """Return None: it takes the graph to tell."""

@@ -57,6 +57,7 @@ class RecipeBook:
 
     Attributes:
         is_trial: Whether the last answer took a trial, which later ones do not.
+        is_put_off: Whether a recipe was to be made for the last call, and was not.
     """
 
     def __init__(self, share: float) -> None:
@@ -65,24 +66,30 @@ class RecipeBook:
         self._n_made: weakref.WeakKeyDictionary[nn.Module, int] = (
             weakref.WeakKeyDictionary()
         )
-        self.is_trial = False
+        self.is_trial = self.is_put_off = False
 
-    def find(self, ran: Ran) -> Recipe | None:
+    def find(
+        self, ran: Ran, *, may_try: bool = True, may_make: bool = True
+    ) -> Recipe | None:
         """Return a recipe that gives what is there; None where nothing can be let go.
 
         Args:
             ran: The call, nothing dropped yet.
+            may_try: Whether a known recipe may be compared in full, which takes memory
+                that no plan has counted.
+            may_make: Whether one may be made, which takes as much.
         """
-        self.is_trial = False
+        self.is_trial = self.is_put_off = False
         key = type(ran.module), ran.signature()
         with torch.no_grad():
             known = self._known.get(key, [])
             for each in known:
-                if self._fits(each, ran):
+                if self._fits(each, ran, may_try=may_try):
                     return each.recipe
             if key in self._known and not known:
                 return None
-            return self._make(key, known, ran)
+            self.is_put_off = not may_make
+            return self._make(key, known, ran) if may_make else None
 
     def _make(self, key: _Key, known: list[_Known], ran: Ran) -> Recipe | None:
         n_made = self._n_made.get(ran.module, 0)
@@ -102,7 +109,7 @@ class RecipeBook:
             del known[:-_MOST]
         return recipe
 
-    def _fits(self, known: _Known, ran: Ran) -> bool:
+    def _fits(self, known: _Known, ran: Ran, *, may_try: bool) -> bool:
         """Whether a recipe holds; compared in full in a unit's first calls under it."""
         recipe, module = known.recipe, ran.module
         if module in known.is_wrong or looks(recipe.slots, ran) != recipe.looks:
@@ -110,7 +117,7 @@ class RecipeBook:
         if not hold(recipe, ran):
             return False
         n_tried = known.n_tried.get(module, 0)
-        if n_tried >= _TRIALS:
+        if n_tried >= _TRIALS or not may_try:
             return True
         self.is_trial = True
         graph = UnitGraph(ran)
