@@ -13,6 +13,7 @@ from mimose.bench.grid.strategies import Everywhere
 from mimose.exceptions import RecomputationError
 from mimose.planners.actions import FINE_MENU
 from mimose.run.actions.replay import noise
+from mimose.run.actions.replay.book import RecipeBook
 
 WIDTH = 64
 LEAST_AND_MOST = ("lean", "lean80")
@@ -235,3 +236,24 @@ def test_masks_of_an_accelerator_come_back_whole(sim, n_elements):
     found = noise.unpack(noise.pack(drawn))
     assert torch.equal(found.cpu(), drawn.cpu())
     assert found.untyped_storage().nbytes() == n_elements
+
+
+@pytest.mark.parametrize("action", LEAST_AND_MOST)
+def test_weights_that_are_trained_need_no_other_recipe(action, monkeypatch):
+    """They are edited in place between any two calls."""
+    made, make = [], RecipeBook._make
+
+    def noted(*args):
+        made.append(make(*args))
+        return made[-1]
+
+    monkeypatch.setattr(RecipeBook, "_make", noted)
+    model = Model(Normed())
+    bare = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in (model, bare)]
+    with _attach(model, action):
+        for _ in range(6):
+            assert _same(_gradients(model, _x()), _gradients(bare, _x()))
+            for optimizer in optimizers:
+                optimizer.step()
+    assert len(made) == 1

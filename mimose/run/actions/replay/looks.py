@@ -16,7 +16,7 @@ import torch
 
 from mimose.run.actions.replay.unit_graph import Nodes, Ran, Slot
 from mimose.tensors import version
-from mimose.torch_private import saved_handle, saved_value, storage_key
+from mimose.torch_private import base_of, saved_handle, saved_value, storage_key
 
 Look: TypeAlias = tuple[object, ...]
 Looks: TypeAlias = tuple[Look, ...]
@@ -62,8 +62,7 @@ def _share(tensor: torch.Tensor, sharing: dict[int, int]) -> int:
 def _look(tensor: torch.Tensor, nodes: Nodes) -> Look:
     if tensor.layout != torch.strided:
         return (tensor.dtype, tensor.layout)
-    is_own = tensor.grad_fn is not None and nodes.value_of(tensor) is not None
-    edits = version(tensor) if is_own else -1
+    edits = version(tensor) if _is_own(tensor, nodes) else -1
     shape = tensor.shape
     ones = tuple(size == 1 for size in shape) if 1 in shape else len(shape)
     offset = tensor.storage_offset()
@@ -71,6 +70,16 @@ def _look(tensor: torch.Tensor, nodes: Nodes) -> Look:
     if tensor.is_contiguous():
         return (tensor.dtype, edits, ones, fills, bool(offset))
     return (tensor.dtype, edits, ones, fills, bool(offset), _order(tensor))
+
+
+def _is_own(tensor: torch.Tensor, nodes: Nodes) -> bool:
+    """Whether the unit has made a tensor: weights and inputs are edited by others.
+
+    A view is as old as what it is a view of.
+    """
+    base = base_of(tensor)
+    made = tensor if base is None else base
+    return made.grad_fn is not None and nodes.value_of(made) is not None
 
 
 def _order(tensor: torch.Tensor) -> tuple[tuple[int, bool], ...]:
