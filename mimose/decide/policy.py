@@ -211,7 +211,9 @@ class Policy:
             plan=replace(chosen.plan, actions=tuple(actions)),
             by_unit=by_unit(actions, otherwise=model.menu.first),
         )
-        names = [name for name in model.menu.names if any(name in u for u in turns)]
+        pairs = zip(actions, chosen.plan.actions, strict=True)
+        tried = {own for own, planned in pairs if own != planned}
+        names = [name for name in model.menu.names if name in tried]
         return replace(
             decision,
             chosen=stand_in,

@@ -13,10 +13,9 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from mimose.exceptions import RecomputationError
-from mimose.tensors import bits, different_bits
+from mimose.tensors import different_bits
 from mimose.torch_private import queue_callback
 
-_WORD_BYTES = 8
 _EDITED = (
     "logits (or their labels) were edited between a loss that goes by rows and its "
     "backward, which reads them again: zero this step's gradients, and edit a copy "
@@ -45,22 +44,6 @@ def nothing_known(logits: torch.Tensor, dtype: torch.dtype) -> Known:
     """
     words = torch.zeros((), dtype=torch.int64, device=logits.device)
     return Known(torch.empty(len(logits), dtype=dtype, device=logits.device), words)
-
-
-def sum_of_words(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of some rows' bits, wherever these lie.
-
-    Args:
-        rows: (n, V); copied where they are not contiguous.
-    """
-    flat = bits(rows.contiguous()).flatten()
-    size = flat.element_size()
-    n_whole = flat.nbytes // _WORD_BYTES * _WORD_BYTES // size
-    whole = flat[:n_whole]
-    if whole.storage_offset() * size % _WORD_BYTES:
-        whole = whole.clone()
-    total: torch.Tensor = whole.view(torch.int64).sum() + flat[n_whole:].sum()
-    return total
 
 
 def refuse_edited(known: Known, again: Known) -> None:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from mimose.head.edits import Known, nothing_known, sum_of_words
+from mimose.head.edits import Known, nothing_known
+from mimose.tensors import sum_of_words
 from mimose.torch_private import (
     log_softmax_backward_into,
     log_softmax_into,

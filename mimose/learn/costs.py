@@ -113,7 +113,7 @@ def extra_flops(
     known: dict[CostOf, int | None] = {}  # equal layers cost the same
     for event, sizes, action in zip(pattern.events, own, actions, strict=True):
         if action == model.menu.first or model.menu.spec(action).replays:
-            continue  # it runs nothing again whose FLOPs are counted
+            continue  # what is rebuilt is counted as it runs
         cost_of = event.family, action, sizes
         if cost_of not in known:
             known[cost_of] = exact_cost(model, cost_of)

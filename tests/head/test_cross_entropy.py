@@ -11,6 +11,7 @@ import mimose
 from mimose.head import cross_entropy as by_rows
 from mimose.head import edits, rows
 from mimose.measure.tracker import StorageTracker
+from mimose.tensors import sum_of_words
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LABELS = ("all count", "some ignored", "all ignored", "zero ignored")
@@ -233,10 +234,10 @@ def test_words_do_not_depend_on_the_place(dtype):
     whole = torch.randn(9, 14).to(dtype)
     moved = torch.empty(127, dtype=dtype)[1:].view(9, 14).copy_(whole)
     turned = whole.t().contiguous().t()
-    words = {int(edits.sum_of_words(each)) for each in (whole, moved, turned)}
+    words = {int(sum_of_words(each)) for each in (whole, moved, turned)}
     assert 1 == len(words)
     turned[3, 5] += 1
-    assert int(edits.sum_of_words(turned)) not in words
+    assert int(sum_of_words(turned)) not in words
 
 
 def test_an_edit_on_an_accelerator_is_told_at_the_end(monkeypatch):

@@ -138,6 +138,8 @@ class Answer:
     """The promises."""
     notes: list[str] = field(default_factory=list)
     """What a reader should know besides."""
+    variant: str = ""
+    """Another way of asking, whose rows have a file of their own."""
     is_text: bool = False
     """Whether the table's cells are words, and begin at the left."""
 
@@ -165,7 +167,8 @@ def progress(text: str) -> None:
 
 def publish(name: str, answer: Answer, folder: Path) -> None:
     """Write the CSV file, print the table and the bars; JSON is the last line."""
-    path = folder / f"{name}.csv"
+    variant = f"_{answer.variant}" if answer.variant else ""
+    path = folder / f"{name}{variant}.csv"
     write(path, type(answer.rows[0]) if answer.rows else Row, answer.rows)
     table = format_table(answer.table, is_text=answer.is_text)
     lines = [*table, *answer.notes, *map(str, answer.bars)]

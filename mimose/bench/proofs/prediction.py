@@ -165,7 +165,7 @@ class Alternating:
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every model, and judge its errors."""
-    answer = Answer()
+    answer = Answer(variant="fine" if options.fine else "")
     rows: list[PairRow] = []
     for name in names_of(_SPECS, settings.models):
         own, others = [], Counter[str]()

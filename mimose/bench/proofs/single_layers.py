@@ -38,7 +38,8 @@ class Bottleneck(nn.Module):
         y = self.relu(self.norms[0](self.a(x)))
         y = self.relu(self.norms[1](self.b(y)))
         y = self.norms[2](self.c(y)) + x
-        return self.relu(y)  # type: ignore[no-any-return]
+        output: torch.Tensor = self.relu(y)
+        return output
 
 
 class Alone(nn.Module):
@@ -57,8 +58,8 @@ class Alone(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, length, width) or images to one number."""
         output = self.layers[0](x * 1.0, **self.options)
-        first = output[0] if isinstance(output, tuple) else output
-        return first.square().mean()  # type: ignore[no-any-return]
+        first: torch.Tensor = output[0] if isinstance(output, tuple) else output
+        return first.square().mean()
 
 
 def _library(name: str) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners import ActionSpec
 from mimose.run.actions.base import Probe, UnitCall
 from mimose.run.actions.keep import Keep
-from mimose.run.actions.replay.book import RecipeBook
+from mimose.run.actions.replay.book import NOTHING, RecipeBook
 from mimose.run.actions.replay.rebuild import drop
 from mimose.run.actions.replay.unit_graph import Nodes, Ran
 from mimose.run.unit import Unit
@@ -79,27 +79,27 @@ class Lean:
             for number, tensor in enumerate(inputs)
             if version(tensor) != versions[number]
         )
-        freed = 0.0
+        found, freed = NOTHING, 0.0
         try:
             nodes = Nodes(outputs, inputs, began, _MOST_NODES)
             paths = tuple(path for path, _ in given)
             ran = Ran(call.unit.module, inputs, outputs, nodes, edited, paths)
             may_make = has_room or probe is None
-            recipe = self._book.find(ran, may_try=has_room, may_make=may_make)
-        except Exception as error:
+            found = self._book.find(ran, may_try=has_room, may_make=may_make)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
             # Nothing was let go yet: an operator may refuse what it is tried on.
             if is_out_of_memory(error):
                 raise
             call.unit.exclude(self.spec.name, f"{type(error).__name__}: {error}")
         else:
-            if recipe is not None:
-                freed = drop(recipe, ran, _Watch(self.spec.name, call, probe))
-        if self._book.is_trial:
+            if found.recipe is not None:
+                freed = drop(found.recipe, ran, _Watch(self.spec.name, call, probe))
+        if found.is_trial:
             call.stopwatch.spoil()
         call.stopwatch.stop(entered)
         if probe is not None:
             event = probe.trace.events[probe.index]
-            if self._book.is_put_off:
+            if found.is_put_off:
                 event.keep(self._keep.spec.name)
             else:
                 left = max(0.0, self._kept_bytes(probe) - freed)

@@ -1,7 +1,8 @@
 """Recipes that were made, for the calls to come.
 
-Equal units share them. Each unit compares a recipe in full with what it would let go in
-its first calls under it; from then on a few elements are compared in each call.
+Equal units share them. A recipe is compared in full with what it would let go in the
+call that it is made of, and by each unit in its first calls where there is room for it.
+What is rebuilt is compared in every call: see `mimose.run.actions.replay.seal`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import MutableMapping
 from functools import partial
-from typing import NoReturn, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import cachetools
 import torch
@@ -48,16 +49,26 @@ class _Known:
         """Units for which it did not come out."""
 
 
+class Found(NamedTuple):
+    """What a book says of a call."""
+
+    recipe: Recipe | None = None
+    """Gives what is there; None where nothing can be let go."""
+    is_trial: bool = False
+    """Whether it took a trial, which later calls do not."""
+    is_put_off: bool = False
+    """Whether a recipe was to be made, and was not."""
+
+
+NOTHING = Found()
+
+
 class RecipeBook:
     """The recipes of one action in one session.
 
     Args:
         share: The products that may run again, as a share of those that rebuilding
             everything would take.
-
-    Attributes:
-        is_trial: Whether the last answer took a trial, which later ones do not.
-        is_put_off: Whether a recipe was to be made for the last call, and was not.
     """
 
     def __init__(self, share: float) -> None:
@@ -66,12 +77,9 @@ class RecipeBook:
         self._n_made: weakref.WeakKeyDictionary[nn.Module, int] = (
             weakref.WeakKeyDictionary()
         )
-        self.is_trial = self.is_put_off = False
 
-    def find(
-        self, ran: Ran, *, may_try: bool = True, may_make: bool = True
-    ) -> Recipe | None:
-        """Return a recipe that gives what is there; None where nothing can be let go.
+    def find(self, ran: Ran, *, may_try: bool = True, may_make: bool = True) -> Found:
+        """Find, or make, a recipe that gives what is there.
 
         Args:
             ran: The call, nothing dropped yet.
@@ -79,24 +87,26 @@ class RecipeBook:
                 that no plan has counted.
             may_make: Whether one may be made, which takes as much.
         """
-        self.is_trial = self.is_put_off = False
         key = type(ran.module), ran.signature()
         with torch.no_grad():
             known = self._known.get(key, [])
             for each in known:
-                if self._fits(each, ran, may_try=may_try):
-                    return each.recipe
+                if not self._fits(each, ran):
+                    continue
+                is_trial = may_try and self._is_new(each, ran)
+                if not is_trial or self._comes_out(each, ran):
+                    return Found(each.recipe, is_trial=is_trial)
             if key in self._known and not known:
-                return None
-            self.is_put_off = not may_make
-            return self._make(key, known, ran) if may_make else None
+                return NOTHING
+            if not may_make:
+                return Found(is_put_off=True)
+            return Found(self._make(key, known, ran), is_trial=True)
 
     def _make(self, key: _Key, known: list[_Known], ran: Ran) -> Recipe | None:
         n_made = self._n_made.get(ran.module, 0)
         if n_made >= _MOST_MADE:
             return None
         self._n_made[ran.module] = n_made + 1
-        self.is_trial = True
         graph, watch = UnitGraph(ran), _Trial()
         trial = partial(evaluate, ran=ran, slots=graph.slots, watch=watch)
         is_dear = self._share > 0.0
@@ -109,23 +119,26 @@ class RecipeBook:
             del known[:-_MOST]
         return recipe
 
-    def _fits(self, known: _Known, ran: Ran, *, may_try: bool) -> bool:
-        """Whether a recipe holds; compared in full in a unit's first calls under it."""
+    def _fits(self, known: _Known, ran: Ran) -> bool:
+        """Whether a call is like those that a recipe is for."""
+        if ran.module in known.is_wrong:
+            return False
+        recipe = known.recipe
+        return looks(recipe.slots, ran) == recipe.looks and hold(recipe, ran)
+
+    def _is_new(self, known: _Known, ran: Ran) -> bool:
+        """Whether a unit has yet to compare a recipe in full."""
+        return known.n_tried.get(ran.module, 0) < _TRIALS
+
+    def _comes_out(self, known: _Known, ran: Ran) -> bool:
+        """Compare a recipe in full; where it differs, the unit never uses it."""
         recipe, module = known.recipe, ran.module
-        if module in known.is_wrong or looks(recipe.slots, ran) != recipe.looks:
-            return False
-        if not hold(recipe, ran):
-            return False
-        n_tried = known.n_tried.get(module, 0)
-        if n_tried >= _TRIALS or not may_try:
-            return True
-        self.is_trial = True
         graph = UnitGraph(ran)
         value = evaluate(recipe, ran, graph.slots, _Trial())
         if not comes_out(graph, recipe, [slot for slot, _ in recipe.drops], value):
             known.is_wrong.add(module)
             return False
-        known.n_tried[module] = n_tried + 1
+        known.n_tried[module] = known.n_tried.get(module, 0) + 1
         return True
 
 

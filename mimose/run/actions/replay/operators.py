@@ -5,7 +5,8 @@ what it has saved, or, for the epsilon of a norm, with the module that owns the 
 weight. A number that an operator was given and did not save, as the 1 of
 ``1 + tanh(x)``, and a tensor without gradient, such as a mask among the call's
 arguments, are found by trial. All that is rebuilt is compared with what is there before
-anything is let go, in full in a unit's first calls and by a sum of its words in each.
+anything is let go, in full when a recipe is made, and by a sum of its words in each
+call.
 """
 
 from __future__ import annotations
