@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mimose.learn.costs import cost_of, work_of
 from mimose.learn.heads import Heads, actions_of_last, head_series, heads
 from mimose.learn.model import CostModel, backward_key, gap_key
+from mimose.learn.outputs import freed_by_maker
 from mimose.learn.patterns import AdjacentFamilies, Event, Layout, Pattern
 from mimose.learn.series import Series
 from mimose.planners import PlanningProblem
@@ -153,11 +154,22 @@ class _Layer:
         return len(self._own_backward(action))
 
     def net(self, action: str, sizes: Sizes) -> Series:
-        own = self._model.net(*self._backward, action)
-        least = self._model.net(*self._backward, self._menu.least)
-        if action == self._menu.first:
-            return own if len(own) else least
-        return self._trusted(action, own, least, sizes)
+        """Return what is known of an action's net change of the level.
+
+        Actions differ in who frees a layer's output (Note: [Saved outputs]), in which
+        those between the ends are like the first.
+        """
+        least = self._own_net(self._menu.least)
+        if action == self._menu.least:
+            return least
+        others = map(self._own_net, (action, *self._menu.names[:-1]))
+        known = (own for own in others if len(own) and not own.doubt(sizes))
+        own = self._own_net(action)
+        is_few = action == self._menu.first and len(own)
+        return next(known, own if is_few else least)
+
+    def _own_net(self, action: str) -> Series:
+        return self._model.net(*self._backward, action)
 
     def needed(
         self, allowed: Sequence[str], sizes: Sizes
@@ -248,6 +260,7 @@ def fill_problem(
     found = heads(model, facts, pattern, released)
     table = _class_table(model, facts, pattern, found)[layout.of_event]
     held, forward, backward, net, cost = table.transpose(1, 0, 2)
+    backward, net = freed_by_maker(backward, net, model.kinds["net"].noise)
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
     gaps = np.vstack((gaps, (found.net_bytes - released, found.excess_bytes)))
     own = pattern.own_sizes(facts.sizes)

@@ -20,7 +20,7 @@ from mimose.measure.meters import BasicMeter, Meter, make_meter
 from mimose.planners import FixedPlanner, Planner
 from mimose.records import Records
 from mimose.run.actions.base import Action
-from mimose.run.actions.registry import choose, menu_of
+from mimose.run.actions.registry import choose, load_state, menu_of, state_of
 from mimose.run.allocator_footprint import Ratios, make_footprint
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.driver import Driver, Parts
@@ -89,6 +89,7 @@ class Engine:
             options.budget, meter.total_bytes(), meter.held_bytes
         )
         kinds = kinds_of(options.predictor, meter.noise_bytes)
+        self._actions = options.actions
         menu = menu_of(options.actions)
         replays = any(spec.replays for spec in menu.specs)
         by_seconds = replays if options.cost == "auto" else options.cost == "seconds"
@@ -192,6 +193,7 @@ class Engine:
             "optimizers": self.optimizers.state_dict(),
             "kept_units": self.findings.state_dict(),
             "footprint": self.footprint.state_dict(),
+            "actions": state_of(self._actions),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,4 +207,5 @@ class Engine:
         self.describer.load_state_dict(state["sizes"])
         self.optimizers.load_state_dict(state["optimizers"])
         self.footprint.load_state_dict(state.get("footprint", {}))
+        load_state(self._actions, state.get("actions", {}))
         self.findings.load_state_dict(state["kept_units"])

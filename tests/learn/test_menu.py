@@ -31,7 +31,7 @@ N_EVENTS = 5
 HELD = {"keep": 100.0, "fold": 40.0, "recompute": 10.0}
 FORWARD = {"keep": 120.0, "fold": 130.0, "recompute": 30.0}
 BACKWARD = {"keep": 50.0, "fold": 55.0, "recompute": 60.0}
-NET = {"keep": 5.0, "fold": 9.0, "recompute": 5.0}
+NET = {"keep": 5.0, "fold": 5.0, "recompute": 5.0}
 COST = {"fold": 4.0, "recompute": 20.0}
 ENOUGH = (8, 24, 16, 12, 20, 32)
 

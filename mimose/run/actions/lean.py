@@ -9,7 +9,7 @@ as much is let go as a share of them allows. How it is found out what that is: s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
 from mimose.exact.late_answers import LateAnswers
@@ -50,6 +50,18 @@ class Lean:
     def anew(self) -> Lean:
         """Return the same action, which knows no recipe yet."""
         return Lean(self.spec, self._share)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what calls let go, ready for JSON."""
+        return self._book.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let calls let go the same.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self._book.load_state_dict(state)
 
     def refuses(self, unit: Unit) -> str:
         """Return why nothing of a call can be let go."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from mimose.planners import Menu
 from mimose.planners.actions import (
@@ -81,6 +82,23 @@ def _is_of(names: Sequence[str], action: Action) -> bool:
     """Whether a menu has an action: one of its own, or a registered one."""
     spec = action.spec
     return spec.name in names or (spec.is_exact and spec.name not in FINE_MENU.names)
+
+
+def state_of(actions: Iterable[Action]) -> dict[str, Any]:
+    """Return what a session's actions have settled on, by name, ready for JSON."""
+    return {a.spec.name: a.state_dict() for a in actions if isinstance(a, Lean)}
+
+
+def load_state(actions: Iterable[Action], state: Mapping[str, Any]) -> None:
+    """Have a session's actions do as those of another did.
+
+    Args:
+        actions: Of one session.
+        state: What `state_of` returned.
+    """
+    for action in actions:
+        if isinstance(action, Lean):
+            action.load_state_dict(state.get(action.spec.name, {}))
 
 
 def menu_of(actions: Sequence[Action]) -> Menu:

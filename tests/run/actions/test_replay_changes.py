@@ -2,10 +2,12 @@
 
 import copy
 import itertools
+import json
 
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 import mimose
@@ -257,3 +259,81 @@ def test_weights_that_are_trained_need_no_other_recipe(action, monkeypatch):
             for optimizer in optimizers:
                 optimizer.step()
     assert len(made) == 1
+
+
+class Attending(nn.Module):
+    """Attention whose scores, by length, are much or little of what it saves."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.a, self.b = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        """Map (batch, length, width) to the same."""
+        mixed = torch.softmax(x @ x.transpose(1, 2) / 8.0, -1) @ torch.tanh(x)
+        return x + self.b(functional.gelu(self.a(mixed)))
+
+
+def _settled(length, state=None):
+    """Return what a session's calls let go, at a length that comes first."""
+    model = nn.Sequential(Attending(), Attending())
+    options = {"actions": "fine", "planner": Everywhere("lean50")}
+    with mimose.attach(model, "1TiB", **options) as session:
+        if state is not None:
+            session.load_state_dict(json.loads(json.dumps(state)))
+        for n in (length, length + 1, length + 2):
+            x = torch.randn(2, n, WIDTH, requires_grad=True)
+            model(x).sum().backward()
+        return session.state_dict()
+
+
+def test_what_goes_is_the_same_after_a_state_was_loaded():
+    """What is worth its products depends on the length; what is held is learned."""
+    long, short = _settled(512), _settled(16)
+    went = long["actions"]["lean50"]
+    assert went
+    assert went != short["actions"]["lean50"]
+    assert went == _settled(16, long)["actions"]["lean50"]
+
+
+class Sided(nn.Module):
+    """Layers that read a tensor which none of them saves."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.make = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(Summing() for _ in range(3))
+        self.side = None
+
+    def forward(self, x):
+        """Map (rows, width) to one number."""
+        side = self.make(x) * 2.0
+        self.side = StorageWeakRef(side.untyped_storage())
+        for layer in self.layers:
+            x = layer(x, side)
+        return x.sum()
+
+
+class Summing(_Layer):
+    """Adds what it is given."""
+
+    def forward(self, x, side):
+        """Map (rows, width), twice, to the same."""
+        return self.b(functional.gelu(self.a(x))) + side
+
+
+@pytest.mark.parametrize(
+    ("action", "is_held"), [("keep", False), ("lean", True), ("recompute", True)]
+)
+def test_what_layers_read_is_held_as_plans_have_it(action, is_held):
+    """From the forward to the backward, unless all of its readers are kept."""
+    model = Sided()
+    options = {"actions": "fine", "planner": Everywhere(action)}
+    with mimose.attach(model, "1TiB", **options):
+        for _ in range(2):
+            loss = model(torch.randn(8, WIDTH))
+            assert is_held is not model.side.expired()
+            loss.backward()
+            assert model.side.expired()

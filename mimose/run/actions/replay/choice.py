@@ -7,7 +7,7 @@ a share of what rebuilding everything would take.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -65,14 +65,20 @@ class Choice:
         self._owners = owners_in(ran.module)
         self._found: dict[Unknown, Step] = {}
 
-    def recipe(self, share: float) -> Recipe | None:
+    def recipe(self, share: float, before: Collection[Slot] = ()) -> Recipe | None:
         """Return how to rebuild what goes; None where nothing can.
 
         Args:
             share: Of the FLOPs of rebuilding everything, as much may be spent.
+            before: What went in another call with such a graph. Nothing else goes
+                here: what is worth it depends on the sizes, and what an action holds
+                is learned over all of them.
         """
         droppable = self._come_out(self._droppable())
-        if self._is_dear:
+        if before:
+            same = {k: s for k, s in droppable.items() if not _is_apart(s, before)}
+            droppable = self._come_out(same)
+        elif self._is_dear:
             droppable = self._come_out(self._affordable(droppable, share))
         if not droppable:
             return None
@@ -185,6 +191,10 @@ class Choice:
         program = self._program(keys)
         program.recipe(self._graph.storages[key] for key in keys)
         return sum(self._flops.get(node, 0) for node in program.dear_nodes())
+
+
+def _is_apart(storage: Saved, slots: Collection[Slot]) -> bool:
+    return not any(slot in slots for slot in storage.slots)
 
 
 def _tells(tensor: torch.Tensor) -> bool:

@@ -96,14 +96,32 @@ class Rebuild:
         recipe: The call's.
         sources: By step, what it begins with: a tensor and its version, settings, ...
         watch: Is told what happens.
+        inputs: The call's. They are held, needed or not: plans are made for that
+            (see `mimose.learn.side_tensors`).
     """
 
-    __slots__ = ("_left", "_made", "_recipe", "_sources", "_task", "_users", "_watch")
+    __slots__ = (
+        "_inputs",
+        "_left",
+        "_made",
+        "_recipe",
+        "_sources",
+        "_task",
+        "_users",
+        "_watch",
+    )
 
-    def __init__(self, recipe: Recipe, sources: list[Any], watch: Watch) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        sources: list[Any],
+        watch: Watch,
+        inputs: Sequence[torch.Tensor] = (),
+    ) -> None:
         self._recipe = recipe
         self._sources = sources
         self._watch = watch
+        self._inputs = tuple(map(_detached, inputs))
         self._made: dict[int, Any] = {}
         self._left = list(recipe.readers)
         self._users = list(recipe.users)
@@ -236,7 +254,7 @@ def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
     Returns:
         The bytes that went.
     """
-    rebuild = Rebuild(recipe, sources_of(recipe, ran), watch)
+    rebuild = Rebuild(recipe, sources_of(recipe, ran), watch, ran.inputs)
     freed: dict[int, int] = {}
 
     def pack(step: int, tensor: torch.Tensor) -> Place:

@@ -1,0 +1,40 @@
+"""Who frees the tensor between two layers, where the first of them has saved it.
+
+Note: [Saved outputs]
+A layer that ends with a ReLU saves its own output, and frees it in its own backward. If
+it is recomputed nobody but the next layer holds that output, and frees it in the next
+layer's backward, which comes before. So what a backward frees depends on what happens
+to the layer in front, and readings are taken of neighbours that are alike. Here all is
+put on one footing: outputs count as freed by the layer that makes them. What another
+action frees earlier than a kept layer is taken off the peak of its backward, the one
+place where that shows. So every mixture of actions has the levels that it really has.
+Else ResNet's were predicted up to 2.5% too low where a layer was recomputed behind one
+that was not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def freed_by_maker(
+    backward_bytes: NDArray[np.float64],
+    net_bytes: NDArray[np.float64],
+    noise_bytes: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return excess and net of the events' backwards on that footing.
+
+    Args:
+        backward_bytes: The excess, (E, K) by event and action, the first one kept, as
+            read where neighbours are alike.
+        net_bytes: The change of the level, likewise.
+        noise_bytes: Differences up to this say nothing.
+    """
+    later = net_bytes[:, :1] - net_bytes
+    later[np.abs(later) <= noise_bytes] = 0.0
+    # Made by the layer in front of each: freed there if that is kept, else here.
+    outputs = np.cumsum(later[::-1], axis=0)[::-1]
+    earlier = np.zeros_like(outputs)
+    earlier[:-1] = np.maximum(0.0, outputs[1:])
+    return np.maximum(0.0, backward_bytes - earlier), net_bytes + later

@@ -1,0 +1,71 @@
+"""Levels of mixed plans, where layers save their own outputs."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mimose.learn.outputs import freed_by_maker
+
+# Bytes: the output that each layer but the last hands on, and what its backward adds.
+OUTPUTS = (100.0, 160.0, 40.0, 0.0)
+ADDED = (5.0, 7.0, 11.0, 13.0)
+INPUTS = (0.0, *OUTPUTS[:-1])
+BACKWARD = 500.0
+KEPT, RECOMPUTED = 0, 1
+
+
+def _readings():
+    """What neighbours that are alike show: (E, 2) excess and net."""
+    kept = np.subtract(ADDED, OUTPUTS)  # each frees the output that it has saved
+    recomputed = np.subtract(ADDED, INPUTS)  # nobody else holds the input
+    net = np.column_stack((kept, recomputed))
+    return np.full_like(net, BACKWARD), net
+
+
+def _true_peaks(actions):
+    """Run the backwards of a plan, and return the level and the peak of each."""
+    level, peaks = sum(OUTPUTS), {}
+    for index in reversed(range(len(actions))):
+        peaks[index] = level + BACKWARD
+        level += ADDED[index]
+        if actions[index] == KEPT:
+            level -= OUTPUTS[index]
+        if index and actions[index - 1] == RECOMPUTED:
+            level -= INPUTS[index]
+    return level, peaks
+
+
+@pytest.mark.parametrize("actions", [*itertools.product((KEPT, RECOMPUTED), repeat=4)])
+def test_levels_of_every_mixture(actions):
+    """Each plan has the peaks and the last level that it really has."""
+    excess, net = freed_by_maker(*_readings(), 0.0)
+    last, peaks = _true_peaks(actions)
+    level = sum(OUTPUTS)
+    for index in reversed(range(len(actions))):
+        assert peaks[index] == level + excess[index, actions[index]]
+        level += net[index, actions[index]]
+    assert last == level == sum(ADDED)
+
+
+def test_alike_readings_are_mixed_wrongly():
+    """Without it a recomputed layer behind a kept one would free what that holds."""
+    actions = (KEPT, KEPT, RECOMPUTED, RECOMPUTED)
+    _, net = _readings()
+    _, peaks = _true_peaks(actions)
+    level = sum(OUTPUTS) + net[3, RECOMPUTED] + net[2, RECOMPUTED]
+    assert level + BACKWARD == peaks[1] - INPUTS[2]
+
+
+def test_differences_within_the_noise_say_nothing():
+    """Readings that only noise tells apart stay as they are."""
+    excess, net = np.full((2, 2), 50.0), np.array([[3.0, 1.5], [4.0, 4.5]])
+    same, also = freed_by_maker(excess, net, 2.0)
+    assert excess.tolist() == same.tolist()
+    assert net.tolist() == also.tolist()
+
+
+def test_no_layers():
+    """A step without layers has nothing to free."""
+    excess, net = freed_by_maker(np.zeros((0, 2)), np.zeros((0, 2)), 0.0)
+    assert (0, 2) == excess.shape == net.shape
