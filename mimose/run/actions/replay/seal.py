@@ -32,6 +32,11 @@ class Seal(NamedTuple):
     step: int
     start: int
 
+    @property
+    def n_bytes(self) -> int:
+        """What it takes itself."""
+        return self.total.nbytes + self.values.nbytes
+
 
 def seal(tensor: torch.Tensor) -> Seal:
     """Return what a tensor's storage is known by.
