@@ -337,3 +337,26 @@ def test_what_layers_read_is_held_as_plans_have_it(action, is_held):
             assert is_held is not model.side.expired()
             loss.backward()
             assert model.side.expired()
+
+
+class Gathering(Sided):
+    """Adds every layer's result to the tensor that all of them read."""
+
+    def forward(self, x):
+        """Map (rows, width) to one number."""
+        side = torch.zeros_like(x)
+        self.side = StorageWeakRef(side.untyped_storage())
+        for layer in self.layers:
+            x = layer(x, side)
+            side.add_(x)
+        return side.sum()
+
+
+def test_an_argument_that_is_edited_later_leaks_nothing():
+    """It gets a graph then, which what the layer holds is part of."""
+    model = Gathering()
+    options = {"actions": "fine", "planner": Everywhere("lean")}
+    with mimose.attach(model, "1TiB", **options):
+        for _ in range(3):
+            model(torch.randn(8, WIDTH))  # and no backward
+            assert model.side.expired()

@@ -121,7 +121,8 @@ class Rebuild:
         self._recipe = recipe
         self._sources = sources
         self._watch = watch
-        self._inputs = tuple(map(_detached, inputs))
+        # Detached, each of them: one may be edited later, and get a graph.
+        self._inputs = tuple(tensor.detach() for tensor in inputs)
         self._made: dict[int, Any] = {}
         self._left = list(recipe.readers)
         self._users = list(recipe.users)
