@@ -159,14 +159,10 @@ class _Layer:
         Actions differ in who frees a layer's output (Note: [Saved outputs]), in which
         those between the ends are like the first.
         """
-        least = self._own_net(self._menu.least)
-        if action == self._menu.least:
-            return least
-        others = map(self._own_net, (action, *self._menu.names[:-1]))
-        known = (own for own in others if len(own) and not own.doubt(sizes))
-        own = self._own_net(action)
-        is_few = action == self._menu.first and len(own)
-        return next(known, own if is_few else least)
+        names, least = self._menu.names, self._menu.least
+        order = names[::-1] if action == least else (action, *names[:-1])
+        known = (own for own in map(self._own_net, order) if not own.doubt(sizes))
+        return next(known, self._own_net(least))
 
     def _own_net(self, action: str) -> Series:
         return self._model.net(*self._backward, action)
@@ -212,6 +208,9 @@ class _Layer:
                 over += held[0] - held[index]
             backward.append(max(forward[0], over) if spec.recomputes else over)
         net = [self.net(action, sizes).predict(sizes) for action in names]
+        if any(not self._own_net(action).doubt(sizes) for action in names[:-1]):
+            # Behind the head the last output counts as gone.
+            net[:-1] = [each + beyond.get(first, 0.0) for each in net[:-1]]
         cost = [0.0]
         for spec, own in zip(self._menu.specs[1:], held[1:], strict=True):
             work = work_of(self._model, self._family, spec, sizes, held[0] - own)
@@ -223,15 +222,22 @@ class _Layer:
 
         Until such layers have been seen, it is taken to be that of the least action,
         beyond what that brings back: rather more, where an output is saved (by a
-        ReLU), which is there twice after a recomputation.
+        ReLU), which is there twice after a recomputation. Or that of an action between
+        the two, which rises by what it rebuilds on top of what keeping rises by.
         """
         kept, least = map(self._own_backward, (self._menu.first, self._menu.least))
         excess, over = least.predict(sizes), kept.predict(sizes) + beyond
         if not excess:
             return over
         if kept.doubt(sizes):
-            return excess + max(0.0, beyond - least_held)  # that is there after one
+            after = excess + max(0.0, beyond - least_held)  # that is there after one
+            return min([after, *(each + beyond for each in self._between(sizes))])
         return over if kept.error < least.error else min(excess, over)
+
+    def _between(self, sizes: Sizes) -> list[float]:
+        """Return the backward excess of the actions between the ends, where known."""
+        own = map(self._own_backward, self._menu.names[1:-1])
+        return [each.predict(sizes) for each in own if not each.doubt(sizes)]
 
 
 # ----------------------------------------------------------------------------- filling
@@ -260,7 +266,8 @@ def fill_problem(
     found = heads(model, facts, pattern, released)
     table = _class_table(model, facts, pattern, found)[layout.of_event]
     held, forward, backward, net, cost = table.transpose(1, 0, 2)
-    backward, net = freed_by_maker(backward, net, model.kinds["net"].noise)
+    brought = held[:, :1] - held
+    backward, net = freed_by_maker(backward, net, brought, model.kinds["net"].noise)
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
     gaps = np.vstack((gaps, (found.net_bytes - released, found.excess_bytes)))
     own = pattern.own_sizes(facts.sizes)

@@ -75,15 +75,12 @@ def without_readings(sample: StepSample) -> StepSample:
 def _told(
     event: Measured, menu: Menu, excess: float | None, net: float | None
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Return excess and net of a backward, and what was counted, by action.
-
-    What a kept event's backward leaves is what the least's would leave.
-    """
+    """Return excess and net of a backward, and what was counted, by action."""
     rerun = menu.least if event.action == menu.first else event.action
     is_counted = event.flops or event.held_bytes
     return (
         {} if excess is None else {event.action: excess},
-        {} if net is None else {rerun: net},
+        {} if net is None else {event.action: net},
         {rerun: float(event.flops)} if is_counted else {},
     )
 

@@ -1,7 +1,9 @@
 """Letting go what cheap operators rebuild: exact, freeing what it says, planned."""
 
 import copy
+import random
 
+import numpy
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ def test_it_trains_like_the_bare_model(toys, freed, always_lean, name):
     assert [] == toys.differences(bare, trained)
     assert {"lean"} == {action for r in session.records for action in r.actions}
     assert 0 == sum(record.recomputed_flops for record in session.records)
-    assert min(freed) > 0
+    assert sum(freed) > 0  # where tensors are as small as their seals, nothing
 
 
 def test_it_is_learned_and_planned(toys, meter):
@@ -70,3 +72,50 @@ def test_it_frees_a_good_part_of_a_layer(freed, always_lean, name, share):
         model(x).backward()
     assert freed[-1] / saved >= share
     assert 0 == session.records[-1].recomputed_flops
+
+
+class Halving(torch.nn.Module):
+    """Ends with a ReLU, which saves its output, and halves the width."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(width, 96), torch.nn.Linear(96, width // 2)
+
+    def forward(self, x):
+        """Map (rows, width) to (rows, width / 2)."""
+        return torch.relu(self.b(torch.nn.functional.gelu(self.a(x))))
+
+
+class AnyPlan:
+    """Draws an action for every event; half of the time from the ends alone."""
+
+    name = "any"
+
+    def __init__(self, toys):
+        self._random = random.Random(0)
+        self._judged = toys.judged
+
+    def plan(self, problem):
+        """Draw, whatever the budget."""
+        has_ends = self._random.random() < 0.5
+        allowed = [numpy.flatnonzero(row).tolist() for row in problem.allowed]
+        drawn = [
+            self._random.choice((each[0], each[-1]) if has_ends else each)
+            for each in allowed
+        ]
+        return self._judged(problem, drawn)
+
+
+def test_any_mixture_is_foretold_where_layers_save_their_outputs(toys, meter):
+    """What a layer frees depends on the one in front of it: never too low."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(Halving(512 // 2**i) for i in range(5)))
+    rows = random.Random(0)
+    how = {"meter": meter, "planner": AnyPlan(toys), "cost": "flops", "units": Halving}
+    with mimose.attach(model, "1TiB", actions="fine", **how) as session:
+        for _ in range(100):
+            model(torch.randn(16 * rows.randint(1, 5), 512)).square().mean().backward()
+            model.zero_grad()
+    errors = [record.prediction_error for record in list(session.records)[60:]]
+    assert len(errors) - errors.count(None) >= 30
+    assert max(abs(error) for error in errors if error is not None) < 1e-3

@@ -275,14 +275,14 @@ class Attending(nn.Module):
         return x + self.b(functional.gelu(self.a(mixed)))
 
 
-def _settled(length, state=None):
-    """Return what a session's calls let go, at a length that comes first."""
+def _settled(*lengths, state=None):
+    """Return the state of a session that has met some lengths."""
     model = nn.Sequential(Attending(), Attending())
     options = {"actions": "fine", "planner": Everywhere("lean50")}
     with mimose.attach(model, "1TiB", **options) as session:
         if state is not None:
             session.load_state_dict(json.loads(json.dumps(state)))
-        for n in (length, length + 1, length + 2):
+        for n in lengths:
             x = torch.randn(2, n, WIDTH, requires_grad=True)
             model(x).sum().backward()
         return session.state_dict()
@@ -290,11 +290,19 @@ def _settled(length, state=None):
 
 def test_what_goes_is_the_same_after_a_state_was_loaded():
     """What is worth its products depends on the length; what is held is learned."""
-    long, short = _settled(512), _settled(16)
+    long, short = _settled(512, 513), _settled(40, 41)
     went = long["actions"]["lean50"]
     assert went
     assert went != short["actions"]["lean50"]
-    assert went == _settled(16, long)["actions"]["lean50"]
+    assert went == _settled(40, 41, state=long)["actions"]["lean50"]
+
+
+def test_a_small_call_settles_nothing():
+    """Noise of a few elements cannot be told; what comes later is not bound by it."""
+    assert {} == _settled(2, 3)["actions"]["lean50"]
+    for state in (None, _settled(2, 3)):
+        small_first = _settled(2, 3, 512, 513, state=state)
+        assert _settled(512, 513)["actions"] == small_first["actions"]
 
 
 class Sided(nn.Module):

@@ -6,9 +6,11 @@ What is rebuilt is compared in every call: see `mimose.run.actions.replay.seal`.
 
 Note: [What went before]
 What is worth its FLOPs depends on the sizes, and a recipe is made at whichever come
-first. All that are made for one kind of graph let go the same tensors, in this process
-and in those to come: else what an action holds, as it was learned, would not be what it
-holds. Chosen anew after a state was loaded, BERT's growth was predicted 21% too low.
+first. All that are made later for that kind of graph let go none but the same tensors,
+in this process and in those to come: else what an action holds, as it was learned,
+would not be what it holds. Chosen anew after a state was loaded, BERT's growth was
+predicted 21% too low. Small calls settle nothing, and their recipes are for small calls
+alone: noise of a few elements cannot be told from anything else, and stays.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ _MOST = 16
 """Recipes of one kind; then the oldest is forgotten."""
 _TRIALS = 2
 """Calls of each unit in which a recipe is compared in full."""
+_SMALL_BYTES = 16 * 1024
+"""Calls whose largest input takes less are small."""
 _MOST_MADE = 64
 """Recipes made for one unit; of a unit that needs more nothing is let go."""
 
@@ -47,8 +51,10 @@ _MOST_MADE = 64
 class _Known:
     """A recipe, and which units have tried it."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, *, is_for_small: bool) -> None:
         self.recipe = recipe
+        self.is_for_small = is_for_small
+        """Whether it was made of a small call, and is for these alone."""
         self.n_tried: weakref.WeakKeyDictionary[nn.Module, int] = (
             weakref.WeakKeyDictionary()
         )
@@ -84,7 +90,8 @@ class RecipeBook:
         self._n_made: weakref.WeakKeyDictionary[nn.Module, int] = (
             weakref.WeakKeyDictionary()
         )
-        self._went: MutableMapping[str, frozenset[Slot]] = cachetools.LRUCache(_KEYS)
+        self._goes: MutableMapping[str, frozenset[Slot]] = cachetools.LRUCache(_KEYS)
+        """What is let go, by kind of graph: Note: [What went before]."""
 
     def state_dict(self) -> dict[str, list[list[Any]]]:
         """Return what goes by kind of graph, ready for JSON.
@@ -92,8 +99,8 @@ class RecipeBook:
         Note: [What went before]
         """
         return {
-            key: [list(slot) for slot in sorted(went)]
-            for key, went in self._went.items()
+            kind: [list(slot) for slot in sorted(slots)]
+            for kind, slots in self._goes.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Iterable[Iterable[Any]]]) -> None:
@@ -103,9 +110,9 @@ class RecipeBook:
             state: What ``state_dict`` returned.
         """
         self._known.clear()
-        self._went.clear()
-        for key, went in state.items():
-            self._went[key] = frozenset(Slot(*slot) for slot in went)
+        self._goes.clear()
+        for kind, slots in state.items():
+            self._goes[kind] = frozenset(Slot(*slot) for slot in slots)
 
     def find(self, ran: Ran, *, may_try: bool = True, may_make: bool = True) -> Found:
         """Find, or make, a recipe that gives what is there.
@@ -140,19 +147,24 @@ class RecipeBook:
         trial = partial(evaluate, ran=ran, slots=graph.slots, watch=watch)
         is_dear = self._share > 0.0
         choice = Choice(ran, graph, trial, watch.flops, is_dear=is_dear)
-        name = digest((type(ran.module).__qualname__, key[1]))
-        recipe = choice.recipe(self._share, self._went.get(name, ()))
+        kind = digest((type(ran.module).__qualname__, key[1]))
+        recipe = choice.recipe(self._share, self._goes.get(kind, ()))
+        is_small = _is_small(ran)
+        if recipe is None and is_small:
+            return None
         self._known[key] = known
         if recipe is not None:
-            self._went.setdefault(name, frozenset(slot for slot, _ in recipe.drops))
-            known.append(_Known(recipe))
+            if not is_small:
+                slots = frozenset(slot for slot, _ in recipe.drops)
+                self._goes.setdefault(kind, slots)
+            known.append(_Known(recipe, is_for_small=is_small))
             known[-1].n_tried[ran.module] = 1
             del known[:-_MOST]
         return recipe
 
     def _fits(self, known: _Known, ran: Ran) -> bool:
         """Whether a call is like those that a recipe is for."""
-        if ran.module in known.is_wrong:
+        if ran.module in known.is_wrong or (known.is_for_small and not _is_small(ran)):
             return False
         recipe = known.recipe
         return looks(recipe.slots, ran) == recipe.looks and hold(recipe, ran)
@@ -171,6 +183,10 @@ class RecipeBook:
             return False
         known.n_tried[module] = known.n_tried.get(module, 0) + 1
         return True
+
+
+def _is_small(ran: Ran) -> bool:
+    return max((tensor.nbytes for tensor in ran.inputs), default=0) < _SMALL_BYTES
 
 
 class _Trial:

@@ -74,11 +74,15 @@ class Choice:
                 here: what is worth it depends on the sizes, and what an action holds
                 is learned over all of them.
         """
-        droppable = self._come_out(self._droppable())
+        droppable = self._droppable()
         if before:
-            same = {k: s for k, s in droppable.items() if not _is_apart(s, before)}
-            droppable = self._come_out(same)
-        elif self._is_dear:
+            droppable = {
+                k: s
+                for k, s in droppable.items()
+                if any(slot in before for slot in s.slots)
+            }
+        droppable = self._come_out(droppable)
+        if self._is_dear and not before:
             droppable = self._come_out(self._affordable(droppable, share))
         if not droppable:
             return None
@@ -191,10 +195,6 @@ class Choice:
         program = self._program(keys)
         program.recipe(self._graph.storages[key] for key in keys)
         return sum(self._flops.get(node, 0) for node in program.dear_nodes())
-
-
-def _is_apart(storage: Saved, slots: Collection[Slot]) -> bool:
-    return not any(slot in slots for slot in storage.slots)
 
 
 def _tells(tensor: torch.Tensor) -> bool:

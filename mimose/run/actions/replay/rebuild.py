@@ -253,7 +253,7 @@ def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
         watch: Is told what happens in backward.
 
     Returns:
-        The bytes that went.
+        The bytes that went, less those that are held in their place.
     """
     rebuild = Rebuild(recipe, sources_of(recipe, ran), watch, ran.inputs)
     freed: dict[int, int] = {}
@@ -268,7 +268,7 @@ def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
                 freed[step] -= noise.held_bytes(packed)
             else:
                 sealed = seal(tensor)
-                freed[step] -= sealed.n_bytes
+                freed[step] = max(0, freed[step] - sealed.n_bytes)
         return Place(step, tensor, sealed, rebuild)
 
     for slot, step in recipe.drops:

@@ -28,8 +28,6 @@ from mimose.torch_private import (
 
 _LEAST_SHARE = 16
 """Storages of less than this part of the largest input are not worth a hook."""
-_LEAST_BYTES = 1024
-"""Nor are those: what is held to know them again takes a quarter of that."""
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 """The kind of the node at which a parameter's gradient ends."""
@@ -216,7 +214,7 @@ class UnitGraph:
         held = itertools.chain(own, ran.inputs, ran.outputs)
         self._held = {_key(tensor) for tensor in held if is_strided(tensor)}
         largest = max((tensor.nbytes for tensor in ran.inputs), default=0)
-        self._least_bytes = max(largest // _LEAST_SHARE, _LEAST_BYTES)
+        self._least_bytes = largest // _LEAST_SHARE
         for slot, tensor in self._saved_tensors():
             self.slots[slot] = tensor
             if is_strided(tensor):
