@@ -13,7 +13,7 @@ import transformers
 import mimose
 
 LENGTHS = (9, 30, 38, 24, 17, 12, 27, 35, 21, 14)
-N_STEPS = 18
+N_STEPS = 15
 N_FOR_BUDGET = 3
 """Steps that the budget is found with; the longest batch is among them."""
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # Of Okabe and Ito's palette: told apart with any colour vision, and in grey.
 BLUE, ORANGE, LIMIT = "#0072B2", "#E69F00", "#D55E00"
+GREY = "#999999"
 
 
 def tidy(axes: Axes) -> None:

@@ -12,10 +12,10 @@ import pytest
 from mimose.bench.child import RunFailedError
 from mimose.bench.grid.rows import NOTHING, GridRow
 from mimose.bench.grid.settings import GridSettings
-from mimose.bench.proofs import menu, menu_bytes, menu_times
+from mimose.bench.proofs import menu, menu_bytes, menu_picture, menu_times
 from mimose.bench.proofs.common import Settings
 from mimose.bench.proofs.menu_times import MenuTimeRow, PlanTimes
-from mimose.bench.rows import read
+from mimose.bench.rows import read, write
 from mimose.usage import UsageError
 
 MIB = 2**20
@@ -331,3 +331,20 @@ def test_a_plan_that_is_not_run_is_no_time(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(RunFailedError, match="the plan 'llllll' was run otherwise"):
         next(iter(menu_times.work(task)))
+
+
+def test_the_picture(settings: Settings, tmp_path: Path) -> None:
+    """It is drawn from the rows alone, and has what the proof says."""
+    pytest.importorskip("matplotlib")
+    steps = range(N_WARM_UP, N_WARM_UP + N_STEPS)
+    timed = [_timed(settings, step, plan, 0) for step in steps for plan in SECONDS]
+    rows, times, picture = (tmp_path / name for name in ("a.csv", "b.csv", "c.png"))
+    write(rows, GridRow, _rows())
+    write(times, MenuTimeRow, timed)
+
+    extra = menu.extra_times(_rows(), timed)[0.5]
+    status = menu_picture.main([str(rows), str(times), str(picture)])
+
+    assert pytest.approx(0.2) == extra["mimose-menu"]
+    assert pytest.approx(0.4) == extra["static"]
+    assert (0, b"\x89PNG") == (status, picture.read_bytes()[:4])

@@ -11,6 +11,7 @@ takes a quiet machine, and may be done later.
     python -m mimose.bench.proofs menu --threads 1
     python -m mimose.bench.proofs menu --threads 1 --only bytes
     python -m mimose.bench.proofs menu --threads 1 --only times --resume
+    python -m mimose.bench.proofs.menu_picture menu.csv menu_times.csv PICTURE.png
 
 Compared are the steps behind the warm-up in which all had a plan. Those in which this
 library still learned are counted, and a column of its own has the time with them.
@@ -30,7 +31,7 @@ from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.workloads import DEFAULT, SCALES
 from mimose.bench.proofs.common import Answer, Bar, Settings, count, device, flag
 from mimose.bench.proofs.menu_bytes import MENU, STRATEGIES, bytes_of
-from mimose.bench.proofs.menu_times import PlanTimes, times_of
+from mimose.bench.proofs.menu_times import MenuTimeRow, PlanTimes, times_of
 from mimose.bench.proofs.numbers import mean, percent
 from mimose.usage import positive
 
@@ -130,6 +131,28 @@ def _cell(task: str, budget: float, rows: Sequence[GridRow], times: PlanTimes) -
         },
         with_learning=_extra([*mine.values()], times),
     )
+
+
+def extra_times(
+    rows: Sequence[GridRow], timed: Sequence[MenuTimeRow]
+) -> dict[float, dict[str, float]]:
+    """Return the mean extra time over plain training, by budget and strategy.
+
+    Args:
+        rows: Those of the bytes.
+        timed: Those of the times. A strategy that was not timed in every task is
+            left out.
+    """
+    times = PlanTimes()
+    for row in timed:
+        times.add(row)
+    tasks = sorted({row.workload for row in rows})
+    found: dict[float, dict[str, float]] = {}
+    for budget in sorted({row.budget_share for row in rows if row.budget_share}):
+        cells = [_cell(task, budget, rows, times) for task in tasks]
+        means = {name: _mean_extra(cells, name) for name in STRATEGIES}
+        found[budget] = {n: extra for n, extra in means.items() if extra is not None}
+    return found
 
 
 def _has_run(rows: Sequence[GridRow]) -> bool:
