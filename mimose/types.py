@@ -145,7 +145,7 @@ class EventSample:
     back: what the menu's first action would have held, less what it held itself."""
     backward_net_bytes: Mapping[str, float]
     """Beyond the release of what the event held. Of actions without readings it is
-    taken to be that of the menu's least."""
+    taken to be that of others."""
     cost: Mapping[str, float] = field(default_factory=dict)
     """FLOPs of the whole action, should it be known to take less later (by an early
     stop)."""

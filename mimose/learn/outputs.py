@@ -8,8 +8,9 @@ to the layer in front, and readings are taken of neighbours that are alike. Here
 put on one footing: outputs count as freed by the layer that makes them. What another
 action frees earlier than a kept layer is taken off the peak of its backward, the one
 place where that shows. So every mixture of actions has the levels that it really has,
-but for what runs between layers and saves their outputs itself. Else ResNet's were
-predicted up to 2.5% too low where a layer was recomputed behind one that was not.
+once kept layers of every sort were read, and but for what runs between layers and
+saves their outputs itself. Else ResNet's were predicted up to 2.5% too low where a
+layer was recomputed behind one that was not.
 """
 
 from __future__ import annotations
@@ -31,17 +32,23 @@ def freed_by_maker(
             read where neighbours are alike.
         net_bytes: The change of the level, likewise; of the last event as it is where
             its output has gone before.
-        brought_bytes: What the excess has of what an action does not hold, likewise.
-        noise_bytes: Outputs up to this are none.
+        brought_bytes: What running again brings back, and the excess has: held when
+            kept, less held. Likewise.
+        noise_bytes: How far two readings differ; so much an event says nothing.
     """
     freed_earlier = net_bytes[:, :1] - net_bytes
     # From the last event to each: what lies in front of it, if its maker saves it.
     inputs = np.cumsum(freed_earlier[::-1], axis=0)[::-1]
-    inputs[np.abs(inputs) <= noise_bytes] = 0.0
+    n_summed = np.arange(len(inputs), 0, -1)[:, np.newaxis]
+    inputs[np.abs(inputs) <= noise_bytes * n_summed] = 0.0
     outputs = np.zeros_like(inputs)
     outputs[:-1] = inputs[1:]
     excess = np.maximum(0.0, backward_bytes - outputs)
-    # A kept layer rises by no more than what a recomputed one does, once all is there.
-    most = np.where(outputs[:, -1] > 0.0, excess[:, -1] - brought_bytes[:, -1], np.inf)
-    excess[:, 0] = np.maximum(0.0, np.minimum(excess[:, 0], most))
+    if not noise_bytes:
+        # A kept layer rises by no more than a recomputed one, once all is there. (The
+        # readings of its own say it better where they are not exact.)
+        most = excess[:, -1] - brought_bytes[:, -1]
+        is_told = (outputs[:, -1] > 0.0) & (most > 0.0)
+        excess[is_told, 0] = np.minimum(excess[is_told, 0], most[is_told])
+    # But for noise that is the kept layer's net, for every action.
     return excess, net_bytes + inputs - outputs

@@ -157,7 +157,8 @@ class _Layer:
         """Return what is known of an action's net change of the level.
 
         Actions differ in who frees a layer's output (Note: [Saved outputs]), in which
-        those between the ends are like the first.
+        those between the ends are like the first. Where nothing is known of those, the
+        least stands in, and they for it.
         """
         names, least = self._menu.names, self._menu.least
         order = names[::-1] if action == least else (action, *names[:-1])

@@ -348,3 +348,6 @@ def test_the_picture(settings: Settings, tmp_path: Path) -> None:
     assert pytest.approx(0.2) == extra["mimose-menu"]
     assert pytest.approx(0.4) == extra["static"]
     assert (0, b"\x89PNG") == (status, picture.read_bytes()[:4])
+    write(times, MenuTimeRow, [])
+    with pytest.raises(ValueError, match="nothing to draw"):
+        menu_picture.draw(rows, times, picture)

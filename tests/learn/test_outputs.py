@@ -67,6 +67,25 @@ def test_differences_within_the_noise_say_nothing():
     assert net.tolist() == also.tolist()
 
 
+def test_noise_is_not_added_up_over_many_layers():
+    """What is no output in one layer is none in front of a hundred."""
+    net = np.tile([-9.0, 0.0], (100, 1))
+    excess, _ = freed_by_maker(np.full((100, 2), 5e3), net, np.zeros((100, 2)), 10.0)
+    assert 5e3 == excess.min()
+
+
+def test_what_runs_again_brings_back_is_no_part_of_keeping():
+    """A kept layer rises by less than a recomputed one, by that and by its output."""
+    excess, net = _readings()
+    excess[:, KEPT] = 1e6  # such as where nothing of its own was read
+    brought = np.column_stack((np.zeros(4), np.full(4, 30.0)))
+    found, _ = freed_by_maker(excess + brought, net, brought, 0.0)
+    assert [BACKWARD] * 3 == found[:3, KEPT].tolist()
+    assert 1e6 == found[3, KEPT]  # it saves no output
+    unknown = np.column_stack((excess[:, KEPT], brought[:, 1]))
+    assert [1e6] * 4 == freed_by_maker(unknown, net, brought, 0.0)[0][:, KEPT].tolist()
+
+
 def test_no_layers():
     """A step without layers has nothing to free."""
     excess, net = freed_by_maker(*np.zeros((3, 0, 2)), 0.0)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ def draw(bytes_path: Path, times_path: Path, picture_path: Path) -> None:
 
     timed = read(times_path, MenuTimeRow)
     found = extra_times(read(bytes_path, GridRow), timed)
-    if not found:
+    if not any(found.values()):
         msg = f"{bytes_path} and {times_path} have nothing to draw: run the proof first"
         raise ValueError(msg)
     figure = Figure(figsize=(9, 4.2), dpi=150, layout="constrained")
@@ -56,7 +57,7 @@ def _draw_bars(axes: Axes, found: dict[float, dict[str, float]]) -> None:
     budgets = sorted(found)
     for number, (name, words, colour, hatch) in enumerate(_BARS):
         places = [i + (number - 2) * _WIDTH for i in range(len(budgets))]
-        shares = [100 * found[budget].get(name, 0.0) for budget in budgets]
+        shares = [100 * found[budget].get(name, math.nan) for budget in budgets]
         bars = axes.bar(places, shares, _WIDTH, label=words, color=colour)
         for bar in bars:
             bar.set(hatch=hatch, edgecolor="white")

@@ -305,6 +305,17 @@ def test_a_small_call_settles_nothing():
         assert _settled(512, 513)["actions"] == small_first["actions"]
 
 
+def test_many_small_calls_leave_large_ones_alone(freed):
+    """They are no failures to make a recipe."""
+    model = nn.Sequential(*(nn.Sequential(nn.Dropout(), nn.Linear(8, 8)) for _ in "ab"))
+    options = {"actions": "fine", "planner": Everywhere("lean"), "units": ["0", "1"]}
+    with mimose.attach(model, "1TiB", **options):
+        for n in (*[2] * 70, 4096, 4096):
+            freed.clear()
+            model(torch.randn(n, 8, requires_grad=True)).sum().backward()
+    assert sum(freed) > 2**16
+
+
 class Sided(nn.Module):
     """Layers that read a tensor which none of them saves."""
 

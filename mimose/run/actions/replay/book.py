@@ -10,7 +10,7 @@ first. All that are made later for that kind of graph let go none but the same t
 in this process and in those to come: else what an action holds, as it was learned,
 would not be what it holds. Chosen anew after a state was loaded, BERT's growth was
 predicted 21% too low. Small calls settle nothing, and their recipes are for small calls
-alone: noise of a few elements cannot be told from anything else, and stays.
+alone: noise of less than 256 elements is not told from anything else, and stays.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _MOST = 16
 _TRIALS = 2
 """Calls of each unit in which a recipe is compared in full."""
 _SMALL_BYTES = 16 * 1024
-"""Calls whose largest input takes less are small."""
+"""Calls that are given no more, and save none that takes more, are small: noise is told
+by 256 elements, and a narrow layer saves few for each of its input's."""
 _MOST_MADE = 64
 """Recipes made for one unit; of a unit that needs more nothing is let go."""
 
@@ -87,6 +88,8 @@ class RecipeBook:
     def __init__(self, share: float) -> None:
         self._share = share
         self._known: MutableMapping[_Key, list[_Known]] = cachetools.LRUCache(_KEYS)
+        self._small_nothing: MutableMapping[_Key, bool] = cachetools.LRUCache(_KEYS)
+        """Kinds of which small calls can let nothing go."""
         self._n_made: weakref.WeakKeyDictionary[nn.Module, int] = (
             weakref.WeakKeyDictionary()
         )
@@ -134,23 +137,27 @@ class RecipeBook:
                     return Found(each.recipe, is_trial=is_trial)
             if key in self._known and not known:
                 return NOTHING
+            if key in self._small_nothing and _is_small(ran):
+                return NOTHING
             if not may_make:
                 return Found(is_put_off=True)
             return Found(self._make(key, known, ran), is_trial=True)
 
     def _make(self, key: _Key, known: list[_Known], ran: Ran) -> Recipe | None:
+        graph, watch = UnitGraph(ran), _Trial()
+        own = (s.n_bytes for s in graph.storages.values() if not s.is_fixed)
+        is_small = _is_small(ran) and max(own, default=0) < _SMALL_BYTES
         n_made = self._n_made.get(ran.module, 0)
         if n_made >= _MOST_MADE:
             return None
-        self._n_made[ran.module] = n_made + 1
-        graph, watch = UnitGraph(ran), _Trial()
+        self._n_made[ran.module] = n_made + (not is_small)
         trial = partial(evaluate, ran=ran, slots=graph.slots, watch=watch)
         is_dear = self._share > 0.0
         choice = Choice(ran, graph, trial, watch.flops, is_dear=is_dear)
         kind = digest((type(ran.module).__qualname__, key[1]))
         recipe = choice.recipe(self._share, self._goes.get(kind, ()))
-        is_small = _is_small(ran)
-        if recipe is None and is_small:
+        if is_small and recipe is None:
+            self._small_nothing[key] = True
             return None
         self._known[key] = known
         if recipe is not None:

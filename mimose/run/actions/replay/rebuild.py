@@ -268,7 +268,7 @@ def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
                 freed[step] -= noise.held_bytes(packed)
             else:
                 sealed = seal(tensor)
-                freed[step] = max(0, freed[step] - sealed.n_bytes)
+                freed[step] -= sealed.n_bytes
         return Place(step, tensor, sealed, rebuild)
 
     for slot, step in recipe.drops:
