@@ -209,7 +209,8 @@ class _Layer:
                 over += held[0] - held[index]
             backward.append(max(forward[0], over) if spec.recomputes else over)
         net = [self.net(action, sizes).predict(sizes) for action in names]
-        if any(not self._own_net(action).doubt(sizes) for action in names[:-1]):
+        others = map(self._own_net, names[:-1])
+        if beyond and not all(own.doubt(sizes) for own in others):
             # Behind the head the last output counts as gone.
             net[:-1] = [each + beyond.get(first, 0.0) for each in net[:-1]]
         cost = [0.0]

@@ -207,5 +207,5 @@ class Engine:
         self.describer.load_state_dict(state["sizes"])
         self.optimizers.load_state_dict(state["optimizers"])
         self.footprint.load_state_dict(state.get("footprint", {}))
-        load_state(self._actions, state.get("actions", {}))
+        load_state(self._actions, state["actions"])
         self.findings.load_state_dict(state["kept_units"])

@@ -112,8 +112,8 @@ class RecipeBook:
         Args:
             state: What ``state_dict`` returned.
         """
-        self._known.clear()
-        self._goes.clear()
+        for mine in (self._known, self._small_nothing, self._goes):
+            mine.clear()
         for kind, slots in state.items():
             self._goes[kind] = frozenset(Slot(*slot) for slot in slots)
 
@@ -144,12 +144,12 @@ class RecipeBook:
             return Found(self._make(key, known, ran), is_trial=True)
 
     def _make(self, key: _Key, known: list[_Known], ran: Ran) -> Recipe | None:
-        graph, watch = UnitGraph(ran), _Trial()
-        own = (s.n_bytes for s in graph.storages.values() if not s.is_fixed)
-        is_small = _is_small(ran) and max(own, default=0) < _SMALL_BYTES
         n_made = self._n_made.get(ran.module, 0)
         if n_made >= _MOST_MADE:
             return None
+        graph, watch = UnitGraph(ran), _Trial()
+        own = (s.n_bytes for s in graph.storages.values() if not s.is_fixed)
+        is_small = _is_small(ran) and max(own, default=0) < _SMALL_BYTES
         self._n_made[ran.module] = n_made + (not is_small)
         trial = partial(evaluate, ran=ran, slots=graph.slots, watch=watch)
         is_dear = self._share > 0.0
