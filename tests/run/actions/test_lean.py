@@ -26,7 +26,9 @@ def test_it_trains_like_the_bare_model(toys, freed, always_lean, name):
     assert [] == toys.differences(bare, trained)
     assert {"lean"} == {action for r in session.records for action in r.actions}
     assert 0 == sum(record.recomputed_flops for record in session.records)
-    assert sum(freed) > 0  # where tensors are as small as their seals, nothing
+    assert sum(freed) > 0
+    # The toy's images shrink until tensors are as small as what tells them again.
+    assert name == "resnet" or min(freed) > 0
 
 
 def test_it_is_learned_and_planned(toys, meter):

@@ -150,7 +150,7 @@ class RecipeBook:
         graph, watch = UnitGraph(ran), _Trial()
         own = (s.n_bytes for s in graph.storages.values() if not s.is_fixed)
         is_small = _is_small(ran) and max(own, default=0) < _SMALL_BYTES
-        self._n_made[ran.module] = n_made + (not is_small)
+        self._n_made[ran.module] = n_made + 1
         trial = partial(evaluate, ran=ran, slots=graph.slots, watch=watch)
         is_dear = self._share > 0.0
         choice = Choice(ran, graph, trial, watch.flops, is_dear=is_dear)
