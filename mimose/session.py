@@ -92,7 +92,10 @@ def attach(
             that near shapes share it: one for all sizes but the batch, or by name
             (``{"input_ids.1": 8}``).
         cache_size: The most plans kept.
-        refine: Reserved for the background refiner; plans are not refined yet.
+        refine: Whether a thread beside training makes fits, makes plans for shapes
+            that are on their way and replaces plans by proven optimal ones. Without it
+            all but the latter is done in the steps, and equal runs make equal plans
+            (with ``cost="flops"``).
         on_infeasible: ``"raise"`` or ``"warn"`` and train on with the least plan.
         meter: Where memory is read: None to choose by the device, a name or an object
             (see `mimose.measure.meters.make_meter`).
@@ -123,7 +126,6 @@ def attach(
     check_choices(on_infeasible, cache_size, max_records, round_to, cost)
     if isinstance(predictor, str):
         make_predictor(predictor)
-    del refine
     options = Options(
         budget=budget,
         actions=choose(actions),
@@ -138,6 +140,7 @@ def attach(
         max_records=max_records,
         hard_limit=hard_limit,
         cost=cost,
+        refine=refine,
     )
     return Session(model, options)
 
@@ -200,6 +203,8 @@ class Session:
         if self._attachment is not None:
             self._attachment.remove()
         self._engine.driver.finish()
+        self._engine.background.catch_up()
+        self._engine.background.close()
         self.records.close_file()
 
     def __enter__(self) -> Session:
@@ -332,7 +337,7 @@ class Session:
             budget_bytes=self.budget_bytes,
             peak_bytes=self.peak_bytes,
             units=len(self._engine.units),
-            cache=self._engine.policy.cache,
+            cache=self._engine.policy.plans.cache,
             margin=self._engine.policy.reserve.bound.margin(),
             kept_units=dict(self._engine.findings.kept),
             **self._engine.footprint.told(),
@@ -391,6 +396,7 @@ class Session:
             msg = "no step was run yet, so no shape is known; train a step first"
             raise MimoseError(msg)
         facts, table = last
+        self._engine.background.catch_up()
         if facts.context not in self._engine.learner.model.patterns:
             msg = "no step with such inputs was measured yet; train a few first"
             raise MimoseError(msg)

@@ -8,6 +8,7 @@ from .fixed import EveryK, Full, NoPlan, Static
 from .greedy import Greedy
 from .marginal import Marginal
 from .optimal import Optimal, least_peak_plan
+from .refined import Refined, refiner_of
 from .registry import make_planner
 from .safest import safest_plan
 from .timeline import Timeline, host_bytes, lay_out, peak_bytes
@@ -28,6 +29,7 @@ __all__ = [
     "Plan",
     "Planner",
     "PlanningProblem",
+    "Refined",
     "Static",
     "Timeline",
     "host_bytes",
@@ -35,5 +37,6 @@ __all__ = [
     "least_peak_plan",
     "make_planner",
     "peak_bytes",
+    "refiner_of",
     "safest_plan",
 ]

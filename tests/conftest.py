@@ -60,6 +60,22 @@ def _accelerator_is_there() -> bool:
     return torch.accelerator.is_available()
 
 
+@pytest.fixture(autouse=True)
+def _inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have sessions learn and plan in their steps: each run is like any other.
+
+    Tests marked daemon get the thread.
+    """
+    if "torch" not in sys.modules or request.node.get_closest_marker("daemon"):
+        return
+    if os.environ.get("MIMOSE_TESTS_DAEMON"):
+        return
+    from mimose.daemon import Inline
+    from mimose.run import engine
+
+    monkeypatch.setattr(engine, "make_background", lambda *, is_inline: Inline())
+
+
 @pytest.fixture(scope="session")
 def sim() -> Iterator[Any]:
     """The simulated accelerator as torch's accelerator: ``torch.sim``.

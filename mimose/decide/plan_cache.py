@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cachetools import LRUCache
 
+from mimose.daemon.forks import lock
 from mimose.learn.growth import ExactShape, Growth
 from mimose.planners import Plan
 from mimose.types import Sizes
@@ -51,7 +51,7 @@ class PlanCache:
 
     def __init__(self, maxsize: int) -> None:
         self._plans: LRUCache[Hashable, CachedPlan] = LRUCache(maxsize)
-        self._lock = threading.Lock()
+        self._lock = lock()
         self.hits = 0
         self.misses = 0
 
@@ -90,7 +90,23 @@ class PlanCache:
             self.hits += 1
             return found
 
-    def put(self, key: Hashable, plan: CachedPlan) -> CachedPlan:
-        """Keep a plan unless another came first; return the one that is kept."""
+    def peek(self, key: Hashable) -> CachedPlan | None:
+        """Return the plan for a key, good or not; counts nothing."""
         with self._lock:
+            return self._plans.get(key)
+
+    def put(
+        self, key: Hashable, plan: CachedPlan, in_place_of: CachedPlan | None = None
+    ) -> CachedPlan:
+        """Keep a plan unless another came first; return the one that is kept.
+
+        Args:
+            key: The plan's.
+            plan: The plan.
+            in_place_of: The one that it may replace.
+        """
+        with self._lock:
+            if in_place_of is not None and self._plans.get(key) is in_place_of:
+                self._plans[key] = plan
+                return plan
             return self._plans.setdefault(key, plan)

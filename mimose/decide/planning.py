@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mimose.decide.plan_cache import CachedPlan
-from mimose.decide.reserve import Reserve
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.costs import event_seconds, extra_flops
 from mimose.learn.growth import ExactShape, Growth, plan_growth
@@ -16,7 +15,25 @@ from mimose.learn.model import CostModel
 from mimose.learn.problem import Memory, fill_problem
 from mimose.planners import InfeasibleBudgetError as _Infeasible
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
-from mimose.types import StepInput
+from mimose.types import Sizes, StepInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What a plan is to be made for; immutable, for any thread."""
+
+    facts: StepInput
+    """The step's context, and the sizes that the plan is for."""
+    exact_sizes: Sizes
+    """Those of the step itself, which may lie below."""
+    memory: Memory
+    """What is held, and the budget."""
+    usable_bytes: float
+    """The level that predictions may reach: the reserve is taken off."""
+    stage_share: float = 1.0
+    """How much of the way from the safest plan to the whole budget it may go."""
+    after_version: int = 0
+    """Of the cost model when it was placed."""
 
 
 class PlanMaker:
@@ -24,41 +41,31 @@ class PlanMaker:
 
     Args:
         planner: Chooses the actions.
-        reserve: What is kept free between prediction and budget.
+        noise_bytes: By so much a plan may pass the budget in its prediction.
     """
 
-    def __init__(self, planner: Planner, reserve: Reserve) -> None:
+    def __init__(self, planner: Planner, noise_bytes: float) -> None:
         self.planner = planner
-        self._reserve = reserve
+        self._noise_bytes = noise_bytes
 
     def make(
-        self,
-        model: CostModel,
-        facts: StepInput,
-        memory: Memory,
-        *,
-        stage_share: float,
-        extrapolation_ratio: float,
+        self, model: CostModel, order: Order, planner: Planner | None = None
     ) -> CachedPlan:
         """Make a plan with all that a hit needs.
 
         Args:
             model: What is known of costs.
-            facts: The step's context, and the sizes that the plan is for.
-            memory: What is held, and the budget.
-            stage_share: How much of the way from the safest plan to the whole budget
-                the plan may go.
-            extrapolation_ratio: How far beyond the sizes measured the step lies, as a
-                share of how far a fit is trusted.
+            order: What it is to be made for.
+            planner: Another one than the usual.
 
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        usable = self._reserve.usable_budget(memory, extrapolation_ratio)
-        problem = fill_problem(model, facts, memory, usable)
-        if stage_share < 1.0:
-            problem = _tightened(problem, stage_share)
-        plan = self.plan(problem, memory)
+        facts, memory = order.facts, order.memory
+        problem = fill_problem(model, facts, memory, order.usable_bytes)
+        if order.stage_share < 1.0:
+            problem = _tightened(problem, order.stage_share)
+        plan = self.plan(problem, memory, planner)
         pattern = model.patterns[facts.context]
         made = CachedPlan(
             plan,
@@ -72,17 +79,19 @@ class PlanMaker:
         made.exact[facts.sizes] = _exact(model, facts, made.growth, plan.actions)
         return made
 
-    def plan(self, problem: PlanningProblem, memory: Memory) -> Plan:
+    def plan(
+        self, problem: PlanningProblem, memory: Memory, planner: Planner | None = None
+    ) -> Plan:
         """Choose the actions; where the reserve does not fit, the safest ones.
 
         Raises:
             InfeasibleBudgetError: Not even these keep the budget.
         """
         try:
-            return self.planner.plan(problem)
+            return (planner or self.planner).plan(problem)
         except _Infeasible as error:
             least = safest_plan(problem)
-            if least.peak_bytes - self._reserve.noise_bytes <= memory.budget_bytes:
+            if least.peak_bytes - self._noise_bytes <= memory.budget_bytes:
                 return least
             raise InfeasibleBudgetError(
                 memory.budget_bytes, least.peak_bytes, error.holders

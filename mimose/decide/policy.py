@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from mimose.budget import format_bytes
 from mimose.decide.decision import Decision
-from mimose.decide.plan_cache import CachedPlan, PlanCache
-from mimose.decide.planning import PlanMaker, at_sizes
+from mimose.decide.plan_cache import CachedPlan
+from mimose.decide.planning import Order, PlanMaker, at_sizes
+from mimose.decide.plans import Plans, under
 from mimose.decide.reserve import PredictedStep, Reserve
+from mimose.decide.trying import Tries, trying
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.costs import event_seconds
 from mimose.learn.learner import Learner
+from mimose.learn.model import CostModel
 from mimose.learn.problem import (
     Memory,
     doubt,
@@ -36,9 +38,8 @@ from mimose.watch.size_table import SizeTable, round_up
 
 _log = logging.getLogger(__name__)
 
-Tries: TypeAlias = tuple[tuple[str, ...], ...]
-"""By event, actions of which too little is known."""
-
+_SPARE = 0.002
+"""What is held may differ by so much of the headroom between now and a step to come."""
 _PATIENCE = 50
 """Steps in a row that were measured and not planned; then that is worth a warning."""
 
@@ -66,12 +67,13 @@ class Policy:
         cache_size: int,
         *,
         raises: bool,
+        refiner: Planner | None = None,
     ) -> None:
         self._learner = learner
-        self._maker = PlanMaker(planner, reserve)
+        self._maker = PlanMaker(planner, reserve.noise_bytes)
+        self.plans = Plans(learner, self._maker, cache_size, self._is_good, refiner)
         self._round_to = round_to
         self.reserve = reserve
-        self.cache = PlanCache(cache_size)
         self._raises = raises
         self._static_is_made = False
         self._n_doubted = 0
@@ -107,7 +109,7 @@ class Policy:
         if memory.state_to_come_bytes:
             memory = memory.with_state
         key = self._key(facts, table)
-        found = self.cache.get(key, self._is_good, memory)
+        found = self.plans.cached(key, memory)
         if found is None or facts.context not in self._learner.model.patterns:
             return None
         self._learner.use(facts.context)
@@ -137,13 +139,16 @@ class Policy:
         """
         self._check_names(table)
         memory = memory.with_state
-        model = self._learner.model
         key = self._key(facts, table)
+        ready = self.plans.ready(key, memory)
+        if ready is None and not self.reserve.knows(facts.context):
+            self._learner.background.catch_up()  # there is nothing better to do
+        model = self._learner.model
         upper = facts._replace(sizes=key[2])
         if facts.context not in model.patterns:
             self.reserve.forget(facts.context)
         self._learner.use(facts.context)
-        why_not = doubt(model, upper)
+        why_not = "" if ready is not None else doubt(model, upper)
         self._note_doubt(why_not)
         if why_not:
             is_known = self.reserve.knows(facts.context)
@@ -152,10 +157,11 @@ class Policy:
         share = self.reserve.stage_share(facts.context)
         beyond = extrapolation_ratio(model, facts) / (NOISY_EXTRAPOLATION - 1.0)
         ratio = 1.0 if is_first else beyond
+        order = self._order(model, facts, upper, memory, share, ratio)
+        if ready is not None and share < 1.0:
+            ready = None  # it goes all the way
         try:
-            made = self._maker.make(
-                model, upper, memory, stage_share=share, extrapolation_ratio=ratio
-            )
+            made = ready or self.plans.make(order)
         except InfeasibleBudgetError as error:
             if self._raises:
                 raise
@@ -164,8 +170,9 @@ class Policy:
                 f"no plan is predicted to keep the budget, the least peak is {least}"
             )
             return Decision("fallback", None, reason=reason)
+        self.plans.count(was_ready=ready is not None)
         # A planner that was shown its one problem makes no other plan of new samples.
-        is_learning = self.reserve.is_learning(model.n_steps)
+        is_learning = self.reserve.is_learning(self._learner.n_steps)
         is_learning = is_learning and not self._static_is_made
         decision = replace(
             self._decision(facts, made, memory, cache_hit=False),
@@ -175,51 +182,53 @@ class Policy:
         if share < 1.0:
             return decision
         tries: Tries = ()
-        if self.reserve.is_open(model.n_steps) and not self._static_is_made:
+        n_steps = self._learner.n_steps
+        if self.reserve.is_open(n_steps) and not self._static_is_made:
             tries = untold(model, upper)
-        tried = self._trying(facts, decision, tries)
+        is_turn = not (decision.is_measured and n_steps % 2)
+        tried = trying(model, facts, decision, tries) if is_turn else decision
         is_untold = any(tries) and decision.is_measured
         is_better_to_come = tried is not decision or is_untold
         if not (ratio or is_better_to_come):
-            self.cache.put(key, made)
+            self.plans.keep(key, made, order)
         return tried
 
-    def _trying(self, facts: StepInput, decision: Decision, tries: Tries) -> Decision:
-        """Have a step show actions of which little is known.
+    def prepare(self, facts: StepInput, table: SizeTable, memory: Memory) -> None:
+        """Have a plan made for a step that is to come, if there is none for it.
 
-        While plans are measured anyway every second one does, else every one. Layers
-        that the plan keeps run under them, equal ones under different ones, so that
-        more actions take few steps more. They hold no more than what they stand in for,
-        so the budget is kept; but nothing is predicted of such a step.
+        Args:
+            facts: Its context and exact sizes.
+            table: Names its sizes.
+            memory: What is held as a step begins, and the budget.
         """
-        model, chosen = self._learner.model, decision.chosen
-        if not any(tries) or chosen is None:
-            return decision
-        if decision.is_measured and model.n_steps % 2:
-            return decision
-        actions = list(chosen.plan.actions)
-        turns: Counter[tuple[str, ...]] = Counter()
-        for at, unknown in enumerate(tries):
-            if unknown and actions[at] == model.menu.first:
-                actions[at] = unknown[turns[unknown] % len(unknown)]
-                turns[unknown] += 1
-        if not turns:
-            return decision
-        by_unit = model.patterns[facts.context].by_unit
-        stand_in = replace(
-            chosen,
-            plan=replace(chosen.plan, actions=tuple(actions)),
-            by_unit=by_unit(actions, otherwise=model.menu.first),
-        )
-        pairs = zip(actions, chosen.plan.actions, strict=True)
-        tried = {own for own, planned in pairs if own != planned}
-        names = [name for name in model.menu.names if name in tried]
-        return replace(
-            decision,
-            chosen=stand_in,
-            is_measured=True,
-            growth_bytes=None,
-            reason=f"{', '.join(names)} tried in place of what would be kept",
+        memory = memory.with_state
+        model, key = self._learner.model, self._key(facts, table)
+        if facts.context not in model.patterns or self.plans.has(key, memory):
+            return
+        if self.reserve.stage_share(facts.context) < 1.0:
+            return
+        upper = facts._replace(sizes=key[2])
+        beyond = extrapolation_ratio(model, facts) / (NOISY_EXTRAPOLATION - 1.0)
+        order = self._order(model, facts, upper, memory, 1.0, beyond)
+        spare = max(self.reserve.noise_bytes, _SPARE * memory.headroom_bytes)
+        self.plans.prepare(key, under(order, spare))
+
+    def _order(
+        self,
+        model: CostModel,
+        facts: StepInput,
+        upper: StepInput,
+        memory: Memory,
+        share: float,
+        ratio: float,
+    ) -> Order:
+        return Order(
+            facts=upper,
+            exact_sizes=facts.sizes,
+            memory=memory,
+            usable_bytes=self.reserve.usable_budget(memory, ratio),
+            stage_share=share,
+            after_version=model.version,
         )
 
     def _note_doubt(self, doubt: str) -> None:

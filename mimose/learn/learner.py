@@ -1,12 +1,24 @@
-"""Who holds the current cost model."""
+"""Who holds the current cost model, and has it taught.
+
+Note: [Who writes]
+What steps show is handed over as lessons, changes of a model, and taken in by one job
+at a time, in their order. In the daemon's thread that job also makes all fits that the
+lessons call for, and only then is the model the one that everybody reads: so no step
+waits for a fit. What has to hold at once (a layer that must be kept, plans that are
+worth nothing, a context that is forgotten) is written by the step itself. The two never
+write the same fields, so that the job puts together what both have written meanwhile.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
+from mimose.daemon import Background, Inline, Lane
+from mimose.daemon.forks import lock
 from mimose.learn.measured_step import with_step
 from mimose.learn.model import CostModel
 from mimose.learn.seconds import Timings
@@ -20,6 +32,12 @@ from mimose.types import (
     TimedEvent,
 )
 
+Lesson: TypeAlias = Callable[[CostModel], CostModel]
+"""Returns what a model becomes by what a step has shown."""
+
+_MOST_WAITING = 512
+"""Lessons that wait, a dozen steps of a large model; of more the oldest are lost."""
+
 
 class Learner:
     """The current cost model; the methods below replace it, and nobody else.
@@ -28,15 +46,22 @@ class Learner:
 
     Args:
         model: To begin with.
+        background: Where lessons are taken in.
 
     Attributes:
         model: What is known now.
+        n_steps: Measured steps handed over, those that wait included.
     """
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: CostModel, background: Background | None = None) -> None:
         self.model = model
+        self.background = background or Inline()
+        self.n_steps = model.n_steps
         self._timings = Timings()
-        self._lock = threading.Lock()
+        self._lessons: deque[Lesson] = deque(maxlen=_MOST_WAITING)
+        self._lock = lock()
+
+    # ------------------------------------------------------------------ lessons
 
     def absorb(
         self,
@@ -45,17 +70,30 @@ class Learner:
         sample: StepSample,
         released_bytes: float,
         calls: tuple[int, ...],
+        *,
+        growth_bytes: float = 0.0,
     ) -> None:
-        """Take in one measured step; the arguments are those of `with_step`."""
-        with self._lock:
-            self.model = with_step(
-                self.model, facts, events, sample, released_bytes, calls
-            )
+        """Take in one measured step; the arguments are those of `with_step`.
+
+        Args:
+            facts: What was known of the step before it ran.
+            events: The events, as they ran.
+            sample: What their segments say.
+            released_bytes: Outputs of an earlier step that were freed meanwhile.
+            calls: How often each unit was called.
+            growth_bytes: How large the step is, or could be.
+        """
+
+        def learn(model: CostModel) -> CostModel:
+            grown = model.grown(growth_bytes)
+            return with_step(grown, facts, events, sample, released_bytes, calls)
+
+        self.n_steps += 1
+        self._teach(learn)
 
     def absorb_cost(self, cost_of: CostOf, flops: int) -> None:
         """Take in the FLOPs of one call's action, as it stopped early."""
-        with self._lock:
-            self.model = self.model.with_cost(*cost_of, float(flops))
+        self._teach(lambda model: model.with_cost(*cost_of, float(flops)))
 
     def absorb_seconds(
         self,
@@ -71,32 +109,58 @@ class Learner:
             events: By unit and call, the action and its times.
             is_measured: Whether all that their forwards did was counted as well.
         """
-        with self._lock:
-            model, timings = self.model, self._timings
-            if facts.context not in model.patterns or not events:
-                return
-            if not (is_measured or timings.is_due()):
-                return
-            tell(timings, model, facts, events, has_forwards=not is_measured)
-            is_other = timings.look()
-            if timings.seconds is model.seconds:
-                return
-            timings.keep(model.families)
-            if is_other and model.plans_by_seconds:
-                self.model = model.distrusted(seconds=timings.seconds)
-            else:
-                self.model = model.changed(seconds=timings.seconds)
+        if events:
+            self._teach(partial(self._with_seconds, facts, events, is_measured))
 
-    def absorb_growth(self, growth_bytes: float) -> None:
-        """Take in how large a step is, or could be."""
+    def _with_seconds(
+        self,
+        facts: StepInput,
+        events: Mapping[tuple[int, int], TimedEvent],
+        is_measured: bool,
+        model: CostModel,
+    ) -> CostModel:
+        timings = self._timings
+        if facts.context not in model.patterns:
+            return model
+        if not (is_measured or timings.is_due()):
+            return model
+        tell(timings, model, facts, events, has_forwards=not is_measured)
+        is_other = timings.look()
+        if timings.seconds is model.seconds:
+            return model
+        timings.keep(model.families)
+        if is_other and model.plans_by_seconds:
+            return model.distrusted(seconds=timings.seconds)
+        return model.changed(seconds=timings.seconds)
+
+    def _teach(self, lesson: Lesson) -> None:
+        self._lessons.append(lesson)
+        self.background.submit(Lane.LEARN, self, self._take_in)
+
+    def _take_in(self) -> None:
+        """Take in what waits: Note: [Who writes]."""
+        base = taught = self.model
+        try:
+            while self._lessons:
+                taught = self._lessons.popleft()(taught)
+        finally:
+            if not self.background.is_inline:
+                taught.make_fits(base)
+            self._put(base, taught)
+
+    def _put(self, base: CostModel, taught: CostModel) -> None:
         with self._lock:
-            self.model = self.model.grown(growth_bytes)
+            now = self.model
+            self.model = taught if now is base else taught.joined(base, now)
+
+    # ------------------------------------------------------------------ at once
 
     def use(self, context: Context) -> None:
         """Take note that a context is used; the least recently used go first."""
         patterns = self.model.patterns
         if context in patterns and context != next(reversed(patterns)):
-            self.model = self.model.used(context)
+            with self._lock:
+                self.model = self.model.used(context)
 
     def forget(self, context: Context) -> None:
         """Drop a context's pattern; what its families taught stays."""
@@ -113,8 +177,11 @@ class Learner:
         with self._lock:
             self.model = self.model.distrusted()
 
+    # ------------------------------------------------------------------ state
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that was learned, ready for JSON."""
+        self.background.catch_up()
         return {**self.model.state_dict(), "seconds": self._timings.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -123,7 +190,12 @@ class Learner:
         Args:
             state: What ``state_dict`` returned.
         """
+        self.background.catch_up()
         with self._lock:
             self._timings.load_state_dict(state.get("seconds", ()))
             seconds = self._timings.seconds
             self.model = replace(self.model.loaded(state), seconds=seconds)
+            self.n_steps = self.model.n_steps
+        if not self.background.is_inline:
+            self.background.submit(Lane.LEARN, self, self.model.make_fits)
+            self.background.catch_up()

@@ -30,6 +30,7 @@ from mimose.learn.patterns import Pattern, as_tuples
 from mimose.learn.samples import Kind, Samples
 from mimose.learn.seconds import Seconds
 from mimose.learn.series import Series
+from mimose.pauses import give_way
 from mimose.planners import Menu
 from mimose.planners.actions import EXACT_MENU
 from mimose.predictors import (
@@ -213,6 +214,41 @@ class CostModel:
             families=frozenset(families),
             copied={f: n for f, n in self.copied.items() if f in families},
             samples={key: s for key, s in self.samples.items() if key[1] in owners},
+        )
+
+    # ------------------------------------------------------------------ two writers
+
+    def make_fits(self, base: CostModel | None = None) -> None:
+        """Make the fits that readers will ask for; they are remembered.
+
+        Args:
+            base: What was known before, whose fits are made. None: nothing.
+        """
+        known: Mapping[Key, Samples] = {} if base is None else base.samples
+        is_scaled = base is None or base.scale != self.scale
+        for key, samples in self.samples.items():
+            if samples.readings and (is_scaled or samples is not known.get(key)):
+                samples.verdict(self.scale)
+                give_way()
+        for context, pattern in self.patterns.items():
+            if base is None or pattern is not base.patterns.get(context):
+                pattern.make_rules()
+                give_way()
+
+    def joined(self, base: CostModel, now: CostModel) -> CostModel:
+        """Return what lessons made of a model, with what was written at once meanwhile.
+
+        Args:
+            base: The model that the lessons began with.
+            now: What others have made of it: see `mimose.learn.learner`.
+        """
+        gone = base.patterns.keys() - now.patterns.keys()
+        return replace(
+            self,
+            version=max(self.version, now.version) + 1,
+            valid_since=max(self.valid_since, now.valid_since),
+            patterns={c: p for c, p in self.patterns.items() if c not in gone},
+            limits=now.limits,
         )
 
     # ------------------------------------------------------------------ state

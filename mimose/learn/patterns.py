@@ -204,6 +204,11 @@ class Pattern:
         """The events and gaps, those that share all their numbers together."""
         return self._rules.layout
 
+    def make_rules(self) -> None:
+        """Fit the rules, which are remembered, before anybody asks for them."""
+        if self.rows:
+            _ = self._rules
+
     @property
     def families(self) -> list[str]:
         """Each event's family."""

@@ -155,6 +155,7 @@ class Driver:
 
     def _begin(self, call: Call) -> Step:
         began = time.perf_counter()
+        self._tell_failure()
         start = self._level()
         is_shared = self._ends.settle() or self._ends.open.expects_shared
         describer = self._parts.describer
@@ -200,6 +201,17 @@ class Driver:
         if self._ends.open.steps:
             self._ends.note_peaks(peaks)
         return start
+
+    def _tell_failure(self) -> None:
+        """Say what the daemon has failed with, if it has."""
+        told = self._learner.background.take_failure()
+        if told:
+            _log.warning(
+                "mimose: the thread beside training has failed and is not started "
+                "again. Training goes on; fits are made in the steps from now on, "
+                "plans are not refined and not made ahead. It failed with:\n%s",
+                told,
+            )
 
     def _clean_up_after_compiler(self) -> None:
         self._events.refuse_replaced()

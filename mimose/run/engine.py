@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from mimose.budget import parse_budget
+from mimose.daemon import make_background
 from mimose.decide.policy import Policy
 from mimose.decide.reserve import Reserve
 from mimose.exact.handed import Knowledge
@@ -17,7 +18,7 @@ from mimose.exact.random_state import refuse_unsaveable
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
 from mimose.measure.meters import BasicMeter, Meter, make_meter
-from mimose.planners import FixedPlanner, Planner
+from mimose.planners import FixedPlanner, Planner, refiner_of
 from mimose.records import Records
 from mimose.run.actions.base import Action
 from mimose.run.actions.registry import choose, load_state, menu_of, state_of
@@ -59,6 +60,8 @@ class Options:
     hard_limit: bool = False
     cost: str = "auto"
     """What plans save."""
+    refine: bool = True
+    """Whether there is a daemon, and plans are refined."""
     reserve: Reserve | None = None
     """Another reserve than the usual, such as one with parts left out."""
     ratios: Ratios | None = None
@@ -93,7 +96,10 @@ class Engine:
         menu = menu_of(options.actions)
         replays = any(spec.replays for spec in menu.specs)
         by_seconds = replays if options.cost == "auto" else options.cost == "seconds"
-        self.learner = Learner(CostModel(kinds, menu, plans_by_seconds=by_seconds))
+        self.background = make_background(is_inline=not options.refine)
+        self.learner = Learner(
+            CostModel(kinds, menu, plans_by_seconds=by_seconds), self.background
+        )
         reserve = options.reserve or Reserve(meter.noise_bytes)
         self.policy = Policy(
             self.learner,
@@ -102,6 +108,7 @@ class Engine:
             options.round_to,
             options.cache_size,
             raises=not options.warns and not meter.reads_peak,
+            refiner=refiner_of(options.planner) if options.refine else None,
         )
         self.findings = Findings([name for name, _ in found], self.learner)
         knowledge = Knowledge()

@@ -103,12 +103,16 @@ class Writers:
 
     def _learn(self, outcome: StepOutcome, read: Measurement) -> None:
         sample = read.sample
-        if self._learner.model.n_steps == 0 or outcome.has_compiled:
+        if self._learner.n_steps == 0 or outcome.has_compiled:
             sample = without_readings(sample)
         growth = read.peak_bytes - outcome.record.start_bytes
-        self._learner.absorb_growth(self._growth_to_come(outcome, growth, read))
         self._learner.absorb(
-            outcome.facts, read.events, sample, outcome.released_bytes, outcome.calls
+            outcome.facts,
+            read.events,
+            sample,
+            outcome.released_bytes,
+            outcome.calls,
+            growth_bytes=self._growth_to_come(outcome, growth, read),
         )
         if self._reads_peak and ran_least(self._learner.model, read.events):
             state = float(self._optimizers.state_bytes)

@@ -271,14 +271,15 @@ def test_the_farther_beyond_what_was_measured_the_more_is_kept_free(toys, meter)
     with mimose.attach(model, "1GiB", meter=meter) as session:
         policy = session._engine.policy
         kept_free = []
-        make = policy._maker.make
+        usable = policy.reserve.usable_budget
 
-        def making(model, facts, memory, *, extrapolation_ratio, **others):
-            bound, ratio = policy.reserve.bound, extrapolation_ratio
-            kept_free.append((facts.sizes[0], bound.margin(ratio) - bound.margin()))
-            return make(model, facts, memory, extrapolation_ratio=ratio, **others)
+        def using(memory, ratio=0.0):
+            bound = policy.reserve.bound
+            shape = session._engine.describer.last[0].sizes
+            kept_free.append((shape[0], bound.margin(ratio) - bound.margin()))
+            return usable(memory, ratio)
 
-        policy._maker.make = making
+        policy.reserve.usable_budget = using
         toys.train(model, [toys.inputs(n) for n in [*lengths, 42, 41, 58]])
     free = dict(kept_free)
     assert free[36] == 0.0

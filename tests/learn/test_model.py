@@ -60,8 +60,7 @@ def test_each_writer_makes_another_version():
     seen = [learner.model]
     facts, sample = _step(8)
     for write in (
-        lambda: learner.absorb_growth(100.0),
-        lambda: learner.absorb(facts, (), sample, 0.0, ()),
+        lambda: learner.absorb(facts, (), sample, 0.0, (), growth_bytes=100.0),
         lambda: learner.absorb_cost(("f", RECOMPUTE, (8,)), 7),
         lambda: learner.restrict(0, [KEEP]),
         learner.distrust_plans,
@@ -69,12 +68,12 @@ def test_each_writer_makes_another_version():
     ):
         write()
         seen.append(learner.model)
-    assert list(range(7)) == [model.version for model in seen]
-    assert [0, 0, 0, 0, 4, 5, 6] == [model.valid_since for model in seen]
-    assert [0, 0, 1, 1, 1, 1, 1] == [model.n_steps for model in seen]
-    assert [0.0] + 6 * [100.0] == [model.scale for model in seen]
-    assert [0, 0, 1, 1, 1, 1, 0] == [len(model.patterns) for model in seen]
-    assert [2, 1] == [len(seen[i].allowed(0)) for i in (3, 4)]
+    assert [0, 2, 3, 4, 5, 6] == [model.version for model in seen]
+    assert [0, 0, 0, 4, 5, 6] == [model.valid_since for model in seen]
+    assert [0, 1, 1, 1, 1, 1] == [model.n_steps for model in seen]
+    assert [0.0] + 5 * [100.0] == [model.scale for model in seen]
+    assert [0, 1, 1, 1, 1, 0] == [len(model.patterns) for model in seen]
+    assert [2, 1] == [len(seen[i].allowed(0)) for i in (2, 3)]
 
 
 def test_what_teaches_nothing_makes_no_version():
@@ -83,9 +82,8 @@ def test_what_teaches_nothing_makes_no_version():
     for n, context in ((8, "a"), (16, "b")):
         facts, sample = _step(n, context)
         learner.absorb(facts, (), sample, 0.0, ())
-    learner.absorb_growth(100.0)
     model = learner.model
-    learner.absorb_growth(50.0)
+    assert model is model.grown(0.0)
     learner.use("b")
     learner.use("unknown")
     assert model is learner.model

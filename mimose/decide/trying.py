@@ -1,0 +1,62 @@
+"""Steps that show actions of which little is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TypeAlias
+
+from mimose.decide.decision import Decision
+from mimose.learn.model import CostModel
+from mimose.types import StepInput
+
+Tries: TypeAlias = tuple[tuple[str, ...], ...]
+"""By event, actions of which too little is known."""
+
+
+def trying(
+    model: CostModel, facts: StepInput, decision: Decision, tries: Tries
+) -> Decision:
+    """Have a step show actions of which little is known.
+
+    Layers that the plan keeps run under them, equal ones under different ones, so that
+    more actions take few steps more. They hold no more than what they stand in for, so
+    the budget is kept; but nothing is predicted of such a step. While plans are
+    measured anyway every second one should do so, else every one.
+
+    Args:
+        model: What was learned.
+        facts: The step's context.
+        decision: What it would do.
+        tries: What there is to try.
+
+    Returns:
+        What it does; the same decision where there is nothing to try.
+    """
+    chosen = decision.chosen
+    if not any(tries) or chosen is None:
+        return decision
+    actions = list(chosen.plan.actions)
+    turns: Counter[tuple[str, ...]] = Counter()
+    for at, unknown in enumerate(tries):
+        if unknown and actions[at] == model.menu.first:
+            actions[at] = unknown[turns[unknown] % len(unknown)]
+            turns[unknown] += 1
+    if not turns:
+        return decision
+    by_unit = model.patterns[facts.context].by_unit
+    stand_in = replace(
+        chosen,
+        plan=replace(chosen.plan, actions=tuple(actions)),
+        by_unit=by_unit(actions, otherwise=model.menu.first),
+    )
+    pairs = zip(actions, chosen.plan.actions, strict=True)
+    tried = {own for own, planned in pairs if own != planned}
+    names = [name for name in model.menu.names if name in tried]
+    return replace(
+        decision,
+        chosen=stand_in,
+        is_measured=True,
+        growth_bytes=None,
+        reason=f"{', '.join(names)} tried in place of what would be kept",
+    )
