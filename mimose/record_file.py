@@ -33,7 +33,13 @@ _NUMBERS = (
 )
 
 
-_ALWAYS_NUMBERS = ("plan_seconds", "recomputed_flops", "retries", "cache_hit")
+_ALWAYS_NUMBERS = (
+    "plan_seconds",
+    "recomputed_flops",
+    "retries",
+    "cache_hit",
+    "is_optimal",
+)
 
 
 _ALWAYS_WHOLE = ("step", "budget_bytes", "start_bytes")

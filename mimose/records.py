@@ -94,6 +94,8 @@ class StepRecord:
     """On an accelerator the most that the blocks in use took."""
     alloc_retries: int | None = None
     """How often the allocator gave back its free blocks to go on."""
+    is_optimal: bool = False
+    """Whether the plan was proven to cost the least of all that keep the budget."""
 
     @property
     def highest_bytes(self) -> int | None:
@@ -187,6 +189,10 @@ class Summary:
     """Added in these steps; None where there were none."""
     extra_error_p50: float | None = None
     """Median of |added − predicted| seconds, as a share of the predicted, there."""
+    plans_ready: int = 0
+    """New shapes whose plan was made before they came."""
+    proven_plans: int = 0
+    """Recorded steps in phase `plan` whose plan was proven to cost the least."""
 
 
 @dataclass(slots=True)

@@ -337,7 +337,7 @@ class Session:
             budget_bytes=self.budget_bytes,
             peak_bytes=self.peak_bytes,
             units=len(self._engine.units),
-            cache=self._engine.policy.plans.cache,
+            plans=self._engine.policy.plans,
             margin=self._engine.policy.reserve.bound.margin(),
             kept_units=dict(self._engine.findings.kept),
             **self._engine.footprint.told(),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from mimose.budget import format_bytes
-from mimose.decide.plan_cache import PlanCache
+from mimose.decide.plans import Plans
 from mimose.planners import PlanningProblem, Timeline
 from mimose.records import PHASES, Records, StepRecord, Summary, without_numbers
 from mimose.report.columns import named, table, wrapped
@@ -30,7 +30,7 @@ def summarise(
     budget_bytes: int,
     peak_bytes: int,
     units: int,
-    cache: PlanCache,
+    plans: Plans,
     margin: float,
     kept_units: Mapping[str, str],
     fragmentation: float | None = None,
@@ -44,7 +44,7 @@ def summarise(
         budget_bytes: The budget.
         peak_bytes: The highest reading of all.
         units: How many modules are planned for.
-        cache: The plans.
+        plans: Those in use, and those made ahead.
         margin: The safety margin now, as a share of predicted growth.
         kept_units: Units that cannot be recomputed, and why.
         fragmentation: On an accelerator, reserved growth for each byte of growth.
@@ -70,8 +70,10 @@ def summarise(
         peak_bytes=peak_bytes,
         units=units,
         shapes=len(set(shapes_of(records))),
-        cache_hits=cache.hits,
-        cache_misses=cache.misses,
+        cache_hits=plans.cache.hits,
+        cache_misses=plans.cache.misses,
+        plans_ready=plans.n_ready,
+        proven_plans=sum(r.phase == "plan" and r.is_optimal for r in records),
         margin=margin,
         error_p50=float(np.quantile(errors, 0.5)) if errors else None,
         error_p99=float(np.quantile(errors, 0.99)) if errors else None,
@@ -156,6 +158,8 @@ def _overview(summary: Summary, width: int) -> list[str]:
 
 def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield what only some sessions have something to say of."""
+    if summary.plans_ready:
+        yield "made ahead", f"{summary.plans_ready} plans, before their shape came"
     if summary.error_p50 is not None and summary.error_p99 is not None:
         yield (
             "prediction",

@@ -302,4 +302,6 @@ class Step:
             reserved_peak_bytes=peaks and peaks.reserved_bytes,
             allocated_peak_bytes=peaks and peaks.allocated_bytes,
             alloc_retries=peaks and peaks.n_retries,
+            is_optimal=self.decision.chosen is not None
+            and self.decision.chosen.plan.optimal,
         )

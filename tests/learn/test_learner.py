@@ -1,0 +1,141 @@
+"""Lessons taken in beside training, and what steps write meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from mimose.daemon import Lane
+from mimose.learn.learner import Learner
+from mimose.learn.model import CostModel, kinds_of
+from mimose.planners.actions import KEEP, RECOMPUTE
+from mimose.types import SegmentSample, StepInput, StepSample
+
+
+class _Later:
+    """Work that waits until the test says so."""
+
+    is_inline = False
+
+    def __init__(self):
+        self.jobs = {}
+
+    def submit(self, lane, key, job):
+        assert lane is Lane.LEARN
+        self.jobs[key] = job
+
+    def catch_up(self):
+        while self.jobs:
+            self.jobs.popitem()[1]()
+
+
+@pytest.fixture
+def later():
+    return _Later()
+
+
+@pytest.fixture
+def learner(later):
+    return Learner(CostModel(kinds_of("polynomial", 0.0)), later)
+
+
+def _step(n, context="c"):
+    segment = SegmentSample(1.0, 2.0)
+    facts = StepInput(context, (n,), False, "s")
+    return facts, StepSample((), (), segment, segment, True)
+
+
+def _absorb(learner, n, context="c", **others):
+    facts, sample = _step(n, context)
+    learner.absorb(facts, (), sample, 0.0, (), **others)
+
+
+def test_lessons_wait_until_they_are_taken_in(learner, later):
+    """In their order; how many steps were handed over is known before."""
+    before = learner.model
+    _absorb(learner, 8)
+    _absorb(learner, 16, growth_bytes=100.0)
+    assert learner.model is before
+    assert learner.n_steps == 2
+    assert len(later.jobs) == 1
+    later.catch_up()
+    assert (learner.model.n_steps, learner.model.scale) == (2, 100.0)
+    assert learner.model.patterns["c"].high == (16,)
+
+
+def test_what_is_read_then_has_its_fits(learner, later):
+    """No reader has to make one."""
+    for n in (8, 16, 24, 32):
+        _absorb(learner, n)
+        later.catch_up()
+        model = learner.model
+        for samples in model.samples.values():
+            assert samples._verdict is not None
+            assert samples._verdict.scale == model.scale
+        assert model.patterns["c"]._known is not None
+
+
+def test_a_larger_step_has_all_judged_anew(learner, later):
+    """Errors are small against the growth, so trust follows it."""
+    _absorb(learner, 8)
+    later.catch_up()
+    _absorb(learner, 16, context="d", growth_bytes=1000.0)
+    later.catch_up()
+    assert {1000.0} == {s._verdict.scale for s in learner.model.samples.values()}
+
+
+def test_what_steps_write_meanwhile_stays(learner, later):
+    """A unit that must be kept, plans worth nothing, a context forgotten."""
+    for context in ("a", "b"):
+        _absorb(learner, 8, context)
+    later.catch_up()
+    _absorb(learner, 16, "a")
+    lessons = learner._lessons
+
+    class _Lessons(type(lessons)):
+        def popleft(self):
+            learner.restrict(0, [KEEP.name])  # as the lesson begins
+            learner.forget("b")
+            learner.distrust_plans()
+            return super().popleft()
+
+    learner._lessons = _Lessons(lessons)
+    learner._take_in()
+    model = learner.model
+    assert model.allowed(0) == (KEEP.name,)
+    assert model.allowed(1) == (KEEP.name, RECOMPUTE.name)
+    assert list(model.patterns) == ["a"]
+    assert model.patterns["a"].high == (16,)
+    assert model.n_steps == 3
+    assert model.version > model.valid_since
+
+
+def test_a_plan_made_before_the_distrust_stays_distrusted(learner, later):
+    """Whatever version the lesson publishes."""
+    _absorb(learner, 8)
+    made_from = learner.model.version
+    learner.distrust_plans()
+    later.catch_up()
+    assert made_from < learner.model.valid_since <= learner.model.version
+
+
+def test_a_lesson_that_fails_leaves_the_ones_before_it(learner, later):
+    """And those behind it wait for their turn."""
+    _absorb(learner, 8)
+    learner._teach(lambda _: 1 / 0)
+    _absorb(learner, 16)
+    with pytest.raises(ZeroDivisionError):
+        later.catch_up()
+    assert learner.model.n_steps == 1
+    learner._take_in()
+    assert learner.model.n_steps == 2
+
+
+def test_a_state_holds_what_waits(learner, later):
+    """It is taken in before it is told, and what is loaded has its fits."""
+    _absorb(learner, 8)
+    state = learner.state_dict()
+    assert state["n_steps"] == 1
+    other = Learner(CostModel(kinds_of("polynomial", 0.0)), _Later())
+    other.load_state_dict(state)
+    assert other.n_steps == 1
+    assert all(s._verdict is not None for s in other.model.samples.values())
