@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,18 +58,39 @@ class ShapeRegressor(Regressor):
 
     def fit_samples(self, samples: Samples) -> None:
         """Do what ``fit`` does, with samples that are checked and condensed."""
-        self.n_features_in_ = samples.sizes.shape[1]
-        self.n_shapes_ = len(samples.values)
-        self.low_, self.high_ = samples.low, samples.high
+        self._take(samples)
         try:
             self._fit(samples)
         except BaseException:
             del self.n_shapes_  # it is not fitted
             raise
 
+    def refitted(self: _Own, samples: Samples) -> _Own | None:
+        """Return one that fits what this has found, and has searched for nothing else.
+
+        Args:
+            samples: More of what this was fitted to; checked and condensed.
+
+        Returns:
+            None where that explains them worse.
+        """
+        made = copy.copy(self)
+        made._take(samples)
+        return made if made._refit(samples, self) else None
+
+    def _take(self, samples: Samples) -> None:
+        """Remember what follows from the samples alone."""
+        self.n_features_in_ = samples.sizes.shape[1]
+        self.n_shapes_ = len(samples.values)
+        self.low_, self.high_ = samples.low, samples.high
+
     @abstractmethod
     def _fit(self, samples: Samples) -> None:
         """Fit; what follows from the samples alone is known already."""
+
+    def _refit(self: _Own, samples: Samples, like: _Own) -> bool:
+        """Fit as another was fitted; return whether that holds."""
+        return False
 
     def predict(self, X: ArrayLike) -> Floats:
         """Return the (n_samples,) values at the given sizes.

@@ -64,6 +64,7 @@ class EnvelopeRegressor(ShapeRegressor):
         pieces_: The one or two fitted polynomials.
         shift_: By how much their maximum is raised, in units of y.
         residual_: Largest distance of a fitted from a sampled value, unraised.
+        explains_: Whether each is within its tolerance, unraised.
         loo_error_: Error at a shape that was left out of its polynomial, the largest
             but for one in 20. Where nothing else determines that, the other
             polynomial is what is left.
@@ -72,6 +73,7 @@ class EnvelopeRegressor(ShapeRegressor):
     pieces_: tuple[PolynomialRegressor, ...]
     shift_: float
     residual_: float
+    explains_: bool
     loo_error_: float
 
     def __init__(self, *, noise: float = 0.0, nonnegative: bool = True) -> None:
@@ -86,17 +88,44 @@ class EnvelopeRegressor(ShapeRegressor):
         few = single.exact_ or len(single.monomials_) <= _FEW
         if samples.varying and not (few and single.explains_):
             pieces, mask = self._pair(samples, single) or (pieces, mask)
+        self._take_over(pieces, mask, samples)
 
+    def _refit(self, samples: Samples, like: EnvelopeRegressor) -> bool:
+        """Fit another's polynomials to the samples where they were the larger."""
+        mask = np.ones(len(samples.values), dtype=np.bool_)
+        sides = [samples]
+        if len(like.pieces_) > 1:
+            first, second = (each._evaluate(samples.sizes) for each in like.pieces_)
+            mask = first > second
+            if not mask.any() or mask.all():
+                return False
+            sides = [_some(samples, mask), _some(samples, ~mask)]
+        pieces: list[PolynomialRegressor] = []
+        for side, old in zip(sides, like.pieces_, strict=True):
+            piece = old.refitted(side)
+            if piece is None:
+                return False
+            pieces.append(piece)
+        self._take_over(tuple(pieces), mask, samples)
+        if like.exact_ and not self.exact_:
+            return False
+        return self.explains_ or not like.explains_
+
+    def _take_over(
+        self, pieces: tuple[PolynomialRegressor, ...], mask: Mask, samples: Samples
+    ) -> None:
+        """Make the envelope of fitted polynomials, and raise it."""
         rest = samples.values - _highest(pieces, samples.sizes)
         self.pieces_ = pieces
-        near = np.abs(rest) <= EXACT * np.maximum(
-            np.abs(samples.values), 1e-3 * np.abs(samples.values).max()
-        )
+        off, size = np.abs(rest), np.abs(samples.values)
+        near = off <= EXACT * np.maximum(size, 1e-3 * size.max())
         self.exact_ = all(piece.exact_ for piece in pieces) and bool(near.all())
         self.shift_ = (
             0.0 if self.exact_ else max(0.0, nearly_largest(rest, samples.values))
         )
-        self.residual_ = float(np.abs(rest).max()) + samples.spread
+        self.residual_ = float(off.max()) + samples.spread
+        tolerance = self._tolerance(samples) * (1.0 + EXACT)
+        self.explains_ = bool((off <= tolerance).all())
         left_out = _left_out(pieces, mask, samples)
         self.loo_error_ = nearly_largest(left_out, samples.values)
 
@@ -166,9 +195,7 @@ class EnvelopeRegressor(ShapeRegressor):
         masks = np.array(list(_cuts(samples)), dtype=np.bool_)
         if not len(masks):
             return None
-        size = np.abs(samples.values)
-        tolerance = fit_tolerance(size, self.noise)
-        tolerance = np.maximum(tolerance, EXACT * size.max())
+        tolerance = self._tolerance(samples)
         both = np.concatenate([masks, ~masks])
         losses = _rough_losses(samples, tolerance, both).reshape(2, -1).sum(axis=0)
 
@@ -190,6 +217,13 @@ class EnvelopeRegressor(ShapeRegressor):
             return None
         return best, best_mask
 
+    def _tolerance(self, samples: Samples) -> Floats:
+        size = np.abs(samples.values)
+        tolerance: Floats = np.maximum(
+            fit_tolerance(size, self.noise), EXACT * size.max()
+        )
+        return tolerance
+
     def _alternate(
         self, samples: Samples, mask: Mask
     ) -> Iterator[tuple[tuple[PolynomialRegressor, ...], Mask]]:
@@ -200,7 +234,7 @@ class EnvelopeRegressor(ShapeRegressor):
             sides = (_some(samples, mask), _some(samples, ~mask))
             pair = tuple(self._piece(side, _MOST_A_PIECE) for side in sides)
             yield pair, mask
-            first, second = (piece.predict(samples.sizes) for piece in pair)
+            first, second = (piece._evaluate(samples.sizes) for piece in pair)
             larger = first > second
             if (larger == mask).all():
                 return
@@ -222,9 +256,11 @@ def _left_out(
     errors = np.empty(len(samples.values))
     for piece, rows, other in zip(pieces, (mask, ~mask), pieces[::-1], strict=False):
         own = np.abs(piece.loo_errors_)
-        rest = np.abs(samples.values - other.predict(samples.sizes))[rows]
-        is_known = np.isfinite(own) | (other is piece)
-        errors[rows] = np.where(is_known, own, rest)
+        is_known = np.isfinite(own)
+        if other is not piece and not is_known.all():
+            rest = np.abs(samples.values - other._evaluate(samples.sizes))[rows]
+            own = np.where(is_known, own, rest)
+        errors[rows] = own
     return errors
 
 
@@ -233,9 +269,9 @@ def _terms(pieces: tuple[PolynomialRegressor, ...]) -> int:
 
 
 def _highest(pieces: tuple[PolynomialRegressor, ...], sizes: Floats) -> Floats:
-    values = pieces[0].predict(sizes)
+    values = pieces[0]._evaluate(sizes)
     for piece in pieces[1:]:
-        values = np.maximum(values, piece.predict(sizes))
+        values = np.maximum(values, piece._evaluate(sizes))
     return values
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,8 @@ _SMALLEST = 1e-3
 """Values below this share of the largest count as this share."""
 _MOST_INEXACT = 4
 """The largest number of monomials where none explain the samples."""
+_CONSTANT = (0,)
+"""The column of the monomial of degree 0."""
 
 
 class PolynomialRegressor(ShapeRegressor):
@@ -95,20 +97,38 @@ class PolynomialRegressor(ShapeRegressor):
 
     def _fit(self, samples: Samples) -> None:
         """Choose the monomials and fit their coefficients."""
-        values = samples.values
-        scale = self._scale(values)
+        table = self._table(samples)
+        scale = self._scale(samples.values)
         tolerance = fit_tolerance(scale, self.noise)
-        monomials = self._choose(samples, scale, tolerance)
-        self._solve(monomials, samples, tolerance)
+        columns = self._choose(table, samples, scale, tolerance)
+        self._solve(table, columns, samples, scale, tolerance)
 
-        error = np.abs(values - self._evaluate(samples.sizes))
-        self.residual_ = float(error.max()) + samples.spread
-        self.relative_residual_ = float((error / scale).max())
-        self.relative_residual_ += samples.spread / float(scale.min())
-        self.exact_ = (
-            self.relative_residual_ <= EXACT and len(monomials) < self.n_shapes_
+    def _refit(self, samples: Samples, like: PolynomialRegressor) -> bool:
+        """Fit the coefficients of another's monomials.
+
+        Of samples that another explains exactly no fewer monomials explain more of
+        them, and of as many no others of a lower degree: a search would find the same.
+        """
+        table = self._table(samples)
+        columns = tuple(table.places.get(each, -1) for each in like.monomials_)
+        if -1 in columns or len(columns) >= self.n_shapes_:
+            return False
+        scale = self._scale(samples.values)
+        tolerance = fit_tolerance(scale, self.noise)
+        self._solve(table, columns, samples, scale, tolerance)
+        if like.exact_ and not self.exact_:
+            return False
+        return self._explains or not like._explains
+
+    def _table(self, samples: Samples) -> _Table:
+        sizes = samples.sizes
+        return _tabulate(
+            sizes.tobytes(),
+            sizes.shape[1],
+            samples.varying,
+            self.max_degree,
+            self.max_power,
         )
-        self._explains = bool((error <= tolerance * (1 + EXACT)).all())
 
     def predict_one(self, sizes: Sequence[float]) -> float:
         """Return the value at one shape, quickly and without checks.
@@ -172,70 +192,66 @@ class PolynomialRegressor(ShapeRegressor):
         return np.maximum(size, _SMALLEST * float(size.max()) or 1.0)
 
     def _choose(
-        self, samples: Samples, scale: Floats, tolerance: Floats
-    ) -> tuple[Monomial, ...]:
-        """Return the monomials that explain the samples."""
-        n_shapes, n_features = samples.sizes.shape
+        self, table: _Table, samples: Samples, scale: Floats, tolerance: Floats
+    ) -> tuple[int, ...]:
+        """Return the columns of the monomials that explain the samples."""
+        n_shapes = len(samples.values)
         if not samples.values.any():
             return ()
-        constant = ((0,) * n_features,)
         if n_shapes == 1:
-            return constant
-        candidates = _monomials(
-            n_features, samples.varying, self.max_degree, self.max_power
-        )
-        powers = np.array(candidates)
+            return _CONSTANT
         columns = smallest_set(
-            _design(samples.sizes, powers) / tolerance[:, None],
+            table.values / tolerance[:, None],
             samples.values / tolerance,
             EXACT * scale / tolerance,
-            powers.sum(axis=1),
+            table.degrees,
             most=min(n_shapes - 1, self.max_monomials),
             most_inexact=max(1, min(n_shapes // 2, _MOST_INEXACT)),
             seek_exact=self.noise == 0.0,
         )
-        return tuple(candidates[column] for column in columns) or constant
+        return columns or _CONSTANT
 
     def _solve(
-        self, monomials: tuple[Monomial, ...], samples: Samples, tolerance: Floats
+        self,
+        table: _Table,
+        columns: tuple[int, ...],
+        samples: Samples,
+        scale: Floats,
+        tolerance: Floats,
     ) -> None:
         """Fit the coefficients of the monomials and the errors left out."""
-        n_shapes, n_features = samples.sizes.shape
-        powers = np.array(monomials, dtype=np.int_).reshape(-1, n_features)
-        design = _design(samples.sizes, powers) / tolerance[:, None]
-        target = samples.values / tolerance
-        lengths = np.sqrt(np.einsum("nm,nm->m", design, design))
-        lengths[lengths == 0.0] = 1.0
-        design = design / lengths
-        basis, triangle = np.linalg.qr(design)
-        solution = np.zeros(len(monomials))
-        for _ in range(2):  # the second pass removes the rounding of the first
-            rest = target - design @ solution
-            solution = solution + np.linalg.solve(triangle, basis.T @ rest)
-        residual = target - design @ solution
-        leverage = np.einsum("nm,nm->n", basis, basis)
-        if len(monomials) >= n_shapes:
+        n_shapes, values = len(samples.values), samples.values
+        own = table.values.take(columns, axis=1) if columns else np.zeros((n_shapes, 0))
+        solution, residual, leverage = _least_squares(own, values, tolerance)
+        if len(columns) >= n_shapes:
             leverage = np.ones(n_shapes)
+        error = np.abs(values - own @ solution)
 
-        self.monomials_ = monomials
-        self.coef_ = solution / lengths
-        self._powers = powers
+        self.monomials_ = tuple([table.monomials[column] for column in columns])
+        self.coef_ = solution
         self._terms = tuple(
-            (coefficient, _factors(monomial))
-            for coefficient, monomial in zip(
-                self.coef_.tolist(), monomials, strict=True
+            zip(
+                solution.tolist(),
+                [table.factors[column] for column in columns],
+                strict=True,
             )
         )
-        self._scales = self._scale(samples.values)
+        self._scales = scale
         self.loo_errors_ = leave_one_out(residual, leverage) * tolerance
-        self.loo_error_ = nearly_largest(np.abs(self.loo_errors_), samples.values)
+        self.loo_error_ = nearly_largest(np.abs(self.loo_errors_), values)
         if n_shapes == 1:
             self.loo_errors_ = np.array([np.inf])
             self.loo_error_ = np.inf
+        self.residual_ = float(error.max()) + samples.spread
+        self.relative_residual_ = float((error / scale).max())
+        self.relative_residual_ += samples.spread / float(scale.min())
+        self.exact_ = self.relative_residual_ <= EXACT and len(columns) < n_shapes
+        self._explains = bool((error <= tolerance * (1 + EXACT)).all())
 
     def _evaluate(self, sizes: Floats) -> Floats:
         with np.errstate(over="ignore", invalid="ignore"):
-            return _design(sizes, self._powers) @ self.coef_
+            powers = np.array(self.monomials_, dtype=np.int_)
+            return _design(sizes, powers.reshape(-1, sizes.shape[1])) @ self.coef_
 
 
 def fit_tolerance(scale: Floats, noise: float) -> Floats:
@@ -248,11 +264,68 @@ def fit_tolerance(scale: Floats, noise: float) -> Floats:
     return np.maximum(_RELATIVE_TOLERANCE * scale, _DEVIATIONS * noise)
 
 
+def _least_squares(
+    design: Floats, values: Floats, tolerance: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Return coefficients, and by sample residual and leverage, weighted.
+
+    Args:
+        design: (n_samples, n_columns) the columns.
+        values: (n_samples,) what to explain.
+        tolerance: (n_samples,) the unit of each row.
+    """
+    target, design = values / tolerance, design / tolerance[:, None]
+    lengths = np.sqrt(np.einsum("nm,nm->m", design, design))
+    lengths[lengths == 0.0] = 1.0
+    design = design / lengths
+    basis, inverse = design, np.ones((1, 1))
+    if design.shape[1] != 1:
+        basis, triangle = np.linalg.qr(design)
+        inverse = np.linalg.inv(triangle)
+    solution = inverse @ (basis.T @ target)
+    # The second pass removes the rounding of the first.
+    solution = solution + inverse @ (basis.T @ (target - design @ solution))
+    leverage = np.einsum("nm,nm->n", basis, basis)
+    return solution / lengths, target - design @ solution, leverage
+
+
+class _Table(NamedTuple):
+    """The candidate monomials, of low degree first, and their values."""
+
+    monomials: tuple[Monomial, ...]
+    places: dict[Monomial, int]
+    factors: tuple[tuple[int, ...], ...]
+    """The columns to multiply: those of (1, 2) are (0, 1, 1)."""
+    degrees: NDArray[np.int_]
+    values: Floats
+    """(n_samples, n_monomials). Nobody writes to it."""
+
+
+@lru_cache(maxsize=32)
+def _tabulate(
+    sizes: bytes,
+    n_features: int,
+    varying: tuple[int, ...],
+    max_degree: int,
+    max_power: int,
+) -> _Table:
+    """Tabulate the candidates. Many quantities are measured at the same sizes."""
+    monomials = _monomials(n_features, varying, max_degree, max_power)
+    powers = np.array(monomials)
+    return _Table(
+        monomials,
+        {monomial: column for column, monomial in enumerate(monomials)},
+        tuple(map(_factors, monomials)),
+        powers.sum(axis=1),
+        _design(np.frombuffer(sizes).reshape(-1, n_features), powers),
+    )
+
+
 @lru_cache(maxsize=256)
 def _monomials(
     n_features: int, varying: tuple[int, ...], max_degree: int, max_power: int
 ) -> tuple[Monomial, ...]:
-    """Return the candidate monomials, of low degree first."""
+    """Return the candidate monomials, the constant and others of low degree first."""
     ranges = (
         range(max_power + 1) if column in varying else range(1)
         for column in range(n_features)
@@ -274,5 +347,5 @@ def _design(sizes: Floats, powers: NDArray[np.int_]) -> Floats:
 
 
 def _factors(monomial: Monomial) -> tuple[int, ...]:
-    """Return the columns to multiply: (1, 2) becomes (0, 1, 1)."""
+    """Return the columns to multiply."""
     return tuple(column for column, power in enumerate(monomial) for _ in range(power))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .polynomial import LEFT_OUT_DEVIATIONS
+from .polynomial import LEFT_OUT_DEVIATIONS, PolynomialRegressor
 from .varying import HALVINGS, VaryingFit
 
 if TYPE_CHECKING:
@@ -34,12 +34,18 @@ _MANY_SHAPES = 8
 """So many shapes tell noise from an excess that is fitted wrong."""
 _FEW_SHAPES = 5
 """So many exact readings are worth another search for what explains them."""
+_MOST_OF_HALVED = 4
+"""The largest number of monomials of sizes and halved ones."""
 _MANY_SHAPES_OF_NET = 24
 """The same for net changes: of equal layers one error is made many times."""
 _BEARABLE = 5.0
 """How many times what is tolerated an excess of many shapes may be off."""
 _BEARABLE_NET = 2.0
 """The same for a net change."""
+_MORE_SHAPES = 1.5
+"""With so many times the shapes terms of noisy readings are searched for again."""
+_WORSE = 2.0
+"""The same where they are off by so many times what they were."""
 _COARSER = 3.0
 """How much coarser the next fit is where one is not trusted."""
 
@@ -131,6 +137,7 @@ def best_fit(
     readings: Readings,
     trust: Trust,
     seen: Sequence[Sizes] = (),
+    like: VaryingFit | None = None,
 ) -> BestFit:
     """Return the finest fit within what is tolerated; failing all, the closest.
 
@@ -142,25 +149,22 @@ def best_fit(
         readings: By shape, in the order in which they came; at least one.
         trust: What is asked of the fit.
         seen: Other shapes that count as measured.
+        like: The best of fewer readings. Where its terms hold on, no others are
+            searched for: it costs a tenth of a search.
 
     Raises:
         Exception: Whatever the predictor raises.
     """
-
-    def fitted(
-        noise: float,
-        on: Readings = readings,
-        features: Callable[[Sizes], Sizes] | None = None,
-    ) -> VaryingFit:
-        is_raised = trust.is_excess
-        fit = VaryingFit(make(noise), on, noise, is_raised=is_raised, features=features)
-        return fit.widened(*seen)
-
+    if like is not None and _may_hold(like, trust, len(readings)):
+        again = like.again(readings, is_raised=trust.is_excess)
+        if again is not None and _holds_on(again, trust):
+            return BestFit(again.widened(*seen))
     fits = []
     for noise in trust.grains():
-        fit = fitted(noise)
+        fit = VaryingFit(make(noise), readings, noise, is_raised=trust.is_excess)
+        fit = fit.widened(*seen)
         if trust.noise == 0.0 and not fit.is_exact:
-            exact = _exact_fit(fitted, readings, trust)
+            exact = _exact_fit(make, readings, trust, seen)
             if exact is not None:
                 return exact
         fits.append(fit)
@@ -169,26 +173,48 @@ def best_fit(
     return BestFit(min(fits, key=lambda fit: fit.loo_error))
 
 
+def _may_hold(like: VaryingFit, trust: Trust, n_shapes: int) -> bool:
+    """Whether the terms of a fit may still be those that a search would find.
+
+    If they explain all of exact readings, they are. Else a search among many more may
+    find terms that err less.
+    """
+    is_exact = like.is_exact and trust.noise == 0.0
+    return is_exact or n_shapes <= _MORE_SHAPES * like.n_searched
+
+
+def _holds_on(again: VaryingFit, trust: Trust) -> bool:
+    """Whether terms that were fitted to further readings serve as well as before."""
+    is_no_worse = again.residual <= _WORSE * again.residual_searched
+    return is_near(again, trust.tolerance) and (again.is_exact or is_no_worse)
+
+
 def _exact_fit(
-    fitted: Callable[..., VaryingFit], readings: Readings, trust: Trust
+    make: Callable[[float], Predictor],
+    readings: Readings,
+    trust: Trust,
+    seen: Sequence[Sizes],
 ) -> BestFit | None:
     """Look for an exact fit where one on all sizes as they are is none.
 
     A stride of two makes ``ceil(size / 2)`` of a size, which is no polynomial of
-    it: odd heights of an image take a little more than even ones. And what happens
-    once (a library takes its workspace) is part of the first reading alone, which
-    is left out where it is the only one that does not fit.
+    it: odd heights of an image take a little more than even ones. One polynomial
+    of few terms has to tell that, for of so many sizes there are many. And what
+    happens once (a library takes its workspace) is part of the first reading alone,
+    which is left out where it is the only one that does not fit.
     """
     if len(readings) < _FEW_SHAPES:
         return None
     for features in HALVINGS:
-        halved = fitted(trust.noise, features=features)
+        simple = PolynomialRegressor(max_monomials=_MOST_OF_HALVED)
+        halved = VaryingFit(simple, readings, 0.0, is_raised=False, features=features)
         if halved.is_exact and is_near(halved, trust.tolerance):
-            return BestFit(halved)
+            return BestFit(halved.widened(*seen))
     if not trust.may_leave_out:
         return None
     first, *others = readings
-    later = fitted(trust.noise, {sizes: readings[sizes] for sizes in others})
+    rest = {sizes: readings[sizes] for sizes in others}
+    later = VaryingFit(make(0.0), rest, 0.0, is_raised=trust.is_excess)
     if later.is_exact and is_near(later, trust.tolerance):
-        return BestFit(later, left_out=first)
+        return BestFit(later.widened(*seen), left_out=first)
     return None

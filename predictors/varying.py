@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from ._samples import Samples, median, quantile
+from ._shapes import ShapeRegressor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from .base import Predictor
 
     Sizes = tuple[int, ...]
+    Features = Callable[[Sizes], Sizes]
+    Readings = Mapping[Sizes, Sequence[float]]
 
 _HALVED = 48
 """A smaller size is hardly an image's height or width."""
@@ -38,6 +45,8 @@ class VaryingFit:
     Attributes:
         noise: As given.
         n_shapes: Distinct shapes fitted.
+        n_searched: How many they were when its terms were searched for.
+        residual_searched: Its `residual` then.
         n_columns: Columns that vary by themselves.
         is_exact: Whether it explains every reading.
         residual: Its largest distance from a reading.
@@ -46,41 +55,58 @@ class VaryingFit:
     def __init__(
         self,
         regressor: Predictor,
-        readings: Mapping[Sizes, Sequence[float]],
+        readings: Readings,
         noise: float,
         *,
         is_raised: bool,
-        features: Callable[[Sizes], Sizes] | None = None,
+        features: Features | None = None,
     ) -> None:
-        shapes = list(readings)
-        self._features = features
-        self._roles = _roles(shapes)
-        self._columns = [c for c, role in enumerate(self._roles) if role == c]
-        self._fitted_columns = self._columns
-        if features is not None:
-            roles = _roles([features(shape) for shape in shapes])
-            self._fitted_columns = [c for c, role in enumerate(roles) if role == c]
-        self._first = shapes[0]
-        self._low: Sizes = tuple(map(min, *shapes, shapes[0]))
-        self._high: Sizes = tuple(map(max, *shapes, shapes[0]))
+        shapes = _shapes_of(tuple(readings), features)
         self.noise = noise
-        self.n_shapes = len(shapes)
-        self.n_columns = len(self._columns)
-        values = [float(np.median(readings[shape])) for shape in shapes]
-        inputs = np.array([self._reduce(shape) for shape in shapes], dtype=float)
-        self._regressor = regressor
-        regressor.fit(inputs, np.array(values, dtype=float))
+        self.n_searched = len(readings)
+        values = [median(own) for own in readings.values()]
+        regressor.fit(shapes.inputs, np.array(values, dtype=float))
+        self._take(regressor, shapes, readings, is_raised)
+        self.residual_searched = self.residual
+
+    def again(self, readings: Readings, *, is_raised: bool) -> VaryingFit | None:
+        """Return the fit of further readings by the same terms; None if they fail.
+
+        Args:
+            readings: By shape, those of this fit among them.
+            is_raised: As before.
+        """
+        if not isinstance(self._regressor, ShapeRegressor):
+            return None
+        shapes = _shapes_of(tuple(readings), self._shapes.features)
+        values = [median(own) for own in readings.values()]
+        if shapes.fitted != self._shapes.fitted or not math.isfinite(sum(values)):
+            return None
+        regressor = self._regressor.refitted(shapes.samples(values))
+        if regressor is None:
+            return None
+        fit = VaryingFit.__new__(VaryingFit)
+        fit.noise, fit.n_searched = self.noise, self.n_searched
+        fit.residual_searched = self.residual_searched
+        fit._take(regressor, shapes, readings, is_raised)
+        return fit
+
+    def _take(
+        self, regressor: Predictor, shapes: _Shapes, readings: Readings, is_raised: bool
+    ) -> None:
+        """Take over a regressor that was fitted to the readings."""
+        self._regressor, self._shapes = regressor, shapes
+        self._low, self._high = shapes.low, shapes.high
+        self.n_shapes = len(readings)
+        self.n_columns = len(shapes.columns)
         self.is_exact = bool(regressor.exact_)
         self.residual = float(getattr(regressor, "residual_", 0.0))
         self._lift = 0.0
         if is_raised:
-            rest = [v - self.predict(s) for s in shapes for v in readings[s]]
-            self._lift = max(0.0, float(np.quantile(rest, 0.95, method="higher")))
-
-    def _reduce(self, sizes: Sizes) -> list[float]:
-        if self._features is not None:
-            sizes = self._features(sizes)
-        return [float(sizes[c]) for c in self._fitted_columns] or [1.0]
+            predicted = [self.predict(shape) for shape in readings]
+            pairs = zip(predicted, readings.values(), strict=True)
+            rest = [value - level for level, own in pairs for value in own]
+            self._lift = max(0.0, quantile(rest, 0.95))
 
     @cached_property
     def says_trusted(self) -> bool:
@@ -96,7 +122,8 @@ class VaryingFit:
 
     def predict(self, sizes: Sizes) -> float:
         """Predict at one shape."""
-        return float(self._regressor.predict_one(self._reduce(sizes))) + self._lift
+        reduced = self._shapes.reduced(sizes)
+        return float(self._regressor.predict_one(reduced)) + self._lift
 
     def predict_from_above(self, sizes: Sizes) -> float:
         """Predict; below the least sizes measured, no less than in proportion to them.
@@ -110,14 +137,15 @@ class VaryingFit:
         value = self.predict(sizes)
         if raised == sizes or (self.is_exact and self.noise == 0.0):
             return value
-        below = [c for c in self._columns if sizes[c] < raised[c]]
+        below = [c for c in self._shapes.columns if sizes[c] < raised[c]]
         share = math.prod(sizes[c] / raised[c] for c in below)
         return max(value, self.predict(raised) * share)
 
     def same_structure(self, sizes: Sizes) -> bool:
         """Whether constant columns are constant still, and equal ones equal."""
-        for column, role in enumerate(self._roles):
-            expected = self._first[column] if role < 0 else sizes[role]
+        first = self._shapes.first
+        for column, role in enumerate(self._shapes.roles):
+            expected = first[column] if role < 0 else sizes[role]
             if sizes[column] != expected:
                 return False
         return True
@@ -129,10 +157,11 @@ class VaryingFit:
             sizes: Of the shape that is asked for.
             reach: How many times the largest measured still is within.
         """
-        for column, role in enumerate(self._roles):
+        first = self._shapes.first
+        for column, role in enumerate(self._shapes.roles):
             size = sizes[column]
-            if role < 0 and size > self._first[column]:
-                return f"{size} where only {self._first[column]} was measured"
+            if role < 0 and size > first[column]:
+                return f"{size} where only {first[column]} was measured"
             if role >= 0 and role != column and size != sizes[role]:
                 return f"{size} and {sizes[role]} differ, which were always equal"
             if role == column and size > self._high[column] * reach:
@@ -150,7 +179,65 @@ class VaryingFit:
         return wider
 
 
-def _halved(times: int) -> Callable[[Sizes], Sizes]:
+class _Shapes(NamedTuple):
+    """What follows from the shapes alone: many quantities are measured at the same."""
+
+    roles: list[int]
+    """Of the columns of the sizes: see `_roles`."""
+    columns: list[int]
+    """Of the sizes, those that vary by themselves."""
+    fitted: list[int]
+    """The same of the features."""
+    features: Features | None
+    first: Sizes
+    low: Sizes
+    high: Sizes
+    inputs: NDArray[np.float64]
+    """(n_shapes, n_columns) what is fitted on. Nobody writes to it."""
+    ends: tuple[tuple[float, ...], tuple[float, ...]]
+    """The smallest and the largest of each of its columns."""
+
+    def reduced(self, sizes: Sizes) -> list[float]:
+        """Return what is fitted on of one shape."""
+        if self.features is not None:
+            sizes = self.features(sizes)
+        return [float(sizes[c]) for c in self.fitted] or [1.0]
+
+    def samples(self, values: Sequence[float]) -> Samples:
+        """Return finite values at these shapes, which are distinct, as samples."""
+        low, high = self.ends
+        return Samples(
+            sizes=self.inputs,
+            values=np.array(values, dtype=float),
+            spread=0.0,
+            low=low,
+            high=high,
+        )
+
+
+@lru_cache(maxsize=32)
+def _shapes_of(shapes: tuple[Sizes, ...], features: Features | None) -> _Shapes:
+    roles = _roles(shapes)
+    columns = [c for c, role in enumerate(roles) if role == c]
+    fitted, given = columns, shapes
+    if features is not None:
+        given = tuple(map(features, shapes))
+        fitted = [c for c, role in enumerate(_roles(given)) if role == c]
+    rows = [[float(each[c]) for c in fitted] or [1.0] for each in given]
+    return _Shapes(
+        roles,
+        columns,
+        fitted,
+        features,
+        first=shapes[0],
+        low=tuple(map(min, *shapes, shapes[0])),
+        high=tuple(map(max, *shapes, shapes[0])),
+        inputs=np.array(rows),
+        ends=(tuple(map(min, *rows, rows[0])), tuple(map(max, *rows, rows[0]))),
+    )
+
+
+def _halved(times: int) -> Features:
     """Return what puts, behind sizes, those of images halved so often, and once more.
 
     Args:
@@ -168,7 +255,7 @@ HALVINGS = tuple(map(_halved, (1, 3, 4)))
 """Strides of 2, 4, 8, 16 and 32, two at a time: with all there are too many terms."""
 
 
-def _roles(shapes: list[Sizes]) -> list[int]:
+def _roles(shapes: Sequence[Sizes]) -> list[int]:
     """Return for each column -1 (constant), itself, or the column it repeats."""
     columns = list(zip(*shapes, strict=True))
     first: dict[tuple[int, ...], int] = {}

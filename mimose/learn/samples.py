@@ -80,10 +80,12 @@ class Samples:
         high: The largest.
         is_hopeless: Whether so many counts have shown that no polynomial tells them.
         fitted: The fit of these readings, if it is known already.
+        like: Else the last fit of some of them: its terms are tried first.
     """
 
     __slots__ = (
         "_fitted",
+        "_like",
         "_verdict",
         "high",
         "is_hopeless",
@@ -101,6 +103,7 @@ class Samples:
         *,
         is_hopeless: bool = False,
         fitted: Fitted | None = None,
+        like: VaryingFit | None = None,
     ) -> None:
         self.kind = kind
         self.readings: Readings = {} if readings is None else readings
@@ -108,6 +111,7 @@ class Samples:
         self.high = high
         self.is_hopeless = is_hopeless
         self._fitted = fitted
+        self._like = like
         self._verdict: Verdict | None = None
 
     def verdict(self, scale: float) -> Verdict:
@@ -148,7 +152,8 @@ class Samples:
         try:
             trust = self._trust(scale, len(self.readings))
             seen = self.low, self.high
-            best = best_fit(self.kind.make, self.readings, trust, seen)
+            make, like = self.kind.make, self._like
+            best = best_fit(make, self.readings, trust, seen, like)
             first = best.fit.predict(next(iter(self.readings)))
         except Exception as error:  # anybody's predictor, in anybody's step
             return Fitted(None, self.readings, failure_text(error))
@@ -225,6 +230,7 @@ class _Taking:
         self._readings = dict(samples.readings if fitted is None else fitted.counted)
         self._low, self._high = samples.low, samples.high
         self._fit = None if fitted is None else fitted.fit
+        self._like = samples._like if self._fit is None else self._fit
         self._scale = scale
         has_tried = fitted is not None and len(self._readings) >= _ENOUGH
         self._is_hopeless = samples.is_hopeless or (has_tried and not self._explains())
@@ -243,11 +249,12 @@ class _Taking:
             self._high,
             is_hopeless=self._is_hopeless,
             fitted=None if fit is None else Fitted(fit, readings),
+            like=self._like,
         )
 
     def add(self, sizes: Sizes, value: float) -> None:
         if self._readings and len(sizes) != len(self._low):
-            self._readings, self._fit = {}, None
+            self._readings, self._fit, self._like = {}, None, None
             self._low = self._high = ()
         self._low = tuple(map(min, self._low or sizes, sizes))
         self._high = tuple(map(max, self._high or sizes, sizes))
