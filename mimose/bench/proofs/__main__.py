@@ -17,6 +17,7 @@ PROOFS = (
     "ablate",
     "check",
     "collection",
+    "daemon",
     "exact",
     "falls",
     "fragmentation",
@@ -42,6 +43,7 @@ PROOFS = (
 _TEXTS = (("bench", ("tokenizers", "transformers")),)
 _NEEDED: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "check": (),
+    "daemon": (),
     "hard": (("dev", ("peft", "transformers")),),
     "optimum": _TEXTS,
     "plancost": (("bench", ("matplotlib",)),),

@@ -125,11 +125,11 @@ def _work(model_name: str, has_session: bool, seed: int) -> None:
     torch.manual_seed(seed)
     model, batch = _bert() if model_name == "bert" else _blocks()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    before, loaded = _resident_bytes(), set(sys.modules)
+    before, loaded = resident_bytes(), set(sys.modules)
 
     def tell(at: str) -> None:
         new = [m for m in _HEAVY if m in sys.modules and m not in loaded]
-        said = {"at": at, "added_bytes": _resident_bytes() - before}
+        said = {"at": at, "added_bytes": resident_bytes() - before}
         sys.stdout.write(json.dumps({**said, "loaded": " ".join(new)}) + "\n")
 
     if has_session:
@@ -175,7 +175,8 @@ def _blocks() -> tuple[Any, Any]:
     return encoder, lambda length: {"src": torch.randn(4, length, 128)}
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Return the process's resident set."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -1,0 +1,393 @@
+"""What does the thread beside training cost the steps, and what does it leave behind?
+
+    python -m mimose.bench.proofs daemon
+    python -m mimose.bench.proofs daemon --only waits,stalls
+
+`waits` trains 24 small blocks, whose operators take microseconds, on shapes that are
+all new, the next ones announced: the thread fits and plans without end. By turns its
+work is what it is and, by computing on, a hundred times as much. `stalls` runs one small
+product after another beside the same work, and beside none: what the longest takes
+longer is what the thread has the interpreter's lock for. `long` trains two blocks of
+width 4 on 10,000 shapes, a hundred thousand steps. `lives` begins and ends sessions, in
+all ways that there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from mimose.bench.proofs import blocks
+from mimose.bench.proofs.common import (
+    AMPLE_BYTES,
+    Answer,
+    Bar,
+    Settings,
+    count,
+    rows_of,
+)
+from mimose.bench.proofs.numbers import MIB, quantile
+from mimose.bench.proofs.weight import resident_bytes
+from mimose.bench.rows import Row
+from mimose.daemon import Daemon, Lane
+from mimose.daemon.base import Job
+from mimose.pauses import give_way
+from mimose.session import Session, attach
+
+QUESTION = "What does the thread beside training cost the steps, and what stays of it?"
+OPTIONS = (
+    count("--turns", 10, "of each, for waits and stalls"),
+    count("--steps", 100_000, "for long"),
+    count("--sessions", 1000, "for lives"),
+    ("--only", {"default": "waits,stalls,long,lives", "help": "parts, with commas"}),
+)
+
+_HEAVIER = 100
+_N_BLOCKS = 24
+_WIDTH = 16
+_STEPS_A_TURN = 100
+_STALL_SECONDS = 2.0
+_SHAPES = 10_000
+_READINGS = 10
+_MOST_GROWTH = 0.05
+"""Of the median step, under a hundred times the work."""
+_MOST_STALL = 1e-3
+_MOST_MIB = 4.0
+_PATIENCE_SECONDS = 5.0
+"""For a job that runs as its session is dropped."""
+_COLUMNS = (
+    *("median ms", "p99 ms", "longest ms", "ever ms", "over usual", "from", "to"),
+    *("resident MiB", "learned MiB", "sessions", "threads", "objects"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DaemonRow(Row):
+    """One turn, one reading or one way to end."""
+
+    part: str
+    work: str
+    """``usual``, ``heavy`` or ``none``; of `lives`, the way a session ends."""
+    turn: int
+    count: int
+    """Steps, products or sessions."""
+    median_seconds: float = 0.0
+    p99_seconds: float = 0.0
+    longest_seconds: float = 0.0
+    held_bytes: int = 0
+    """Resident set."""
+    learned_bytes: int = 0
+    """Of what was learned, as text."""
+    threads_left: int = 0
+    """Alive afterwards, but for the main one."""
+    objects_left: int = 0
+    """Sessions' parts alive afterwards."""
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Ask each part in a process of its own."""
+    answer = Answer()
+    asked = vars(options)
+    for part in str(options.only).split(","):
+        task = {name: asked[name] for name in ("turns", "steps", "sessions")}
+        rows = rows_of(DaemonRow, "daemon", settings, part=part, **task)
+        for line, bars in _SUMMARIES[part](rows):
+            whole = {**dict.fromkeys(_COLUMNS), **line}
+            answer.add(f"{part}: {whole.pop('work')}", [], whole, bars, head="part")
+        answer.rows += rows
+    return answer
+
+
+_Summary = Iterator[tuple[dict[str, Any], list[Bar]]]
+
+
+def _by_work(rows: Sequence[DaemonRow]) -> Iterator[tuple[str, list[DaemonRow]]]:
+    for work in dict.fromkeys(row.work for row in rows):
+        yield work, [row for row in rows if row.work == work]
+
+
+def _waits(rows: Sequence[DaemonRow]) -> _Summary:
+    usual = [row for row in rows if row.work == "usual"]
+    for work, own in _by_work(rows):
+        ratios = [
+            row.median_seconds / other.median_seconds
+            for row, other in zip(own, usual, strict=True)
+        ]
+        far = statistics.median(row.p99_seconds for row in own)
+        far_usual = statistics.median(row.p99_seconds for row in usual)
+        line = {
+            "work": work,
+            "median ms": 1e3 * statistics.median(r.median_seconds for r in own),
+            "p99 ms": 1e3 * far,
+            "over usual": statistics.median(ratios) - 1.0,
+            "from": min(ratios) - 1.0,
+            "to": max(ratios) - 1.0,
+        }
+        bars = []
+        if work == "heavy":
+            most = {"at_most": _MOST_GROWTH, "is_share": True}
+            bars = [
+                Bar("median over usual", float(line["over usual"]), **most),
+                Bar("p99 over usual", far / far_usual - 1.0, **most),
+            ]
+        yield line, bars
+
+
+def _stalls(rows: Sequence[DaemonRow]) -> _Summary:
+    for work, own in _by_work(rows):
+        line = {
+            "work": work,
+            "median ms": 1e3 * statistics.median(r.median_seconds for r in own),
+            "p99 ms": 1e3 * statistics.median(r.p99_seconds for r in own),
+            "longest ms": 1e3 * statistics.median(r.longest_seconds for r in own),
+            "ever ms": 1e3 * max(r.longest_seconds for r in own),
+        }
+        longest = float(line["longest ms"]) / 1e3
+        is_none = work == "none"
+        yield line, [] if is_none else [Bar("longest stall", longest, _MOST_STALL)]
+
+
+def _long(rows: Sequence[DaemonRow]) -> _Summary:
+    for row in rows:
+        yield (
+            {
+                "work": str(row.count),
+                "resident MiB": row.held_bytes / MIB,
+                "learned MiB": row.learned_bytes / MIB,
+            },
+            [],
+        )
+    half = rows[len(rows) // 2]
+    grown = (rows[-1].held_bytes - half.held_bytes) / MIB
+    line = {"work": "second half", "resident MiB": grown}
+    yield line, [Bar("MiB grown in the second half", grown, _MOST_MIB)]
+
+
+def _lives(rows: Sequence[DaemonRow]) -> _Summary:
+    for row in rows:
+        line = {
+            "work": row.work,
+            "sessions": row.count,
+            "threads": row.threads_left,
+            "objects": row.objects_left,
+        }
+        left = float(row.threads_left + row.objects_left)
+        yield line, [Bar("left behind", left, 0.0)]
+
+
+_SUMMARIES: Mapping[str, Callable[[Sequence[DaemonRow]], _Summary]] = {
+    "waits": _waits,
+    "stalls": _stalls,
+    "long": _long,
+    "lives": _lives,
+}
+
+
+# ------------------------------------------------------------------ in the child
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Do one part."""
+    torch.manual_seed(task["seed"])
+    parts = {
+        "waits": partial(_work_waits, task["turns"]),
+        "stalls": partial(_work_stalls, task["turns"]),
+        "long": partial(_work_long, task["steps"]),
+        "lives": partial(_work_lives, task["sessions"]),
+    }
+    for said in parts[task["part"]]():
+        yield {"part": task["part"], **said}
+
+
+class _Loaded:
+    """A daemon whose jobs go on computing until they have taken a hundred times."""
+
+    is_inline = False
+
+    def __init__(self) -> None:
+        self._daemon = Daemon()
+        self.is_heavy = False
+        self.take_failure = self._daemon.take_failure
+        self.catch_up = self._daemon.catch_up
+        self.close = self._daemon.close
+
+    def submit(self, lane: Lane, key: Hashable, job: Job) -> None:
+        self._daemon.submit(lane, key, partial(self._run, job))
+
+    def _run(self, job: Job) -> None:
+        before = time.thread_time()
+        job()
+        spent = time.thread_time() - before
+        while self.is_heavy and time.thread_time() < before + _HEAVIER * spent:
+            sum(range(200))
+            give_way()
+
+
+class _Training:
+    """Blocks, a session and shapes that never come twice."""
+
+    def __init__(self) -> None:
+        self.model = blocks.Blocks(_N_BLOCKS, _WIDTH)
+        self.session = attach(self.model, AMPLE_BYTES, planner=_Half())
+        engine = self.session._engine
+        self.daemon = _Loaded()
+        engine.background.close()
+        engine.background = engine.learner.background = self.daemon
+        self._rows = itertools.count(600)
+        for step in range(40):
+            self.step((4, 600, 8, 300, 1200, 900)[step % 6])
+
+    def announce(self) -> None:
+        """Have the daemon plan for shapes that never come."""
+        engine = self.session._engine
+        last = engine.describer.last
+        assert last is not None
+        facts, table = last
+        memory = engine.driver.memory_now()
+        for n in range(8):
+            sizes = table.fill(
+                {"states.0": next(self._rows) % 600 + n + 1}, facts.sizes
+            )
+            engine.policy.prepare(facts._replace(sizes=sizes), table, memory)
+
+    def step(self, n_rows: int) -> float:
+        states = torch.rand(n_rows, _WIDTH)
+        began = time.perf_counter()
+        self.model(states).loss.backward()
+        self.model.zero_grad(set_to_none=True)
+        return time.perf_counter() - began
+
+
+class _Half(blocks.Told):
+    """Every second block is recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choice = (1, 0) * (_N_BLOCKS // 2)
+
+
+def _work_waits(turns: int) -> Iterator[Mapping[str, Any]]:
+    training = _Training()
+    sizes = itertools.count(5)
+    for turn in range(turns):
+        kinds = ("usual", "heavy") if turn % 2 else ("heavy", "usual")
+        for kind in kinds:
+            training.daemon.is_heavy = kind == "heavy"
+            training.announce()
+            seconds = []
+            for _ in range(_STEPS_A_TURN):
+                seconds.append(training.step(next(sizes) % 500 + 5))
+                training.announce()
+            training.daemon.is_heavy = False
+            yield {"work": kind, "turn": turn, **_times(seconds)}
+            time.sleep(0.5)
+
+
+def _times(seconds: Sequence[float]) -> dict[str, Any]:
+    return {
+        "count": len(seconds),
+        "median_seconds": statistics.median(seconds),
+        "p99_seconds": quantile(seconds, 0.99),
+        "longest_seconds": max(seconds),
+    }
+
+
+def _work_stalls(turns: int) -> Iterator[Mapping[str, Any]]:
+    training = _Training()
+    left, right = torch.rand(2, 64, 64)
+    for turn in range(turns):
+        for kind in ("none", "heavy"):
+            training.daemon.is_heavy = kind == "heavy"
+            seconds = []
+            end = time.perf_counter() + _STALL_SECONDS
+            while (began := time.perf_counter()) < end:
+                torch.mm(left, right)
+                seconds.append(time.perf_counter() - began)
+                if kind == "heavy" and len(seconds) % 1000 == 0:
+                    training.announce()
+            training.daemon.is_heavy = False
+            yield {"work": kind, "turn": turn, **_times(seconds)}
+            time.sleep(0.5)
+
+
+def _work_long(steps: int) -> Iterator[Mapping[str, Any]]:
+    model = blocks.Blocks(2, 4)
+    order = torch.randint(1, _SHAPES + 1, (steps,)).tolist()
+    with attach(model, AMPLE_BYTES) as session:
+        for done, n_rows in enumerate(order, start=1):
+            model(torch.rand(n_rows, 4)).loss.backward()
+            model.zero_grad(set_to_none=True)
+            if done % (steps // _READINGS) == 0:
+                learned = len(repr(session.state_dict()))
+                gc.collect()
+                yield {
+                    "work": "usual",
+                    "turn": 0,
+                    "count": done,
+                    "held_bytes": resident_bytes(),
+                    "learned_bytes": learned,
+                }
+
+
+def _work_lives(sessions: int) -> Iterator[Mapping[str, Any]]:
+    for end in (_detach, _drop, _raise, _interrupt):
+        for _ in range(sessions):
+            end(_lived())
+        until = time.perf_counter() + _PATIENCE_SECONDS
+        while (left := _left()) != (0, 0) and time.perf_counter() < until:
+            time.sleep(0.1)
+        threads_left, objects_left = left
+        yield {
+            "work": end.__name__.strip("_"),
+            "turn": 0,
+            "count": sessions,
+            "threads_left": threads_left,
+            "objects_left": objects_left,
+            "held_bytes": resident_bytes(),
+        }
+
+
+def _left() -> tuple[int, int]:
+    """Return how many threads and sessions' parts are alive."""
+    gc.collect()
+    kinds = (Session, Daemon)
+    return threading.active_count() - 1, sum(type(o) in kinds for o in gc.get_objects())
+
+
+def _lived() -> Session:
+    model = blocks.Blocks(2, 4)
+    session = attach(model, AMPLE_BYTES)
+    for n_rows in (4, 8, 6):
+        model(torch.rand(n_rows, 4)).loss.backward()
+    return session
+
+
+def _detach(session: Session) -> None:
+    session.detach()
+
+
+def _drop(session: Session) -> None:
+    del session
+
+
+def _raise(session: Session) -> None:
+    session._engine.learner._teach(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+    del session
+
+
+def _interrupt(session: Session) -> None:
+    try:
+        with session:
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
