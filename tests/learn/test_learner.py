@@ -30,11 +30,13 @@ class _Later:
 
 @pytest.fixture
 def later():
+    """Work that nobody does yet."""
     return _Later()
 
 
 @pytest.fixture
 def learner(later):
+    """One that has its lessons taken in later."""
     return Learner(CostModel(kinds_of("polynomial", 0.0)), later)
 
 
