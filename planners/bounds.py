@@ -11,6 +11,7 @@ import numpy as np
 
 from .base import FloatArray, IntArray
 from .dive import dive
+from .pauses import give_way
 from .prefix import PrefixForm
 from .relaxed import relaxed_rests
 
@@ -35,6 +36,7 @@ class Bounds:
         budget_bytes: float,
     ) -> None:
         self._rests = relaxed_rests(form, cost, headroom)
+        give_way()
         self.known: IntArray | None = dive(form, cost, limit, budget_bytes, self._rests)
         """(E,) actions of the first walk; None where none was found."""
         self.known_cost = math.inf

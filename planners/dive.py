@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .base import FloatArray, IntArray
+from .pauses import give_way
 from .prefix import PrefixForm
 from .relaxed import Rest
 
@@ -38,6 +39,7 @@ def dive(
     tables = form.held_bytes, cost, limit, form.extra_bytes, form.backward_bytes
     rows = zip(*(table.tolist() for table in tables), rests[1:], strict=True)
     for holds, costs, limits, extras, backwards, rest in rows:
+        give_way()
         hopes = [
             (spent + rest.at(held + holds[action]), action)
             for action, spent in enumerate(costs)

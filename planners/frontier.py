@@ -24,6 +24,7 @@ import numpy as np
 
 from .base import BoolArray, FloatArray, IntArray
 from .bounds import Bounds
+from .pauses import give_way
 from .prefix import PrefixForm
 
 # Up to this many combinations of actions, neighbouring events are walked in one step.
@@ -143,17 +144,22 @@ class _Search:
         trail: list[tuple[IntArray, int]] = []
         low_until, low_level = steps.low_until.tolist(), steps.low_level.tolist()
         for t in range(len(steps.held)):
+            give_way()
             n_before = len(walks.held)
             grown = self._grow(walks, t, low_until[t])
+            give_way()
             stay = _undominated(grown, low_level[t])
             if len(stay) > min(_FEW, self._width):
+                give_way()
                 stay = self._narrow(grown, stay, t, low_level[t])
+                give_way()
             trail.append((stay, n_before))
             if not len(stay):
                 return self._known()
             walks = grown.picked(stay)
             if walks.level is not None and walks.level.max() <= low_level[t]:
                 walks = walks._replace(level=None)
+        give_way()
         best = int(walks.cost.argmin())
         if self._bounds and walks.cost[best] >= self._bounds.known_cost:
             return self._known()
@@ -194,8 +200,10 @@ class _Search:
             )
         n_behind = min((t + 1) * self._steps.n_events, len(self._cost))
         hope = self._bounds.least_costs(n_behind, grown.held[stay], grown.cost[stay])
+        give_way()
         hopeful = hope < self._bounds.known_cost
         stay = self._most_hopeful(stay[hopeful], hope[hopeful])
+        give_way()
         if grown.level is not None:
             stay = stay[~_beaten(grown.picked(stay), low_level)]
         return stay
@@ -222,9 +230,11 @@ def _undominated(walks: _Walks, low_level: float) -> IntArray:
     cost = walks.cost
     if walks.level is None:
         order = walks.held.argsort(kind="stable")
+        give_way()
         ordered = matches = cost[order]
     else:
         order = np.lexsort((walks.level, cost, walks.held))
+        give_way()
         ordered = cost[order]
         matches = np.where(walks.level[order] <= low_level, ordered, np.inf)
     cheapest_before = np.empty(len(order) + 1)
@@ -241,6 +251,7 @@ def _beaten(walks: _Walks, low_level: float) -> BoolArray:
     (high,) = (walks.level > low_level).nonzero()
     level, cost = walks.level[high], walks.cost[high]
     beats = (level[:, None] <= level) & (cost[:, None] <= cost)
+    give_way()
     # Who comes before holds no more; of equals the first stays.
     is_beaten[high] = np.triu(beats, 1).any(axis=0)
     return is_beaten
@@ -263,12 +274,14 @@ def _steps(
 
     joined = events[:, :, 0]
     for i in range(1, together):
+        give_way()
         following = events[:, :, i, None]
         before = joined[..., None]
         held, more, extra = before[[0, 1, 3]] + following[[0, 1, 3]]
         lowest = np.minimum(before[2], following[2] - before[0])
         highest = np.maximum(before[4] + following[3], before[0] + following[4])
         joined = np.stack([held, more, lowest, extra, highest]).reshape(5, n_steps, -1)
+    give_way()
     held, more, lowest, extra, backward = joined
     most = extra.max(axis=1, initial=0.0)
     low_level = budget_bytes - (most.sum() - most.cumsum())
@@ -295,6 +308,7 @@ def _trace(
     for t in range(len(trail) - 1, -1, -1):
         came, n_walks = trail[t]
         combinations[t], at = divmod(int(came[at]), n_walks)
+    give_way()
     powers = n_actions ** np.arange(steps.n_events - 1, -1, -1)
     digits: IntArray = combinations[:, None] // powers % n_actions
     return digits.ravel()[:n_events].astype(np.intp)

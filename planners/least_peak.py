@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .base import FloatArray, IntArray
+from .pauses import give_way
 from .prefix import PrefixForm, least_peak_choice, least_suffix, prefix_peak
 
 # The sums of a search and those of `prefix_peak` come in another order.
@@ -67,6 +68,7 @@ def _search(form: PrefixForm, suffix: FloatArray, highest: float) -> IntArray | 
     labels = _Labels(np.zeros(1), np.full(1, form.step_bytes), np.zeros(1))
     trail: list[tuple[IntArray, int]] = []
     for event, suffix_bytes in enumerate(suffix[1:].tolist()):
+        give_way()
         n_before = len(labels.held)
         grown = _grown(labels, form, event)
         bound = grown.bound(suffix_bytes).ravel()

@@ -8,6 +8,7 @@ import numpy as np
 from .base import FloatArray, IntArray, Plan, PlanningProblem
 from .choices import cheapest_choice
 from .frontier import Walk
+from .pauses import give_way
 from .prefix import PrefixForm, prefix_form, prefix_peak
 from .safest import infeasible, safest_choice
 from .timeline import fits, judge, keeps_host_budget
@@ -68,10 +69,12 @@ class Marginal:
             InfeasibleBudgetError: The plan of the least peak exceeds the budget.
         """
         form = prefix_form(problem)
+        give_way()
         for factor in _BUDGET_FACTORS:
             walk = self._walk(problem, form, problem.budget_bytes * factor)
             if walk is None:
                 break
+            give_way()
             proved = walk.exact and factor > 1
             made = judge(problem, walk.choice, planner=self.name, optimal=proved)
             if made.peak_bytes <= problem.budget_bytes:
@@ -151,6 +154,7 @@ def give_back(problem: PlanningProblem, choice: IntArray) -> IntArray:
         event, action = divmod(flat, saving.shape[1])
         if saving[event, action] <= 0:
             break
+        give_way()
         if problem.cost[event, action] >= problem.cost[event, better[event]]:
             continue
         tried = better.copy()

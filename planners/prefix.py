@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .base import FloatArray, IntArray, PlanningProblem
+from .pauses import give_way
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -147,6 +148,7 @@ def least_suffix(form: PrefixForm) -> FloatArray:
     backwards = [least]
     rows = list(zip(form.need_bytes.tolist(), form.held_bytes.tolist(), strict=True))
     for needs, holds in reversed(rows):
+        give_way()
         after, least = least, math.inf
         for need, hold in zip(needs, holds, strict=True):
             peak = need if need > after + hold else after + hold

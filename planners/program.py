@@ -1,13 +1,18 @@
 """The exact planner's 0-1 program, and HiGHS to solve it."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
+from scipy.sparse import csc_array
 
 from .base import FloatArray, IntArray, PlanningProblem
+from .pauses import give_way
 from .prefix import prefix_form
+
+Entries: TypeAlias = tuple[FloatArray, IntArray, IntArray]
+"""Values of a sparse table, their rows and their columns."""
 
 # HiGHS stops at absolute tolerances of 1e-6, so the largest number of a kind (bytes
 # held, cost) is put at this size.
@@ -35,7 +40,7 @@ class Program:
     """
 
     allowed: FloatArray
-    rows: tuple[LinearConstraint, ...]
+    rows: LinearConstraint
     n_columns: int
     origin_bytes: float
     unit_bytes: float
@@ -66,6 +71,7 @@ class Program:
         highest[:n_choices] = self.allowed.ravel()
         highest[n_choices:-1] = np.inf
         lowest[-1], highest[-1] = -np.inf, peak
+        give_way()
         result = milp(
             objective,
             constraints=self.rows,
@@ -73,6 +79,7 @@ class Program:
             bounds=Bounds(lowest, highest),
             options={"time_limit": time_limit_seconds, "mip_rel_gap": 0.0},
         )
+        give_way()
         proved = result.status != _TIME_LIMIT_REACHED
         if result.x is None:
             return Solution(choice=None, proved=proved)
@@ -80,9 +87,54 @@ class Program:
         return Solution(choice=chosen, proved=proved)
 
 
+class _Rows:
+    """The rows of a sparse table with their limits, put together piece by piece.
+
+    SciPy takes a millisecond to join several tables, and holds the interpreter's lock.
+
+    Args:
+        n_columns: Of all rows.
+    """
+
+    def __init__(self, n_columns: int) -> None:
+        self._n_columns = n_columns
+        self._n_rows = 0
+        self._entries: list[Entries] = []
+        self._limits: list[tuple[float, float, int]] = []
+
+    def add(
+        self, lowest: float, highest: float, *entries: Entries, n_rows: int
+    ) -> None:
+        """Add rows whose sums lie between two limits; entries count rows from 0."""
+        give_way()
+        for values, at_rows, at_columns in entries:
+            self._entries.append((values, at_rows + self._n_rows, at_columns))
+        self._limits.append((lowest, highest, n_rows))
+        self._n_rows += n_rows
+
+    def joined(self) -> LinearConstraint:
+        """Return all rows, in the form in which the solver takes them."""
+        parts = zip(*self._entries, strict=True)
+        values, rows, columns = (np.concatenate(part) for part in parts)
+        give_way()
+        order = np.lexsort((rows, columns))
+        per_column = np.bincount(columns, minlength=self._n_columns)
+        starts = np.concatenate(([0], np.cumsum(per_column)))
+        give_way()
+        table = csc_array(
+            (values[order], rows[order].astype(np.int32), starts.astype(np.int32)),
+            shape=(self._n_rows, self._n_columns),
+        )
+        give_way()
+        lowest, highest, counts = zip(*self._limits, strict=True)
+        limits = (np.repeat(limit, counts) for limit in (lowest, highest))
+        return LinearConstraint(table, *limits)
+
+
 def build_program(problem: PlanningProblem, host_budget_bytes: float) -> Program:
     """Build the rows; arrays throughout, for this also runs beside training."""
     form = prefix_form(problem)
+    give_way()
     n_events, n_actions = problem.allowed.shape
     n_choices = n_events * n_actions
     n_sums = n_events * (1 + form.has_extra)
@@ -100,76 +152,63 @@ def build_program(problem: PlanningProblem, host_budget_bytes: float) -> Program
     one, later = np.ones(n_events), event[1:]
     peak = np.full(n_events, n_columns - 1)
 
-    def rows(*entries: tuple[FloatArray, IntArray, IntArray], n_rows: int) -> csr_array:
-        values, at_rows, at_columns = (
-            np.concatenate(parts) for parts in zip(*entries, strict=True)
-        )
-        return csr_array((values, (at_rows, at_columns)), shape=(n_rows, n_columns))
+    rows = _Rows(n_columns)
 
-    def scaled(need_bytes: FloatArray) -> FloatArray:
-        need = np.where(problem.allowed, need_bytes - origin, 0.0) / unit
-        return np.asarray(need.ravel())
-
-    def within(
-        need_bytes: FloatArray, *more: tuple[FloatArray, IntArray, IntArray]
-    ) -> LinearConstraint:
+    def within(need_bytes: FloatArray, *more: Entries) -> None:
         """Hold held[e - 1] + need[e] + more <= peak."""
-        table = rows(
-            (scaled(need_bytes), of_event, choice),
+        need = np.where(problem.allowed, need_bytes - origin, 0.0) / unit
+        rows.add(
+            -np.inf,
+            0,
+            (need.ravel(), of_event, choice),
             (one[1:], later, held[:-1]),
             *more,
             (-one, event, peak),
             n_rows=n_events,
         )
-        return LinearConstraint(table, -np.inf, 0)
 
-    def reaches(column: int, over_bytes: float) -> LinearConstraint:
+    def reaches(column: int, over_bytes: float) -> None:
         """Hold a column + over_bytes <= peak."""
         ends = np.array([column, n_columns - 1])
-        row = rows((np.array([1.0, -1.0]), np.zeros(2, dtype=np.intp), ends), n_rows=1)
-        return LinearConstraint(row, -np.inf, (origin - over_bytes) / unit)
+        row = np.array([1.0, -1.0]), np.zeros(2, dtype=np.intp), ends
+        rows.add(-np.inf, (origin - over_bytes) / unit, row, n_rows=1)
 
     # Every event runs under exactly one action.
-    one_action = rows((np.ones(n_choices), of_event, choice), n_rows=n_events)
+    rows.add(1, 1, (np.ones(n_choices), of_event, choice), n_rows=n_events)
     # held[e] = held[e - 1] + what event e holds.
-    held_sum = rows(
+    rows.add(
+        0,
+        0,
         (problem.held_bytes.ravel() / unit, of_event, choice),
         (one[1:], later, held[:-1]),
         (-one, event, held),
         n_rows=n_events,
     )
-    constraints = [
-        LinearConstraint(one_action, 1, 1),
-        LinearConstraint(held_sum, 0, 0),
-    ]
     if form.has_extra:
         # left[e] = left[e + 1] + what event e leaves beyond its least.
-        left_sum = rows(
+        rows.add(
+            0,
+            0,
             (form.extra_bytes.ravel() / unit, of_event, choice),
             (one[1:], event[:-1], left[1:]),
             (-one, event, left),
             n_rows=n_events,
         )
-        constraints += [
-            LinearConstraint(left_sum, 0, 0),
-            within(form.forward_bytes),
-            within(form.backward_bytes, (one[1:], event[:-1], left[1:])),
-            reaches(int(left[0]), form.step_bytes),
-        ]
+        within(form.forward_bytes)
+        within(form.backward_bytes, (one[1:], event[:-1], left[1:]))
+        reaches(int(left[0]), form.step_bytes)
     else:
-        constraints.append(within(form.need_bytes))
-    constraints.append(reaches(int(held[-1]), form.head_bytes))
+        within(form.need_bytes)
+    reaches(int(held[-1]), form.head_bytes)
     if np.count_nonzero(problem.host_bytes):
         # What the actions need of the host, together.
         unit_host = float(problem.host_bytes.max()) / _SCALE
         needed = problem.host_bytes.ravel() / unit_host
-        host = rows((needed, np.zeros(n_choices, dtype=np.intp), choice), n_rows=1)
-        constraints.append(
-            LinearConstraint(host, -np.inf, host_budget_bytes / unit_host)
-        )
+        host = needed, np.zeros(n_choices, dtype=np.intp), choice
+        rows.add(-np.inf, host_budget_bytes / unit_host, host, n_rows=1)
     return Program(
         allowed=problem.allowed.astype(np.float64),
-        rows=tuple(constraints),
+        rows=rows.joined(),
         n_columns=n_columns,
         origin_bytes=origin,
         unit_bytes=unit,

@@ -5,6 +5,7 @@ import numpy as np
 from .base import IntArray, Plan, PlanningProblem
 from .errors import InfeasibleBudgetError
 from .least_peak import least_peak
+from .pauses import give_way
 from .prefix import PrefixForm, prefix_form
 from .timeline import judge, keeps_host_budget, lay_out, peak_bytes
 from .walks import find_walk
@@ -56,7 +57,9 @@ def safest_choice(problem: PlanningProblem, form: PrefixForm | None = None) -> I
         (E,) index of each event's action.
     """
     form = prefix_form(problem) if form is None else form
+    give_way()
     choice = least_peak(form, problem.cost)
+    give_way()
     if keeps_host_budget(problem, choice):
         return choice
     return _within_host_budget(problem, form, float(peak_bytes(problem, choice)))

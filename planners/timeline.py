@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .base import FloatArray, IntArray, Plan, PlanningProblem
+from .pauses import give_way
 
 # Segments this close to the peak, as a part of it, count as binding: equal sums of
 # bytes, added in another order, differ by a few units in the last place.
@@ -191,6 +192,7 @@ def judge(
     """
     laid_out = lay_out(problem, choice)
     peak = laid_out.peak_bytes
+    give_way()
     return Plan(
         actions=tuple(problem.actions[i] for i in choice.tolist()),
         peak_bytes=peak,

@@ -8,6 +8,7 @@ import numpy as np
 
 from .base import FloatArray
 from .frontier import Walk, cheapest_walk
+from .pauses import give_way
 from .prefix import PrefixForm, least_suffix
 
 # Bytes and costs are put on a grid of 2**-48 of their sum (a GiB's is a 260,000th
@@ -36,7 +37,9 @@ def find_walk(
     headroom = budget_bytes - least_suffix(form)
     if headroom[0] < 0 or form.step_bytes > budget_bytes:
         return None
+    give_way()
     cost = _on_grid(np.where(is_allowed, cost, 0.0), np.rint)
+    give_way()
     return cheapest_walk(form, cost, headroom, budget_bytes, width)
 
 

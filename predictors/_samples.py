@@ -124,20 +124,6 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[math.ceil(share * (len(values) - 1))]
 
 
-def median(values: Sequence[float]) -> float:
-    """Return the median of a few values, in less time than arrays take.
-
-    Args:
-        values: At least one.
-    """
-    if len(values) == 1:
-        return values[0]
-    ordered, half = sorted(values), len(values) // 2
-    if len(values) % 2:
-        return ordered[half]
-    return (ordered[half - 1] + ordered[half]) / 2
-
-
 def not_fitted(estimator: Any) -> Exception:
     """Return scikit-learn's ``NotFittedError``, for an estimator used before ``fit``.
 

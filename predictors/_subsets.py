@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .pauses import give_way
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -25,6 +27,8 @@ _NARROW_WORK = 15_000
 """The same once only the most promising sets are extended."""
 _NARROWEST = 80
 """How many sets are extended at the least."""
+_AT_ONCE = 15_000
+"""How many numbers are made orthogonal without a pause."""
 _COLLINEAR = 1e-16
 """Squared length below which nothing is left of a column of length 1."""
 
@@ -88,8 +92,11 @@ def smallest_set(
     closest: list[_Best] = []
 
     for size in range(1, min(most, n_columns) + 1):
+        give_way()
         squares = np.einsum("smn,smn->sm", left, left)
+        give_way()
         dots = (left @ residual[:, :, None])[:, :, 0]
+        give_way()
         usable = squares > _COLLINEAR
         if complete and size > 1:  # each set once: in ascending order of columns
             usable &= np.arange(n_columns) > members[:, -1:]
@@ -98,8 +105,9 @@ def smallest_set(
             break
         square, dot = squares[parents, added], dots[parents, added]
         losses = np.einsum("sn,sn->s", residual, residual)[parents] - dot * dot / square
+        give_way()
         if len(parents) > (wide if complete else narrow):
-            order = np.argsort(losses, kind="stable")
+            order = _lowest(losses, narrow if complete else narrow * size)
             if not complete:
                 order = _without_repeats(members, parents, added, order)
             order = order[:narrow]
@@ -107,20 +115,24 @@ def smallest_set(
             square, dot = square[order], dot[order]
             complete = False
 
+        give_way()
         vectors = left[parents, added] / np.sqrt(square)[:, None]
         residual = residual[parents] - (dot / np.sqrt(square))[:, None] * vectors
         leverage = leverage[parents] + vectors * vectors
         members = np.concatenate([members[parents], added[:, None]], axis=1)
 
+        give_way()
         # inf * 0 cannot occur: an infinite error stays infinite under the mean.
         loo = np.sqrt(np.mean(leave_one_out(residual, leverage) ** 2, axis=1))
         size_of = np.abs(residual)
         is_exact = (size_of <= exact).all(axis=1)
+        give_way()
         if is_exact.any():
             rows = np.flatnonzero(is_exact)
             ranks = degrees[members[rows]].sum(axis=1)
             best = rows[np.lexsort((np.arange(len(rows)), ranks))[0]]
             return _sorted(members[best])
+        give_way()
         if explained is None:
             rows = np.flatnonzero(size_of.max(axis=1) <= 1.0)
             if len(rows):
@@ -132,14 +144,38 @@ def smallest_set(
         if explained is not None and not seek_exact:
             break
         if size < most:
-            left = left[parents]
-            along = (left @ vectors[:, :, None])[:, :, 0]
-            left = left - along[:, :, None] * vectors[:, None, :]
+            left = _made_orthogonal(left, parents, vectors)
 
     if explained is not None:
         return explained.columns
     limit = 1.15 * min((one.loo for one in closest), default=0.0)
     return next((one.columns for one in closest if one.loo <= limit), ())
+
+
+def _made_orthogonal(
+    left: Floats, parents: NDArray[np.intp], vectors: Floats
+) -> Floats:
+    """Return what is left of the parents' columns beside one more vector each."""
+    made = np.empty((len(parents), *left.shape[1:]))
+    at_once = max(1, _AT_ONCE // made[0].size)
+    for first in range(0, len(made), at_once):
+        give_way()
+        some = slice(first, first + at_once)
+        columns, vector = left[parents[some]], vectors[some, :, None]
+        along = columns @ vector
+        np.subtract(columns, along * vector.transpose(0, 2, 1), out=made[some])
+    return made
+
+
+def _lowest(losses: Floats, count: int) -> NDArray[np.intp]:
+    """Return where the lowest losses are, in their order; equal ones all or none."""
+    if len(losses) <= count:
+        return np.argsort(losses, kind="stable")
+    highest = np.partition(losses, count - 1)[count - 1]
+    give_way()
+    (found,) = (losses <= highest).nonzero()
+    order: NDArray[np.intp] = found[np.argsort(losses[found], kind="stable")]
+    return order
 
 
 def _sorted(columns: NDArray[np.intp]) -> tuple[int, ...]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from functools import cached_property, lru_cache
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ._samples import Samples, median, quantile
+from ._samples import Samples, quantile
 from ._shapes import ShapeRegressor
+from .pauses import give_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +67,7 @@ class VaryingFit:
         self.noise = noise
         self.n_searched = len(readings)
         values = [median(own) for own in readings.values()]
+        give_way()
         regressor.fit(shapes.inputs, np.array(values, dtype=float))
         self._take(regressor, shapes, readings, is_raised)
         self.residual_searched = self.residual
@@ -82,6 +85,7 @@ class VaryingFit:
         values = [median(own) for own in readings.values()]
         if shapes.fitted != self._shapes.fitted or not math.isfinite(sum(values)):
             return None
+        give_way()
         regressor = self._regressor.refitted(shapes.samples(values))
         if regressor is None:
             return None
@@ -103,7 +107,9 @@ class VaryingFit:
         self.residual = float(getattr(regressor, "residual_", 0.0))
         self._lift = 0.0
         if is_raised:
+            give_way()
             predicted = [self.predict(shape) for shape in readings]
+            give_way()
             pairs = zip(predicted, readings.values(), strict=True)
             rest = [value - level for level, own in pairs for value in own]
             self._lift = max(0.0, quantile(rest, 0.95))
@@ -217,12 +223,15 @@ class _Shapes(NamedTuple):
 
 @lru_cache(maxsize=32)
 def _shapes_of(shapes: tuple[Sizes, ...], features: Features | None) -> _Shapes:
+    give_way()
     roles = _roles(shapes)
     columns = [c for c, role in enumerate(roles) if role == c]
     fitted, given = columns, shapes
     if features is not None:
         given = tuple(map(features, shapes))
+        give_way()
         fitted = [c for c, role in enumerate(_roles(given)) if role == c]
+    give_way()
     rows = [[float(each[c]) for c in fitted] or [1.0] for each in given]
     return _Shapes(
         roles,

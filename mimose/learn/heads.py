@@ -19,6 +19,7 @@ from mimose.learn.copies import gone_before_loss
 from mimose.learn.model import CostModel, head_key
 from mimose.learn.patterns import Pattern
 from mimose.learn.series import Series
+from mimose.pauses import give_way
 from mimose.types import Sizes, StepInput
 
 _FEW = 8
@@ -58,6 +59,7 @@ def head(model: CostModel, facts: StepInput, action: str) -> Head:
     """
     net, first, loss_net, loss_excess = _parts(model, facts, action)
     after = after_copies = net + loss_excess
+    give_way()
     copies = gone_before_loss(model, facts)
     if copies:
         least, most = (
@@ -85,7 +87,10 @@ def heads(
         released_bytes: Outputs of the last step that go in the loss.
     """
     actions = actions_of_last(model, pattern)
-    found = [head(model, facts, action) for action in actions]
+    found = []
+    for action in actions:
+        give_way()
+        found.append(head(model, facts, action))
     excess = max(
         max(
             h.before_release_bytes,
@@ -131,12 +136,14 @@ def _parts(model: CostModel, facts: StepInput, action: str) -> list[float]:
     pairs = zip(
         head_series(model, facts, action), head_series(model, facts, other), strict=True
     )
-    return [
-        _by_other(model, facts, mine, theirs, action)
-        if _is_told_by_other(facts.sizes, mine, theirs)
-        else mine.predict(facts.sizes)
-        for (_, mine), (_, theirs) in pairs
-    ]
+    found = []
+    for (_, mine), (_, theirs) in pairs:
+        give_way()
+        if _is_told_by_other(facts.sizes, mine, theirs):
+            found.append(_by_other(model, facts, mine, theirs, action))
+        else:
+            found.append(mine.predict(facts.sizes))
+    return found
 
 
 def _by_other(

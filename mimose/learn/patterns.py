@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mimose.pauses import give_way
 from mimose.predictors import SizeMap
 from mimose.types import Sizes
 
@@ -182,11 +183,13 @@ class Pattern:
         shared: dict[tuple[Sizes, ...], tuple[SizeRule, ...]] = {}
         maps = []
         for index in range(len(self.events)):
+            give_way()
             history = tuple(row.own[index] for row in self.rows)
             if history not in shared:
                 columns = [tuple(column) for column in zip(*history, strict=True)]
                 for column in columns:
                     if column not in found:
+                        give_way()
                         found[column] = SizeRule(roots, column)
                 shared[history] = tuple(found[column] for column in columns)
             maps.append(shared[history])
@@ -235,6 +238,7 @@ class Pattern:
         for rules in self.rules:
             key = id(rules)
             if key not in done:
+                give_way()
                 done[key] = tuple(rule(root) for rule in rules)
             sizes.append(done[key])
         return sizes
@@ -284,12 +288,14 @@ def _lay_out(families: Sequence[str], maps: Sequence[tuple[SizeRule, ...]]) -> L
     of_event = []
     around = neighbours_of(families)
     for index, (family, neighbours) in enumerate(zip(families, around, strict=True)):
+        give_way()
         key = (family, neighbours, id(maps[index]))
         if key not in classes:
             classes[key] = len(members)
             members.append((index, neighbours))
         of_event.append(classes[key])
     pairs = gaps_of(families)
+    give_way()
     gaps = list(dict.fromkeys(pairs))
     return Layout(
         members,

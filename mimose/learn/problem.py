@@ -14,6 +14,7 @@ from mimose.learn.model import CostModel, backward_key, gap_key
 from mimose.learn.outputs import freed_by_maker
 from mimose.learn.patterns import AdjacentFamilies, Event, Layout, Pattern
 from mimose.learn.series import Series
+from mimose.pauses import give_way
 from mimose.planners import PlanningProblem
 from mimose.types import Sizes, StepInput
 
@@ -77,12 +78,15 @@ def _needed(
     """Yield what has to be known at these sizes, with a name for people."""
     own = pattern.own_sizes(facts.sizes)
     for index, neighbours in pattern.layout.classes:
+        give_way()
         event = pattern.events[index]
         layer = _Layer(model, facts, event.family, neighbours)
         chosen = _choices(model, event, own[index])
         for what, series in layer.needed(chosen, own[index]):
+            give_way()
             yield f"{what} of {event.name}", series, own[index]
     for pair in pattern.layout.gaps:
+        give_way()
         key = gap_key(facts, pair)
         for series in (model.net(*key), model.excess(*key)):
             yield "between the layers", series, facts.sizes
@@ -199,22 +203,28 @@ class _Layer:
         held = [self.held(action).predict(sizes) for action in names]
         held[0] = max(held[0], held[-1])
         held[1:] = [min(n_bytes, held[0]) for n_bytes in held[1:]]
+        give_way()
         forward = [self.forward(action, sizes).predict(sizes) for action in names]
+        give_way()
         backward = [self._first_backward(sizes, held[-1], beyond.get(first, 0.0))]
         for index, spec in enumerate(self._menu.specs[1:], 1):
+            give_way()
             series, is_own = self.backward(spec.name, sizes)
             over = series.predict(sizes) + beyond.get(spec.name, 0.0)
             if spec.recomputes or not is_own:
                 # What running again brings back was left out of the readings.
                 over += held[0] - held[index]
             backward.append(max(forward[0], over) if spec.recomputes else over)
+        give_way()
         net = [self.net(action, sizes).predict(sizes) for action in names]
+        give_way()
         others = map(self._own_net, names[:-1])
         if beyond and not all(own.doubt(sizes) for own in others):
             # Behind the head the last output counts as gone.
             net[:-1] = [each + beyond.get(first, 0.0) for each in net[:-1]]
         cost = [0.0]
         for spec, own in zip(self._menu.specs[1:], held[1:], strict=True):
+            give_way()
             work = work_of(self._model, self._family, spec, sizes, held[0] - own)
             cost.append(cost_of(self._model, self._family, spec.name, work))
         return np.array((held, forward, backward, net, cost))
@@ -266,18 +276,22 @@ def fill_problem(
     layout = pattern.layout
     released = memory.released_bytes
     found = heads(model, facts, pattern, released)
+    give_way()
     table = _class_table(model, facts, pattern, found)[layout.of_event]
     held, forward, backward, net, cost = table.transpose(1, 0, 2)
     brought = held[:, :1] - held
     backward, net = freed_by_maker(backward, net, brought, model.kinds["net"].noise)
+    give_way()
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
     gaps = np.vstack((gaps, (found.net_bytes - released, found.excess_bytes)))
+    give_way()
     own = pattern.own_sizes(facts.sizes)
-    choices = [
-        _choices(model, event, sizes)
-        for event, sizes in zip(pattern.events, own, strict=True)
-    ]
+    choices = []
+    for event, sizes in zip(pattern.events, own, strict=True):
+        give_way()
+        choices.append(_choices(model, event, sizes))
     allowed = [[name in chosen for name in menu.names] for chosen in choices]
+    give_way()
     budget = memory.budget_bytes if budget_bytes is None else budget_bytes
     shape = len(pattern.events), len(menu.names)
     return PlanningProblem(
@@ -324,6 +338,7 @@ def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
     own = pattern.own_sizes(facts.sizes)
     found = []
     for index, neighbours in pattern.layout.classes:
+        give_way()
         event = pattern.events[index]
         known = _choices(model, event, own[index])
         layer = _Layer(model, facts, event.family, neighbours)
@@ -340,6 +355,7 @@ def _class_table(
     own, layout = pattern.own_sizes(facts.sizes), pattern.layout
     table = np.zeros((len(layout.classes), 5, len(model.menu.names)))
     for number, (index, neighbours) in enumerate(layout.classes):
+        give_way()
         layer = _Layer(model, facts, pattern.events[index].family, neighbours)
         is_last = number == layout.of_event[-1]
         beyond = found.beyond_bytes if is_last else {}
@@ -353,6 +369,7 @@ def _gap_table(
     """Return (n_gaps, 2): net and excess."""
     rows = []
     for pair in layout.gaps:
+        give_way()
         key = gap_key(facts, pair)
         net, excess = model.net(*key), model.excess(*key)
         rows.append((net.predict(facts.sizes), excess.predict(facts.sizes)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-
-import numpy as np
+from statistics import median
 
 from mimose.learn.samples import Samples, Verdict, failure_text
 from mimose.predictors import EXTRAPOLATION, VaryingFit
@@ -68,14 +67,14 @@ class Series:
             return _answer(fit.predict, sizes)[0]
         value = _answer(fit.predict_from_above, sizes)[0] + verdict.allowance
         if len(own) >= REPEATS:
-            value = max(value, float(np.median(own)))
+            value = max(value, median(own))
         return value
 
     def _by_readings(self, verdict: Verdict, own: tuple[float, ...]) -> float:
         """Return what was read there; of other shapes, for want of better, the most."""
         if not own:
             return max(map(max, verdict.counted.values()))
-        return max(own) if self._samples.kind.nonnegative else float(np.median(own))
+        return max(own) if self._samples.kind.nonnegative else median(own)
 
     def exact(self, sizes: Sizes) -> int | None:
         """Return a count that is known to the last digit; None where it is not.
@@ -154,7 +153,7 @@ class Series:
         if not samples.readings:
             return []
         readings = samples.verdict(self._scale).counted.items()
-        return [(sizes, float(np.median(own))) for sizes, own in readings]
+        return [(sizes, median(own)) for sizes, own in readings]
 
 
 def _answer(ask: Callable[[Sizes], float], sizes: Sizes) -> tuple[float, str]:
