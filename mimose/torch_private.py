@@ -47,6 +47,7 @@ __all__ = [
     "keeps_graph",
     "log_softmax_backward_into",
     "log_softmax_into",
+    "n_function_modes",
     "next_sequence_number",
     "nll_loss",
     "nll_loss_backward_into",
@@ -221,6 +222,10 @@ recomputed layer."""
 
 pop_saved_hooks: Callable[[], None] = _autograd._pop_saved_tensors_default_hooks
 """End what `push_saved_hooks` began."""
+
+n_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""How many modes see each call of a function, such as ``with torch.device(...)``, which
+`checkpoint` sets again for a recomputation. Public is only what adds one (#78120)."""
 
 top_transform: Callable[[], object | None] = torch._C._functorch.peek_interpreter_stack
 """The transform of ``torch.func`` that runs; None outside of any. Asked by torch for

@@ -72,6 +72,17 @@ class Unit:
         """Whether it turned out that it cannot be recomputed."""
         return self.name in self._findings.kept
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing of it is to be found out or saved around a recomputation."""
+        return (
+            self.is_known
+            and self.is_compared
+            and not self.buffers
+            and not self.guard.changes_weights
+            and not self.is_compiled
+        )
+
     def keep(self, why: str) -> None:
         """Never recompute it again."""
         self._findings.keep(self, why)
