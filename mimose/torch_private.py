@@ -42,6 +42,7 @@ __all__ = [
     "count_graphs",
     "current_graph_task",
     "device_statistics",
+    "eval_frame_callback",
     "is_checkpoint_debugged",
     "is_from_checkpoint",
     "keeps_graph",
@@ -278,6 +279,14 @@ COMPILED_FROM = "_torchdynamo_orig_callable"
 """The attribute by which a compiled function is known, with what it was made from. No
 thread found. If it were another, ``layer.forward = torch.compile(layer.forward)`` would
 be taken for a plain forward."""
+
+
+eval_frame_callback: Callable[[], object] = (
+    torch._C._dynamo.eval_frame.get_eval_frame_callback
+)
+"""What compiles the frames that this thread begins; None if nothing does. A call that
+``torch.compiler.disable`` hides from it takes ten calls more; to ask first takes none
+in Python. No thread about a public form was found."""
 
 
 def count_graphs() -> int:
