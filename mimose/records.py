@@ -228,6 +228,10 @@ def without_numbers(reason: str) -> str:
     return _NUMBER.sub("#", reason)
 
 
+_Parts: TypeAlias = tuple[Mapping[str, int], tuple[str, ...], tuple[str, ...]]
+"""A record's shape, actions and events."""
+
+
 class Records(deque[StepRecord]):
     """The last steps' records, oldest first; optionally written to a file as well.
 
@@ -248,6 +252,7 @@ class Records(deque[StepRecord]):
         self._open: dict[int, bool] = {}
         """By step: those not closed yet, and whether they were dropped already."""
         self._shared: dict[Any, Any] = {}
+        self._last_shared: _Parts = {}, (), ()
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._is_new = path is not None and not Path(path).exists()
@@ -306,17 +311,27 @@ class Records(deque[StepRecord]):
         self._file.write(json.dumps(fields) + "\n")
         self._file.flush()
 
-    def _with_shared_parts(self, record: StepRecord) -> StepRecord:
-        """Let a record hold what others hold: a shape alone takes 200 bytes."""
+    def share(
+        self,
+        shape: Mapping[str, int],
+        actions: tuple[str, ...],
+        events: tuple[str, ...],
+    ) -> _Parts:
+        """Return equal objects that records hold already: a shape takes 200 bytes."""
         if len(self._shared) >= _MOST_SHARED:
             self._shared.clear()
-        key = "shape", tuple(record.shape.items())
-        shape = self._shared.setdefault(key, record.shape)
-        actions = self._shared.setdefault(record.actions, record.actions)
-        events = self._shared.setdefault(record.events, record.events)
+        own = self._shared.setdefault
+        shape = own(("shape", tuple(shape.items())), shape)
+        self._last_shared = shape, own(actions, actions), own(events, events)
+        return self._last_shared
+
+    def _with_shared_parts(self, record: StepRecord) -> StepRecord:
         own = record.shape, record.actions, record.events
+        if all(map(operator.is_, own, self._last_shared)):
+            return record  # most often: its first record was given them
+        shape, actions, events = self.share(*own)
         if all(map(operator.is_, own, (shape, actions, events))):
-            return record  # most often: plans and names are shared already
+            return record
         return replace(record, shape=shape, actions=actions, events=events)
 
     def close_file(self) -> None:

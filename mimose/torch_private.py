@@ -42,11 +42,13 @@ __all__ = [
     "count_graphs",
     "current_graph_task",
     "device_statistics",
+    "eval_frame_callback",
     "is_checkpoint_debugged",
     "is_from_checkpoint",
     "keeps_graph",
     "log_softmax_backward_into",
     "log_softmax_into",
+    "n_function_modes",
     "next_sequence_number",
     "nll_loss",
     "nll_loss_backward_into",
@@ -222,6 +224,10 @@ recomputed layer."""
 pop_saved_hooks: Callable[[], None] = _autograd._pop_saved_tensors_default_hooks
 """End what `push_saved_hooks` began."""
 
+n_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""How many modes see each call of a function, such as ``with torch.device(...)``, which
+`checkpoint` sets again for a recomputation. Public is only what adds one (#78120)."""
+
 top_transform: Callable[[], object | None] = torch._C._functorch.peek_interpreter_stack
 """The transform of ``torch.func`` that runs; None outside of any. Asked by torch for
 the same reason in #140439; no thread about a public form was found."""
@@ -273,6 +279,14 @@ COMPILED_FROM = "_torchdynamo_orig_callable"
 """The attribute by which a compiled function is known, with what it was made from. No
 thread found. If it were another, ``layer.forward = torch.compile(layer.forward)`` would
 be taken for a plain forward."""
+
+
+eval_frame_callback: Callable[[], object] = (
+    torch._C._dynamo.eval_frame.get_eval_frame_callback
+)
+"""What compiles the frames that this thread begins; None if nothing does. A call that
+``torch.compiler.disable`` hides from it takes ten calls more; to ask first takes none
+in Python. No thread about a public form was found."""
 
 
 def count_graphs() -> int:

@@ -179,7 +179,8 @@ class GrowthBound:
             self._note(residual - self.noise_bytes / predicted_bytes)
         if is_large:
             self._usual.append(residual)
-        self._refresh()
+        if is_near or is_large:
+            self._refresh()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as numbers and lists, ready for JSON."""

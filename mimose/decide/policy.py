@@ -374,13 +374,21 @@ class Policy:
     ) -> Decision:
         exact = at_sizes(self._learner.model, facts, chosen, memory)
         raw = exact.growth.bytes(memory.released_bytes)
-        return Decision(
+        corrected = self.reserve.bound.corrected(raw)
+        before, last = chosen.decided.get(facts.sizes, (None, None))
+        if cache_hit and before is exact and last is not None:
+            if (last.raw_growth_bytes, last.growth_bytes) == (raw, corrected):
+                return last
+        decision = Decision(
             "plan",
             chosen,
-            self.reserve.bound.corrected(raw),
+            corrected,
             raw,
             exact.flops,
             exact.uncounted,
             exact.seconds,
             cache_hit,
         )
+        if cache_hit:
+            chosen.decided[facts.sizes] = exact, decision
+        return decision

@@ -141,10 +141,10 @@ class Reserve:
     def _pass_stage(self, step: PredictedStep) -> None:
         """Go on to the next stage, if it was checked; the oldest contexts go."""
         stage = self._stages.pop(step.context, 0)
-        allowed = self.allowed_growth(step.predicted_bytes)
-        is_within = step.observed_bytes is None or step.observed_bytes <= allowed
-        if stage < len(self._shares) and is_within and step.keeps_some:
-            stage += 1
+        if stage < len(self._shares) and step.keeps_some:
+            observed = step.observed_bytes
+            allowed = self.allowed_growth(step.predicted_bytes)
+            stage += observed is None or observed <= allowed
         self._stages[step.context] = stage
         if len(self._stages) > MOST_CONTEXTS:
             del self._stages[next(iter(self._stages))]

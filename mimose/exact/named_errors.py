@@ -23,6 +23,8 @@ from mimose.torch_private import (
 )
 
 _EDITED = "modified by an inplace operation"
+_INPUT_EDITED = "its input was edited in place before its backward"
+_OTHER_TENSORS = "recomputing it gave other tensors"
 
 
 class Naming(contextlib.AbstractContextManager[None]):
@@ -60,6 +62,22 @@ class Naming(contextlib.AbstractContextManager[None]):
     def __exit__(self, *_: object) -> None:
         pop_saved_hooks()
 
+    def refuse_edited(self) -> NoReturn:
+        """Raise the error of a recomputation whose input was edited since.
+
+        Raises:
+            RecomputationError: Always.
+        """
+        self.refuse(_INPUT_EDITED)
+
+    def refuse_other_tensors(self) -> NoReturn:
+        """Raise the error of a recomputation that saved other tensors.
+
+        Raises:
+            RecomputationError: Always.
+        """
+        self.refuse(_OTHER_TENSORS)
+
     def refuse(self, why: str, error: BaseException | None = None) -> NoReturn:
         """Raise the error that names the layer.
 
@@ -82,9 +100,9 @@ class Naming(contextlib.AbstractContextManager[None]):
 def _why(error: RuntimeError) -> str:
     """Say what an error of `checkpoint` means; nothing for any other."""
     if isinstance(error, CheckpointError):
-        return "recomputing it gave other tensors"
+        return _OTHER_TENSORS
     if _EDITED in str(error):
-        return "its input was edited in place before its backward"
+        return _INPUT_EDITED
     return ""
 
 

@@ -22,6 +22,7 @@ from mimose.exceptions import MimoseError
 State: TypeAlias = "tuple[int, int] | torch.Tensor"
 """A place, as seed and offset, or a copy."""
 
+_CPU = torch.default_generator
 _WITHOUT = frozenset(("cpu", "meta"))
 """Devices with no random state besides the CPU's."""
 _LACKS = (AttributeError, LookupError, TypeError, RuntimeError)
@@ -163,14 +164,14 @@ class RandomState:
     __slots__ = ("_cpu", "_others")
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
-        self._cpu = torch.get_rng_state()
+        self._cpu = _CPU.get_state()
         self._others: dict[torch.device, State] = {}
         for device in devices:
             self._others[device] = of_device(device).save()
 
     def restore(self) -> None:
         """Put it back."""
-        torch.set_rng_state(self._cpu)
+        _CPU.set_state(self._cpu)
         for device, state in self._others.items():
             of_device(device).put(state)
 

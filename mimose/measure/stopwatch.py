@@ -74,7 +74,7 @@ class HostStopwatch(Times):
     __slots__ = ("forward_seconds", "seconds")
 
     def __init__(self) -> None:
-        super().__init__()
+        self.is_spoilt = False
         self.seconds = 0.0
         self.forward_seconds = 0.0
 

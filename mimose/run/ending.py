@@ -108,6 +108,7 @@ class StepEnds:
         is_as_planned = step.forward_ended(calls, waiting, before)
         waiting.hook(tensors)
         self.open.add(step)
+        step.share_parts(self._records.share)
         self._records.put(step.record())
         return is_as_planned
 

@@ -117,12 +117,18 @@ class Engine:
             for i, (name, module) in enumerate(found)
         ]
         self.events = EventRunner(
-            self.units, options.actions, self.learner, self.device, model, knowledge
+            self.units,
+            options.actions,
+            self.learner,
+            self.device,
+            model,
+            knowledge,
+            self.findings,
         )
         self.describer = Describer(
             model, self.device, [unit.module for unit in self.units]
         )
-        self.rollback = Rollback(model, self.units, self.events.answers)
+        self.rollback = Rollback(model, self.units, self.events.answers, self.findings)
         self.records = Records(options.max_records, options.record_to)
         self.footprint = make_footprint(meter, self.budget_bytes, options.ratios)
         self.refusals = Refusals(

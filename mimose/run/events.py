@@ -19,6 +19,7 @@ from mimose.measure.stopwatch import Stopwatch
 from mimose.measure.trace import Trace, input_storages
 from mimose.run.actions.base import Action, Probe, UnitCall
 from mimose.run.counting import RecomputationFlops
+from mimose.run.findings import Findings
 from mimose.run.unit import Unit
 from mimose.torch_private import COMPILED_CALL
 from mimose.types import (
@@ -83,6 +84,7 @@ class EventRunner:
         device: The model's.
         root: The model.
         knowledge: What the units do to objects that they are handed.
+        findings: Tells when something of the units is found out.
     """
 
     def __init__(
@@ -93,8 +95,12 @@ class EventRunner:
         device: torch.device,
         root: nn.Module,
         knowledge: Knowledge,
+        findings: Findings,
     ) -> None:
         self.units = units
+        self._findings = findings
+        self._plan: tuple[Sequence[tuple[str, ...]] | None, int] = None, -1
+        """That is set, and the version of the findings it was set with."""
         self._actions = {action.spec.name: action for action in actions}
         self.first = actions[0].spec.name
         """The action of a call that nothing is done about."""
@@ -183,12 +189,15 @@ class EventRunner:
 
     def plan(self, plan: Sequence[tuple[str, ...]] | None) -> None:
         """Set, by unit, the actions of the calls to come, none of which was made."""
-        if plan is None:
+        before, version = self._plan
+        if plan is before and version == self._findings.version:
             for unit in self.units:
-                unit.actions, unit.calls = (), 0
-        else:
-            for unit, actions in zip(self.units, plan, strict=True):
-                unit.actions, unit.calls = actions, 0
+                unit.calls = 0
+            return
+        self._plan = plan, self._findings.version
+        by_unit = [()] * len(self.units) if plan is None else plan
+        for unit, actions in zip(self.units, by_unit, strict=True):
+            unit.plan(actions, self.first)
 
     def end(self) -> None:
         """Pass through from now on."""

@@ -29,6 +29,7 @@ class Findings:
         kept: By name, why a unit cannot be recomputed.
         inexact: By name, why a unit gives other bits when it is recomputed.
         last_recomputed: The unit whose recomputation began last.
+        version: Another one whenever a unit's calls have told something, or are to.
     """
 
     def __init__(self, names: Sequence[str], learner: Learner) -> None:
@@ -37,6 +38,7 @@ class Findings:
         self.kept: dict[str, str] = {}
         self.inexact: dict[str, str] = {}
         self.last_recomputed: Named | None = None
+        self.version = 0
 
     def keep(self, unit: Named, why: str) -> None:
         """Never recompute a unit again."""
@@ -44,6 +46,7 @@ class Findings:
             return
         self._keep_only(unit.index)
         self.kept[unit.name] = why
+        self.version += 1
         _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
 
     def exclude(self, unit: Named, action: str, why: str) -> None:
@@ -55,6 +58,10 @@ class Findings:
 
     def _keep_only(self, index: int) -> None:
         self._learner.restrict(index, [self._learner.model.menu.first])
+
+    def note_change(self) -> None:
+        """Take note that a unit's calls have told something, or are to tell it."""
+        self.version += 1
 
     def note_recomputed(self, unit: Named) -> None:
         """Take note that a unit is about to be recomputed."""
@@ -83,6 +90,7 @@ class Findings:
         """
         saved = {str(name): str(why) for name, why in state.items()}
         self.kept = {**saved, **self.kept}
+        self.version += 1
         for index, name in enumerate(self._names):
             if name in self.kept:
                 self._keep_only(index)

@@ -22,6 +22,7 @@ from mimose.exact.impurities import (
 )
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import accelerators_of
+from mimose.run.findings import Findings
 from mimose.run.snapshot import Snapshot
 from mimose.run.unit import Unit
 
@@ -39,11 +40,19 @@ class Rollback:
         model: The root.
         units: Its units.
         answers: Tells what only an accelerator knows.
+        findings: Tells when something of the units is found out.
     """
 
     def __init__(
-        self, model: nn.Module, units: Sequence[Unit], answers: LateAnswers
+        self,
+        model: nn.Module,
+        units: Sequence[Unit],
+        answers: LateAnswers,
+        findings: Findings,
     ) -> None:
+        self._findings = findings
+        self._known_at = -1
+        """The version of the findings with which all units were known."""
         self._model = model
         self._units = units
         self._answers = answers
@@ -79,7 +88,10 @@ class Rollback:
         Args:
             is_planned: Whether it runs under a plan and is not measured.
         """
-        knows = all([unit.is_known or unit.is_kept for unit in self._units])
+        knows = self._known_at == self._findings.version
+        if not knows:
+            knows = all([unit.is_known or unit.is_kept for unit in self._units])
+            self._known_at = self._findings.version if knows else -1
         if not knows or not self._is_settled:
             self._snapshot = self.snapshot()
         self._is_settled = knows

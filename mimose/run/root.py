@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from mimose.exceptions import MimoseError
 from mimose.run.driver import Driver
-from mimose.torch_private import top_transform
-from mimose.watch.patch import Patch
+from mimose.torch_private import eval_frame_callback, top_transform
+from mimose.watch.patch import Patch, hidden, is_traced
 
 _TRANSFORMED = (
     "the model was called inside a transform of torch.func (grad, vmap, jvp, …), whose "
@@ -33,18 +32,14 @@ class RootPatch(Patch):
     def __init__(self, model: nn.Module, driver: Driver) -> None:
         super().__init__(model)
         self._driver = driver
-        disabled: Any = torch.compiler.disable(driver.run)  # type: ignore[no-untyped-call]
-        self._run = disabled
+        self._run = hidden(driver.run)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a step, or pass straight through."""
         if self.is_removed or not self._driver.is_idle:
             return self.original(*args, **kwargs)
-        if self._driver.plans and is_transformed():
+        if self._driver.plans and top_transform() is not None:
             raise MimoseError(_TRANSFORMED)
-        return self._run(self.original, args, kwargs)
-
-
-def is_transformed() -> bool:
-    """Whether a transform of torch.func is running."""
-    return top_transform() is not None
+        if is_traced() or eval_frame_callback() is not None:  # compiled after attach
+            return self._run(self.original, args, kwargs)
+        return self._driver.run(self.original, args, kwargs)

@@ -10,6 +10,9 @@ from mimose.exact.changes import BufferSlot, Compared, Saved, Slot, union
 from mimose.exact.random_state import RandomState
 
 
+_NOTHING = Saved(())
+
+
 class Snapshot:
     """Random state and all else that a forward changes, as when a step began.
 
@@ -45,6 +48,9 @@ class Snapshot:
             is_wide: Whether to save what might change, too.
         """
         self._random = RandomState(self._devices)
+        if not (is_wide or self._slots or self._constants):
+            self._states = _NOTHING
+            return
         slots = union(self._slots, self._others) if is_wide else self._slots
         self._states = Saved(slots)
         self._constants = [

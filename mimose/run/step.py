@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from mimose.decide.decision import Decision
 from mimose.measure.meters import Meter
@@ -18,10 +18,16 @@ from mimose.run.backward import Backward, Stage
 from mimose.run.baseline import ActionAt, Unplanned
 from mimose.run.events import FirstCallSeen
 from mimose.run.outcome import Measurement, StepOutcome
-from mimose.run.timing import Clock
+from mimose.run.timing import Clock, Timing
 from mimose.types import StepInput, Uncounted
 
 _SHARED = "several forwards run before one backward"
+_UNTIMED = Timing()
+
+SharesParts: TypeAlias = Callable[
+    [Mapping[str, int], tuple[str, ...], tuple[str, ...]],
+    tuple[Mapping[str, int], tuple[str, ...], tuple[str, ...]],
+]
 
 
 class Step:
@@ -77,18 +83,21 @@ class Step:
         self._menu = menu
         self._unplanned = Unplanned(menu, action_at)
         self._clock = clock
-        self._timing = clock.timing(number)
+        self._timing = _UNTIMED
         self._began = began
         self._plan_seconds = 0.0
         self._seconds: float | None = None
         self._calls: tuple[int, ...] = ()
         self._flops = 0
+        self._ran_as: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        """What `_ran` returns, where records hold it already."""
         self.take(decision)
 
     # ------------------------------------------------------------------ deciding
 
     def take(self, decision: Decision) -> None:
         """Do what was decided; none of the step's units has run."""
+        self._ran_as = None
         self.decision = decision
         self.phase: Phase = decision.phase
         self.reason = decision.reason
@@ -189,8 +198,20 @@ class Step:
         self.decision = replace(self.decision, growth_bytes=None)
         return False
 
+    def share_parts(self, share: SharesParts) -> None:
+        """Tell of it, where it runs under a plan, by objects that records hold.
+
+        Args:
+            share: Returns equal ones, of its shape, its actions and its events' names.
+        """
+        if self.trace is None and self.decision.chosen is not None:
+            self.shape, *ran = share(self.shape, *self._ran())
+            self._ran_as = ran[0], ran[1]
+
     def _ran(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the events' actions, and their names where they are known."""
+        if self._ran_as is not None:
+            return self._ran_as
         chosen = self.decision.chosen
         if self.trace is not None:
             events = self.trace.events

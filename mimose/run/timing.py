@@ -45,6 +45,9 @@ class StepTimes(NamedTuple):
     """Of all calls; None where some of them were no ordinary ones."""
 
 
+_NOTHING_TIMED = StepTimes({}, 0.0)
+
+
 @dataclass(slots=True)
 class Timing:
     """The stopwatches of one step.
@@ -80,6 +83,8 @@ class Timing:
         """Return what all say; None where some of it is not known, or not yet."""
         if self.device is None:
             return None
+        if not self._watches:
+            return _NOTHING_TIMED
         events: dict[Call, TimedEvent] = {}
         total, is_ordinary = 0.0, True
         for call, (action, watch) in self._watches.items():

@@ -56,12 +56,26 @@ class Unit:
         """Actions that it may not run under."""
         self.actions: tuple[str, ...] = ()
         """Under the running step's plan, by call."""
+        self.n_straight = 0
+        """So many of its first calls are simply kept, unless the step is measured."""
         self.calls = 0
         self.forward: Callable[..., Any] = module.forward
         self.is_compiled = is_compiled(module)
         self.devices = accelerators_of(module)
         """Where its weights are; on a CPU none."""
         self.guard = ModuleGuard(name, module, self)
+
+    def plan(self, actions: tuple[str, ...], kept: str) -> None:
+        """Take the actions of the calls to come, none of which was made.
+
+        Args:
+            actions: By call.
+            kept: The action that does nothing.
+        """
+        self.actions, self.calls, self.n_straight = actions, 0, 0
+        if self.is_known:
+            is_other = (i for i, action in enumerate(actions) if action != kept)
+            self.n_straight = next(is_other, len(actions))
 
     def take_over(self, forward: Callable[..., Any]) -> None:
         """Take note of the forward that is its own, now that another is in place."""
@@ -71,6 +85,17 @@ class Unit:
     def is_kept(self) -> bool:
         """Whether it turned out that it cannot be recomputed."""
         return self.name in self._findings.kept
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing of it is to be found out or saved around a recomputation."""
+        return (
+            self.is_known
+            and self.is_compared
+            and not self.buffers
+            and not self.guard.changes_weights
+            and not self.is_compiled
+        )
 
     def keep(self, why: str) -> None:
         """Never recompute it again."""
@@ -111,6 +136,7 @@ class Unit:
         known = union(self.buffers, told.buffers)
         self._save(union(known, unclear))
         self.is_known = True
+        self._findings.note_change()
         if not unclear:
             return told.impurity
 
@@ -143,6 +169,8 @@ class Unit:
     def forget(self) -> None:
         """Find out anew what its calls change, and whether they can be repeated."""
         self.is_known = self.is_compared = self.is_doubted = False
+        self.n_straight = 0
+        self._findings.note_change()
         self.handed.forget()
 
     def refuse_late_change(self, buffers: list[BufferSlot]) -> None:
@@ -152,4 +180,6 @@ class Unit:
             LateChangeError: Always.
         """
         self.is_known = self.is_compared = False
+        self.n_straight = 0
+        self._findings.note_change()
         raise LateChangeError(self.name, [slot.key for slot in buffers])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from mimose.run.events import EventRunner
 from mimose.run.unit import Unit
-from mimose.watch.patch import Patch
+from mimose.watch.patch import Patch, hidden, is_traced
 
 
 class UnitPatch(Patch):
@@ -23,16 +21,14 @@ class UnitPatch(Patch):
         super().__init__(unit.module)
         self._unit = unit
         self._runner = runner
-        self._first = runner.first
         unit.take_over(self.original)
-        disable: Any = torch.compiler.disable
-        self._untraced = disable(_call)
+        self._untraced = hidden(_call)
         if unit.is_compiled:
             runner.watch_compiled(unit, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the unit as the step says; most often it is kept."""
-        if torch.compiler.is_compiling():  # by somebody who compiles it after attach
+        if is_traced():  # by somebody who compiles it after attach
             return self._untraced(self, args, kwargs)
         runner = self._runner
         step = runner.step
@@ -45,9 +41,9 @@ class UnitPatch(Patch):
         unit = self._unit
         call = unit.calls
         unit.calls = call + 1
-        action = unit.actions[call] if call < len(unit.actions) else None
-        if action == self._first and unit.is_known and step.trace is None:
+        if call < unit.n_straight and step.trace is None:
             return self.original(*args, **kwargs)
+        action = unit.actions[call] if call < len(unit.actions) else None
         return runner.run(unit, action, args, kwargs)
 
 

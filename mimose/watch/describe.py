@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -29,7 +29,11 @@ from mimose.watch.variants import Variants
 _MOST_REMEMBERED = 10_000
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-_TRAINING = operator.attrgetter("training")
+_CallKey: TypeAlias = "tuple[tuple[object, ...], tuple[str, ...], bool, Hashable, str]"
+"""What calls that are described alike have in common: what they are called with, the
+masks that hide something or may, whether there are gradients, autocast, the mode."""
+_TRAINING = operator.itemgetter("training")
+"""Of a module's own dictionary: half as long as to ask the module."""
 _LEARNS = operator.attrgetter("requires_grad")
 
 
@@ -44,17 +48,6 @@ class Mode(NamedTuple):
     probes: tuple[nn.Parameter, ...] = ()
     """Their gradients tell whether a window has begun: one parameter may never get
     any, a few from all over the model tell."""
-
-
-class _CallKey(NamedTuple):
-    """What calls that are described alike have in common."""
-
-    called_with: tuple[object, ...]
-    masks: tuple[str, ...]
-    """Those that hide something, or may."""
-    has_gradients: bool
-    autocast: Hashable
-    mode: str
 
 
 class Describer:
@@ -80,7 +73,10 @@ class Describer:
         self._texts = Texts()
         self._seen: dict[Hashable, tuple[StepInput, SizeTable]] = {}
         self._variants = Variants()
-        self._modules = tuple(model.modules())
+        modules = list(model.modules())
+        self._attributes = tuple(vars(m) for m in modules if "training" in vars(m))
+        self._odd = tuple(m for m in modules if "training" not in vars(m))
+        """Modules that keep their mode elsewhere, such as scripted ones."""
         self._parameters = tuple(model.parameters())
         self._flags: tuple[bool, ...] = ()
         self._modes: dict[tuple[bool, ...], Mode] = {}
@@ -123,15 +119,22 @@ class Describer:
         return self.last
 
     def _read_flags(self) -> tuple[bool, ...]:
-        return (*map(_TRAINING, self._modules), *map(_LEARNS, self._parameters))
+        flags = (*map(_TRAINING, self._attributes), *map(_LEARNS, self._parameters))
+        if self._odd:
+            flags += tuple([module.training for module in self._odd])
+        return flags
 
     def _key(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Mode
     ) -> _CallKey:
-        return _CallKey(
+        has_gradients = False
+        for probe in mode.probes:
+            if probe.grad is not None:
+                has_gradients = True
+        return (
             fast_key(args, kwargs, self._texts),
             partial_masks(args, kwargs),
-            any([p.grad is not None for p in mode.probes]),
+            has_gradients,
             autocast_state(self._device),
             mode.key,
         )
@@ -204,15 +207,16 @@ class Describer:
         key: _CallKey,
         mode: Mode,
     ) -> tuple[StepInput, SizeTable]:
+        _, masks, has_gradients, autocast, _ = key
         self._check_device(args, kwargs)
         refuse_other_checkpointing(self._model)
         shape = call_shape(args, kwargs, self._texts)
         structure = digest(shape.structure)
         table = self._tables.get(structure) or SizeTable(shape.names, self._positional)
-        context = digest((shape.structure, key.masks, key.autocast, mode.key))
-        is_open = bool(key.masks) and self._device.type != "cpu"
+        context = digest((shape.structure, masks, autocast, mode.key))
+        is_open = bool(masks) and self._device.type != "cpu"
         base = context if is_open else ""
-        facts = StepInput(context, shape.sizes, key.has_gradients, structure, base)
+        facts = StepInput(context, shape.sizes, has_gradients, structure, base)
         return facts, table
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -61,9 +61,10 @@ def family_key(unit: str, shape: CallShape, device: torch.device) -> Hashable:
 
 def autocast_state(device: torch.device) -> Hashable:
     """Return what autocast is set to for the device and for the CPU; None if off."""
-    kinds = device.type, "cpu"
-    if not any(map(torch.is_autocast_enabled, kinds)):
+    is_on = torch.is_autocast_enabled
+    if not (is_on("cpu") or (device.type != "cpu" and is_on(device.type))):
         return None
+    kinds = device.type, "cpu"
     return tuple(
         torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         for kind in kinds

@@ -8,9 +8,25 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from mimose.watch.compiled import called_attribute
+
+
+is_traced = torch.compiler.is_dynamo_compiling
+"""Whether a compiler follows this very code."""
+
+
+def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose frames, and those it calls, no compiler follows.
+
+    Args:
+        function: What runs.
+    """
+    disable: Any = torch.compiler.disable
+    found: Callable[..., Any] = disable(function)
+    return found
 
 
 class Patch:

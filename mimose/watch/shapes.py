@@ -142,10 +142,13 @@ def fast_key(
     It tells no less apart than `call_shape`, costs a microsecond, and serves to find
     the `CallShape` of a call seen before.
     """
-    key: list[object] = [_fast(path, value, texts) for path, value in enumerate(args)]
-    for name, value in kwargs.items():
-        key.append(name)
-        key.append(_fast(name, value, texts))
+    key: list[object] = []
+    for path, value in (*enumerate(args), *kwargs.items()):
+        key.append(path)
+        if type(value) is torch.Tensor and not value.is_nested:
+            key += value.shape, value.dtype, value.requires_grad, value.device
+        else:
+            key.append(_fast(path, value, texts))
     return tuple(key)
 
 

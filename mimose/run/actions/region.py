@@ -1,0 +1,280 @@
+"""A call that runs again in backward, where its unit is known well.
+
+Note: [Regions of our own]
+`torch.utils.checkpoint` serves every call, and takes several times as long as a small
+layer itself: it makes its hooks, contexts and closures anew each time, looks at all
+that may be set, and names what it saves. Once a unit's calls have told what they change
+and were compared, most of that is known: then what is saved is taken note of here, by
+hooks as `checkpoint` has them. A holder stands for each tensor saved; the first one that
+a backward asks for has the forward run again, up to the last tensor that is needed, and
+each holder that is still alive gets its own. Another backward has it run again.
+
+Who is not served here is handed to `checkpoint`: calls whose arguments are no plain
+tensors, numbers and tuples, units that change buffers, and calls inside of somebody
+else's hooks or modes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from mimose.exact.autocast import autocast_now, in_autocast
+from mimose.exact.guard import GuardState
+from mimose.exact.input_watch import Marks
+from mimose.exact.random_state import RandomState, accelerators
+from mimose.measure.stopwatch import Stopwatch
+from mimose.run.unit import Unit
+from mimose.torch_private import (
+    NO_GRAPH_TASK,
+    StopRecomputation,
+    current_graph_task,
+    is_checkpoint_debugged,
+    n_function_modes,
+    pop_saved_hooks,
+    push_saved_hooks,
+    top_saved_hooks,
+    version_of,
+)
+
+_TENSORS = frozenset((torch.Tensor, nn.Parameter))
+_PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
+_ON_CPU = ("cpu",)
+
+_Kind: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
+
+
+class _NotPlainError(Exception):
+    """An argument is neither a plain tensor nor a number, nor a tuple of these."""
+
+
+class Inputs:
+    """What a call is given, held for its recomputation without its graph.
+
+    Attributes:
+        args: As they are passed again.
+        kwargs: The same by name.
+        tensors: All tensors among them.
+        versions: How often each was changed in place.
+        noted: The caller's tensors, which are not held.
+    """
+
+    __slots__ = ("_seen", "args", "kwargs", "noted", "tensors", "versions")
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.noted: Marks = []
+        self.tensors: list[torch.Tensor] = []
+        self.versions: list[int] = []
+        self._seen: dict[int, torch.Tensor] = {}
+        self.args = [self._again(value) for value in args]
+        self.kwargs = {name: self._again(value) for name, value in kwargs.items()}
+        self._seen.clear()
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs | None:
+        """Take a call's arguments; None where some are of another kind."""
+        try:
+            return cls(args, kwargs)
+        except _NotPlainError:
+            return None
+
+    @property
+    def are_edited(self) -> bool:
+        """Whether a tensor was changed in place since."""
+        return list(map(version_of, self.tensors)) != self.versions
+
+    def _again(self, value: Any) -> Any:
+        """Return what is passed again: a tensor with a graph is cut off from it."""
+        kind = type(value)
+        if kind in _TENSORS:
+            return self._tensor(value)
+        if kind in _PLAIN:
+            return value
+        if kind is tuple:
+            return tuple([self._again(item) for item in value])
+        raise _NotPlainError
+
+    def _tensor(self, value: torch.Tensor) -> torch.Tensor:
+        found = self._seen.get(id(value))
+        if found is not None:
+            return found
+        if value.is_inference():
+            raise _NotPlainError
+        counted = version_of(value)
+        again = value if value.is_leaf else value.detach().requires_grad_()
+        self._seen[id(value)] = again
+        self.noted.append((weakref.ref(value), counted))
+        self.tensors.append(again)
+        self.versions.append(counted)
+        return again
+
+
+class _Holder(dict[Any, torch.Tensor]):
+    """Stands for a saved tensor: by backward, what it was recomputed to."""
+
+    __slots__ = ("__weakref__", "kind")
+
+    kind: _Kind
+
+
+def has_outer_modes() -> bool:
+    """Whether somebody else watches what is saved, or what is called."""
+    return (
+        top_saved_hooks(True) is not None
+        or n_function_modes() > 0
+        or is_checkpoint_debugged()
+    )
+
+
+class Region:
+    """One call of a unit, run again whenever a backward needs what it saved.
+
+    See Note: [Regions of our own].
+
+    Args:
+        unit: The unit.
+        inputs: What it is called with.
+        stopwatch: Times the recomputation, and is told to leave the forward out.
+    """
+
+    __slots__ = (
+        "_autocast",
+        "_holders",
+        "_inputs",
+        "_kinds",
+        "_random",
+        "_state",
+        "_stopwatch",
+        "_unit",
+    )
+
+    def __init__(self, unit: Unit, inputs: Inputs, stopwatch: Stopwatch) -> None:
+        self._unit = unit
+        self._inputs = inputs
+        self._stopwatch = stopwatch
+        self._holders: list[weakref.ref[_Holder]] = []
+        self._state: GuardState | None = None
+        devices = accelerators(inputs.tensors)
+        if devices != unit.devices:
+            devices = tuple(dict.fromkeys((*unit.devices, *devices)))
+        self._random = RandomState(devices)
+        self._kinds = _ON_CPU
+        if devices:
+            self._kinds = (*{device.type: None for device in devices}, "cpu")
+        self._autocast = autocast_now(self._kinds)
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the forward on the caller's own arguments.
+
+        Raises:
+            LateChangeError: A buffer has begun to change.
+        """
+        guard = self._unit.guard
+        counted = guard.buffer_versions() if guard.watches_buffers else None
+        began = self._stopwatch.start()
+        push_saved_hooks(self._pack, self._unpack)
+        try:
+            output = self._unit.forward(*args, **kwargs)
+        finally:
+            pop_saved_hooks()
+        self._stopwatch.leave_out(began)
+        if counted is not None:
+            guard.refuse_late_change(counted)
+        self._state = guard.capture()
+        return output
+
+    def _pack(self, tensor: torch.Tensor) -> _Holder:
+        holder = _Holder()
+        holder.kind = tensor.shape, tensor.dtype, tensor.device
+        self._holders.append(weakref.ref(holder))
+        return holder
+
+    def _unpack(self, holder: _Holder) -> torch.Tensor:
+        task: Any = current_graph_task()
+        tensor = holder.pop(task, None)
+        if tensor is None:
+            _untraced()(self, holder, task)
+            tensor = holder.pop(task)
+        return tensor
+
+    def recompute(self, wanted: _Holder, task: int) -> None:
+        """Run the forward again, and hand out what it saves.
+
+        Args:
+            wanted: The holder that is asked for.
+            task: The backward's number; outside of any, this holder alone is served.
+
+        Raises:
+            ChangedWeightsError: The weights are not those of the forward any more.
+            RecomputationError: The arguments are not, or other tensors were saved.
+        """
+        began = self._stopwatch.start()
+        guard, before = self._unit.guard, self._state
+        modes = None if before is None else guard.restored(before)
+        if self._inputs.are_edited:
+            guard.naming.refuse_edited()
+        only = wanted if task == NO_GRAPH_TASK else None
+        with contextlib.ExitStack() as stack:
+            if modes is not None:
+                stack.enter_context(modes)
+            if self._autocast or autocast_now(self._kinds):
+                stack.enter_context(in_autocast(self._kinds, self._autocast))
+            is_same = self._recompute(task, only)
+        if modes is not None and before is not None:
+            # What the recomputation itself has changed, another may find changed.
+            self._state = guard.capture(before.places)._replace(modes=before.modes)
+        if not is_same or task not in wanted:
+            guard.naming.refuse_other_tensors()
+        self._stopwatch.stop(began)
+
+    def _recompute(self, task: int, only: _Holder | None) -> bool:
+        """Return whether what is saved now is of the same kinds."""
+        left = self._holders[::-1]
+        is_same = True
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal is_same
+            if not left:
+                raise StopRecomputation
+            if tensor.requires_grad:
+                tensor = tensor.detach()
+            holder = left.pop()()
+            if holder is not None:
+                kind = tensor.shape, tensor.dtype, tensor.device
+                is_same = is_same and kind == holder.kind
+                if only is None or holder is only:
+                    holder[task] = tensor
+            if not left:
+                raise StopRecomputation
+            return tensor
+
+        inputs, now = self._inputs, self._random.as_now()
+        push_saved_hooks(pack, _same)
+        try:
+            self._random.restore()
+            with torch.enable_grad():
+                self._unit.forward(*inputs.args, **inputs.kwargs)
+        except StopRecomputation:
+            pass
+        finally:
+            pop_saved_hooks()
+            now.restore()
+        return is_same and not left
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+@functools.cache
+def _untraced() -> Callable[[Region, _Holder, int], None]:
+    """Return what recomputes, hidden from a compiler that follows the backward."""
+    disable: Any = torch.compiler.disable
+    hidden: Callable[[Region, _Holder, int], None] = disable(Region.recompute)
+    return hidden
