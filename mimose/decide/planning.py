@@ -39,6 +39,7 @@ class PlanMaker:
         *,
         stage_share: float,
         extrapolation_ratio: float,
+        ran: tuple[str, ...] = (),
     ) -> CachedPlan:
         """Make a plan with all that a hit needs.
 
@@ -50,12 +51,15 @@ class PlanMaker:
                 the plan may go.
             extrapolation_ratio: How far beyond the sizes measured the step lies, as a
                 share of how far a fit is trusted.
+            ran: The actions of the events that have run already.
 
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
         usable = self._reserve.usable_budget(memory, extrapolation_ratio)
         problem = fill_problem(model, facts, memory, usable)
+        if ran:
+            problem = _settled(problem, ran)
         if stage_share < 1.0:
             problem = _tightened(problem, stage_share)
         plan = self.plan(problem, memory)
@@ -67,6 +71,8 @@ class PlanMaker:
             pattern.calls,
             plan_growth(model, facts, problem, plan.actions, memory.released_bytes),
             memory.headroom_bytes,
+            pattern.between,
+            tuple(pattern.events_until(part) for part in range(len(pattern.between))),
             model.version,
         )
         made.exact[facts.sizes] = _exact(model, facts, made.growth, plan.actions)
@@ -121,6 +127,14 @@ def _exact(
     by_event = event_seconds(model, facts, actions)
     seconds = None if by_event is None else sum(by_event)
     return ExactShape(growth, flops, uncounted, seconds, model.seconds)
+
+
+def _settled(problem: PlanningProblem, ran: Sequence[str]) -> PlanningProblem:
+    """Leave no choice about events that have run."""
+    allowed = problem.allowed.copy()
+    for index, action in enumerate(ran):
+        allowed[index] = [name == action for name in problem.actions]
+    return replace(problem, allowed=allowed)
 
 
 def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:

@@ -32,7 +32,7 @@ from mimose.planners import (
 )
 from mimose.predictors import NOISY_EXTRAPOLATION
 from mimose.types import Context, Sizes, StepInput
-from mimose.watch.size_table import SizeTable, round_up
+from mimose.watch.size_table import Table, round_up
 
 _log = logging.getLogger(__name__)
 
@@ -101,12 +101,16 @@ class Policy:
         self._learner.distrust_plans()
 
     def cached(
-        self, facts: StepInput, table: SizeTable, memory: Memory
+        self,
+        facts: StepInput,
+        table: Table,
+        memory: Memory,
+        ran: tuple[str, ...] = (),
     ) -> Decision | None:
         """Return the decision for a shape whose cached plan fits today, else None."""
         if memory.state_to_come_bytes:
             memory = memory.with_state
-        key = self._key(facts, table)
+        key = self._key(facts, table, ran)
         found = self.cache.get(key, self._is_good, memory)
         if found is None or facts.context not in self._learner.model.patterns:
             return None
@@ -117,10 +121,11 @@ class Policy:
     def decide(
         self,
         facts: StepInput,
-        table: SizeTable,
+        table: Table,
         memory: Memory,
         *,
         is_first: bool = False,
+        ran: tuple[str, ...] = (),
     ) -> Decision:
         """Choose what a step of this shape does, whatever is cached.
 
@@ -130,6 +135,7 @@ class Policy:
             memory: What is held, and the budget.
             is_first: Whether it is the process's first, which maps and imports things
                 that stay: a plan, after what was learned elsewhere, leaves more free.
+            ran: The actions of the events that have run already.
 
         Raises:
             InfeasibleBudgetError: A trusted prediction says that no plan fits, and
@@ -138,7 +144,7 @@ class Policy:
         self._check_names(table)
         memory = memory.with_state
         model = self._learner.model
-        key = self._key(facts, table)
+        key = self._key(facts, table, ran)
         upper = facts._replace(sizes=key[2])
         if facts.context not in model.patterns:
             self.reserve.forget(facts.context)
@@ -154,7 +160,12 @@ class Policy:
         ratio = 1.0 if is_first else beyond
         try:
             made = self._maker.make(
-                model, upper, memory, stage_share=share, extrapolation_ratio=ratio
+                model,
+                upper,
+                memory,
+                stage_share=share,
+                extrapolation_ratio=ratio,
+                ran=ran,
             )
         except InfeasibleBudgetError as error:
             if self._raises:
@@ -175,7 +186,7 @@ class Policy:
         if share < 1.0:
             return decision
         tries: Tries = ()
-        if self.reserve.is_open(model.n_steps) and not self._static_is_made:
+        if self.reserve.is_open(model.n_steps) and not (self._static_is_made or ran):
             tries = untold(model, upper)
         tried = self._trying(facts, decision, tries)
         is_untold = any(tries) and decision.is_measured
@@ -238,7 +249,7 @@ class Policy:
             doubt,
         )
 
-    def _check_names(self, table: SizeTable) -> None:
+    def _check_names(self, table: Table) -> None:
         """Warn once if `round_to` speaks of sizes that the model does not have."""
         if self._knows_names or isinstance(self._round_to, int):
             return
@@ -252,12 +263,17 @@ class Policy:
                 ", ".join(table.spoken_names()),
             )
 
-    def _key(self, facts: StepInput, table: SizeTable) -> tuple[Context, bool, Sizes]:
-        """Return what plans are cached by: the context and the bucket's upper end."""
+    def _key(
+        self, facts: StepInput, table: Table, ran: tuple[str, ...]
+    ) -> tuple[Context, bool, Sizes, tuple[str, ...]]:
+        """Return what plans are cached by: the context and the bucket's upper end.
+
+        And what has been done already.
+        """
         bucket = facts.sizes
         if self._round_to != 1:
             bucket = round_up(table, bucket, self._round_to)
-        return facts.context, facts.has_gradients, bucket
+        return facts.context, facts.has_gradients, bucket, ran
 
     def absorb(
         self,
@@ -347,7 +363,7 @@ class Policy:
         spare = headroom - cached.headroom_bytes
         return spare <= max(0.01 * growth, self.reserve.noise_bytes) or cached.keeps_all
 
-    def _show_first(self, facts: StepInput, table: SizeTable, memory: Memory) -> None:
+    def _show_first(self, facts: StepInput, table: Table, memory: Memory) -> None:
         """Show a planner, whose one plan is for a shape of its own, that problem."""
         planner = self._maker.planner
         if self._static_is_made or not isinstance(planner, OneShapePlanner):

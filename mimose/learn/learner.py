@@ -45,11 +45,12 @@ class Learner:
         sample: StepSample,
         released_bytes: float,
         calls: tuple[int, ...],
+        between: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         """Take in one measured step; the arguments are those of `with_step`."""
         with self._lock:
             self.model = with_step(
-                self.model, facts, events, sample, released_bytes, calls
+                self.model, facts, events, sample, released_bytes, calls, between
             )
 
     def absorb_cost(self, cost_of: CostOf, flops: int) -> None:
@@ -91,6 +92,17 @@ class Learner:
         """Take in how large a step is, or could be."""
         with self._lock:
             self.model = self.model.grown(growth_bytes)
+
+    def take_back(self, before: CostModel, after: CostModel) -> None:
+        """Forget a step, unless another one has taught something since.
+
+        Args:
+            before: The model before the step was taken in.
+            after: And after it.
+        """
+        with self._lock:
+            if self.model is after:
+                self.model = before.renewed(after)
 
     def use(self, context: Context) -> None:
         """Take note that a context is used; the least recently used go first."""

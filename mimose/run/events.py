@@ -49,6 +49,10 @@ class RunningStep(Protocol):
 
     trace: Trace | None
     """Where a measured step writes; None in any other."""
+    part: int
+    """Which forward of its window it is."""
+    calls_before: tuple[int, ...]
+    """How often each unit was called in the window before; () for never."""
     uncounted: Uncounted | None
     """Recomputations whose FLOPs are to be counted; None: all of them."""
     on_first_call: FirstCallSeen | None
@@ -174,21 +178,23 @@ class EventRunner:
         )
 
     def begin(self, step: RunningStep, plan: Sequence[tuple[str, ...]] | None) -> None:
-        """Set the running step and, by unit, the actions of its calls."""
+        """Set the running step and, by unit, the actions of its window's calls."""
         self.counts_outside = False
         self._n_unplanned = 0
         self.inputs, self._impure = [], {}
-        self.plan(plan)
         self.step = step
+        self.plan(plan)
 
     def plan(self, plan: Sequence[tuple[str, ...]] | None) -> None:
-        """Set, by unit, the actions of the calls to come, none of which was made."""
-        if plan is None:
-            for unit in self.units:
-                unit.actions, unit.calls = (), 0
-        else:
+        """Set, by unit, the actions of calls; none of the running step was made."""
+        assert self.step is not None
+        for unit in self.units:
+            unit.actions, unit.calls = (), 0
+        if plan is not None:
             for unit, actions in zip(self.units, plan, strict=True):
-                unit.actions, unit.calls = actions, 0
+                unit.actions = actions
+        for unit, calls in zip(self.units, self.step.calls_before, strict=False):
+            unit.calls = calls
 
     def end(self) -> None:
         """Pass through from now on."""
@@ -246,7 +252,7 @@ class EventRunner:
         step = self.step
         assert step is not None
         if step.trace is not None:
-            return self._measure(step.trace, unit, planned, args, kwargs)
+            return self._measure(step, step.trace, unit, planned, args, kwargs)
         name = planned or self._unplanned(step)
         call = UnitCall(unit, args, kwargs, self, step.add_flops)
         if name == self.first:
@@ -315,6 +321,7 @@ class EventRunner:
 
     def _measure(
         self,
+        step: RunningStep,
         trace: Trace,
         unit: Unit,
         planned: str | None,
@@ -341,6 +348,7 @@ class EventRunner:
             call=unit.calls - 1,
             sizes=shape.sizes,
             action=name,
+            part=step.part,
             inputs=input_storages(inputs),
         )
         index = trace.enter(measured)

@@ -10,6 +10,7 @@ from mimose.budget import format_bytes
 from mimose.decide.policy import Policy
 from mimose.learn.learner import Learner
 from mimose.learn.measured_step import ran_least
+from mimose.learn.model import CostModel
 from mimose.measure.analysis import without_readings
 from mimose.measure.meters import Meter
 from mimose.records import Records
@@ -57,7 +58,9 @@ class Writers:
         self._optimizers = optimizers
         self._records = records
         self._reads_peak = meter.reads_peak
-        self._plans = plans
+        self.plans = plans
+        self._taught: tuple[CostModel, CostModel] | None = None
+        """The cost model before and after the last measured step."""
         self._untold: deque[StepOutcome] = deque(maxlen=_MOST_UNTOLD)
 
     def absorb(self, outcome: StepOutcome, *, has_ended: bool) -> None:
@@ -77,6 +80,11 @@ class Writers:
         if has_ended and not outcome.is_shared and not self._teach_seconds(outcome):
             self._untold.append(outcome)
 
+    def take_back(self) -> None:
+        """Forget what the last step has taught: it was only a part of one."""
+        if self._taught is not None:
+            self._learner.take_back(*self._taught)
+
     def tell_late(self) -> None:
         """Take in the times that an accelerator has told since; wait for none."""
         while self._untold and self._teach_seconds(self._untold[0]):
@@ -92,7 +100,7 @@ class Writers:
         See Note: [Which steps teach].
         """
         timing, retries = outcome.timing, outcome.record.retries
-        if timing.is_off or retries or outcome.has_compiled or not self._plans:
+        if timing.is_off or retries or outcome.has_compiled or not self.plans:
             return True
         times = timing.read()
         if times is not None:
@@ -107,9 +115,16 @@ class Writers:
             sample = without_readings(sample)
         growth = read.peak_bytes - outcome.record.start_bytes
         self._learner.absorb_growth(self._growth_to_come(outcome, growth, read))
+        before = self._learner.model
         self._learner.absorb(
-            outcome.facts, read.events, sample, outcome.released_bytes, outcome.calls
+            outcome.facts,
+            read.events,
+            sample,
+            outcome.released_bytes,
+            outcome.calls,
+            outcome.between,
         )
+        self._taught = before, self._learner.model
         if self._reads_peak and ran_least(self._learner.model, read.events):
             state = float(self._optimizers.state_bytes)
             self._refusals.absorb(outcome, state)
@@ -136,7 +151,7 @@ class Writers:
         observed = record.observed_growth_bytes
         if observed is not None:
             self._footprint.observe(observed)
-            if is_over and self._plans:
+            if is_over and self.plans:
                 self._note_over(outcome)
             if outcome.has_compiled:
                 return
