@@ -37,6 +37,7 @@ PROOFS = (
     "tight",
     "trainer",
     "weight",
+    "windows",
 )
 
 _TEXTS = (("bench", ("tokenizers", "transformers")),)
