@@ -33,7 +33,7 @@ from mimose.run.engine import Engine, Options
 from mimose.run.retry import Gradients
 from mimose.state import describe, refuse_other
 from mimose.types import StepInput
-from mimose.watch.size_table import SizeTable
+from mimose.watch.size_table import Table
 from mimose.watch.units import UnitsSpec
 
 _log = logging.getLogger(__name__)
@@ -390,8 +390,8 @@ class Session:
 
     def _asked(
         self, shape: Mapping[str, int] | None
-    ) -> tuple[StepInput, SizeTable, Memory]:
-        last = self._engine.describer.last
+    ) -> tuple[StepInput, Table, Memory]:
+        last = self._engine.driver.last
         if last is None:
             msg = "no step was run yet, so no shape is known; train a step first"
             raise MimoseError(msg)

@@ -83,6 +83,8 @@ class Measured:
     """Of the whole recomputation, or of what was rebuilt."""
     copied_bytes: float = 0.0
     """Copies of weights among what it would hold: see `mimose.learn.copies`."""
+    part: int = 0
+    """Which forward of its window it ran in."""
     inputs: dict[int, int] = field(default_factory=dict)
     """Bytes of the larger storages that it reads, by identity."""
     saved_inputs: set[int] = field(default_factory=set)
@@ -106,6 +108,10 @@ class Measured:
         is_first, self.has_gradient = not self.has_gradient, True
         return is_first
 
+    def await_gradient(self) -> None:
+        """Take note that the next gradient is the first of another backward."""
+        self.has_gradient = False
+
     def keep(self, action: str) -> None:
         """Take note that it was kept, whatever was meant to be done."""
         self.action = action
@@ -123,7 +129,7 @@ class Measured:
     ) -> None:
         """Take in what was counted while the event ran in full."""
         self.held_bytes, self.copied_bytes = held_bytes, copied_bytes
-        self.flops = flops
+        self.flops += flops
 
 
 @dataclass(frozen=True, slots=True)

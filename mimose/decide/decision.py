@@ -20,8 +20,8 @@ class Decision:
     """Predicted, at the exact sizes, and corrected."""
     raw_growth_bytes: float = 0.0
     """The same, as the cost model says it."""
-    flops: int = 0
-    """Recomputed under the plan, as far as they are known."""
+    flops: tuple[int, ...] = ()
+    """Recomputed by each event under the plan, as far as they are known."""
     uncounted: Uncounted = field(default_factory=dict)
     """Recomputations whose FLOPs are not known yet."""
     extra_seconds: float | None = None

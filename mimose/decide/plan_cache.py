@@ -31,12 +31,25 @@ class CachedPlan:
     """At the shape that the plan was made for (the bucket's upper end)."""
     headroom_bytes: float
     """What it was made for."""
+    between: tuple[tuple[int, ...], ...] = ()
+    """How often each unit was called where each forward but the last ends."""
+    ends: tuple[int, ...] = ()
+    """How many events have run there."""
     version: int = 0
     """Of the cost model that it was made from."""
     exact: dict[Sizes, ExactShape] = field(default_factory=dict)
     """What the plan comes to at exact sizes of the bucket, as far as asked for."""
     decided: dict[Sizes, tuple[ExactShape, Any]] = field(default_factory=dict)
     """The last decision for it at exact sizes, and what that was made of."""
+
+    def calls_until(self, part: int) -> tuple[int, ...]:
+        """Return how often each unit is called up to the end of one of its forwards."""
+        return self.between[part] if part < len(self.between) else self.calls
+
+    def events_of(self, part: int) -> slice:
+        """Return where the events of one of its forwards stand among all."""
+        ends = (0, *self.ends, len(self.events))
+        return slice(*ends[part : part + 2]) if part < len(ends) - 1 else slice(0)
 
     @property
     def keeps_all(self) -> bool:

@@ -34,6 +34,8 @@ class Order:
     """How much of the way from the safest plan to the whole budget it may go."""
     after_version: int = 0
     """Of the cost model when it was placed."""
+    ran: tuple[str, ...] = ()
+    """The actions of the events that have run already."""
 
 
 class PlanMaker:
@@ -63,6 +65,8 @@ class PlanMaker:
         """
         facts, memory = order.facts, order.memory
         problem = fill_problem(model, facts, memory, order.usable_bytes)
+        if order.ran:
+            problem = _settled(problem, order.ran)
         if order.stage_share < 1.0:
             problem = _tightened(problem, order.stage_share)
         plan = self.plan(problem, memory, planner)
@@ -74,6 +78,8 @@ class PlanMaker:
             pattern.calls,
             plan_growth(model, facts, problem, plan.actions, memory.released_bytes),
             memory.headroom_bytes,
+            pattern.between,
+            tuple(pattern.events_until(part) for part in range(len(pattern.between))),
             model.version,
         )
         made.exact[facts.sizes] = _exact(model, facts, made.growth, plan.actions)
@@ -130,6 +136,14 @@ def _exact(
     by_event = event_seconds(model, facts, actions)
     seconds = None if by_event is None else sum(by_event)
     return ExactShape(growth, flops, uncounted, seconds, model.seconds)
+
+
+def _settled(problem: PlanningProblem, ran: Sequence[str]) -> PlanningProblem:
+    """Leave no choice about events that have run."""
+    allowed = problem.allowed.copy()
+    for index, action in enumerate(ran):
+        allowed[index] = [name == action for name in problem.actions]
+    return replace(problem, allowed=allowed)
 
 
 def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:

@@ -34,7 +34,7 @@ from mimose.planners import (
 )
 from mimose.predictors import NOISY_EXTRAPOLATION
 from mimose.types import Context, Sizes, StepInput
-from mimose.watch.size_table import SizeTable, round_up
+from mimose.watch.size_table import Table, round_up
 
 _log = logging.getLogger(__name__)
 
@@ -103,12 +103,16 @@ class Policy:
         self._learner.distrust_plans()
 
     def cached(
-        self, facts: StepInput, table: SizeTable, memory: Memory
+        self,
+        facts: StepInput,
+        table: Table,
+        memory: Memory,
+        ran: tuple[str, ...] = (),
     ) -> Decision | None:
         """Return the decision for a shape whose cached plan fits today, else None."""
         if memory.state_to_come_bytes:
             memory = memory.with_state
-        key = self._key(facts, table)
+        key = self._key(facts, table, ran)
         found = self.plans.cached(key, memory)
         if found is None or facts.context not in self._learner.model.patterns:
             return None
@@ -119,10 +123,11 @@ class Policy:
     def decide(
         self,
         facts: StepInput,
-        table: SizeTable,
+        table: Table,
         memory: Memory,
         *,
         is_first: bool = False,
+        ran: tuple[str, ...] = (),
     ) -> Decision:
         """Choose what a step of this shape does, whatever is cached.
 
@@ -132,6 +137,7 @@ class Policy:
             memory: What is held, and the budget.
             is_first: Whether it is the process's first, which maps and imports things
                 that stay: a plan, after what was learned elsewhere, leaves more free.
+            ran: The actions of the events that have run already.
 
         Raises:
             InfeasibleBudgetError: A trusted prediction says that no plan fits, and
@@ -139,7 +145,7 @@ class Policy:
         """
         self._check_names(table)
         memory = memory.with_state
-        key = self._key(facts, table)
+        key = self._key(facts, table, ran)
         ready = self.plans.ready(key, memory)
         if ready is None and not self.reserve.knows(facts.context):
             self._learner.background.catch_up()  # there is nothing better to do
@@ -157,7 +163,7 @@ class Policy:
         share = self.reserve.stage_share(facts.context)
         beyond = extrapolation_ratio(model, facts) / (NOISY_EXTRAPOLATION - 1.0)
         ratio = 1.0 if is_first else beyond
-        order = self._order(model, facts, upper, memory, share, ratio)
+        order = self._order(model, facts, upper, memory, share, ratio, ran)
         if ready is not None and share < 1.0:
             ready = None  # it goes all the way
         try:
@@ -183,7 +189,7 @@ class Policy:
             return decision
         tries: Tries = ()
         n_steps = self._learner.n_steps
-        if self.reserve.is_open(n_steps) and not self._static_is_made:
+        if self.reserve.is_open(n_steps) and not (self._static_is_made or ran):
             tries = untold(model, upper)
         is_turn = not (decision.is_measured and n_steps % 2)
         tried = trying(model, facts, decision, tries) if is_turn else decision
@@ -193,7 +199,7 @@ class Policy:
             self.plans.keep(key, made, order)
         return tried
 
-    def prepare(self, facts: StepInput, table: SizeTable, memory: Memory) -> None:
+    def prepare(self, facts: StepInput, table: Table, memory: Memory) -> None:
         """Have a plan made for a step that is to come, if there is none for it.
 
         Args:
@@ -202,7 +208,7 @@ class Policy:
             memory: What is held as a step begins, and the budget.
         """
         memory = memory.with_state
-        model, key = self._learner.model, self._key(facts, table)
+        model, key = self._learner.model, self._key(facts, table, ())
         if facts.context not in model.patterns or self.plans.has(key, memory):
             return
         if self.reserve.stage_share(facts.context) < 1.0:
@@ -221,6 +227,7 @@ class Policy:
         memory: Memory,
         share: float,
         ratio: float,
+        ran: tuple[str, ...] = (),
     ) -> Order:
         return Order(
             facts=upper,
@@ -229,6 +236,7 @@ class Policy:
             usable_bytes=self.reserve.usable_budget(memory, ratio),
             stage_share=share,
             after_version=model.version,
+            ran=ran,
         )
 
     def _note_doubt(self, doubt: str) -> None:
@@ -247,7 +255,7 @@ class Policy:
             doubt,
         )
 
-    def _check_names(self, table: SizeTable) -> None:
+    def _check_names(self, table: Table) -> None:
         """Warn once if `round_to` speaks of sizes that the model does not have."""
         if self._knows_names or isinstance(self._round_to, int):
             return
@@ -261,12 +269,17 @@ class Policy:
                 ", ".join(table.spoken_names()),
             )
 
-    def _key(self, facts: StepInput, table: SizeTable) -> tuple[Context, bool, Sizes]:
-        """Return what plans are cached by: the context and the bucket's upper end."""
+    def _key(
+        self, facts: StepInput, table: Table, ran: tuple[str, ...]
+    ) -> tuple[Context, bool, Sizes, tuple[str, ...]]:
+        """Return what plans are cached by: the context and the bucket's upper end.
+
+        And what has been done already.
+        """
         bucket = facts.sizes
         if self._round_to != 1:
             bucket = round_up(table, bucket, self._round_to)
-        return facts.context, facts.has_gradients, bucket
+        return facts.context, facts.has_gradients, bucket, ran
 
     def absorb(
         self,
@@ -356,7 +369,7 @@ class Policy:
         spare = headroom - cached.headroom_bytes
         return spare <= max(0.01 * growth, self.reserve.noise_bytes) or cached.keeps_all
 
-    def _show_first(self, facts: StepInput, table: SizeTable, memory: Memory) -> None:
+    def _show_first(self, facts: StepInput, table: Table, memory: Memory) -> None:
         """Show a planner, whose one plan is for a shape of its own, that problem."""
         planner = self._maker.planner
         if self._static_is_made or not isinstance(planner, OneShapePlanner):
@@ -375,8 +388,9 @@ class Policy:
         exact = at_sizes(self._learner.model, facts, chosen, memory)
         raw = exact.growth.bytes(memory.released_bytes)
         corrected = self.reserve.bound.corrected(raw)
-        before, last = chosen.decided.get(facts.sizes, (None, None))
-        if cache_hit and before is exact and last is not None:
+        known = chosen.decided.get(facts.sizes) if cache_hit else None
+        if known is not None and known[0] is exact:
+            last: Decision = known[1]
             if (last.raw_growth_bytes, last.growth_bytes) == (raw, corrected):
                 return last
         decision = Decision(

@@ -95,8 +95,8 @@ def exact_cost(model: CostModel, cost_of: CostOf) -> int | None:
 
 def extra_flops(
     model: CostModel, facts: StepInput, actions: Sequence[str]
-) -> tuple[int, Uncounted]:
-    """Return the FLOPs that a plan adds to a step, and which are not known yet.
+) -> tuple[tuple[int, ...], Uncounted]:
+    """Return the FLOPs that a plan adds to each event, and which are not known yet.
 
     Args:
         model: What was learned.
@@ -104,14 +104,15 @@ def extra_flops(
         actions: The plan's, one an event.
 
     Returns:
-        The sum over what is known, and what is still to count.
+        What is known, 0 for the others, and what is still to count.
     """
     pattern = model.patterns[facts.context]
     own = pattern.own_sizes(facts.sizes)
-    total = 0
+    added = []
     unknown: dict[tuple[int, int], CostOf] = {}
     known: dict[CostOf, int | None] = {}  # equal layers cost the same
     for event, sizes, action in zip(pattern.events, own, actions, strict=True):
+        added.append(0)
         if action == model.menu.first or model.menu.spec(action).replays:
             continue  # what is rebuilt is counted as it runs
         cost_of = event.family, action, sizes
@@ -121,5 +122,5 @@ def extra_flops(
         if flops is None:
             unknown[event.unit, event.call] = cost_of
         else:
-            total += flops
-    return total, unknown
+            added[-1] = flops
+    return tuple(added), unknown

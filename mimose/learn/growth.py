@@ -39,8 +39,8 @@ class ExactShape(NamedTuple):
     """What a plan comes to at exact sizes."""
 
     growth: Growth
-    flops: int
-    """Recomputed, as far as they are known."""
+    flops: tuple[int, ...]
+    """Recomputed by each event, as far as they are known."""
     uncounted: Uncounted
     """Recomputations whose FLOPs are not."""
     seconds: float | None

@@ -58,6 +58,8 @@ class Learner:
         self.background = background or Inline()
         self.n_steps = model.n_steps
         self._timings = Timings()
+        self._last_step: tuple[CostModel, CostModel] | None = None
+        """The model before and after it, in the lessons' order."""
         self._lessons: deque[Lesson] = deque(maxlen=_MOST_WAITING)
         self._lock = lock()
 
@@ -70,6 +72,7 @@ class Learner:
         sample: StepSample,
         released_bytes: float,
         calls: tuple[int, ...],
+        between: tuple[tuple[int, ...], ...] = (),
         *,
         growth_bytes: float = 0.0,
     ) -> None:
@@ -81,15 +84,30 @@ class Learner:
             sample: What their segments say.
             released_bytes: Outputs of an earlier step that were freed meanwhile.
             calls: How often each unit was called.
+            between: The same at each boundary between forwards.
             growth_bytes: How large the step is, or could be.
         """
 
         def learn(model: CostModel) -> CostModel:
             grown = model.grown(growth_bytes)
-            return with_step(grown, facts, events, sample, released_bytes, calls)
+            taught = with_step(
+                grown, facts, events, sample, released_bytes, calls, between
+            )
+            self._last_step = model, taught
+            return taught
 
         self.n_steps += 1
         self._teach(learn)
+
+    def take_back(self) -> None:
+        """Forget the last measured step, unless something was taught since."""
+
+        def forget(model: CostModel) -> CostModel:
+            if self._last_step is None or self._last_step[1] is not model:
+                return model
+            return self._last_step[0].renewed(model)
+
+        self._teach(forget)
 
     def absorb_cost(self, cost_of: CostOf, flops: int) -> None:
         """Take in the FLOPs of one call's action, as it stopped early."""

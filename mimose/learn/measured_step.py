@@ -14,6 +14,7 @@ from mimose.learn.model import (
     backward_key,
     gap_key,
     head_key,
+    is_turn,
     numbers,
 )
 from mimose.learn.patterns import Event, Pattern, gaps_of, neighbours_of
@@ -40,6 +41,7 @@ def with_step(
     sample: StepSample,
     released_bytes: float,
     calls: tuple[int, ...],
+    between: tuple[tuple[int, ...], ...] = (),
 ) -> CostModel:
     """Return the model that has taken in one measured step.
 
@@ -51,9 +53,10 @@ def with_step(
         released_bytes: Outputs of an earlier step that were freed between the
             root's exit and the first gradient; not this step's doing.
         calls: How often each unit was called.
+        between: The same where each forward but the last has ended.
     """
     sides = measured_sides(events)
-    pattern = _pattern(model, facts, events, sample, calls, sides or ())
+    pattern = _pattern(model, facts, events, sample, calls, between, sides or ())
     copied = dict(model.copied)
     for event in events:
         if event.copied_bytes:
@@ -86,13 +89,16 @@ def _pattern(
     events: Sequence[Measured],
     sample: StepSample,
     calls: tuple[int, ...],
+    between: tuple[tuple[int, ...], ...],
     sides: Collection[tuple[int, ...]],
 ) -> Pattern:
     """Return the context's pattern with this step; another, if other events ran."""
-    ran = tuple(Event(e.name, e.unit, e.call, sys.intern(e.family)) for e in events)
+    ran = tuple(
+        Event(e.name, e.unit, e.call, sys.intern(e.family), e.part) for e in events
+    )
     pattern = model.patterns.get(facts.context)
     if pattern is None or pattern.events != ran:
-        pattern = Pattern(ran, calls=calls, structure=facts.structure)
+        pattern = Pattern(ran, calls=calls, between=between, structure=facts.structure)
     own = tuple(numbers(event.sizes) for event in events)
     pattern = pattern.taken_in(facts.sizes, own)
     return pattern.told(
@@ -135,7 +141,7 @@ class _Step:
         """Sort what is a layer's own, by family and action."""
         first = self._model.menu.first
         has_nets = holds_sides_to_the_end(self._sides, self._events, first)
-        around = neighbours_of(self._pattern.families)
+        around = neighbours_of(self._pattern.events)
         for index, sample in enumerate(samples):
             event, family = self._events[index], self._pattern.events[index].family
             sizes = numbers(event.sizes)
@@ -148,6 +154,8 @@ class _Step:
             if not self._is_alike(event, self._events[index - 1] if index else None):
                 continue
             key = backward_key(self._facts, family, around[index])
+            if is_turn(around[index]):
+                sizes = self._facts.sizes
             for action, excess in sample.backward_excess_bytes.items():
                 self.add(("excess", *key, action), sizes, excess)
             if has_nets:
@@ -184,7 +192,7 @@ class _Step:
         if loss is not None:
             key = head_key(facts, "loss", last)
             self.add(("net", *key), facts.sizes, loss.net_bytes)
-        pairs = gaps_of(self._pattern.families)
+        pairs = gaps_of(self._pattern.events)
         for pair, measured in zip(pairs, sample.gaps, strict=True):
             self._add_segment(gap_key(facts, pair), measured)
         self._add_segment(head_key(facts, "head", last), sample.head)

@@ -13,6 +13,12 @@ between layers is told by the root's sizes too, but alike in all contexts of one
 structure of arguments, which so teach each other. Where the owner is forgotten, so are
 its series.
 
+Note: [Turns]
+Where several forwards run before one backward, what follows the backward of a later
+forward's first event is the head and the loss of the forward before, and whatever lies
+in front of that event. No mark parts them. So such a backward is told by the root's
+sizes, of this context, and not by the layer's own.
+
 Note: [Valid since]
 Plans name the version that they were made from. What makes all earlier plans useless,
 such as a step over the budget or a layer that must be kept, raises the version since
@@ -26,7 +32,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from mimose.learn.patterns import Pattern, as_tuples
+from mimose.learn.patterns import TURN, AdjacentFamilies, Pattern, as_tuples
 from mimose.learn.samples import Kind, Samples
 from mimose.learn.seconds import Seconds
 from mimose.learn.series import Series
@@ -200,6 +206,15 @@ class CostModel:
         """Return the next version, before which no plan is valid."""
         return self.changed(valid_since=self.version + 1, **fields)
 
+    def renewed(self, since: CostModel) -> CostModel:
+        """Return this model again, as a version behind another's.
+
+        Args:
+            since: What was learned since, and is forgotten.
+        """
+        version = since.version + 1
+        return replace(self, version=version, valid_since=version)
+
     def bounded(self) -> CostModel:
         """Return the model with no more than can be kept: Note: [Whose series]."""
         is_full = len(self.patterns) > MOST_CONTEXTS
@@ -295,12 +310,19 @@ class CostModel:
 # ---------------------------------------------------------------------- names of series
 
 
-def backward_key(facts: StepInput, family: str, neighbours: tuple[str, str]) -> Key:
-    """Name the series of a backward; its action comes behind."""
+def is_turn(neighbours: AdjacentFamilies) -> bool:
+    """Whether an event is the first of a later forward: Note: [Turns]."""
+    return neighbours[-1] == TURN
+
+
+def backward_key(facts: StepInput, family: str, neighbours: AdjacentFamilies) -> Key:
+    """Name the series of a backward; its action comes behind: Note: [Turns]."""
+    if is_turn(neighbours):
+        return facts.context, "turn", family, neighbours, facts.has_gradients
     return family, "backward", neighbours, facts.has_gradients
 
 
-def gap_key(facts: StepInput, pair: tuple[str, str]) -> Key:
+def gap_key(facts: StepInput, pair: tuple[str, ...]) -> Key:
     """Name a gap's series; where gradients went, their memory is used again."""
     return facts.structure, "gap", *pair, facts.has_gradients
 

@@ -16,10 +16,15 @@ from mimose.predictors import SizeMap
 from mimose.types import Sizes
 
 NO_FAMILY = ""
-AdjacentFamilies: TypeAlias = tuple[str, str]
+TURN = "turn"
+"""Marks the first event of a later forward."""
+AdjacentFamilies: TypeAlias = tuple[str, ...]
 """The families before and after an event: the first takes the gradient it makes, and
 the second made the gradient that it takes. Of the last event that is the head, and
-what is held in between is another (a MiB in T5)."""
+what is held in between is another (a MiB in T5). Behind them, in a window of several
+forwards, which of them it is, and whether the event is its `TURN`: gradients of a
+weight are added up in the first backward that reaches it, and between two forwards
+lie a head and a loss."""
 
 _MOST_ROWS = 64
 """Measured steps whose sizes are remembered."""
@@ -37,6 +42,8 @@ class Event(NamedTuple):
     unit: int
     call: int
     family: str
+    part: int = 0
+    """Which forward of its window."""
 
 
 class Row(NamedTuple):
@@ -87,6 +94,8 @@ class Pattern:
     """The largest of each root size measured."""
     calls: tuple[int, ...] = ()
     """How often each unit is called, calls without a gradient included."""
+    between: tuple[tuple[int, ...], ...] = ()
+    """How often it was called so far where each forward but the last has ended."""
     structure: str = ""
     """Names what the root is called with; contexts may share it."""
     n_rows: int = 0
@@ -105,6 +114,7 @@ class Pattern:
             "copies_end": self.copies_end,
             "high": self.high,
             "calls": self.calls,
+            "between": self.between,
             "structure": self.structure,
         }
 
@@ -123,6 +133,7 @@ class Pattern:
             copies_end=str(state["copies_end"]),
             high=as_tuples(state["high"]),
             calls=as_tuples(state["calls"]),
+            between=as_tuples(state.get("between", ())),
             structure=str(state["structure"]),
             n_rows=len(state["rows"]),
         )
@@ -195,7 +206,7 @@ class Pattern:
             maps.append(shared[history])
         has_failed = not all(rule.is_found for rule in found.values())
         tries = _Tries(self.n_rows, self._tries.n_failed + 1 if has_failed else 0)
-        return _Rules(maps, tries, _lay_out(self.families, maps))
+        return _Rules(maps, tries, _lay_out(self.events, maps))
 
     @property
     def rules(self) -> list[tuple[SizeRule, ...]]:
@@ -216,6 +227,19 @@ class Pattern:
     def families(self) -> list[str]:
         """Each event's family."""
         return [event.family for event in self.events]
+
+    @property
+    def n_parts(self) -> int:
+        """How many forwards its events ran in."""
+        return self.events[-1].part + 1 if self.events else 1
+
+    def events_until(self, part: int) -> int:
+        """Return how many events have run where one of the forwards has ended.
+
+        Args:
+            part: Which of them.
+        """
+        return sum(event.part <= part for event in self.events)
 
     @property
     def follows_rules(self) -> bool:
@@ -277,16 +301,17 @@ class Layout:
     classes: list[tuple[int, AdjacentFamilies]]
     """(an event of the class, the families of its neighbours)."""
     of_event: NDArray[np.intp]
-    gaps: list[tuple[str, str]]
-    """(family before, family after)."""
+    gaps: list[tuple[str, ...]]
+    """(family before, family after), and where: see `AdjacentFamilies`."""
     of_gap: NDArray[np.intp]
 
 
-def _lay_out(families: Sequence[str], maps: Sequence[tuple[SizeRule, ...]]) -> Layout:
+def _lay_out(events: Sequence[Event], maps: Sequence[tuple[SizeRule, ...]]) -> Layout:
+    families = [event.family for event in events]
     classes: dict[tuple[str, AdjacentFamilies, int], int] = {}
     members: list[tuple[int, AdjacentFamilies]] = []
     of_event = []
-    around = neighbours_of(families)
+    around = neighbours_of(events)
     for index, (family, neighbours) in enumerate(zip(families, around, strict=True)):
         give_way()
         key = (family, neighbours, id(maps[index]))
@@ -294,7 +319,7 @@ def _lay_out(families: Sequence[str], maps: Sequence[tuple[SizeRule, ...]]) -> L
             classes[key] = len(members)
             members.append((index, neighbours))
         of_event.append(classes[key])
-    pairs = gaps_of(families)
+    pairs = gaps_of(events)
     give_way()
     gaps = list(dict.fromkeys(pairs))
     return Layout(
@@ -305,15 +330,32 @@ def _lay_out(families: Sequence[str], maps: Sequence[tuple[SizeRule, ...]]) -> L
     )
 
 
-def neighbours_of(families: Sequence[str]) -> list[AdjacentFamilies]:
-    """Return, for each event, the families before and after it."""
-    around = [NO_FAMILY, *families, NO_FAMILY]
-    return list(zip(around, around[2:], strict=False))
+def neighbours_of(events: Sequence[Event]) -> list[AdjacentFamilies]:
+    """Return, for each event, the families before and after it, and where it is."""
+    around = [NO_FAMILY, *(event.family for event in events), NO_FAMILY]
+    pairs = zip(around, around[2:], strict=False)
+    return [(*pair, *where) for pair, where in zip(pairs, _places(events), strict=True)]
 
 
-def gaps_of(families: Sequence[str]) -> list[tuple[str, str]]:
-    """Return, for each event, the families on both sides of the gap before it."""
-    return list(zip([NO_FAMILY, *families], families, strict=False))
+def gaps_of(events: Sequence[Event]) -> list[tuple[str, ...]]:
+    """Return, for each event, the families around the gap before it, and where."""
+    families = [event.family for event in events]
+    pairs = zip([NO_FAMILY, *families], families, strict=False)
+    return [(*pair, *where) for pair, where in zip(pairs, _places(events), strict=True)]
+
+
+def _places(events: Sequence[Event]) -> list[tuple[str, ...]]:
+    """Return, for each event, which forward of a window it is in; () in others."""
+    last = events[-1].part if events else 0
+    if not last:
+        return [()] * len(events)
+    places: list[tuple[str, ...]] = []
+    before = 0
+    for event in events:
+        where = f"{event.part + 1}/{last + 1}"
+        places.append((where, TURN) if event.part > before else (where,))
+        before = event.part
+    return places
 
 
 class SideTensor(NamedTuple):

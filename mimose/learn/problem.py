@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mimose.learn.costs import cost_of, work_of
 from mimose.learn.heads import Heads, actions_of_last, head_series, heads
-from mimose.learn.model import CostModel, backward_key, gap_key
+from mimose.learn.model import CostModel, backward_key, gap_key, is_turn
 from mimose.learn.outputs import freed_by_maker
 from mimose.learn.patterns import AdjacentFamilies, Event, Layout, Pattern
 from mimose.learn.series import Series
@@ -82,9 +82,9 @@ def _needed(
         event = pattern.events[index]
         layer = _Layer(model, facts, event.family, neighbours)
         chosen = _choices(model, event, own[index])
-        for what, series in layer.needed(chosen, own[index]):
+        for what, series, sizes in layer.needed(chosen, own[index]):
             give_way()
-            yield f"{what} of {event.name}", series, own[index]
+            yield f"{what} of {event.name}", series, sizes
     for pair in pattern.layout.gaps:
         give_way()
         key = gap_key(facts, pair)
@@ -116,6 +116,7 @@ class _Layer:
         self._menu = model.menu
         self._family = family
         self._backward = backward_key(facts, family, neighbours)
+        self._turn_sizes = facts.sizes if is_turn(neighbours) else None
 
     def held(self, action: str) -> Series:
         return self._model.exact(self._family, "held", action)
@@ -139,6 +140,7 @@ class _Layer:
 
     def backward(self, action: str, sizes: Sizes) -> tuple[Series, bool]:
         """Return what is known of an action's backward, and whether it is its own."""
+        sizes = self._turn_sizes or sizes
         own, least = self._own_backward(action), self._own_backward(self._menu.least)
         found = self._trusted(action, own, least, sizes)
         return found, found is own
@@ -164,6 +166,7 @@ class _Layer:
         those between the ends are like the first. Where nothing is known of those, the
         least stands in, and they for it.
         """
+        sizes = self._turn_sizes or sizes
         names, least = self._menu.names, self._menu.least
         order = names[::-1] if action == least else (action, *names[:-1])
         known = (own for own in map(self._own_net, order) if not own.doubt(sizes))
@@ -174,22 +177,22 @@ class _Layer:
 
     def needed(
         self, allowed: Sequence[str], sizes: Sizes
-    ) -> Iterator[tuple[str, Series]]:
-        """Yield what a plan rests on, with a name for people.
+    ) -> Iterator[tuple[str, Series, Sizes]]:
+        """Yield what a plan rests on, at which sizes, with a name for people.
 
         How the first action's backward differs from the least's is learned from plans,
         so plans are made without.
         """
-        first = self._menu.first
+        first, behind = self._menu.first, self._turn_sizes or sizes
         for action in allowed:
-            yield f"bytes held ({action})", self.held(action)
+            yield f"bytes held ({action})", self.held(action), sizes
         for action in allowed:
-            yield f"forward ({action})", self.forward(action, sizes)
+            yield f"forward ({action})", self.forward(action, sizes), sizes
         for action in allowed:
             if action != first:
-                yield f"backward ({action})", self.backward(action, sizes)[0]
+                yield f"backward ({action})", self.backward(action, sizes)[0], behind
         for action in allowed:
-            yield f"gradients ({action})", self.net(action, sizes)
+            yield f"gradients ({action})", self.net(action, sizes), behind
 
     def numbers(self, sizes: Sizes, beyond: Mapping[str, float]) -> NDArray[np.float64]:
         """Return (5, K): held, forward and backward excess, net, and cost, by action.
@@ -200,6 +203,7 @@ class _Layer:
                 layer's action: Note: [Last layer].
         """
         names, first = self._menu.names, self._menu.first
+        behind = self._turn_sizes or sizes
         held = [self.held(action).predict(sizes) for action in names]
         held[0] = max(held[0], held[-1])
         held[1:] = [min(n_bytes, held[0]) for n_bytes in held[1:]]
@@ -210,16 +214,16 @@ class _Layer:
         for index, spec in enumerate(self._menu.specs[1:], 1):
             give_way()
             series, is_own = self.backward(spec.name, sizes)
-            over = series.predict(sizes) + beyond.get(spec.name, 0.0)
+            over = series.predict(behind) + beyond.get(spec.name, 0.0)
             if spec.recomputes or not is_own:
                 # What running again brings back was left out of the readings.
                 over += held[0] - held[index]
             backward.append(max(forward[0], over) if spec.recomputes else over)
         give_way()
-        net = [self.net(action, sizes).predict(sizes) for action in names]
+        net = [self.net(action, sizes).predict(behind) for action in names]
         give_way()
         others = map(self._own_net, names[:-1])
-        if beyond and not all(own.doubt(sizes) for own in others):
+        if beyond and not all(own.doubt(behind) for own in others):
             # Behind the head the last output counts as gone.
             net[:-1] = [each + beyond.get(first, 0.0) for each in net[:-1]]
         cost = [0.0]
@@ -237,6 +241,7 @@ class _Layer:
         ReLU), which is there twice after a recomputation. Or that of an action between
         the two, which rises by what it rebuilds on top of what keeping rises by.
         """
+        sizes = self._turn_sizes or sizes
         kept, least = map(self._own_backward, (self._menu.first, self._menu.least))
         excess, over = least.predict(sizes), kept.predict(sizes) + beyond
         if not excess:
@@ -279,8 +284,7 @@ def fill_problem(
     give_way()
     table = _class_table(model, facts, pattern, found)[layout.of_event]
     held, forward, backward, net, cost = table.transpose(1, 0, 2)
-    brought = held[:, :1] - held
-    backward, net = freed_by_maker(backward, net, brought, model.kinds["net"].noise)
+    backward, net = _freed_by_makers(model, pattern, held, backward, net)
     give_way()
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
     gaps = np.vstack((gaps, (found.net_bytes - released, found.excess_bytes)))
@@ -313,6 +317,24 @@ def fill_problem(
         host_budget_bytes=float("inf"),
         lossy=menu.lossy,
     )
+
+
+def _freed_by_makers(
+    model: CostModel,
+    pattern: Pattern,
+    held: NDArray[np.float64],
+    backward: NDArray[np.float64],
+    net: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Put each forward's backwards on one footing: Note: [Saved outputs]."""
+    noise = model.kinds["net"].noise
+    ends = [pattern.events_until(part) for part in range(pattern.n_parts)]
+    parts = [
+        freed_by_maker(backward[part], net[part], held[part, :1] - held[part], noise)
+        for part in map(slice, [0, *ends], ends)
+    ]
+    excesses, nets = zip(*parts, strict=True)
+    return np.concatenate(excesses), np.concatenate(nets)
 
 
 def _choices(model: CostModel, event: Event, sizes: Sizes) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from mimose.measure.trace import Mark
+from mimose.measure.trace import SEAM, Mark
 from mimose.planners import Menu
 from mimose.types import (
     EventSample,
@@ -28,6 +28,7 @@ def analyse(
         events: The events, in the order in which they ran.
         menu: The actions in use.
     """
+    marks = _without_seams(marks)
     first_gradient = next(
         (i for i, mark in enumerate(marks) if mark.kind == "gradient"), len(marks)
     )
@@ -50,6 +51,18 @@ def analyse(
     )
     is_ordered = order == sorted(order, reverse=True)
     return StepSample(samples, tuple(gaps), head, loss, is_ordered, _copies_end(marks))
+
+
+def _without_seams(marks: Sequence[Mark]) -> list[Mark]:
+    """Leave out the marks within segments, whose peaks are those of the next one."""
+    kept: list[Mark] = []
+    peak, is_clean = 0, True
+    for mark in marks:
+        peak, is_clean = max(peak, mark.peak_bytes), is_clean and mark.is_clean
+        if mark.kind != SEAM:
+            kept.append(mark._replace(peak_bytes=peak, is_clean=is_clean))
+            peak, is_clean = 0, True
+    return kept
 
 
 def without_readings(sample: StepSample) -> StepSample:

@@ -38,6 +38,12 @@ class RetainedOutputs:
                 seen.add(key)
                 self._held.append((weakref.ref(storage), storage.nbytes()))
 
+    def and_those(self, others: RetainedOutputs) -> RetainedOutputs:
+        """Return these and those of an earlier forward of the same step."""
+        both = RetainedOutputs([])
+        both._held = [*others._held, *self._held]
+        return both
+
     def live_bytes(self) -> int:
         """Return how much of it is still alive."""
         if not self._held:

@@ -40,6 +40,8 @@ from mimose.watch.families import autocast_keeps_copies
 
 _FILE_NOISE = 65536
 """A segment in which more bytes of files were mapped tells nothing of its excess."""
+SEAM = "seam"
+"""The kind of a mark within a segment."""
 _SMALLEST = 512
 """Smaller inputs are not looked after: no allocator has smaller blocks."""
 
@@ -110,10 +112,30 @@ class Trace:
             )
         )
 
-    def end(self) -> None:
-        """Mark the end of the backward, and read no more."""
+    def end(self, *, is_last: bool = True) -> None:
+        """Mark the end of a backward; after the last one read no more."""
         self.mark("end")
-        self.close()
+        if is_last:
+            self.close()
+
+    def join_forward(self) -> None:
+        """Take note that another forward begins: the gap goes on to its first event."""
+        self._rename(self._root_exit())
+
+    def await_backward(self) -> None:
+        """Take note that another backward comes: the loss goes on to its beginning."""
+        self._rename(self._root_exit() + 1)
+        for event in self.events:
+            event.await_gradient()
+
+    def _root_exit(self) -> int:
+        kinds = [mark.kind for mark in self.marks]
+        return len(kinds) - 1 - kinds[::-1].index("root_exit")
+
+    def _rename(self, begin: int) -> None:
+        """Take marks for readings within a segment."""
+        for at in range(begin, len(self.marks)):
+            self.marks[at] = self.marks[at]._replace(kind=SEAM)
 
     def close(self) -> None:
         """Read no more."""

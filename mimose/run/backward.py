@@ -48,7 +48,6 @@ class Backward:
     Attributes:
         stage: Where the step is.
         n_ended: Backwards that have run to their end.
-        is_shared: Whether its backward is that of several forwards.
         peaks: The highest readings; None until a backward has ended, and where the
             meter tells none.
         peak_bytes: The highest level so far.
@@ -60,11 +59,11 @@ class Backward:
         self.carried_bytes = carried_bytes
         self.stage = Stage.FORWARD
         self.n_ended = 0
-        self.is_shared = False
         self.peaks: Peaks | None = None
         self.peak_bytes = 0
         self.released_bytes = 0
         self.unseen = ""
+        self._is_running = False
         self._graph: weakref.ref[Any] | None = None
         self._retained: RetainedOutputs | None = None
 
@@ -84,16 +83,23 @@ class Backward:
         if self.stage in (Stage.BACKWARD, Stage.AGAIN):
             return False
         is_closed = self.stage is Stage.CLOSED
+        self._is_running = True
         self.stage = Stage.AGAIN if is_closed else Stage.BACKWARD
-        if self.carried_bytes and self._retained is not None:
-            self.released_bytes = self.carried_bytes - self._retained.live_bytes()
+        self.released_bytes = self.gone_bytes()
         return True
+
+    def gone_bytes(self) -> int:
+        """Return how much has gone of the outputs that the step began with."""
+        if not self.carried_bytes or self._retained is None:
+            return 0
+        return self.carried_bytes - self._retained.live_bytes()
 
     def end(self) -> bool:
         """Take note that a backward has ended; return whether it counts.
 
         It does not where the step was closed before it, as by a session's detach.
         """
+        self._is_running = False
         if self.stage is Stage.AGAIN:
             self.stage = Stage.CLOSED
         if self.stage is Stage.CLOSED and not self.n_ended:
@@ -105,9 +111,14 @@ class Backward:
         """Take note that the step's outcome is made."""
         self.stage = Stage.CLOSED
 
-    def join(self) -> None:
-        """Take note that another forward has begun before its backward."""
-        self.is_shared = True
+    def await_another(self) -> None:
+        """Wait for another backward of the same graph."""
+        self.stage = Stage.WAITING
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a backward has begun and not run to its end."""
+        return self._is_running
 
     def miss(self, why: str) -> None:
         """Take note that no backward of it can be seen, and why."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,11 +18,14 @@ from mimose.decide.policy import Policy
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
+from mimose.learn.windows import Windows
 from mimose.measure.meters import Meter
 from mimose.planners import Menu
+from mimose.run import backward
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.ending import StepEnds
 from mimose.run.events import EventRunner
+from mimose.run.expected import Expectations, Expected
 from mimose.run.footprint import Footprint
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.refusals import Refusals
@@ -30,11 +33,12 @@ from mimose.run.retry import Call, Retry, release_memory
 from mimose.run.rollback import Rollback
 from mimose.run.step import Step
 from mimose.run.timing import Clock
+from mimose.run.window import Window
 from mimose.torch_private import count_graphs
 from mimose.types import StepInput
 from mimose.watch.compiled import is_compiled
 from mimose.watch.describe import Describer
-from mimose.watch.size_table import SizeTable
+from mimose.watch.size_table import SizeTable, Table
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +46,7 @@ _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
 _CALLS = operator.attrgetter("calls")
 _REFUSED = "the budget is too small for the variant that was expected"
+_TOO_SMALL = "no plan is predicted to keep the budget, after what has run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,7 @@ class Parts:
     rollback: Rollback
     retry: Retry
     describer: Describer
+    windows: Windows
     ends: StepEnds
 
 
@@ -85,6 +91,9 @@ class Driver:
         self._events = parts.events
         self._footprint = parts.footprint
         self._ends = parts.ends
+        self._expectations = Expectations(parts.windows, parts.describer)
+        self.last: tuple[StepInput, Table] | None = None
+        """What was planned last, with the names of its sizes."""
         self._retry = parts.retry
         self._clock = Clock(parts.device)
         self._is_compiled = is_compiled(parts.model)
@@ -156,26 +165,24 @@ class Driver:
     def _begin(self, call: Call) -> Step:
         began = time.perf_counter()
         self._tell_failure()
-        start = self._level()
-        is_shared = self._ends.settle() or self._ends.open.expects_shared
+        self._ends.settle()
+        window = self._window()
         describer = self._parts.describer
         facts, table = describer.arrive(call.args, call.kwargs)
         self._events.set_mode(describer.mode)
         is_again, self._safest_once = self._safest_once, False
-        carried = self._ends.carried_bytes
-        memory = self._memory(start, carried)
-        reason = _unplanned(facts, is_shared=is_shared, is_again=is_again)
+        is_shared = self._ends.open.expects_shared or backward.is_running()
+        window.give_up(_unplanned(facts, is_shared=is_shared, is_again=is_again))
         is_first = self._ends.open.n_begun == 0
-        decide = partial(self._decide, table, memory, reason, is_first)
+        decide = partial(self._decide, table, window, is_first)
         decision = self._expect(facts, decide) if facts.base else decide(facts)
         step = Step(
             self._ends.open.begin(),
             facts,
             table.named(facts.sizes),
             decision,
-            start_bytes=start,
+            window=window,
             budget_bytes=self._parts.budget_bytes,
-            carried_bytes=carried,
             n_graphs=self._graphs_at_clean_up,
             began=began,
             menu=self._parts.menu,
@@ -191,6 +198,16 @@ class Driver:
         step.planned(time.perf_counter() - began)
         step.start(self._parts.meter)
         return step
+
+    def _window(self) -> Window:
+        """Return the window that a forward is part of that begins now."""
+        window = self._ends.open.window
+        if window is None or backward.is_running():
+            start, carried = self._level(), self._ends.carried_bytes
+            return Window(self._memory(start, carried), carried)
+        self._ends.note_peaks(self._footprint.fold())
+        window.begin_next()
+        return window
 
     def _level(self) -> int:
         """Return the level that a step starts from; the peaks before it are noted."""
@@ -233,21 +250,48 @@ class Driver:
     def _decide(
         self,
         table: SizeTable,
-        memory: Memory,
-        reason: str,
+        window: Window,
         is_first: bool,
         facts: StepInput,
     ) -> Decision:
         if not self.plans:
             return Decision("plan", None)
-        found = None if reason else self._policy.cached(facts, table, memory)
-        if found is not None:
-            return found
+        memory, ran = window.memory, window.ran
+        expected = self._expectations.of(window, facts, table)
         state = float(self._parts.optimizers.state_bytes)
-        self._parts.refusals.refuse_infeasible(facts, memory.start_bytes, state)
-        if reason:
-            return Decision("fallback", None, reason=reason)
-        return self._policy.decide(facts, table, memory, is_first=is_first)
+        if isinstance(expected, str):
+            window.give_up(expected)
+            self._parts.refusals.refuse_infeasible(facts, memory.start_bytes, state)
+            return Decision("fallback", None, reason=expected)
+        whole, named = expected.whole, expected.table
+        self.last = whole, named
+        found = window.goes_on_as(whole)
+        if found is None:
+            found = self._policy.cached(whole, named, memory, ran)
+        if found is None:
+            known = whole if expected.is_sure else facts
+            self._parts.refusals.refuse_infeasible(known, memory.start_bytes, state)
+            found = self._plan(expected, memory, ran, is_first=is_first)
+        window.plan(whole, expected.n_backwards, found)
+        return found
+
+    def _plan(
+        self,
+        expected: Expected,
+        memory: Memory,
+        ran: tuple[str, ...],
+        *,
+        is_first: bool,
+    ) -> Decision:
+        """Make a plan; what is not sure, or has begun, is not refused."""
+        try:
+            return self._policy.decide(
+                expected.whole, expected.table, memory, is_first=is_first, ran=ran
+            )
+        except InfeasibleBudgetError:
+            if expected.is_sure and not ran:
+                raise
+            return Decision("fallback", None, reason=_TOO_SMALL)
 
     @staticmethod
     def _expect(facts: StepInput, decide: Callable[[StepInput], Decision]) -> Decision:
@@ -289,12 +333,17 @@ class Driver:
     def _make_room(self, step: Step, *, has_begun: bool = False) -> None:
         if not self.plans:
             return  # a baseline does as it would by itself
-        decision, growth = step.decision, None
+        decision, growth, window = step.decision, None, step.window
+        if window.steps and decision.growth_bytes == window.steps[-1].growth_bytes:
+            return  # there was room for all of it when it began
         if decision.growth_bytes is not None:
             growth = self._policy.reserve.allowed_growth(decision.raw_growth_bytes)
         chosen = step.decision.chosen
         actions = None if chosen is None else chosen.plan.actions
-        key = step.facts.context, step.facts.sizes, actions
+        key: Hashable = step.facts.context, step.facts.sizes, actions
+        if window.planned is not None:
+            key = window.planned.context, window.planned.sizes, actions
+        has_begun = has_begun or bool(window.steps)
         self._footprint.make_room(growth, key, has_begun=has_begun)
 
     # ------------------------------------------------------------------ ending
@@ -304,12 +353,15 @@ class Driver:
             step.trace.mark("root_exit")
         calls = tuple(map(_CALLS, self._events.units))
         if not self._ends.forward_ended(step, output, calls):
-            self._policy.forget(step.facts.context)
+            planned = step.window.planned
+            self._policy.forget((planned or step.facts).context)
+            step.window.give_up(step.reason)
 
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""
         release_memory(self._parts.device)
         self._ends.settle()
+        self._ends.open.abandon()
         self._policy.distrust_plans()
         self._safest_once = True
 

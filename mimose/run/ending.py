@@ -9,13 +9,14 @@ from typing import Any
 from torch import nn
 
 from mimose.exact.late_answers import LateAnswers
+from mimose.learn.windows import Windows
 from mimose.measure.retained import RetainedOutputs
 from mimose.records import Peaks, Records
 from mimose.run import backward
-from mimose.run.backward import Stage
 from mimose.run.footprint import Footprint
 from mimose.run.open_steps import OpenSteps
 from mimose.run.step import Step
+from mimose.run.window import NOT_ALL, Window
 from mimose.run.writers import Writers
 from mimose.tensors import tensors_in
 from mimose.torch_private import count_graphs
@@ -25,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 _NO_END = "the backward did not run to its end, or not through the outputs"
 _NO_BACKWARD = "no backward followed"
+_OTHER = "other forwards or backwards made up this step than before"
 
 
 class StepEnds:
@@ -38,6 +40,7 @@ class StepEnds:
         writers: Take the outcomes.
         records: Takes what is known of a step before its outcome.
         opened: The steps whose backward may still come.
+        windows: Learns which forwards make up a step.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class StepEnds:
         writers: Writers,
         records: Records,
         opened: OpenSteps,
+        windows: Windows,
         *,
         reads_peak: bool,
     ) -> None:
@@ -58,6 +62,7 @@ class StepEnds:
         self._records = records
         self._is_compiled = is_compiled(model)
         self.open = opened
+        self._windows = windows
         self._retained = RetainedOutputs([])
         self.releases = False
         """Whether the user lets a step's outputs go before the next one's backward."""
@@ -68,8 +73,8 @@ class StepEnds:
         """What is alive of the last step's outputs."""
         return self._retained.live_bytes()
 
-    def settle(self) -> bool:
-        """Close the steps that get no backward any more; return whether any is open.
+    def settle(self) -> None:
+        """Close the steps that get no backward any more.
 
         Inside a backward none whose backward has begun is closed: somebody runs a
         forward in it.
@@ -77,17 +82,26 @@ class StepEnds:
         if self._answers.asked:  # by a step without a backward
             self._answers.read()
         if not self.open.steps:
-            return False
+            return
         if not backward.is_running():
             for step in self.open.take_interrupted():
                 self._close(step, had_backward=True, reason=_NO_END)
+            for window in self.open.waiting_again():
+                self._end_window(window)
         for step in self.open.take_dead():
-            had_backward = step.saw_gradient
-            reason = _NO_END if had_backward else _NO_BACKWARD
-            self._close(
-                step, had_backward=had_backward, reason=step.backward.unseen or reason
-            )
-        return bool(self.open.steps)
+            self._close_dead(step)
+
+    def _close_dead(self, step: Step) -> None:
+        """Close a step whose graph is gone; the window goes on without it."""
+        had_backward = step.saw_gradient
+        reason = _NO_END if had_backward else _NO_BACKWARD
+        window = step.window
+        if len(window.steps) > 1:
+            window.spoil(NOT_ALL)
+        self._close(
+            step, had_backward=had_backward, reason=step.backward.unseen or reason
+        )
+        window.leave(step)
 
     def forward_ended(self, step: Step, output: Any, calls: tuple[int, ...]) -> bool:
         """Wait for the backward of a step.
@@ -102,11 +116,14 @@ class StepEnds:
         """
         tensors = list(tensors_in(output))
         before, self._retained = self._retained, RetainedOutputs(tensors)
+        if step.part:
+            self._retained = self._retained.and_those(before)
         if not tensors:
             self._miss_outputs(step, output)
         waiting = backward.Waiting(step.backward, partial(self._end_backward, step))
         is_as_planned = step.forward_ended(calls, waiting, before)
         waiting.hook(tensors)
+        step.window.add(step, calls)
         self.open.add(step)
         step.share_parts(self._records.share)
         self._records.put(step.record())
@@ -127,10 +144,12 @@ class StepEnds:
 
     def abort(self, step: Step, error: BaseException) -> None:
         """Close a step whose forward has failed for good."""
+        reason = f"forward raised {type(error).__name__}"
+        if step.part:
+            step.window.spoil(reason)
         if step.trace is not None:
             step.trace.close()
         self.note_peaks(self._footprint.fold())
-        reason = f"forward raised {type(error).__name__}"
         self._close(step, had_backward=False, reason=reason)
 
     def finish(self) -> None:
@@ -144,41 +163,89 @@ class StepEnds:
     # ------------------------------------------------------------------ backward
 
     def _end_backward(self, step: Step) -> None:
-        """Make the step's outcome, where this is its only backward."""
-        is_first = step.backward.stage is not Stage.AGAIN
+        """Make the outcome of a window, where this was its last backward."""
         if not step.backward_ended():  # the session was detached before this backward
             self._answers.read()
             return
         carried = step.backward.carried_bytes
         if carried:
             self.releases = step.backward.released_bytes > carried // 2
-        self._note_end(step, self._footprint.fold())
+        window = step.window
+        if window.is_in_backward:
+            return
+        window.n_backwards += 1
+        if window.n_backwards == 1:
+            self._part_with_others(window)
+        is_last = bool(window.reason) or window.n_backwards >= window.n_expected
+        if window.trace is not None:
+            window.trace.end(is_last=is_last)
+        self._note_end(window, self._footprint.fold())
         if self._answers.asked:
             self._answers.read()
-        if not is_first:
-            self._note_again(step)
+        if window.is_closed:
+            self._note_again(window)
+        elif is_last:
+            self._end_window(window)
+        else:
+            window.await_backward()
+
+    def _part_with_others(self, window: Window) -> None:
+        """Let forwards go that the backward did not go through.
+
+        Where their graphs live, theirs may still come.
+        """
+        others = [step for step in window.steps if not step.backward.n_ended]
+        if not others:
             return
-        if self.open.take(step):
-            step.share()
-            self.open.share()
-        has_compiled = self._is_compiled and count_graphs() != step.n_graphs
-        outcome = step.close(had_backward=True, has_compiled=has_compiled)
+        window.spoil(NOT_ALL)
+        self.open.abandon()
+        for step in others:
+            window.leave(step)
+            step.be_alone()
+        for step in self.open.take_dead():
+            self._close(step, had_backward=False, reason=_NO_BACKWARD)
+
+    def _end_window(self, window: Window) -> None:
+        """Make the outcome of a window: that of its last forward tells all."""
+        steps = window.steps
+        last = steps[-1]
+        self.open.take(steps)
+        if window.is_left:
+            self.open.expect_shared()
+        elif self._writers.plans:
+            self._windows.absorb(window.parts, window.n_backwards)
+        if window.planned is not None and not window.is_as_planned:
+            for step in steps:
+                step.withdraw(window.reason or _OTHER)
+        window.close()
+        has_compiled = self._is_compiled and count_graphs() != steps[0].n_graphs
+        for step in steps[:-1]:
+            step.predict_as(last)
+            outcome = step.close(had_backward=True, has_compiled=has_compiled)
+            self._records.close(outcome.record)
+        outcome = last.close(had_backward=True, has_compiled=has_compiled)
         self._writers.absorb(outcome, has_ended=True)
 
-    def _note_again(self, step: Step) -> None:
-        """Two backwards of one graph: the second is part of the record alone."""
-        if not step.backward.is_shared:
+    def _note_again(self, window: Window) -> None:
+        """Another backward than was expected: part of the records alone."""
+        if self._writers.plans and not window.is_shared:
+            self._windows.correct(window.parts, window.n_backwards)
+            self._writers.take_back()
+        for step in window.steps:
             step.end_again()
-            self.open.expect_shared()
-        self._records.close(step.record())
+            self._records.close(step.record())
 
-    def _note_end(self, step: Step, peaks: Peaks) -> None:
-        level = step.backward.raise_peak(peaks.level_bytes)
+    def _note_end(self, window: Window, peaks: Peaks) -> None:
+        read = window.trace.peak_bytes if window.trace is not None else 0
+        own = (step.backward.peak_bytes for step in window.steps)
+        level = max(peaks.level_bytes, read, *own)
         if level > peaks.level_bytes:  # as the step's own readings told
             self._footprint.note_level(level)
             peaks = peaks._replace(level_bytes=level)
-        if self._reads_peak:
-            step.backward.note_peaks(peaks)
+        for step in window.steps:
+            step.backward.raise_peak(level)
+            if self._reads_peak:
+                step.backward.note_peaks(peaks)
         self.open.raise_peaks(level)
 
     def note_peaks(self, peaks: Peaks) -> None:

@@ -17,6 +17,7 @@ from mimose.exact.handed import Knowledge
 from mimose.exact.random_state import refuse_unsaveable
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
+from mimose.learn.windows import Windows
 from mimose.measure.meters import BasicMeter, Meter, make_meter
 from mimose.planners import FixedPlanner, Planner, refiner_of
 from mimose.records import Records
@@ -140,6 +141,7 @@ class Engine:
             warns=options.warns,
         )
         opened = OpenSteps()
+        self.windows = Windows()
         self.optimizers = OptimizerWatch(
             model,
             meter,
@@ -167,6 +169,7 @@ class Engine:
             self.writers,
             self.records,
             opened,
+            self.windows,
             reads_peak=meter.reads_peak,
         )
         self.driver = Driver(
@@ -193,6 +196,7 @@ class Engine:
                     self.rollback,
                 ),
                 describer=self.describer,
+                windows=self.windows,
                 ends=ends,
             )
         )
@@ -203,6 +207,7 @@ class Engine:
             "cost_model": self.learner.state_dict(),
             "policy": self.policy.state_dict(),
             "sizes": self.describer.state_dict(),
+            "windows": self.windows.state_dict(),
             "optimizers": self.optimizers.state_dict(),
             "kept_units": self.findings.state_dict(),
             "footprint": self.footprint.state_dict(),
@@ -218,6 +223,7 @@ class Engine:
         self.learner.load_state_dict(state["cost_model"])
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
+        self.windows.load_state_dict(state.get("windows", {}))
         self.optimizers.load_state_dict(state["optimizers"])
         self.footprint.load_state_dict(state.get("footprint", {}))
         load_state(self._actions, state["actions"])

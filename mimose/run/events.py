@@ -50,6 +50,10 @@ class RunningStep(Protocol):
 
     trace: Trace | None
     """Where a measured step writes; None in any other."""
+    part: int
+    """Which forward of its window it is."""
+    calls_before: tuple[int, ...]
+    """How often each unit was called in the window before; () for never."""
     uncounted: Uncounted | None
     """Recomputations whose FLOPs are to be counted; None: all of them."""
     on_first_call: FirstCallSeen | None
@@ -180,24 +184,27 @@ class EventRunner:
         )
 
     def begin(self, step: RunningStep, plan: Sequence[tuple[str, ...]] | None) -> None:
-        """Set the running step and, by unit, the actions of its calls."""
+        """Set the running step and, by unit, the actions of its window's calls."""
         self.counts_outside = False
         self._n_unplanned = 0
         self.inputs, self._impure = [], {}
-        self.plan(plan)
         self.step = step
+        self.plan(plan)
 
     def plan(self, plan: Sequence[tuple[str, ...]] | None) -> None:
-        """Set, by unit, the actions of the calls to come, none of which was made."""
+        """Set, by unit, the actions of calls; none of the running step was made."""
+        assert self.step is not None
         before, version = self._plan
         if plan is before and version == self._findings.version:
             for unit in self.units:
                 unit.calls = 0
-            return
-        self._plan = plan, self._findings.version
-        by_unit = [()] * len(self.units) if plan is None else plan
-        for unit, actions in zip(self.units, by_unit, strict=True):
-            unit.plan(actions, self.first)
+        else:
+            self._plan = plan, self._findings.version
+            by_unit = [()] * len(self.units) if plan is None else plan
+            for unit, actions in zip(self.units, by_unit, strict=True):
+                unit.plan(actions, self.first)
+        for unit, calls in zip(self.units, self.step.calls_before, strict=False):
+            unit.calls = calls
 
     def end(self) -> None:
         """Pass through from now on."""
@@ -255,7 +262,7 @@ class EventRunner:
         step = self.step
         assert step is not None
         if step.trace is not None:
-            return self._measure(step.trace, unit, planned, args, kwargs)
+            return self._measure(step, step.trace, unit, planned, args, kwargs)
         name = planned or self._unplanned(step)
         call = UnitCall(unit, args, kwargs, self, step.add_flops)
         if name == self.first:
@@ -324,6 +331,7 @@ class EventRunner:
 
     def _measure(
         self,
+        step: RunningStep,
         trace: Trace,
         unit: Unit,
         planned: str | None,
@@ -350,6 +358,7 @@ class EventRunner:
             call=unit.calls - 1,
             sizes=shape.sizes,
             action=name,
+            part=step.part,
             inputs=input_storages(inputs),
         )
         index = trace.enter(measured)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from mimose.decide.decision import Decision
 from mimose.measure.analysis import analyse
@@ -10,7 +11,7 @@ from mimose.measure.trace import Trace
 from mimose.planners import Menu
 from mimose.records import StepRecord
 from mimose.run.timing import Timing
-from mimose.types import Measured, StepInput, StepSample
+from mimose.types import Measured, SegmentSample, StepInput, StepSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +27,38 @@ class Measurement:
     """Of files mapped during the step."""
 
     @classmethod
-    def of(cls, trace: Trace, menu: Menu) -> Measurement:
+    def of(
+        cls, trace: Trace, menu: Menu, released_bytes: Sequence[float] = ()
+    ) -> Measurement:
         """Analyse a trace.
 
         Args:
             trace: Of a step whose backward has ended.
             menu: The actions in use.
+            released_bytes: By forward but the first, what went of the outputs of an
+                earlier step before it began.
         """
         sample = analyse(trace.marks, trace.events, menu)
+        if any(released_bytes):
+            sample = _without_release(sample, trace.events, released_bytes)
         events = tuple(trace.events)
         return cls(events, sample, trace.peak_bytes, trace.file_growth_bytes)
+
+
+def _without_release(
+    sample: StepSample, events: Sequence[Measured], released_bytes: Sequence[float]
+) -> StepSample:
+    """Put the gaps between forwards on the footing of a step in which nothing went."""
+    gaps, part = list(sample.gaps), 0
+    for at, event in enumerate(events):
+        if event.part > part:
+            net = gaps[at].net_bytes
+            released = sum(released_bytes[part : event.part])
+            gaps[at] = SegmentSample(
+                None if net is None else net + released, gaps[at].excess_bytes
+            )
+            part = event.part
+    return replace(sample, gaps=tuple(gaps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +74,12 @@ class StepOutcome:
     """None where nothing was read, or what was read says nothing of one step."""
     calls: tuple[int, ...]
     """How often each unit was called."""
-    released_bytes: int
+    between: tuple[tuple[int, ...], ...]
+    """The same where each forward but the last has ended."""
+    released_bytes: float
     """Outputs of an earlier step that went before the first gradient."""
     is_shared: bool
-    """Whether several forwards ran before its backward."""
+    """Whether forwards ran before its backward that were no part of it."""
     has_compiled: bool
     """Whether a compiler's memory was part of what it held."""
     timing: Timing

@@ -19,9 +19,9 @@ from mimose.run.baseline import ActionAt, Unplanned
 from mimose.run.events import FirstCallSeen
 from mimose.run.outcome import Measurement, StepOutcome
 from mimose.run.timing import Clock, Timing
-from mimose.types import StepInput, Uncounted
+from mimose.run.window import Window
+from mimose.types import Measured, StepInput, Uncounted
 
-_SHARED = "several forwards run before one backward"
 _UNTIMED = Timing()
 
 SharesParts: TypeAlias = Callable[
@@ -38,9 +38,8 @@ class Step:
         facts: Its context and sizes.
         shape: The sizes that vary, by name.
         decision: What it is to do.
-        start_bytes: The level that it starts from.
+        window: The forwards that run before the same backward.
         budget_bytes: The budget.
-        carried_bytes: What it begins with of the outputs of the step before.
         n_graphs: Compiled before it.
         began: When the root was entered, by `time.perf_counter`.
         menu: The actions in use.
@@ -55,9 +54,8 @@ class Step:
         shape: Mapping[str, int],
         decision: Decision,
         *,
-        start_bytes: int,
+        window: Window,
         budget_bytes: int,
-        carried_bytes: int,
         n_graphs: int,
         began: float,
         menu: Menu,
@@ -66,8 +64,12 @@ class Step:
     ) -> None:
         self.number = number
         self.facts = facts
-        self.start_bytes = start_bytes
-        self.backward = Backward(carried_bytes)
+        self.window = window
+        self.part = len(window.steps)
+        """Which forward of the window it is."""
+        self.calls_before = window.calls
+        """How often each unit was called in the window before; () for never."""
+        self.backward = Backward(0 if self.part else window.carried_bytes)
         self.retries = 0
         self.n_graphs = n_graphs
         self.trace: Trace | None = None
@@ -83,11 +85,16 @@ class Step:
         self._menu = menu
         self._unplanned = Unplanned(menu, action_at)
         self._clock = clock
+        self.start_bytes = int(window.memory.start_bytes)
         self._timing = _UNTIMED
+        if window.steps:
+            self.start_bytes = window.steps[0].start_bytes
+            self._timing = window.steps[0]._timing
+        self._events: list[Measured] | None = None
+        """What was read of its events; None where nothing was."""
         self._began = began
         self._plan_seconds = 0.0
         self._seconds: float | None = None
-        self._calls: tuple[int, ...] = ()
         self._flops = 0
         self._ran_as: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         """What `_ran` returns, where records hold it already."""
@@ -103,15 +110,19 @@ class Step:
         self.reason = decision.reason
         self.growth_bytes = decision.growth_bytes
         self.extra_seconds = decision.extra_seconds
-        self.uncounted = None if self._is_baseline else decision.uncounted
-        self.knows_flops = not self._is_baseline and not decision.uncounted
         is_planned = decision.chosen is not None and not decision.is_measured
         self.is_measured = not self._is_baseline and not is_planned
         """Whether its boundaries are to be read."""
+        if self.part:  # as those of the first were
+            self.is_measured = self.window.trace is not None
+        is_unplanned = decision.chosen is None and not self.is_measured
+        self.uncounted = None if is_unplanned else decision.uncounted
+        self.knows_flops = not (is_unplanned or decision.uncounted)
 
     def run_again(self, reason: str) -> None:
         """Be the safest step from now on: it, or the one before, has failed."""
         self.retries += 1
+        self.window.give_up(reason)
         self._unplanned.make_safest()
         self.take(Decision("fallback", None, reason=reason))
 
@@ -150,16 +161,29 @@ class Step:
         Args:
             meter: Where they are read.
         """
+        if self.part:
+            self._go_on()
+            return
         self.trace = self._spare = None
         self._timing = self._clock.timing(self.number)
         if self.is_measured:
             self.start_bytes = meter.settled_bytes(0)
+            self.window.begin_at(self.start_bytes)
         elif self.on_first_call is None:
             meter.reset_peak()
             return
         self._spare = Trace(meter, self._budget_bytes)
         self._spare.mark("start")
         self.trace = self._spare if self.is_measured else None
+
+    def _go_on(self) -> None:
+        """Read on where the forward before has ended; not where this one failed."""
+        if self.retries:
+            self.window.stop_reading()
+        self.trace = self._spare = self.window.trace
+        if self.trace is not None:
+            self.trace.join_forward()
+        self.is_measured = self.trace is not None
 
     def planned(self, seconds: float) -> None:
         """Count the time that it took until the forward may begin."""
@@ -188,14 +212,13 @@ class Step:
             retained: The outputs of the step before.
         """
         self.backward.wait(graph, retained)
-        self._calls = calls
+        if self.trace is not None:
+            self._events = [e for e in self.trace.events if e.part == self.part]
         chosen = self.decision.chosen
-        if chosen is None or calls == chosen.calls:
+        if chosen is None or calls == chosen.calls_until(self.part):
             return True
-        self.phase, self.growth_bytes = "fallback", None
-        self.extra_seconds = None
-        self.reason = "other layers ran than in the steps measured at such inputs"
-        self.decision = replace(self.decision, growth_bytes=None)
+        self.phase = "fallback"
+        self.withdraw("other layers ran than in the steps measured at such inputs")
         return False
 
     def share_parts(self, share: SharesParts) -> None:
@@ -208,16 +231,30 @@ class Step:
             self.shape, *ran = share(self.shape, *self._ran())
             self._ran_as = ran[0], ran[1]
 
+    def withdraw(self, reason: str) -> None:
+        """Predict nothing any more, for a reason."""
+        self.growth_bytes = self.extra_seconds = None
+        self.reason = self.reason or reason
+        self.decision = replace(self.decision, growth_bytes=None)
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """The action of each event that it ran."""
+        return self._ran()[0]
+
     def _ran(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the events' actions, and their names where they are known."""
         if self._ran_as is not None:
             return self._ran_as
         chosen = self.decision.chosen
-        if self.trace is not None:
+        events = self._events
+        if events is None and self.trace is not None:
             events = self.trace.events
+        if events is not None:
             return tuple(e.action for e in events), tuple(e.name for e in events)
         if chosen is not None:
-            return chosen.plan.actions, chosen.events
+            own = chosen.events_of(self.part)
+            return chosen.plan.actions[own], chosen.events[own]
         return tuple(self._unplanned.actions), ()
 
     # ------------------------------------------------------------------ backward
@@ -227,25 +264,24 @@ class Step:
         if not self.backward.end():
             return False
         self._seconds = time.perf_counter() - self._began
-        if self.trace is not None:
-            self.trace.end()
-            self.backward.raise_peak(self.trace.peak_bytes)
         return True
+
+    def predict_as(self, last: Step) -> None:
+        """Predict what the last forward of the window did: it knew all of them."""
+        self.growth_bytes, self.extra_seconds = last.growth_bytes, None
+
+    def be_alone(self) -> None:
+        """Be no part of a window any more, for its backward went past this one."""
+        self.window = self.window.left_by(self)
 
     def end_again(self) -> None:
         """Take note that it was another backward of the same graph."""
         self.reason = "two backwards"
 
-    def share(self) -> None:
-        """Take note that several forwards have run before one backward."""
-        self.backward.join()
-        self.growth_bytes = None
-        self.reason = _SHARED
-
     @property
     def saw_gradient(self) -> bool:
         """Whether a backward began."""
-        events = self.trace.events if self.trace is not None else ()
+        events = self._events or ()
         is_in = self.backward.stage is Stage.BACKWARD
         return is_in or any(event.has_gradient for event in events)
 
@@ -266,34 +302,46 @@ class Step:
             has_compiled: Whether a compiler's memory was part of what it held.
         """
         self.backward.close()
+        window = self.window
         if reason is not None:
             self.reason = reason
-        if self.trace is not None:
-            self._flops = sum(event.flops for event in self.trace.events)
-        elif had_backward:
-            self._flops += self.decision.flops
+        if self._events is not None:
+            self._flops = sum(event.flops for event in self._events)
+        elif had_backward and self.decision.chosen is not None:
+            own = self.decision.chosen.events_of(self.part)
+            n_backwards = max(1, window.n_backwards)
+            self._flops += n_backwards * sum(self.decision.flops[own])
         if has_compiled and self.backward.peaks is not None:
             self.reason = self.reason or "code was compiled in this step"
         return StepOutcome(
-            facts=self.facts,
+            facts=window.facts if self in window.steps else self.facts,
             decision=self.decision,
             record=self.record(),
-            measurement=None if self.trace is None else self._measured(self.trace),
-            calls=self._calls,
-            released_bytes=self.backward.released_bytes,
-            is_shared=self.backward.is_shared,
+            measurement=self._measured(),
+            calls=window.calls,
+            between=window.between,
+            released_bytes=self._released_bytes(),
+            is_shared=window.is_shared,
             has_compiled=has_compiled,
             timing=self._timing,
         )
 
-    def _measured(self, trace: Trace) -> Measurement | None:
-        if self.backward.is_shared or not self.backward.n_ended:
+    def _released_bytes(self) -> float:
+        """Return what went of the carried outputs behind the last forward."""
+        first = self.window.steps[0] if self.window.steps else self
+        return first.backward.released_bytes - sum(self.window.released_bytes)
+
+    def _measured(self) -> Measurement | None:
+        window, trace = self.window, self.window.trace
+        if trace is None or window.is_shared or not self.backward.n_ended:
             return None
-        return Measurement.of(trace, self._menu)
+        return Measurement.of(trace, self._menu, window.released_bytes)
 
     def _extra_seconds(self) -> float | None:
         """Return what its plan added; None where other things took time as well."""
-        if self.trace is not None or self.retries or not self.backward.n_ended:
+        if self._events is not None or self.retries or not self.backward.n_ended:
+            return None
+        if self is not self.window.steps[-1]:  # the last one tells for all
             return None
         times = self._timing.read()
         return times and times.extra_seconds

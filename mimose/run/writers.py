@@ -57,7 +57,7 @@ class Writers:
         self._optimizers = optimizers
         self._records = records
         self._reads_peak = meter.reads_peak
-        self._plans = plans
+        self.plans = plans
         self._untold: deque[StepOutcome] = deque(maxlen=_MOST_UNTOLD)
 
     def absorb(self, outcome: StepOutcome, *, has_ended: bool) -> None:
@@ -77,6 +77,10 @@ class Writers:
         if has_ended and not outcome.is_shared and not self._teach_seconds(outcome):
             self._untold.append(outcome)
 
+    def take_back(self) -> None:
+        """Forget what the last step has taught: it was only a part of one."""
+        self._learner.take_back()
+
     def tell_late(self) -> None:
         """Take in the times that an accelerator has told since; wait for none."""
         while self._untold and self._teach_seconds(self._untold[0]):
@@ -92,7 +96,7 @@ class Writers:
         See Note: [Which steps teach].
         """
         timing, retries = outcome.timing, outcome.record.retries
-        if timing.is_off or retries or outcome.has_compiled or not self._plans:
+        if timing.is_off or retries or outcome.has_compiled or not self.plans:
             return True
         times = timing.read()
         if times is not None and times.events:
@@ -112,6 +116,7 @@ class Writers:
             sample,
             outcome.released_bytes,
             outcome.calls,
+            outcome.between,
             growth_bytes=self._growth_to_come(outcome, growth, read),
         )
         if self._reads_peak and ran_least(self._learner.model, read.events):
@@ -140,7 +145,7 @@ class Writers:
         observed = record.observed_growth_bytes
         if observed is not None:
             self._footprint.observe(observed)
-            if is_over and self._plans:
+            if is_over and self.plans:
                 self._note_over(outcome)
             if outcome.has_compiled:
                 return

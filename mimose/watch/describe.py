@@ -164,6 +164,10 @@ class Describer:
             self._seen[key] = found
         return found
 
+    def table(self, structure: str) -> SizeTable | None:
+        """Return the table of calls of a structure; None if none was seen."""
+        return self._tables.get(structure)
+
     def settle(
         self,
         facts: StepInput,

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from mimose.exceptions import MimoseError
 from mimose.watch.size_names import rank, spoken
 
 _MOST_NAMED = 1024
+
+
+class Table(Protocol):
+    """Names sizes, and knows how they are rounded."""
+
+    def named(self, sizes: tuple[int, ...]) -> Mapping[str, int]:
+        """Return the sizes that vary, by name."""
+        ...
+
+    def knows(self, name: str) -> bool:
+        """Whether a size is called so."""
+        ...
+
+    def spoken_names(self) -> list[str]:
+        """Return what all sizes are called."""
+        ...
+
+    def steps(self, round_to: int | Mapping[str, int]) -> list[int]:
+        """Return the multiple that each size is rounded up to."""
+        ...
+
+    def fill(
+        self, shape: Mapping[str, int], others: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Return all sizes of a shape given by name, the others as they are given."""
+        ...
 
 
 class SizeTable:
@@ -157,7 +183,7 @@ class SizeTable:
 
 
 def round_up(
-    table: SizeTable, sizes: tuple[int, ...], round_to: int | Mapping[str, int]
+    table: Table, sizes: tuple[int, ...], round_to: int | Mapping[str, int]
 ) -> tuple[int, ...]:
     """Round each size up by its rule; the batch (dimension 0) only if named.
 

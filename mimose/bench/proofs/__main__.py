@@ -38,6 +38,7 @@ PROOFS = (
     "tight",
     "trainer",
     "weight",
+    "windows",
 )
 
 _TEXTS = (("bench", ("tokenizers", "transformers")),)

@@ -1,0 +1,211 @@
+"""Which forwards make up a step, and what is to be expected once the first is there.
+
+Note: [Windows]
+What runs before a backward is one step for memory, however many forwards that are:
+each holds what it holds until the backward. So a window, the forwards up to a backward,
+is one step of all their events. Its context is that of its forwards in order, its sizes
+are theirs, one behind the other, and all that is learned, planned and predicted of
+steps is of windows too. A window of one forward and one backward is an ordinary step.
+
+When the first forward begins, the later ones are not known. As windows mostly come as
+they came before, what followed last time is expected, after the same windows if there
+were some: a generator and its critic take turns. Sizes to come are told by the rules
+that they followed (mostly those of the first forward); where they follow none, they are
+taken to be the largest seen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from mimose.learn.patterns import SizeRule, as_tuples
+from mimose.types import Context, Sizes, StepInput
+
+_DEPTHS = (8, 4, 2, 1, 0)
+"""How many windows before are looked at, the longest past that is known first."""
+_MOST_KNOWN = 2048
+_MOST_ROWS = 32
+"""Distinct sizes of a kind of window that are remembered."""
+MOST_FORWARDS = 16
+"""Longer windows are not planned."""
+
+Start: TypeAlias = tuple[tuple[Context, ...], tuple[Context, ...]]
+"""The windows before, and the forwards of this one so far."""
+
+
+class Part(NamedTuple):
+    """A forward of a window, but for its sizes."""
+
+    context: Context
+    structure: str
+    n_sizes: int
+
+
+class Ending(NamedTuple):
+    """How a window went on."""
+
+    parts: tuple[Part, ...]
+    """The forwards to come."""
+    n_backwards: int
+
+
+def joined(parts: Sequence[StepInput], n_backwards: int = 1) -> StepInput:
+    """Return the facts of a window: Note: [Windows].
+
+    Args:
+        parts: Those of its forwards.
+        n_backwards: How often what they held is gone through.
+    """
+    if len(parts) == 1 and n_backwards == 1:
+        return parts[0]
+    times = f"*{n_backwards}" if n_backwards > 1 else ""
+    return StepInput(
+        "+".join(part.context for part in parts) + times,
+        tuple(size for part in parts for size in part.sizes),
+        parts[0].has_gradients,
+        "+".join(part.structure for part in parts) + times,
+    )
+
+
+class Windows:
+    """Remembers which windows came, and foretells how the one that begins goes on."""
+
+    def __init__(self) -> None:
+        self._endings: dict[Start, Ending] = {}
+        self._rows: dict[tuple[Context, ...], dict[Sizes, None]] = {}
+        self._past: deque[Context] = deque(maxlen=max(_DEPTHS))
+        self._rules: dict[tuple[tuple[Context, ...], int], list[SizeRule]] = {}
+
+    def ending(self, parts: Sequence[StepInput]) -> Ending:
+        """Return how the window that begins so is expected to go on.
+
+        Args:
+            parts: The forwards so far.
+        """
+        so_far = tuple(part.context for part in parts)
+        found = (self._endings.get((past, so_far)) for past in self._pasts())
+        return next((e for e in found if e is not None), Ending((), 1))
+
+    @property
+    def are_told(self) -> bool:
+        """Whether any window was not of one forward and one backward."""
+        return bool(self._endings)
+
+    def to_come(
+        self, parts: Sequence[StepInput], ending: Ending
+    ) -> tuple[list[StepInput], bool]:
+        """Return the forwards to come, and whether all their sizes follow a rule.
+
+        Those that follow none are the largest seen.
+
+        Args:
+            parts: The forwards so far.
+            ending: How the window is expected to go on.
+        """
+        if not ending.parts:
+            return [], True
+        own = tuple(size for part in parts for size in part.sizes)
+        so_far = tuple(part.context for part in parts)
+        contexts = so_far + tuple(part.context for part in ending.parts)
+        rows = self._rows[contexts]
+        key = contexts, len(own)
+        if key not in self._rules:
+            columns = list(zip(*rows, strict=True))
+            roots = list(zip(*columns[: len(own)], strict=True))
+            self._rules[key] = [SizeRule(roots, c) for c in columns[len(own) :]]
+        most = tuple(map(max, *rows, next(iter(rows))))[len(own) :]
+        sizes = [
+            rule(own) if rule.is_found else high
+            for rule, high in zip(self._rules[key], most, strict=True)
+        ]
+        found = []
+        for part in ending.parts:
+            mine, sizes = tuple(sizes[: part.n_sizes]), sizes[part.n_sizes :]
+            is_with = parts[0].has_gradients
+            found.append(StepInput(part.context, mine, is_with, part.structure))
+        return found, all(rule.is_found for rule in self._rules[key])
+
+    def absorb(self, parts: Sequence[StepInput], n_backwards: int = 1) -> None:
+        """Take in a window that has come to its end.
+
+        Args:
+            parts: Its forwards.
+            n_backwards: How many backwards went through them.
+        """
+        own = joined(parts, n_backwards)
+        if self._endings or len(parts) > 1 or n_backwards > 1:
+            self._note(parts, n_backwards)
+        self._past.append(own.context)
+
+    def correct(self, parts: Sequence[StepInput], n_backwards: int) -> None:
+        """Take note that the last window had more backwards than was told.
+
+        Args:
+            parts: Its forwards.
+            n_backwards: How many it had.
+        """
+        if self._past:
+            self._past.pop()
+        self.absorb(parts, n_backwards)
+
+    def _note(self, parts: Sequence[StepInput], n_backwards: int) -> None:
+        contexts = tuple(part.context for part in parts)
+        kinds = tuple(Part(p.context, p.structure, len(p.sizes)) for p in parts)
+        for past in self._pasts():
+            for n_parts in range(1, len(parts) + 1):
+                start = past, contexts[:n_parts]
+                self._endings.pop(start, None)
+                self._endings[start] = Ending(kinds[n_parts:], n_backwards)
+        while len(self._endings) > _MOST_KNOWN:
+            del self._endings[next(iter(self._endings))]
+        self._note_sizes(contexts, tuple(s for part in parts for s in part.sizes))
+
+    def _note_sizes(self, contexts: tuple[Context, ...], sizes: Sizes) -> None:
+        rows = self._rows.setdefault(contexts, {})
+        if rows and len(next(iter(rows))) != len(sizes):
+            rows.clear()
+        if sizes in rows:
+            return
+        rows[sizes] = None
+        if len(rows) > _MOST_ROWS:
+            most = tuple(map(max, *rows))
+            least = (r for r in rows if not any(map(int.__eq__, r, most)))
+            del rows[next(least, next(iter(rows)))]
+        for key in [key for key in self._rules if key[0] == contexts]:
+            del self._rules[key]
+
+    def _pasts(self) -> Iterator[tuple[Context, ...]]:
+        past = tuple(self._past)
+        for depth in _DEPTHS:
+            if depth <= len(past):
+                yield past[len(past) - depth :]
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was seen, ready for JSON."""
+        return {
+            "endings": [[*start, ending] for start, ending in self._endings.items()],
+            "rows": [[contexts, list(rows)] for contexts, rows in self._rows.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another one has seen.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self._past.clear()
+        self._rules.clear()
+        self._endings = {
+            (as_tuples(past), as_tuples(so_far)): Ending(
+                tuple(Part(*part) for part in parts), int(n_backwards)
+            )
+            for past, so_far, (parts, n_backwards) in state.get("endings", ())
+        }
+        self._rows = {
+            as_tuples(contexts): dict.fromkeys(as_tuples(rows))
+            for contexts, rows in state.get("rows", ())
+        }
