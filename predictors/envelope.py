@@ -204,11 +204,14 @@ class EnvelopeRegressor(ShapeRegressor):
         losses = _rough_losses(samples, tolerance, both).reshape(2, -1).sum(axis=0)
 
         give_way()
+        most = _MOST_A_PIECE
+        if single.explains_ and self.noise > 0.0:  # both together have to have fewer
+            most = min(most, max(1, _terms((single,)) - 2))
         best: tuple[PolynomialRegressor, ...] = ()
         best_mask = masks[0]
         least = _worst((single,), samples, tolerance) / _CLEARLY
         for start in np.argsort(losses, kind="stable")[:_STARTS]:
-            for pair, mask in self._alternate(samples, masks[start]):
+            for pair, mask in self._alternate(samples, masks[start], most):
                 give_way()
                 worst = _worst(pair, samples, tolerance)
                 if worst < least or worst <= 1.0:
@@ -231,14 +234,14 @@ class EnvelopeRegressor(ShapeRegressor):
         return tolerance
 
     def _alternate(
-        self, samples: Samples, mask: Mask
+        self, samples: Samples, mask: Mask, most: int
     ) -> Iterator[tuple[tuple[PolynomialRegressor, ...], Mask]]:
         """Yield the pairs that result from fitting and assigning in turn."""
         for _ in range(_ROUNDS):
             if not mask.any() or mask.all():
                 return
             sides = (_some(samples, mask), _some(samples, ~mask))
-            pair = tuple(self._piece(side, _MOST_A_PIECE) for side in sides)
+            pair = tuple(self._piece(side, most) for side in sides)
             yield pair, mask
             first, second = (piece._evaluate(samples.sizes) for piece in pair)
             larger = first > second

@@ -43,8 +43,8 @@ _BEARABLE = 5.0
 """How many times what is tolerated an excess of many shapes may be off."""
 _BEARABLE_NET = 2.0
 """The same for a net change."""
-_MORE_SHAPES = 1.5
-"""With so many times the shapes terms of noisy readings are searched for again."""
+_MORE_SHAPES = 1.25
+"""With so many times the shapes all is searched again, where no fit is exact."""
 _WORSE = 2.0
 """The same where they are off by so many times what they were."""
 _COARSER = 3.0
@@ -166,6 +166,8 @@ def best_fit(
         fit = VaryingFit(make(noise), readings, noise, is_raised=trust.is_excess)
         fit = fit.widened(*seen)
         if trust.noise == 0.0 and not fit.is_exact:
+            if like is not None and not (like.is_exact or _is_due(like, len(readings))):
+                return BestFit(fit.searched_like(like))
             exact = _exact_fit(make, readings, trust, seen)
             if exact is not None:
                 return exact
@@ -178,11 +180,17 @@ def best_fit(
 def _may_hold(like: VaryingFit, trust: Trust, n_shapes: int) -> bool:
     """Whether the terms of a fit may still be those that a search would find.
 
-    If they explain all of exact readings, they are. Else a search among many more may
-    find terms that err less.
+    If they explain all of exact readings, they are. Of others a search among many more
+    may find terms that err less.
     """
-    is_exact = like.is_exact and trust.noise == 0.0
-    return is_exact or n_shapes <= _MORE_SHAPES * like.n_searched
+    if trust.noise == 0.0:
+        return like.is_exact
+    return is_near(like, trust.tolerance) and not _is_due(like, n_shapes)
+
+
+def _is_due(like: VaryingFit, n_shapes: int) -> bool:
+    """Whether there are so many more shapes that all is to be searched again."""
+    return n_shapes > _MORE_SHAPES * like.n_searched
 
 
 def _holds_on(again: VaryingFit, trust: Trust) -> bool:

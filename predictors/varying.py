@@ -47,7 +47,7 @@ class VaryingFit:
     Attributes:
         noise: As given.
         n_shapes: Distinct shapes fitted.
-        n_searched: How many they were when its terms were searched for.
+        n_searched: How many they were when all was searched for its terms.
         residual_searched: Its `residual` then.
         n_columns: Columns that vary by themselves.
         is_exact: Whether it explains every reading.
@@ -173,6 +173,12 @@ class VaryingFit:
             if role == column and size > self._high[column] * reach:
                 return f"{size} is beyond {self._high[column]}, the most measured"
         return ""
+
+    def searched_like(self, other: VaryingFit) -> VaryingFit:
+        """Return the fit for which no more was searched than for another."""
+        made = copy.copy(self)
+        made.n_searched = other.n_searched
+        return made
 
     def widened(self, *shapes: Sizes) -> VaryingFit:
         """Return the fit that has seen further shapes, which it predicts well."""

@@ -5,7 +5,8 @@ A fit is made by the first reader and remembered with the samples, which it chan
 nothing of. Two threads that read at once make the same fit twice, and either stays.
 What comes in later is compared with the fit if there is one by then: samples that it
 foretells are not all kept, and a first one that it leaves out is dropped. Who asks for
-the readings of that shape waits for the fit, so that all answers agree.
+the readings of that shape waits for the fit, so that all answers agree. The next fit
+begins with the terms of the last, if there was one: see `mimose.predictors.trust`.
 """
 
 from __future__ import annotations
