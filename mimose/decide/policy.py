@@ -367,8 +367,9 @@ class Policy:
         raw = exact.growth.bytes(memory.released_bytes)
         corrected = self.reserve.bound.corrected(raw)
         before, last = chosen.decided.get(facts.sizes, (None, None))
-        if cache_hit and before is exact and last is not None:
-            if (last.raw_growth_bytes, last.growth_bytes) == (raw, corrected):
+        if cache_hit and before is exact and isinstance(last, Decision):
+            is_same = last.raw_growth_bytes == raw and last.growth_bytes == corrected
+            if is_same:
                 return last
         decision = Decision(
             "plan",

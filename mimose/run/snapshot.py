@@ -9,7 +9,6 @@ import torch
 from mimose.exact.changes import BufferSlot, Compared, Saved, Slot, union
 from mimose.exact.random_state import RandomState
 
-
 _NOTHING = Saved(())
 
 

@@ -13,7 +13,6 @@ from torch import nn
 
 from mimose.watch.compiled import called_attribute
 
-
 is_traced = torch.compiler.is_dynamo_compiling
 """Whether a compiler follows this very code."""
 

@@ -143,6 +143,7 @@ def fast_key(
     the `CallShape` of a call seen before.
     """
     key: list[object] = []
+    path: str | int
     for path, value in (*enumerate(args), *kwargs.items()):
         key.append(path)
         if type(value) is torch.Tensor and not value.is_nested:
