@@ -7,8 +7,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from cachetools import LRUCache
-
 from mimose.learn.growth import ExactShape, Growth
 from mimose.planners import Plan
 from mimose.types import Sizes
@@ -52,7 +50,9 @@ class PlanCache:
     """
 
     def __init__(self, maxsize: int) -> None:
-        self._plans: LRUCache[Hashable, CachedPlan] = LRUCache(maxsize)
+        self._plans: dict[Hashable, CachedPlan] = {}
+        """The one used last comes last."""
+        self._maxsize = maxsize
         self._lock = threading.Lock()
         self.hits = 0
         self.misses = 0
@@ -64,7 +64,7 @@ class PlanCache:
     def __repr__(self) -> str:
         """Show size, hits and misses."""
         return (
-            f"PlanCache(size={len(self._plans)}/{int(self._plans.maxsize)}, "
+            f"PlanCache(size={len(self._plans)}/{self._maxsize}, "
             f"hits={self.hits}, misses={self.misses})"
         )
 
@@ -81,18 +81,19 @@ class PlanCache:
             today: What that is.
         """
         with self._lock:
-            found = self._plans.get(key)
-            if found is None:
+            found = self._plans.pop(key, None)
+            if found is None or not is_good(found, today):
                 self.misses += 1
-                return None
-            if not is_good(found, today):
-                self.misses += 1
-                del self._plans[key]
                 return None
             self.hits += 1
+            self._plans[key] = found
             return found
 
     def put(self, key: Hashable, plan: CachedPlan) -> CachedPlan:
         """Keep a plan unless another came first; return the one that is kept."""
         with self._lock:
-            return self._plans.setdefault(key, plan)
+            kept = self._plans.pop(key, plan)
+            self._plans[key] = kept
+            if len(self._plans) > self._maxsize:
+                del self._plans[next(iter(self._plans))]
+            return kept

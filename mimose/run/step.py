@@ -210,8 +210,6 @@ class Step:
 
     def _ran(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the events' actions, and their names where they are known."""
-        if self._ran_as is not None:
-            return self._ran_as
         chosen = self.decision.chosen
         if self.trace is not None:
             events = self.trace.events
@@ -293,7 +291,7 @@ class Step:
 
     def _extra_seconds(self) -> float | None:
         """Return what its plan added; None where other things took time as well."""
-        if self.trace is not None or self.retries or not self.backward.n_ended:
+        if self.trace is not None or self.retries:
             return None
         times = self._timing.read()
         return times and times.extra_seconds
@@ -301,7 +299,7 @@ class Step:
     def record(self) -> StepRecord:
         """Return what can be told of the step by now."""
         growth, peaks = self.growth_bytes, self.backward.peaks
-        actions, events = self._ran()
+        actions, events = self._ran_as or self._ran()
         return StepRecord(
             step=self.number,
             shape=self.shape,
@@ -319,7 +317,7 @@ class Step:
             events=events,
             seconds=self._seconds,
             predicted_extra_seconds=self.extra_seconds,
-            extra_seconds=self._extra_seconds(),
+            extra_seconds=self._extra_seconds() if self.backward.n_ended else None,
             reserved_peak_bytes=peaks and peaks.reserved_bytes,
             allocated_peak_bytes=peaks and peaks.allocated_bytes,
             alloc_retries=peaks and peaks.n_retries,
