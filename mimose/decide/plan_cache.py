@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cachetools import LRUCache
 
@@ -39,7 +39,7 @@ class CachedPlan:
     """Of the cost model that it was made from."""
     exact: dict[Sizes, ExactShape] = field(default_factory=dict)
     """What the plan comes to at exact sizes of the bucket, as far as asked for."""
-    decided: dict[Sizes, tuple[ExactShape, Any]] = field(default_factory=dict)
+    decided: dict[Sizes, tuple[ExactShape, object]] = field(default_factory=dict)
     """The last decision for it at exact sizes, and what that was made of."""
 
     def calls_until(self, part: int) -> tuple[int, ...]:

@@ -389,9 +389,9 @@ class Policy:
         raw = exact.growth.bytes(memory.released_bytes)
         corrected = self.reserve.bound.corrected(raw)
         known = chosen.decided.get(facts.sizes) if cache_hit else None
-        if known is not None and known[0] is exact:
-            last: Decision = known[1]
-            if (last.raw_growth_bytes, last.growth_bytes) == (raw, corrected):
+        if known is not None and known[0] is exact and isinstance(known[1], Decision):
+            last = known[1]
+            if last.raw_growth_bytes == raw and last.growth_bytes == corrected:
                 return last
         decision = Decision(
             "plan",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -41,7 +42,7 @@ def autocast_now(kinds: tuple[str, ...]) -> tuple[Cast, ...]:
 
 
 @contextlib.contextmanager
-def in_autocast(kinds: tuple[str, ...], before: tuple[Cast, ...]):  # type: ignore[no-untyped-def]
+def in_autocast(kinds: tuple[str, ...], before: tuple[Cast, ...]) -> Iterator[None]:
     """Set autocast for a while to what `autocast_now` returned.
 
     Args:

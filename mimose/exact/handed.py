@@ -23,6 +23,8 @@ from torch import nn
 from mimose.tensors import version
 from mimose.torch_private import next_sequence_number, pytree, sequence_number
 
+autograd_clock = next_sequence_number
+"""Returns the number that autograd's next node of this thread gets."""
 _ONE_PIECE = (
     torch.Tensor,
     nn.Module,
@@ -178,11 +180,6 @@ class Handed:
             copies: Made for this recomputation; one object stays one.
         """
         return _copied(self._copy, copies) if self._is_changed else self._given
-
-
-def autograd_clock() -> int:
-    """Return the number that autograd's next node of this thread gets."""
-    return int(next_sequence_number())
 
 
 def _is_filled(value: Any, began: int) -> bool:

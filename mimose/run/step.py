@@ -244,8 +244,6 @@ class Step:
 
     def _ran(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the events' actions, and their names where they are known."""
-        if self._ran_as is not None:
-            return self._ran_as
         chosen = self.decision.chosen
         events = self._events
         if events is None and self.trace is not None:
@@ -349,7 +347,7 @@ class Step:
     def record(self) -> StepRecord:
         """Return what can be told of the step by now."""
         growth, peaks = self.growth_bytes, self.backward.peaks
-        actions, events = self._ran()
+        actions, events = self._ran_as or self._ran()
         return StepRecord(
             step=self.number,
             shape=self.shape,
@@ -367,7 +365,7 @@ class Step:
             events=events,
             seconds=self._seconds,
             predicted_extra_seconds=self.extra_seconds,
-            extra_seconds=self._extra_seconds(),
+            extra_seconds=self._extra_seconds() if self.backward.n_ended else None,
             reserved_peak_bytes=peaks and peaks.reserved_bytes,
             allocated_peak_bytes=peaks and peaks.allocated_bytes,
             alloc_retries=peaks and peaks.n_retries,

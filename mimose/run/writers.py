@@ -99,7 +99,7 @@ class Writers:
         if timing.is_off or retries or outcome.has_compiled or not self.plans:
             return True
         times = timing.read()
-        if times is not None and times.events:
+        if times is not None:
             self._learner.absorb_seconds(
                 outcome.facts, times.events, is_measured=outcome.measurement is not None
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
@@ -143,7 +143,8 @@ def fast_key(
     the `CallShape` of a call seen before.
     """
     key: list[object] = []
-    for path, value in (*enumerate(args), *kwargs.items()):
+    given: Iterable[tuple[str | int, Any]] = (*enumerate(args), *kwargs.items())
+    for path, value in given:
         key.append(path)
         if type(value) is torch.Tensor and not value.is_nested:
             key += value.shape, value.dtype, value.requires_grad, value.device

@@ -3,7 +3,7 @@
 Twenty-four blocks of a few microseconds are trained under the library and, by turns,
 without: bare where the plan keeps, and with `torch.utils.checkpoint` called by hand
 on the same blocks where it recomputes. The medians' difference is what the library
-costs.
+costs; the calls of functions beyond those of the bare step tell it on a busy machine.
 
     python -m mimose.bench.proofs stepcost
     python -m mimose.bench.proofs stepcost --rounds 10
@@ -12,8 +12,8 @@ costs.
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +36,7 @@ from mimose.bench.proofs.common import (
 )
 from mimose.bench.proofs.numbers import percent, quantile
 from mimose.bench.rows import Row
+from mimose.bench.zoo import Output
 from mimose.measure.meters import ProcessMeter
 from mimose.session import Session, attach
 
@@ -53,8 +54,8 @@ _THREADS = 1
 """Such small products gain nothing from a second thread, and waiting for one is noise.
 """
 _WARM_UP_STEPS = 40
-_MICRO_BAR = 20 + 0.5 * _N_BLOCKS
-"""For a step, and for each event."""
+_STEP_MICROS, _RECOMPUTED_MICROS = 40, 3
+"""The bar for a step, and for each layer that it recomputes."""
 _MICRO = 1e6
 
 
@@ -72,6 +73,9 @@ class RoundRow(Row):
     """Of the attached: from the root's entry to the plan, median of the round."""
     meter_seconds: float
     """The meter's readings and resets of a step, by themselves."""
+    attached_calls: int
+    """Of functions, Python's and others, in a step."""
+    bare_calls: int
     random_state_seconds: float
     """A copy of the random state, by itself."""
     demo_seconds: float
@@ -93,7 +97,8 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     for name in _PLANS:
         own = [row for row in rows if row.plan == name]
         line = _summarise(own)
-        bar = Bar("cost in µs", line["cost µs"], _MICRO_BAR)
+        most = _STEP_MICROS + _RECOMPUTED_MICROS * sum(_PLANS[name])
+        bar = Bar("cost in µs", line["cost µs"], most)
         answer.add(name, own, line, [bar], head="plan")
     return answer
 
@@ -112,6 +117,7 @@ def _summarise(rows: Sequence[RoundRow]) -> dict[str, Any]:
         "attached µs": attached,
         "cost µs": attached - bare,
         "p90 of rounds µs": quantile(costs, 0.9),
+        "calls": rows[0].attached_calls - rows[0].bare_calls,
         "to decide µs": _micros(rows, "decide_seconds"),
         "meter µs": _micros(rows, "meter_seconds"),
         "random state µs": _micros(rows, "random_state_seconds"),
@@ -131,7 +137,8 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         return
     demo = {"demo_seconds": task["demo_seconds"]}
     model = blocks.Blocks(_N_BLOCKS, _WIDTH)
-    bare = copy.deepcopy(model)
+    bare = ByHand(_N_BLOCKS, _WIDTH)
+    bare.load_state_dict(model.state_dict())
     planner = blocks.Told()
     with attach(model, AMPLE_BYTES, planner=planner) as session:
         _warm_up(model, session)
@@ -142,7 +149,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             both = Pair(session, model, bare, states, choice)
             for index in range(task["rounds"]):
                 said = {"plan": name, "round": index, "events": _N_BLOCKS, **demo}
-                yield {**said, **both.time(task["steps"])}
+                yield {**said, **both.calls, **both.time(task["steps"])}
 
 
 def _warm_up(model: blocks.Blocks, session: Session) -> None:
@@ -154,6 +161,21 @@ def _warm_up(model: blocks.Blocks, session: Session) -> None:
     assert session.records[-1].phase == "plan", session.records[-1].reason
 
 
+class ByHand(blocks.Blocks):
+    """Blocks, of which a loop of the user's checkpoints some."""
+
+    choice: Sequence[int] = ()
+
+    def forward(self, states: torch.Tensor) -> Output:
+        """Map (rows, width) to a loss."""
+        for block, is_recomputed in zip(self.blocks, self.choice, strict=True):
+            if is_recomputed:
+                states = checkpoint(block, states, use_reentrant=False)
+            else:
+                states = block(states)
+        return Output(loss=states.sum())
+
+
 class Pair:
     """A model under the library and its twin without, on one batch and plan."""
 
@@ -161,15 +183,15 @@ class Pair:
         self,
         session: Session,
         model: blocks.Blocks,
-        bare: blocks.Blocks,
+        bare: ByHand,
         states: torch.Tensor,
         choice: Sequence[int],
     ) -> None:
         self._session = session
         self._model = model
         self._bare = bare
+        self._bare.choice = choice
         self._states = states
-        self._choice = choice
         self._meter = ProcessMeter()
         for _ in range(10):
             self._attached_step()
@@ -177,6 +199,10 @@ class Pair:
         record = session.records[-1]
         recomputed = record.actions.count("recompute")
         assert record.cache_hit and recomputed == sum(choice), record
+        self.calls = {
+            "attached_calls": _calls(self._attached_step),
+            "bare_calls": _calls(self._bare_step),
+        }
 
     def time(self, steps: int) -> dict[str, float]:
         """Time a round of each."""
@@ -196,13 +222,7 @@ class Pair:
         self._model.zero_grad(set_to_none=True)
 
     def _bare_step(self) -> None:
-        states = self._states
-        for block, is_recomputed in zip(self._bare.blocks, self._choice, strict=True):
-            if is_recomputed:
-                states = checkpoint(block, states, use_reentrant=False)
-            else:
-                states = block(states)
-        states.sum().backward()  # type: ignore[no-untyped-call]
+        self._bare(self._states).loss.backward()
         self._bare.zero_grad(set_to_none=True)
 
     def _read_meter(self) -> None:
@@ -218,6 +238,24 @@ def _seconds_a_call(call: Callable[[], object], times: int) -> float:
     for _ in range(times):
         call()
     return (time.perf_counter() - began) / times
+
+
+def _calls(step: Callable[[], object]) -> int:
+    """Count the functions that a step calls in this thread."""
+    n_calls = 0
+
+    def note(frame: object, event: str, _: object) -> None:
+        nonlocal n_calls
+        del frame
+        n_calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(before)
+    return n_calls
 
 
 def _demo_seconds(seed: int) -> float:

@@ -5,8 +5,8 @@ Note: [Regions of our own]
 layer itself: it makes its hooks, contexts and closures anew each time, looks at all
 that may be set, and names what it saves. Once a unit's calls have told what they change
 and were compared, most of that is known: then what is saved is taken note of here, by
-hooks as `checkpoint` has them. A holder stands for each tensor saved; the first one that
-a backward asks for has the forward run again, up to the last tensor that is needed, and
+hooks as `checkpoint` has them. A holder stands for each tensor saved; the first that a
+backward asks for has the forward run again, up to the last tensor that is needed, and
 each holder that is still alive gets its own. Another backward has it run again.
 
 Who is not served here is handed to `checkpoint`: calls whose arguments are no plain
@@ -164,7 +164,7 @@ class Region:
         if devices != unit.devices:
             devices = tuple(dict.fromkeys((*unit.devices, *devices)))
         self._random = RandomState(devices)
-        self._kinds = _ON_CPU
+        self._kinds: tuple[str, ...] = _ON_CPU
         if devices:
             self._kinds = (*{device.type: None for device in devices}, "cpu")
         self._autocast = autocast_now(self._kinds)
