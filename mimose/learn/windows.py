@@ -8,8 +8,9 @@ are theirs, one behind the other, and all that is learned, planned and predicted
 steps is of windows too. A window of one forward and one backward is an ordinary step.
 
 When the first forward begins, the later ones are not known. As windows mostly come as
-they came before, what followed last time is expected, after the same windows if there
-were some: a generator and its critic take turns. Sizes to come are told by the rules
+they came before, what followed last time is expected: after any window, or after the
+same one, two, four or eight, whichever was right of late. (A generator and its critic
+take turns.) Sizes to come are told by the rules
 that they followed (mostly those of the first forward); where they follow none, they are
 taken to be the largest seen.
 """
@@ -24,7 +25,9 @@ from mimose.learn.patterns import SizeRule, as_tuples
 from mimose.types import Context, Sizes, StepInput
 
 _DEPTHS = (8, 4, 2, 1, 0)
-"""How many windows before are looked at, the longest past that is known first."""
+"""How many windows before are looked at."""
+_FADING = 0.7
+"""By how much it counts less, with each window, how often a depth was right."""
 _MOST_KNOWN = 2048
 _MOST_ROWS = 32
 """Distinct sizes of a kind of window that are remembered."""
@@ -75,6 +78,7 @@ class Windows:
     def __init__(self) -> None:
         self._endings: dict[Start, Ending] = {}
         self._rows: dict[tuple[Context, ...], dict[Sizes, None]] = {}
+        self._scores = dict.fromkeys(_DEPTHS, 0.0)
         self._past: deque[Context] = deque(maxlen=max(_DEPTHS))
         self._rules: dict[tuple[tuple[Context, ...], int], list[SizeRule]] = {}
 
@@ -84,9 +88,15 @@ class Windows:
         Args:
             parts: The forwards so far.
         """
-        so_far = tuple(part.context for part in parts)
-        found = (self._endings.get((past, so_far)) for past in self._pasts())
-        return next((e for e in found if e is not None), Ending((), 1))
+        found = self._told(tuple(part.context for part in parts))
+        if not found:
+            return Ending((), 1)
+        return found[max(found, key=lambda depth: (self._scores[depth], depth))]
+
+    def _told(self, so_far: tuple[Context, ...]) -> dict[int, Ending]:
+        """Return what each depth foretells."""
+        found = ((len(past), (past, so_far)) for past in self._pasts())
+        return {n: self._endings[start] for n, start in found if start in self._endings}
 
     @property
     def are_told(self) -> bool:
@@ -153,6 +163,10 @@ class Windows:
     def _note(self, parts: Sequence[StepInput], n_backwards: int) -> None:
         contexts = tuple(part.context for part in parts)
         kinds = tuple(Part(p.context, p.structure, len(p.sizes)) for p in parts)
+        came = Ending(kinds[1:], n_backwards)
+        for depth, told in self._told(contexts[:1]).items():
+            score = _FADING * self._scores[depth]
+            self._scores[depth] = score + (1.0 - _FADING) * (told == came)
         for past in self._pasts():
             for n_parts in range(1, len(parts) + 1):
                 start = past, contexts[:n_parts]

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mimose.learn.windows import MOST_FORWARDS, Ending, Part, Windows, joined
-from mimose.run.window import Window
+from mimose.run.window import OTHERS, Window
 from mimose.types import StepInput
 from mimose.watch.describe import Describer
 from mimose.watch.size_table import SizeTable, Table
 from mimose.watch.window_table import WindowTable
 
-OTHERS = "other forwards or backwards make up this step than before"
-"""Why a window cannot go on as it was planned."""
 _TOO_MANY = f"more than {MOST_FORWARDS} forwards run before one backward"
 
 
