@@ -31,6 +31,8 @@ _FADING = 0.7
 _MOST_KNOWN = 2048
 _MOST_ROWS = 32
 """Distinct sizes of a kind of window that are remembered."""
+_TIMES = "*"
+"""Stands before the number of backwards in a window's context."""
 MOST_FORWARDS = 16
 """Longer windows are not planned."""
 
@@ -63,13 +65,22 @@ def joined(parts: Sequence[StepInput], n_backwards: int = 1) -> StepInput:
     """
     if len(parts) == 1 and n_backwards == 1:
         return parts[0]
-    times = f"*{n_backwards}" if n_backwards > 1 else ""
+    times = f"{_TIMES}{n_backwards}" if n_backwards > 1 else ""
     return StepInput(
         "+".join(part.context for part in parts) + times,
         tuple(size for part in parts for size in part.sizes),
         parts[0].has_gradients,
         "+".join(part.structure for part in parts) + times,
     )
+
+
+def has_several_backwards(context: Context) -> bool:
+    """Whether several backwards go through the forwards of a window.
+
+    Args:
+        context: Of `joined`.
+    """
+    return _TIMES in context
 
 
 class Windows:
