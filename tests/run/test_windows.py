@@ -83,16 +83,20 @@ def test_planned_within_the_budget(toys, meter, kind, share):
     later = records[len(records) // 2 :]
     assert {"plan"} == {record.phase for record in later}
     assert not any(record.is_over for record in records)
-    assert max(abs(record.prediction_error) for record in later) < 0.02
+    errors = [record.prediction_error for record in later]
+    assert -0.1 < min(errors)
+    assert max(errors) < 0.02
     calls = sum(len(record.actions) for record in later)
     assert 0 < sum(record.n_recomputed for record in later) < 0.9 * calls
 
 
 def test_a_gradient_penalty_is_planned(toys, meter):
-    """What the graph of the first backward holds is part of the loss."""
-    records = _compared(toys, meter, [_penalty] * 24)
+    """The first backward's graph holds all that the layers would: keep it at once."""
+    room = int(2.4 * _room(toys, meter, _penalty))
+    records = _compared(toys, meter, [_penalty] * 24, room)
     assert {"plan"} == {record.phase for record in records[12:]}
-    assert all(record.prediction_error < 0.02 for record in records[12:])
+    assert all(abs(record.prediction_error) < 0.02 for record in records[12:])
+    assert not any(record.n_recomputed for record in records[12:])
 
 
 def test_windows_that_take_turns(toys, meter):
@@ -138,7 +142,7 @@ def test_a_backward_for_each_of_two_forwards(toys, meter):
         for loss in losses:
             loss.backward()
 
-    records = _compared(toys, meter, [apart] * 6 + [_single] * 24)
+    records = _compared(toys, meter, [apart] * 6 + [_single] * 32)
     assert any("did not go through all" in r.reason for r in records[:12])
     assert {"plan"} == {record.phase for record in records[-3:]}
 
