@@ -27,7 +27,7 @@ def test_one_forward_and_one_backward_are_as_they_are():
 
 
 def test_the_facts_of_a_window():
-    """Contexts in order, sizes one behind the other, gradients as the first has them."""
+    """Contexts in order, sizes one behind the other, gradients as the first has."""
     whole = joined([_part("a", 4, 5), _part("b", 6, has_gradients=True)])
     assert ("a+b", (4, 5, 6), False) == (whole.context, whole.sizes, whole[2])
     assert joined([_part("a", 4)], 2).context != joined([_part("a", 4)]).context
