@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mimose.learn.again import fall_under
 from mimose.learn.copies import copies
 from mimose.learn.heads import head
 from mimose.learn.model import CostModel
@@ -94,6 +95,7 @@ def plan_growth(
     # In the problem the release is part of the head. The optimizer's step is not
     # part of what is observed in a step.
     behind = peaks[2 * n_events + 1 : -1] + released_bytes
-    copies_gone = start + counted_twice + of_head.after_copies_bytes
-    after = [start + of_head.after_release_bytes, copies_gone, *behind]
+    begin = start - fall_under(model, facts, actions)
+    copies_gone = begin + counted_twice + of_head.after_copies_bytes
+    after = [begin + of_head.after_release_bytes, copies_gone, *behind]
     return Growth(float(max(before)), float(max(after)))

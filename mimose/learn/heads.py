@@ -19,6 +19,7 @@ from mimose.learn.copies import gone_before_loss
 from mimose.learn.model import CostModel, head_key
 from mimose.learn.patterns import Pattern
 from mimose.learn.series import Series
+from mimose.learn.windows import has_several_backwards
 from mimose.pauses import give_way
 from mimose.types import Sizes, StepInput
 
@@ -120,7 +121,8 @@ def head_series(
     """Return net and excess of the head, then of the loss, with their names."""
     of_head, of_loss = (head_key(facts, part, action) for part in ("head", "loss"))
     least = head_key(facts, "loss", model.menu.least)
-    excess_of = least if gone_before_loss(model, facts) else of_loss
+    by_least = gone_before_loss(model, facts) or has_several_backwards(facts.context)
+    excess_of = least if by_least else of_loss
     return (
         ("head", model.net(*of_head)),
         ("head", model.excess(*of_head)),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mimose.learn.again import planned_rise
 from mimose.learn.costs import cost_of, work_of
 from mimose.learn.heads import Heads, actions_of_last, head_series, heads
 from mimose.learn.model import CostModel, backward_key, gap_key, is_turn
@@ -287,7 +288,10 @@ def fill_problem(
     backward, net = _freed_by_makers(model, pattern, held, backward, net)
     give_way()
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
-    gaps = np.vstack((gaps, (found.net_bytes - released, found.excess_bytes)))
+    budget = memory.budget_bytes if budget_bytes is None else budget_bytes
+    least = memory.start_bytes + held[:, -1].sum() + gaps[:, 0].sum()
+    rise = planned_rise(model, facts, found.excess_bytes, budget - least)
+    gaps = np.vstack((gaps, (found.net_bytes - released, rise)))
     give_way()
     own = pattern.own_sizes(facts.sizes)
     choices = []
@@ -296,7 +300,6 @@ def fill_problem(
         choices.append(_choices(model, event, sizes))
     allowed = [[name in chosen for name in menu.names] for chosen in choices]
     give_way()
-    budget = memory.budget_bytes if budget_bytes is None else budget_bytes
     shape = len(pattern.events), len(menu.names)
     return PlanningProblem(
         events=tuple(event.name for event in pattern.events),

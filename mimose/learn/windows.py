@@ -8,26 +8,37 @@ are theirs, one behind the other, and all that is learned, planned and predicted
 steps is of windows too. A window of one forward and one backward is an ordinary step.
 
 When the first forward begins, the later ones are not known. As windows mostly come as
-they came before, what followed last time is expected, after the same windows if there
-were some: a generator and its critic take turns. Sizes to come are told by the rules
+they came before, what followed last time is expected: after any window, or after the
+same one, two, four or eight, whichever was right of late. (A generator and its critic
+take turns.) Sizes to come are told by the rules
 that they followed (mostly those of the first forward); where they follow none, they are
 taken to be the largest seen.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from mimose.learn.patterns import SizeRule, as_tuples
-from mimose.types import Context, Sizes, StepInput
+from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput
 
 _DEPTHS = (8, 4, 2, 1, 0)
-"""How many windows before are looked at, the longest past that is known first."""
+"""How many windows before are looked at."""
+_FADING = 0.7
+"""By how much it counts less, with each window, how often a depth was right."""
 _MOST_KNOWN = 2048
 _MOST_ROWS = 32
 """Distinct sizes of a kind of window that are remembered."""
+_FEW_ROWS = 16
+"""With fewer, the largest size seen may not be near the largest to come."""
+_MOST_BEYOND = 1.5
+"""It is taken to be no larger than so many times that."""
+_TIMES = "*"
+"""Stands before the number of backwards in a window's context."""
 MOST_FORWARDS = 16
 """Longer windows are not planned."""
 
@@ -60,7 +71,7 @@ def joined(parts: Sequence[StepInput], n_backwards: int = 1) -> StepInput:
     """
     if len(parts) == 1 and n_backwards == 1:
         return parts[0]
-    times = f"*{n_backwards}" if n_backwards > 1 else ""
+    times = f"{_TIMES}{n_backwards}" if n_backwards > 1 else ""
     return StepInput(
         "+".join(part.context for part in parts) + times,
         tuple(size for part in parts for size in part.sizes),
@@ -69,12 +80,38 @@ def joined(parts: Sequence[StepInput], n_backwards: int = 1) -> StepInput:
     )
 
 
+def has_several_backwards(context: Context) -> bool:
+    """Whether several backwards go through the forwards of a window.
+
+    Args:
+        context: Of `joined`.
+    """
+    return _TIMES in context
+
+
+def _may_be(own: Sizes, rows: Iterable[Sizes], at: int, high: int) -> int:
+    """Return what a size to come may be, as long as few were seen.
+
+    The largest seen, or as large to the forwards before as one has been.
+
+    Args:
+        own: Sizes of the forwards before.
+        rows: All sizes of windows seen.
+        at: Which of the sizes behind those.
+        high: The largest seen.
+    """
+    n_own = len(own)
+    ratio = max(row[n_own + at] / max(1, sum(row[:n_own])) for row in rows)
+    return max(high, min(int(_MOST_BEYOND * high), math.ceil(ratio * sum(own))))
+
+
 class Windows:
     """Remembers which windows came, and foretells how the one that begins goes on."""
 
     def __init__(self) -> None:
         self._endings: dict[Start, Ending] = {}
         self._rows: dict[tuple[Context, ...], dict[Sizes, None]] = {}
+        self._scores = dict.fromkeys(_DEPTHS, 0.0)
         self._past: deque[Context] = deque(maxlen=max(_DEPTHS))
         self._rules: dict[tuple[tuple[Context, ...], int], list[SizeRule]] = {}
 
@@ -84,9 +121,23 @@ class Windows:
         Args:
             parts: The forwards so far.
         """
-        so_far = tuple(part.context for part in parts)
-        found = (self._endings.get((past, so_far)) for past in self._pasts())
-        return next((e for e in found if e is not None), Ending((), 1))
+        found = self._told(tuple(part.context for part in parts))
+        if not found:
+            return Ending((), 1)
+        return found[max(found, key=lambda depth: (self._scores[depth], depth))]
+
+    def _told(self, so_far: tuple[Context, ...]) -> dict[int, Ending]:
+        """Return what each depth foretells."""
+        told = {}
+        for past in self._pasts():
+            ending = self._endings.get((past, so_far))
+            if ending is not None and self._knows(so_far, ending):
+                told[len(past)] = ending
+        return told
+
+    def _knows(self, so_far: tuple[Context, ...], ending: Ending) -> bool:
+        """Whether sizes of such a window are remembered."""
+        return so_far + tuple(p.context for p in ending.parts) in self._rows
 
     @property
     def are_told(self) -> bool:
@@ -94,15 +145,20 @@ class Windows:
         return bool(self._endings)
 
     def to_come(
-        self, parts: Sequence[StepInput], ending: Ending
+        self,
+        parts: Sequence[StepInput],
+        ending: Ending,
+        *,
+        share: float = 1.0,
     ) -> tuple[list[StepInput], bool]:
         """Return the forwards to come, and whether all their sizes follow a rule.
 
-        Those that follow none are the largest seen.
+        Those that follow none are the largest seen, or smaller.
 
         Args:
             parts: The forwards so far.
             ending: How the window is expected to go on.
+            share: Of sizes seen, so many are no larger.
         """
         if not ending.parts:
             return [], True
@@ -115,7 +171,10 @@ class Windows:
             columns = list(zip(*rows, strict=True))
             roots = list(zip(*columns[: len(own)], strict=True))
             self._rules[key] = [SizeRule(roots, c) for c in columns[len(own) :]]
-        most = tuple(map(max, *rows, next(iter(rows))))[len(own) :]
+        at = int(share * (len(rows) - 1))
+        most = [sorted(column)[at] for column in zip(*rows, strict=True)][len(own) :]
+        if share == 1.0 and len(rows) < _FEW_ROWS:
+            most = list(map(partial(_may_be, own, rows), range(len(most)), most))
         sizes = [
             rule(own) if rule.is_found else high
             for rule, high in zip(self._rules[key], most, strict=True)
@@ -153,6 +212,10 @@ class Windows:
     def _note(self, parts: Sequence[StepInput], n_backwards: int) -> None:
         contexts = tuple(part.context for part in parts)
         kinds = tuple(Part(p.context, p.structure, len(p.sizes)) for p in parts)
+        came = Ending(kinds[1:], n_backwards)
+        for depth, told in self._told(contexts[:1]).items():
+            score = _FADING * self._scores[depth]
+            self._scores[depth] = score + (1.0 - _FADING) * (told == came)
         for past in self._pasts():
             for n_parts in range(1, len(parts) + 1):
                 start = past, contexts[:n_parts]
@@ -164,6 +227,8 @@ class Windows:
 
     def _note_sizes(self, contexts: tuple[Context, ...], sizes: Sizes) -> None:
         rows = self._rows.setdefault(contexts, {})
+        if len(self._rows) > MOST_CONTEXTS:
+            del self._rows[next(iter(self._rows))]
         if rows and len(next(iter(rows))) != len(sizes):
             rows.clear()
         if sizes in rows:

@@ -25,8 +25,9 @@ from mimose.run import backward
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.ending import StepEnds
 from mimose.run.events import EventRunner
-from mimose.run.expected import Expectations, Expected
+from mimose.run.expected import Expectations
 from mimose.run.footprint import Footprint
+from mimose.run.foresight import Foresight
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.refusals import Refusals
 from mimose.run.retry import Call, Retry, release_memory
@@ -46,7 +47,6 @@ _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
 _CALLS = operator.attrgetter("calls")
 _REFUSED = "the budget is too small for the variant that was expected"
-_TOO_SMALL = "no plan is predicted to keep the budget, after what has run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +92,7 @@ class Driver:
         self._footprint = parts.footprint
         self._ends = parts.ends
         self._expectations = Expectations(parts.windows, parts.describer)
+        self._foresight = Foresight(parts.policy, parts.learner)
         self.last: tuple[StepInput, Table] | None = None
         """What was planned last, with the names of its sizes."""
         self._retry = parts.retry
@@ -256,7 +257,7 @@ class Driver:
     ) -> Decision:
         if not self.plans:
             return Decision("plan", None)
-        memory, ran = window.memory, window.ran
+        memory = window.memory
         expected = self._expectations.of(window, facts, table)
         state = float(self._parts.optimizers.state_bytes)
         if isinstance(expected, str):
@@ -267,31 +268,14 @@ class Driver:
         self.last = whole, named
         found = window.goes_on_as(whole)
         if found is None:
-            found = self._policy.cached(whole, named, memory, ran)
-        if found is None:
-            known = whole if expected.is_sure else facts
+            known = whole if expected.sizes is None else facts
             self._parts.refusals.refuse_infeasible(known, memory.start_bytes, state)
-            found = self._plan(expected, memory, ran, is_first=is_first)
+            part = len(window.steps)
+            whole, found = self._foresight.plan(
+                expected, part, memory, window.ran, is_first=is_first
+            )
         window.plan(whole, expected.n_backwards, found)
         return found
-
-    def _plan(
-        self,
-        expected: Expected,
-        memory: Memory,
-        ran: tuple[str, ...],
-        *,
-        is_first: bool,
-    ) -> Decision:
-        """Make a plan; what is not sure, or has begun, is not refused."""
-        try:
-            return self._policy.decide(
-                expected.whole, expected.table, memory, is_first=is_first, ran=ran
-            )
-        except InfeasibleBudgetError:
-            if expected.is_sure and not ran:
-                raise
-            return Decision("fallback", None, reason=_TOO_SMALL)
 
     @staticmethod
     def _expect(facts: StepInput, decide: Callable[[StepInput], Decision]) -> Decision:

@@ -16,7 +16,7 @@ from mimose.run import backward
 from mimose.run.footprint import Footprint
 from mimose.run.open_steps import OpenSteps
 from mimose.run.step import Step
-from mimose.run.window import NOT_ALL, Window
+from mimose.run.window import NOT_ALL, OTHERS, Window
 from mimose.run.writers import Writers
 from mimose.tensors import tensors_in
 from mimose.torch_private import count_graphs
@@ -26,7 +26,6 @@ _log = logging.getLogger(__name__)
 
 _NO_END = "the backward did not run to its end, or not through the outputs"
 _NO_BACKWARD = "no backward followed"
-_OTHER = "other forwards or backwards made up this step than before"
 
 
 class StepEnds:
@@ -216,7 +215,7 @@ class StepEnds:
             self._windows.absorb(window.parts, window.n_backwards)
         if window.planned is not None and not window.is_as_planned:
             for step in steps:
-                step.withdraw(window.reason or _OTHER)
+                step.withdraw(window.reason or OTHERS)
         window.close()
         has_compiled = self._is_compiled and count_graphs() != steps[0].n_graphs
         for step in steps[:-1]:

@@ -6,26 +6,36 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mimose.learn.windows import MOST_FORWARDS, Ending, Part, Windows, joined
-from mimose.run.window import Window
+from mimose.run.window import OTHERS, Window
 from mimose.types import StepInput
 from mimose.watch.describe import Describer
 from mimose.watch.size_table import SizeTable, Table
 from mimose.watch.window_table import WindowTable
 
-OTHERS = "other forwards or backwards make up this step than before"
-"""Why a window cannot go on as it was planned."""
+_MOST = 0.5
+"""Of sizes seen, so many are no larger than likely ones."""
 _TOO_MANY = f"more than {MOST_FORWARDS} forwards run before one backward"
+
+
+class Likely(NamedTuple):
+    """A window, whose sizes to come follow no rule."""
+
+    likely: StepInput
+    """With those as large as most seen."""
+    smallest: StepInput
+    """With the smallest seen."""
 
 
 class Expected(NamedTuple):
     """A window, with the forwards that are still to come."""
 
     whole: StepInput
+    """With the largest seen, where sizes follow no rule."""
     table: Table
     """Names its sizes."""
     n_backwards: int = 1
-    is_sure: bool = True
-    """Whether the sizes to come, if any, follow a rule."""
+    sizes: Likely | None = None
+    """The same with other sizes to come; None where all follow a rule."""
 
 
 class Expectations:
@@ -65,7 +75,17 @@ class Expectations:
         if window.steps and (planned is None or planned.context != whole.context):
             return OTHERS
         named: Table = WindowTable(tables) if len(tables) > 1 else table
-        return Expected(whole, named, ending.n_backwards, is_sure)
+        sizes = None
+        if not is_sure:
+            likely, smallest = (
+                self._windows.to_come(parts, ending, share=share)[0]
+                for share in (_MOST, 0.0)
+            )
+            sizes = Likely(
+                joined([*parts, *likely], ending.n_backwards),
+                joined([*parts, *smallest], ending.n_backwards),
+            )
+        return Expected(whole, named, ending.n_backwards, sizes)
 
     def _tables(self, parts: Sequence[StepInput | Part]) -> list[SizeTable] | None:
         """Return the tables of forwards; None where one was never called so."""

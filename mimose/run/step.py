@@ -234,7 +234,7 @@ class Step:
     def withdraw(self, reason: str) -> None:
         """Predict nothing any more, for a reason."""
         self.growth_bytes = self.extra_seconds = None
-        self.reason = self.reason or reason
+        self.reason = reason
         self.decision = replace(self.decision, growth_bytes=None)
 
     @property

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mimose.run.step import Step
 
 
+OTHERS = "other forwards or backwards make up this step than before"
 NOT_ALL = "the backward did not go through all forwards before it"
 
 
@@ -128,8 +129,7 @@ class Window:
 
     def spoil(self, reason: str) -> None:
         """Learn nothing of it: what was read is not that of one step."""
-        self.give_up(reason)
-        self.is_shared = True
+        self.reason, self.is_shared = reason, True
         self.stop_reading()
 
     def stop_reading(self) -> None:

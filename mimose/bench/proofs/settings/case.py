@@ -16,8 +16,6 @@ Outcome: TypeAlias = Literal["planned", "recomputed", "refused", "error"]
 `refused` where mimose raised an error of its own, `error` where anything else did."""
 
 ROWS, VOCABULARY = 8, 64
-SEVERAL_FORWARDS = "several forwards run before one backward"
-"""What is said of settings that do."""
 
 
 class World:

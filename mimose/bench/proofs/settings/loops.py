@@ -190,7 +190,7 @@ def lbfgs(world: World) -> Training:
     return Training(roots=[model], step=step)
 
 
-@setting("recomputed", "two backwards")
+@setting()
 def two_backwards(world: World) -> Training:
     """Two losses of one forward, each with a backward of its own (retain_graph)."""
     model = Scored()

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from mimose.bench.proofs.settings.case import (
     ROWS,
-    SEVERAL_FORWARDS,
     Training,
     World,
     setting,
@@ -58,7 +57,7 @@ def two_towers_apart(world: World) -> Training:
     return Training(roots=[query, passage], step=step)
 
 
-@setting("recomputed", SEVERAL_FORWARDS)
+@setting()
 def simclr_two_calls(world: World) -> Training:
     """Contrastive: one encoder called on either view before one backward."""
     model = Pooled()
@@ -234,7 +233,7 @@ def gan_critic(world: World) -> Training:
     return _gan(world, "c")
 
 
-@setting("recomputed", SEVERAL_FORWARDS)
+@setting()
 def gan_critic_two_calls(world: World) -> Training:
     """GAN: a session on the critic; real and fake in two calls."""
     return _gan(world, "c", one_batch=False)
@@ -246,7 +245,7 @@ def gan_both(world: World) -> Training:
     return _gan(world, "gc")
 
 
-@setting("recomputed", "two backwards")
+@setting()
 def gradient_penalty(world: World) -> Training:
     """WGAN-GP: the gradient of a score is a part of the loss (create_graph)."""
     critic = _Critic().to(world.device)

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from mimose.bench.proofs.settings.case import (
     ROWS,
-    SEVERAL_FORWARDS,
     Training,
     World,
     setting,
@@ -66,7 +65,7 @@ def preference_one_call(world: World) -> Training:
     return _dpo(world, in_one=True)
 
 
-@setting("recomputed", SEVERAL_FORWARDS)
+@setting()
 def preference_two_calls(world: World) -> Training:
     """DPO: the policy called on chosen, then on rejected."""
     return _dpo(world, in_one=False)
@@ -205,7 +204,7 @@ def mean_teacher(world: World) -> Training:
     return Training(roots=[student], step=step, others=[teacher])
 
 
-@setting("recomputed", SEVERAL_FORWARDS)
+@setting()
 def r_drop(world: World) -> Training:
     """The same batch twice through dropout, and the difference in the loss."""
     model = Scored()

@@ -1,0 +1,155 @@
+"""What is expected of the windows to come."""
+
+import json
+
+import pytest
+
+from mimose.learn.windows import Windows, has_several_backwards, joined
+from mimose.types import StepInput
+
+
+def _part(name, *sizes, has_gradients=False):
+    return StepInput(name, sizes, has_gradients, f"structure {name}")
+
+
+def _kinds(windows, *names):
+    """Return the contexts expected behind the first forward, for each name."""
+    return [
+        [part.context for part in windows.ending([_part(name, 3)]).parts]
+        for name in names
+    ]
+
+
+def test_one_forward_and_one_backward_are_as_they_are():
+    """An ordinary step's facts are the window's."""
+    part = _part("a", 4, 5)
+    assert part is joined([part])
+
+
+def test_the_facts_of_a_window():
+    """Contexts in order, sizes one behind the other, gradients as the first has."""
+    whole = joined([_part("a", 4, 5), _part("b", 6, has_gradients=True)])
+    assert ("a+b", (4, 5, 6), False) == (whole.context, whole.sizes, whole[2])
+    assert joined([_part("a", 4)], 2).context != joined([_part("a", 4)]).context
+
+
+@pytest.mark.parametrize("n_backwards", [1, 2])
+def test_several_backwards_show_in_the_context(n_backwards):
+    """They have a context of their own."""
+    whole = joined([_part("a", 4), _part("b", 4)], n_backwards)
+    assert (n_backwards > 1) == has_several_backwards(whole.context)
+
+
+def test_nothing_is_remembered_of_ordinary_steps():
+    """As long as there are no others nothing has to be foretold."""
+    windows = Windows()
+    for size in range(9):
+        windows.absorb([_part("a", size)])
+    assert not windows.are_told
+    assert [] == windows.state_dict()["endings"]
+
+
+def test_what_followed_last_time_is_expected():
+    """Forwards and backwards to come are those of the last such window."""
+    windows = Windows()
+    windows.absorb([_part("a", 3), _part("b", 4)], 2)
+    ending = windows.ending([_part("a", 7)])
+    assert (["b"], 2) == ([p.context for p in ending.parts], ending.n_backwards)
+    assert () == windows.ending([_part("a", 7), _part("b", 8)]).parts
+
+
+@pytest.mark.parametrize("n_before", [1, 5])
+def test_windows_that_take_turns(n_before):
+    """Which one comes is told by those before it."""
+    windows = Windows()
+    kinds = ([2] * n_before + [1]) * 6
+    wrong = []
+    for number, n_parts in enumerate(kinds):
+        (told,) = _kinds(windows, "a")
+        if number and len(told) != n_parts - 1:
+            wrong.append(number)
+        windows.absorb([_part("a", 3)] * n_parts)
+    assert len(wrong) <= 3 + n_before
+    assert not [number for number in wrong if number >= len(kinds) // 2]
+
+
+def test_a_change_is_learned_soon():
+    """Where windows end, two surprises at most are left of them."""
+    windows = Windows()
+    for n_parts in [1] * 12 + [3] * 8:
+        windows.absorb([_part("a", 3)] * n_parts)
+    wrong = 0
+    for _ in range(8):
+        (told,) = _kinds(windows, "a")
+        wrong += bool(told)
+        windows.absorb([_part("a", 3)])
+    assert 1 <= wrong <= 2
+
+
+def test_sizes_to_come_follow_from_the_first():
+    """A rule tells them: equal, constant, or another."""
+    windows = Windows()
+    for length in (8, 12, 20, 16, 40):
+        windows.absorb([_part("a", 4, length), _part("b", 4, length, 2 * length)])
+    first = _part("a", 4, 30)
+    (second,), is_sure = windows.to_come([first], windows.ending([first]))
+    assert ((4, 30, 60), True) == (second.sizes, is_sure)
+
+
+def test_sizes_without_a_rule_are_the_largest():
+    """What may come is no larger than what came, once enough has come."""
+    windows = Windows()
+    others = [31, 5, 17, 44, 9, 12, 40, 33, 21, 8, 27, 14, 38, 19, 6, 11, 24, 30]
+    for number, other in enumerate(others):
+        windows.absorb([_part("a", 8 + 7 * number % 11), _part("b", other)])
+    first = _part("a", 16)
+    ending = windows.ending([first])
+    (second,), is_sure = windows.to_come([first], ending)
+    assert ((44,), False) == (second.sizes, is_sure)
+    (median,), _ = windows.to_come([first], ending, share=0.5)
+    assert 19 <= median.sizes[0] <= 21
+
+
+def test_sizes_without_a_rule_when_few_have_come():
+    """They may be as large to the first as they once were, half as large again."""
+    windows = Windows()
+    for length, other in ((8, 8), (12, 5), (20, 17), (16, 9), (10, 3)):
+        windows.absorb([_part("a", length), _part("b", other)])
+    for length, most in ((20, 20), (30, 25), (8, 17)):
+        first = _part("a", length)
+        (second,), _ = windows.to_come([first], windows.ending([first]))
+        assert (most,) == second.sizes
+
+
+def test_one_backward_more_than_was_told():
+    """The last window is another than it was taken for."""
+    windows = Windows()
+    for _ in range(2):
+        windows.absorb([_part("a", 3)])
+        windows.correct([_part("a", 3)], 2)
+    assert 2 == windows.ending([_part("a", 5)]).n_backwards
+
+
+def test_saved_and_loaded():
+    """Another one expects the same."""
+    windows, other = Windows(), Windows()
+    for length in (8, 12, 20):
+        windows.absorb([_part("a", length), _part("b", 2 * length)])
+    other.load_state_dict(json.loads(json.dumps(windows.state_dict())))
+    first = _part("a", 10)
+    ending = other.ending([first])
+    assert windows.ending([first]) == ending
+    assert windows.to_come([first], ending) == other.to_come([first], ending)
+
+
+def test_what_is_remembered_is_bounded():
+    """Kinds and sizes without end take no memory without end."""
+    windows = Windows()
+    for number in range(3000):
+        windows.absorb([_part(f"{number % 700}", number), _part("b", number)])
+    state = windows.state_dict()
+    assert len(state["endings"]) <= 2048
+    assert len(state["rows"]) <= 64
+    assert max(len(rows) for _, rows in state["rows"]) <= 32
+    first = _part("2", 4)
+    windows.to_come([first], windows.ending([first]))

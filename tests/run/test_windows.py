@@ -1,0 +1,270 @@
+"""Several forwards before one backward, and several backwards, as one step."""
+
+import copy
+import json
+import random
+
+import pytest
+import torch
+
+import mimose
+
+_ROWS = (64, 96, 48, 80, 112, 40, 72, 104, 56, 88, 64, 100)
+
+
+def _loss(model, rows, seed=3):
+    generator = torch.Generator().manual_seed(seed + rows)
+    return model(torch.randn(rows, 16, generator=generator)).square().mean()
+
+
+def _pair(model, rows):
+    """Two forwards, the second one half as long again, before one backward."""
+    (_loss(model, rows) * _loss(model, rows * 3 // 2)).backward()
+
+
+def _single(model, rows):
+    _loss(model, rows).backward()
+
+
+def _three(model, rows):
+    sum(_loss(model, rows, seed) for seed in range(3)).backward()
+
+
+def _twice(model, rows):
+    loss = _loss(model, rows)
+    loss.backward(retain_graph=True)
+    (loss * loss).backward()
+
+
+def _penalty(model, rows):
+    states = torch.randn(rows, 16).requires_grad_()
+    score = model(states).square().mean()
+    (slope,) = torch.autograd.grad(score, states, create_graph=True)
+    (score + slope.square().sum()).backward()
+
+
+def _train(model, kinds):
+    """Run a step of each kind; return all gradients there were, as numbers."""
+    torch.manual_seed(2)
+    found = []
+    for number, kind in enumerate(kinds):
+        kind(model, _ROWS[number % len(_ROWS)])
+        grads = [p.grad for p in model.parameters()]
+        found += [grad is not None and grad.tolist() for grad in grads]
+        model.zero_grad()
+    return found
+
+
+def _room(toys, meter, kind):
+    """Return half of what keeping everything makes the largest step grow by."""
+    model = toys.chain(6)
+    with mimose.attach(model, "1TiB", planner="none", meter=meter) as session:
+        kind(model, max(_ROWS))
+    record = session.records[-1]
+    return (record.observed_peak_bytes - record.start_bytes) // 2
+
+
+def _compared(toys, meter, kinds, room=2**40, **options):
+    """Train bare and under a session; gradients are equal. Return the records."""
+    model = toys.chain(6)
+    expected = _train(copy.deepcopy(model), kinds)
+    budget = meter.live_bytes() + room
+    with mimose.attach(model, budget, meter=meter, **options) as session:
+        actual = _train(model, kinds)
+    assert expected == actual
+    return list(session.records)
+
+
+@pytest.mark.parametrize(("kind", "share"), [(_pair, 1), (_three, 1), (_twice, 1.5)])
+def test_planned_within_the_budget(toys, meter, kind, share):
+    """Once its kind is known each is planned, predicted, and keeps the budget."""
+    room = int(share * _room(toys, meter, kind))
+    records = _compared(toys, meter, [kind] * 24, room)
+    later = records[len(records) // 2 :]
+    assert {"plan"} == {record.phase for record in later}
+    assert not any(record.is_over for record in records)
+    errors = [record.prediction_error for record in later]
+    assert -0.1 < min(errors)
+    assert max(errors) < 0.02
+    calls = sum(len(record.actions) for record in later)
+    assert 0 < sum(record.n_recomputed for record in later) < 0.9 * calls
+
+
+def test_a_gradient_penalty_is_planned(toys, meter):
+    """The first backward's graph holds all that the layers would: keep it at once."""
+    room = int(2.4 * _room(toys, meter, _penalty))
+    records = _compared(toys, meter, [_penalty] * 24, room)
+    assert {"plan"} == {record.phase for record in records[12:]}
+    assert all(abs(record.prediction_error) < 0.02 for record in records[12:])
+    assert not any(record.n_recomputed for record in records[12:])
+
+
+def test_windows_that_take_turns(toys, meter):
+    """A generator's step is told from its critic's by the one before."""
+    kinds = [_pair, _single] * 12
+    records = _compared(toys, meter, kinds, _room(toys, meter, _pair))
+    assert {"plan"} == {record.phase for record in records[-12:]}
+    assert {""} == {record.reason for record in records[-12:]}
+    assert not any(record.is_over for record in records)
+
+
+def test_several_steps_of_one_before_the_other(toys, meter):
+    """Five of the critic's and one of the generator's are a pattern, too."""
+    kinds = ([_pair] * 5 + [_single]) * 6
+    records = _compared(toys, meter, kinds, _room(toys, meter, _pair))
+    assert {""} == {record.reason for record in records[-22:]}
+
+
+@pytest.mark.parametrize("other", [_three, _twice])
+def test_ordinary_steps_after_others(toys, meter, other):
+    """When windows end, ordinary steps are planned at once as they were before."""
+    kinds = [_single] * 12 + [other] * 6 + [_single] * 6
+    records = _compared(toys, meter, kinds)
+    surprised = [record.step for record in records if "other forwards" in record.reason]
+    assert {"plan"} == {record.phase for record in records[-5:]}
+    assert {""} == {record.reason for record in records[-5:]}
+    assert len(surprised) <= 4
+
+
+def test_fewer_forwards_than_expected(toys, meter):
+    """Such a step kept room for nothing; it says so, and predicts nothing."""
+    records = _compared(toys, meter, [_pair] * 12 + [_single])
+    assert "other forwards" in records[-1].reason
+    assert records[-1].predicted_peak_bytes is None
+    assert records[-1].observed_peak_bytes is not None
+
+
+def test_a_backward_for_each_of_two_forwards(toys, meter):
+    """Two forwards and then two backwards are exact, and not taken for one step."""
+
+    def apart(model, rows):
+        losses = _loss(model, rows), _loss(model, rows + 8)
+        for loss in losses:
+            loss.backward()
+
+    records = _compared(toys, meter, [apart] * 6 + [_single] * 32)
+    assert any("did not go through all" in r.reason for r in records[:12])
+    assert {"plan"} == {record.phase for record in records[-3:]}
+
+
+def test_an_output_that_is_never_used(toys, meter):
+    """A forward whose graph lives on costs the others no plan."""
+    held = []
+
+    def beside(model, rows):
+        held.append(_loss(model, 24))
+        _single(model, rows)
+
+    records = _compared(toys, meter, [_single] * 12 + [beside] + [_single] * 6)
+    assert {"plan"} == {record.phase for record in records[-4:]}
+    assert 1 == len(held)
+
+
+def test_an_error_between_two_forwards(toys, meter):
+    """What was begun is dropped, and what follows is planned."""
+
+    def broken(model, rows):
+        with pytest.raises(KeyboardInterrupt):
+            _raise(_loss(model, rows))
+
+    def _raise(loss):
+        raise KeyboardInterrupt
+
+    kinds = [*[_pair] * 10, broken, *[_pair] * 6]
+    records = _compared(toys, meter, kinds)
+    assert {"plan"} == {record.phase for record in records[-4:]}
+    assert {""} == {record.reason for record in records[-4:]}
+
+
+def test_evaluation_between_two_forwards(toys, meter):
+    """It is no part of the window."""
+
+    def pair(model, rows):
+        first = _loss(model, rows)
+        with torch.no_grad():
+            there = _loss(model, rows + 8)
+        (first * _loss(model, rows + 4) * there).backward()
+
+    records = _compared(toys, meter, [pair] * 12)
+    assert 24 == len(records)
+    assert {"plan"} == {record.phase for record in records[-6:]}
+
+
+def test_memory_runs_out_in_the_second_forward(toys, meter):
+    """It is run again with everything recomputed, and nothing is predicted."""
+    model = toys.chain(6)
+    block, fails = model.blocks[3], []
+
+    def fail(*_):
+        if fails:
+            raise torch.OutOfMemoryError(fails.pop())
+
+    def pair(model, rows):
+        first = _loss(model, rows)
+        if rows == _ROWS[11]:
+            fails.append("CUDA out of memory")
+        (first * _loss(model, rows + 8)).backward()
+
+    bare = copy.deepcopy(model)
+    block.register_forward_hook(fail)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        actual = _train(model, [pair] * 16)
+    block._forward_hooks.clear()
+    fails.clear()
+    expected = _train(bare, [pair] * 16)
+    assert expected == actual
+    again = [record for record in session.records if record.retries]
+    assert [23] == [record.step for record in again]
+    assert again[0].predicted_peak_bytes is None
+    assert {"plan"} == {record.phase for record in list(session.records)[-4:]}
+
+
+def test_a_step_that_is_run_again_as_a_whole(toys, meter):
+    """`Session.step` runs both forwards again, with everything recomputed."""
+    model = toys.chain(6)
+    fails = []
+
+    def pair():
+        loss = _loss(model, 64) * _loss(model, 80)
+        if fails:
+            raise torch.OutOfMemoryError(fails.pop())
+        loss.backward()
+
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        _train(model, [_pair] * 12)
+        fails.append("CUDA out of memory")
+        session.step(pair)
+    records = list(session.records)[-2:]
+    assert {"the step is run again"} == {record.reason for record in records}
+    assert {6} == {record.n_recomputed for record in records}
+
+
+def test_windows_are_saved_and_loaded(toys, meter):
+    """A session that loads the state plans its first window."""
+    model = toys.chain(6)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        _train(model, [_pair] * 12)
+        state = json.loads(json.dumps(session.state_dict()))
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        session.load_state_dict(state)
+        _train(model, [_pair] * 2)
+    assert {"plan"} == {record.phase for record in session.records}
+
+
+def test_a_window_is_explained(toys, meter):
+    """The plan of a window names the layers of each of its forwards, and all sizes."""
+    model = toys.chain(6)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        _train(model, [_pair] * 12)
+        text = session.explain()
+        problem = session.planning_problem()
+    assert "blocks.5#1" in text
+    assert 12 == len(problem.events)
+
+
+def test_any_order_of_windows(toys, meter):
+    """Windows in no order are exact, whatever was expected."""
+    draw = random.Random(4)
+    kinds = draw.choices([_pair, _single, _three, _twice], k=40)
+    records = _compared(toys, meter, kinds, _room(toys, meter, _three))
+    assert any(record.phase == "plan" for record in records)
