@@ -35,6 +35,7 @@ from mimose.torch_private import (
     NO_GRAPH_TASK,
     StopRecomputation,
     current_graph_task,
+    eval_frame_callback,
     is_checkpoint_debugged,
     n_function_modes,
     pop_saved_hooks,
@@ -199,7 +200,10 @@ class Region:
         task: Any = current_graph_task()
         tensor = holder.pop(task, None)
         if tensor is None:
-            _untraced()(self, holder, task)
+            if eval_frame_callback() is None:
+                self.recompute(holder, task)
+            else:
+                _untraced()(self, holder, task)
             tensor = holder.pop(task)
         return tensor
 
@@ -220,12 +224,14 @@ class Region:
         if self._inputs.are_edited:
             guard.naming.refuse_edited()
         only = wanted if task == NO_GRAPH_TASK else None
-        with contextlib.ExitStack() as stack:
-            if modes is not None:
-                stack.enter_context(modes)
-            if self._autocast or autocast_now(self._kinds):
-                stack.enter_context(in_autocast(self._kinds, self._autocast))
+        if modes is None and not self._autocast and not autocast_now(self._kinds):
             is_same = self._recompute(task, only)
+        else:
+            with (
+                modes or contextlib.nullcontext(),
+                in_autocast(self._kinds, self._autocast),
+            ):
+                is_same = self._recompute(task, only)
         if modes is not None and before is not None:
             # What the recomputation itself has changed, another may find changed.
             self._state = guard.capture(before.places)._replace(modes=before.modes)
