@@ -41,6 +41,21 @@ def check_choices(
         raise ValueError(msg)
 
 
+def check_watched(loader: object, ahead: int) -> None:
+    """Make sure that batches can be taken from a loader, and so many ahead.
+
+    Raises:
+        TypeError: The loader cannot be iterated over.
+        ValueError: The number is not one.
+    """
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        msg = f"watch needs an iterable of batches, got {loader!r}"
+        raise TypeError(msg)
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
+        msg = f"ahead must be an integer of at least 0, got {ahead!r}"
+        raise ValueError(msg)
+
+
 def refuse_no_model(model: object) -> None:
     """Make sure that there is a model.
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
-from mimose.arguments import check_choices, refuse_no_model
+from mimose.arguments import check_choices, check_watched, refuse_no_model
 from mimose.budget import format_bytes
 from mimose.exceptions import (
     MimoseError,
@@ -31,12 +31,15 @@ from mimose.run.actions.registry import choose
 from mimose.run.attachment import Attachment, refuse_second
 from mimose.run.engine import Engine, Options
 from mimose.run.retry import Gradients
+from mimose.run.watched import Watches
 from mimose.state import describe, refuse_other
 from mimose.types import StepInput
 from mimose.watch.size_table import SizeTable
 from mimose.watch.units import UnitsSpec
 
 _log = logging.getLogger(__name__)
+
+_Batch = TypeVar("_Batch")
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 """Those that live."""
@@ -163,6 +166,7 @@ class Session:
         self.budget_bytes = self._engine.budget_bytes
         self.records = self._engine.records
         self._attachment: Attachment | None = None
+        self._watches = Watches(self._engine.ahead)
         try:
             if self._engine.plans:
                 self._engine.refusals.refuse_held()
@@ -197,6 +201,7 @@ class Session:
     def detach(self) -> None:
         """Give the model back as it was; the records stay readable. Harmless twice."""
         _sessions.discard(self)
+        self._watches.remove()
         if self._attachment is not None:
             self._attachment.remove()
         self._engine.driver.finish()
@@ -248,6 +253,37 @@ class Session:
         snapshot.restore()
         gradients.restore()
         return closure()
+
+    def watch(self, loader: Iterable[_Batch], *, ahead: int = 2) -> Iterable[_Batch]:
+        """Read the shapes of batches that are waiting, so that plans are ready.
+
+        ::
+
+            for batch in session.watch(loader):
+                ...
+
+        The batches are the loader's own, in its order, and it may be watched anew in
+        each epoch. Nothing is taken out of a `DataLoader`, nor out of what accelerate
+        or Lightning made of one: until the session is detached, its `collate_fn` tells
+        the sizes of each batch as it is made, in its workers, too.
+
+        Args:
+            loader: A `DataLoader`, or any iterable of batches: tensors, or mappings,
+                tuples, lists and dataclasses of them, however nested.
+            ahead: How many batches are taken ahead of what is no `DataLoader`. They are
+                held meanwhile, and those of an iterator come first where it is watched
+                again.
+
+        Returns:
+            An iterable of the same batches; its length, if it has one, and all other
+            attributes are those of the loader.
+
+        Raises:
+            ValueError: `ahead` is no integer of at least 0.
+            TypeError: The loader cannot be iterated over.
+        """
+        check_watched(loader, ahead)
+        return self._watches.watched(loader, ahead)
 
     def _can_recover(self, error: RuntimeError) -> bool:
         unit = self._engine.findings.last_recomputed

@@ -90,6 +90,25 @@ class PlanCache:
             self.hits += 1
             return found
 
+    def has(
+        self, key: Hashable, is_good: Callable[[CachedPlan, _T], bool], today: _T
+    ) -> bool:
+        """Whether there is a good plan for a key; one that is not is dropped.
+
+        Nobody has asked for the plan yet, so nothing is counted.
+
+        Args:
+            key: The plan's.
+            is_good: Judges the plan by what is given with it.
+            today: What that is.
+        """
+        with self._lock:
+            found = self._plans.get(key)
+            if found is not None and not is_good(found, today):
+                del self._plans[key]
+                return False
+            return found is not None
+
     def put(self, key: Hashable, plan: CachedPlan) -> CachedPlan:
         """Keep a plan unless another came first; return the one that is kept."""
         with self._lock:

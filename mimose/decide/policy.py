@@ -16,6 +16,7 @@ from mimose.decide.reserve import PredictedStep, Reserve
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.costs import event_seconds
 from mimose.learn.learner import Learner
+from mimose.learn.model import CostModel
 from mimose.learn.problem import (
     Memory,
     doubt,
@@ -183,6 +184,53 @@ class Policy:
         if not (ratio or is_better_to_come):
             self.cache.put(key, made)
         return tried
+
+    def prepare(self, facts: StepInput, table: SizeTable, memory: Memory) -> bool:
+        """Have a plan ready for a step that is to come, if it would be kept.
+
+        As long as steps are measured under their plans none is made before.
+
+        Args:
+            facts: Its context and exact sizes.
+            table: Names its sizes.
+            memory: What is held, as if it began now.
+
+        Returns:
+            Whether there is a plan that fits.
+        """
+        memory = memory.with_state
+        key = self._key(facts, table)
+        if self.cache.has(key, self._is_good, memory):
+            return True
+        model = self._learner.model
+        upper = facts._replace(sizes=key[2])
+        if doubt(model, upper) or self._is_measured_yet(model, facts, upper):
+            return False
+        try:
+            made = self._maker.make(
+                model, upper, memory, stage_share=1.0, extrapolation_ratio=0.0
+            )
+        except InfeasibleBudgetError:
+            return False
+        self.cache.put(key, made)
+        return True
+
+    def _is_measured_yet(
+        self, model: CostModel, facts: StepInput, upper: StepInput
+    ) -> bool:
+        """Whether a step would be measured, or shows actions, whatever its plan."""
+        if self.reserve.stage_share(facts.context) < 1.0:
+            return True
+        if extrapolation_ratio(model, facts) > 0.0:
+            return True
+        if self._static_is_made:
+            return False
+        if isinstance(self._maker.planner, OneShapePlanner):
+            return True  # it is to be shown its own shape first
+        is_open = self.reserve.is_open(model.n_steps)
+        return self.reserve.is_learning(model.n_steps) or (
+            is_open and any(untold(model, upper))
+        )
 
     def _trying(self, facts: StepInput, decision: Decision, tries: Tries) -> Decision:
         """Have a step show actions of which little is known.

@@ -67,6 +67,8 @@ class Parts:
     retry: Retry
     describer: Describer
     ends: StepEnds
+    ran: Callable[[StepInput], None]
+    """Told of each step that has run its forward."""
 
 
 class Driver:
@@ -290,6 +292,7 @@ class Driver:
     def _end_forward(self, step: Step, output: Any) -> None:
         if step.trace is not None:
             step.trace.mark("root_exit")
+        self._parts.ran(step.facts)
         calls = tuple(map(_CALLS, self._events.units))
         if not self._ends.forward_ended(step, output, calls):
             self._policy.forget(step.facts.context)

@@ -21,6 +21,7 @@ from mimose.planners import FixedPlanner, Planner
 from mimose.records import Records
 from mimose.run.actions.base import Action
 from mimose.run.actions.registry import choose, load_state, menu_of, state_of
+from mimose.run.ahead import Ahead
 from mimose.run.allocator_footprint import Ratios, make_footprint
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.driver import Driver, Parts
@@ -156,6 +157,9 @@ class Engine:
             opened,
             reads_peak=meter.reads_peak,
         )
+        self.ahead = Ahead(
+            self.policy, self.learner, self.describer, lambda: self.driver.memory_now()
+        )
         self.driver = Driver(
             Parts(
                 model=model,
@@ -181,6 +185,7 @@ class Engine:
                 ),
                 describer=self.describer,
                 ends=ends,
+                ran=self.ahead.ran,
             )
         )
 

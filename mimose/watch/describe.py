@@ -122,6 +122,14 @@ class Describer:
         self.last = self._expected(found) if found[0].base else found
         return self.last
 
+    def table(self, structure: str) -> SizeTable | None:
+        """Return the table that names the sizes of a structure; None if it is new.
+
+        Args:
+            structure: Of a call that has arrived.
+        """
+        return self._tables.get(structure)
+
     def _read_flags(self) -> tuple[bool, ...]:
         return (*map(_TRAINING, self._modules), *map(_LEARNS, self._parameters))
 
