@@ -166,7 +166,7 @@ class Session:
         self.budget_bytes = self._engine.budget_bytes
         self.records = self._engine.records
         self._attachment: Attachment | None = None
-        self._watches = Watches(self._engine.ahead)
+        self.watches = Watches(self._engine.ahead)
         try:
             if self._engine.plans:
                 self._engine.refusals.refuse_held()
@@ -201,7 +201,7 @@ class Session:
     def detach(self) -> None:
         """Give the model back as it was; the records stay readable. Harmless twice."""
         _sessions.discard(self)
-        self._watches.remove()
+        self.watches.remove()
         if self._attachment is not None:
             self._attachment.remove()
         self._engine.driver.finish()
@@ -283,7 +283,7 @@ class Session:
             TypeError: The loader cannot be iterated over.
         """
         check_watched(loader, ahead)
-        return self._watches.watched(loader, ahead)
+        return self.watches.watched(loader, ahead)
 
     def _can_recover(self, error: RuntimeError) -> bool:
         unit = self._engine.findings.last_recomputed

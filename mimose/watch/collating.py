@@ -202,6 +202,8 @@ class WatchedLoaders:
             loader: As for `base_loaders`.
         """
         for base in base_loaders(loader):
+            if getattr(base.collate_fn, "line", None) is self.line:
+                continue
             told = Collate(_plain(base.collate_fn), self.line)
             base.collate_fn = told
             self._patched.append((weakref.ref(base), told))
