@@ -187,6 +187,10 @@ class Summary:
     """Added in these steps; None where there were none."""
     extra_error_p50: float | None = None
     """Median of |added − predicted| seconds, as a share of the predicted, there."""
+    largest_to_come: Mapping[str, int] | None = None
+    """Of the shapes that were told with `Session.expect`; None where none was."""
+    least_peak_to_come: float | None = None
+    """What it takes under any plan, in bytes; None where that is not known yet."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,12 @@ import numpy as np
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
-from mimose.arguments import check_choices, check_watched, refuse_no_model
+from mimose.arguments import (
+    check_choices,
+    check_shapes,
+    check_watched,
+    refuse_no_model,
+)
 from mimose.budget import format_bytes
 from mimose.exceptions import (
     MimoseError,
@@ -285,6 +290,33 @@ class Session:
         check_watched(loader, ahead)
         return self.watches.watched(loader, ahead)
 
+    def expect(self, shapes: Iterable[Mapping[str, int]]) -> None:
+        """Tell the sizes of all batches to come, where a sampler knows them.
+
+        ::
+
+            session.expect({"input_ids.1": length} for length in lengths)
+
+        A budget that cannot hold for the largest of them is then an error (or a
+        warning, under ``on_infeasible="warn"``) in the first step whose predictions
+        reach so far, rather than where that batch comes. Told before the first step,
+        names are looked at with the second one; a name that is not one of the model's
+        is a warning then, and nothing is expected.
+
+        Args:
+            shapes: Sizes by name, as for `explain`; those that are not named are as in
+                the step that is about to run. They take the place of shapes told
+                before.
+
+        Raises:
+            MimoseError: A name is not one of the model's.
+            TypeError: A shape is no mapping.
+            ValueError: A size is no integer of at least 1.
+        """
+        last = self._engine.describer.last
+        table = None if last is None else last[1]
+        self._engine.expected.expect(check_shapes(shapes), table)
+
     def _can_recover(self, error: RuntimeError) -> bool:
         unit = self._engine.findings.last_recomputed
         if isinstance(error, RecomputationError):
@@ -373,6 +405,8 @@ class Session:
             kept_units=dict(self._engine.findings.kept),
             **self._engine.footprint.told(),
             inexact_units=dict(self._engine.findings.inexact),
+            largest_to_come=self._engine.expected.largest,
+            least_peak_to_come=self._engine.expected.least_peak_bytes,
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:

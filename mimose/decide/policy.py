@@ -215,6 +215,22 @@ class Policy:
         self.cache.put(key, made)
         return True
 
+    def least_peak_bytes(self, facts: StepInput, memory: Memory) -> float | None:
+        """Return what a step is sure to reach under any plan; None if nothing is sure.
+
+        The prediction of the safest plan, less the margin that predictions have.
+
+        Args:
+            facts: Its context and exact sizes.
+            memory: What is held, as if it began now.
+        """
+        model, memory = self._learner.model, memory.with_state
+        if doubt(model, facts):
+            return None
+        least = safest_plan(fill_problem(model, facts, memory)).peak_bytes
+        growth = (least - memory.start_bytes) * (1.0 - self.reserve.bound.margin())
+        return memory.start_bytes + growth
+
     def _is_measured_yet(
         self, model: CostModel, facts: StepInput, upper: StepInput
     ) -> bool:

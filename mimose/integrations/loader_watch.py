@@ -42,7 +42,7 @@ class LoaderWatch:
 
     def remove(self) -> None:
         """Give trainer and loaders back as they were. Harmless twice."""
-        if vars(self._source or self).get("dataloader") == self._loader:
-            del self._source.dataloader  # else another callback's stands around it
-        self._source = None
+        source, self._source = self._source, None
+        if source is not None and vars(source).get("dataloader") == self._loader:
+            del source.dataloader  # else another callback's stands around it
         self.loaders.remove()

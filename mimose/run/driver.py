@@ -23,6 +23,7 @@ from mimose.planners import Menu
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.ending import StepEnds
 from mimose.run.events import EventRunner
+from mimose.run.expected import Expected
 from mimose.run.footprint import Footprint
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.refusals import Refusals
@@ -69,6 +70,7 @@ class Parts:
     ends: StepEnds
     ran: Callable[[StepInput], None]
     """Told of each step that has run its forward."""
+    expected: Expected
 
 
 class Driver:
@@ -165,6 +167,8 @@ class Driver:
         is_again, self._safest_once = self._safest_once, False
         carried = self._ends.carried_bytes
         memory = self._memory(start, carried)
+        if self.plans:
+            self._parts.expected.check(facts, table, memory)
         reason = _unplanned(facts, is_shared=is_shared, is_again=is_again)
         is_first = self._ends.open.n_begun == 0
         decide = partial(self._decide, table, memory, reason, is_first)

@@ -27,6 +27,7 @@ from mimose.run.device_checks import DeviceChecks
 from mimose.run.driver import Driver, Parts
 from mimose.run.ending import StepEnds
 from mimose.run.events import EventRunner
+from mimose.run.expected import Expected
 from mimose.run.findings import Findings
 from mimose.run.open_steps import OpenSteps
 from mimose.run.optimizer_watch import OptimizerWatch
@@ -160,6 +161,7 @@ class Engine:
         self.ahead = Ahead(
             self.policy, self.learner, self.describer, lambda: self.driver.memory_now()
         )
+        self.expected = Expected(self.policy, self.learner, self.refusals)
         self.driver = Driver(
             Parts(
                 model=model,
@@ -186,6 +188,7 @@ class Engine:
                 describer=self.describer,
                 ends=ends,
                 ran=self.ahead.ran,
+                expected=self.expected,
             )
         )
 
