@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from mimose.watch.batches import BatchShape, batch_shape
 
-_MOST_BYTES = min(4096, select.PIPE_BUF)
+_MOST_BYTES = min(4096, getattr(select, "PIPE_BUF", 512))
 """Of a line: so much is written whole or not at all."""
 _MOST_TOLD = 1024
 """Shapes that wait to be read; then the oldest is lost."""

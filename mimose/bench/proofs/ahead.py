@@ -92,7 +92,6 @@ def _summarise(rows: Sequence[AheadRow]) -> dict[str, object]:
         "of these with a plan": percent(_ready([r for r in rows if r.is_new])),
         f"from step {_LEARNING_STEPS} on": len(late),
         "with a plan": percent(_ready(late)),
-        "ms to plan these": 1e3 * sum(r.plan_seconds for r in late) / max(1, len(late)),
     }
 
 
