@@ -50,6 +50,17 @@ def test_hits_and_misses_are_counted():
     assert "PlanCache(size=1/4, hits=2, misses=1)" == repr(cache)
 
 
+def test_looking_ahead_counts_nothing():
+    """Whether a plan is there is asked before anybody needs it; a bad one goes."""
+    cache = PlanCache(4)
+    assert not cache.has("a", _is_good, "good")
+    cache.put("a", _cached())
+    assert cache.has("a", _is_good, "good")
+    assert not cache.has("a", _is_good, "bad")
+    assert not cache.has("a", _is_good, "good")
+    assert (0, 0, 0) == (cache.hits, cache.misses, len(cache))
+
+
 def test_a_plan_that_is_no_longer_good_is_dropped():
     """A refused plan counts as a miss and is gone."""
     cache = PlanCache(4)
