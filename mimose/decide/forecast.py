@@ -39,6 +39,8 @@ class Forecasts:
             sizes: Its sizes.
             steps: Those that ran before the next batch, in order.
         """
+        if not sizes:
+            return  # texts, say, which the loop makes tensors of
         kind = self._kinds.pop(key, None) or _Kind()
         self._kinds[key] = kind
         if len(self._kinds) > MOST_CONTEXTS:
@@ -111,7 +113,7 @@ class _Call:
 
     def sizes(self, batch: Sizes) -> Sizes | None:
         """Return the call's sizes behind a batch; None where no rule tells them."""
-        for seen, own in self.rows:
+        for seen, own in reversed(self.rows):
             if seen == batch:
                 return own
         if len(self.rows) < 2 or self._n_failed >= _MOST_FAILURES:
