@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -39,6 +40,46 @@ def check_choices(
     if any(step < 1 for step in steps):
         msg = f"round_to must be at least 1 for every size, got {round_to!r}"
         raise ValueError(msg)
+
+
+def check_watched(loader: object, ahead: int) -> None:
+    """Make sure that batches can be taken from a loader, and so many ahead.
+
+    Raises:
+        TypeError: The loader cannot be iterated over.
+        ValueError: The number is not one.
+    """
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        msg = f"watch needs an iterable of batches, got {loader!r}"
+        raise TypeError(msg)
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
+        msg = f"ahead must be an integer of at least 0, got {ahead!r}"
+        raise ValueError(msg)
+
+
+def check_shapes(shapes: Iterable[Mapping[str, int]]) -> list[Mapping[str, int]]:
+    """Return shapes that are told by name, as a list.
+
+    Raises:
+        TypeError: One is no mapping, or is not iterable.
+        ValueError: A size is no integer of at least 1.
+    """
+    if isinstance(shapes, Mapping):
+        msg = f"expect needs several shapes, such as [{dict(shapes)!r}], got one"
+        raise TypeError(msg)
+    listed: list[Any] = list(shapes)
+    for shape in listed:
+        if not isinstance(shape, Mapping):
+            msg = (
+                f"expect needs shapes as mappings of names to sizes, such as "
+                f"{{'input_ids.1': 512}}, got {shape!r}"
+            )
+            raise TypeError(msg)
+        for name, size in shape.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                msg = f"expect: {name} must be an integer of at least 1, got {size!r}"
+                raise ValueError(msg)
+    return listed
 
 
 def refuse_no_model(model: object) -> None:

@@ -193,6 +193,10 @@ class Summary:
     """New shapes whose plan was made before they came."""
     proven_plans: int = 0
     """Recorded steps in phase `plan` whose plan was proven to cost the least."""
+    largest_to_come: Mapping[str, int] | None = None
+    """Of the shapes that were told with `Session.expect`; None where none was."""
+    least_peak_to_come: float | None = None
+    """What it takes under any plan, in bytes; None where that is not known yet."""
 
 
 @dataclass(slots=True)

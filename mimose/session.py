@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
-from mimose.arguments import check_choices, refuse_no_model
+from mimose.arguments import (
+    check_choices,
+    check_shapes,
+    check_watched,
+    refuse_no_model,
+)
 from mimose.budget import format_bytes
 from mimose.exceptions import (
     MimoseError,
@@ -31,12 +36,15 @@ from mimose.run.actions.registry import choose
 from mimose.run.attachment import Attachment, refuse_second
 from mimose.run.engine import Engine, Options
 from mimose.run.retry import Gradients
+from mimose.run.watched import Watches
 from mimose.state import describe, refuse_other
 from mimose.types import StepInput
 from mimose.watch.size_table import Table
 from mimose.watch.units import UnitsSpec
 
 _log = logging.getLogger(__name__)
+
+_Batch = TypeVar("_Batch")
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 """Those that live."""
@@ -166,6 +174,7 @@ class Session:
         self.budget_bytes = self._engine.budget_bytes
         self.records = self._engine.records
         self._attachment: Attachment | None = None
+        self.watches = Watches(self._engine.ahead)
         try:
             if self._engine.plans:
                 self._engine.refusals.refuse_held()
@@ -200,6 +209,7 @@ class Session:
     def detach(self) -> None:
         """Give the model back as it was; the records stay readable. Harmless twice."""
         _sessions.discard(self)
+        self.watches.remove()
         if self._attachment is not None:
             self._attachment.remove()
         self._engine.driver.finish()
@@ -253,6 +263,64 @@ class Session:
         snapshot.restore()
         gradients.restore()
         return closure()
+
+    def watch(self, loader: Iterable[_Batch], *, ahead: int = 2) -> Iterable[_Batch]:
+        """Read the shapes of batches that are waiting, so that plans are ready.
+
+        ::
+
+            for batch in session.watch(loader):
+                ...
+
+        The batches are the loader's own, in its order, and it may be watched anew in
+        each epoch. Nothing is taken out of a `DataLoader`, nor out of what accelerate
+        or Lightning made of one: until the session is detached, its `collate_fn` tells
+        the sizes of each batch as it is made, in its workers, too.
+
+        Args:
+            loader: A `DataLoader`, or any iterable of batches: tensors, or mappings,
+                tuples, lists and dataclasses of them, however nested.
+            ahead: How many batches are taken ahead of what is no `DataLoader`. They are
+                held meanwhile, and those of an iterator come first where it is watched
+                again.
+
+        Returns:
+            An iterable of the same batches; its length, if it has one, and all other
+            attributes are those of the loader.
+
+        Raises:
+            ValueError: `ahead` is no integer of at least 0.
+            TypeError: The loader cannot be iterated over.
+        """
+        check_watched(loader, ahead)
+        return self.watches.watched(loader, ahead)
+
+    def expect(self, shapes: Iterable[Mapping[str, int]]) -> None:
+        """Tell the sizes of all batches to come, where a sampler knows them.
+
+        ::
+
+            session.expect({"input_ids.1": length} for length in lengths)
+
+        A budget that cannot hold for the largest of them is then an error (or a
+        warning, under ``on_infeasible="warn"``) in the first step whose predictions
+        reach so far, rather than where that batch comes. Told before the first step,
+        names are looked at with the second one; a name that is not one of the model's
+        is a warning then, and nothing is expected.
+
+        Args:
+            shapes: Sizes by name, as for `explain`; those that are not named are as in
+                the step that is about to run. They take the place of shapes told
+                before.
+
+        Raises:
+            MimoseError: A name is not one of the model's.
+            TypeError: A shape is no mapping.
+            ValueError: A size is no integer of at least 1.
+        """
+        last = self._engine.describer.last
+        table = None if last is None else last[1]
+        self._engine.epoch.expect(check_shapes(shapes), table)
 
     def _can_recover(self, error: RuntimeError) -> bool:
         unit = self._engine.findings.last_recomputed
@@ -342,6 +410,8 @@ class Session:
             kept_units=dict(self._engine.findings.kept),
             **self._engine.footprint.told(),
             inexact_units=dict(self._engine.findings.inexact),
+            largest_to_come=self._engine.epoch.largest,
+            least_peak_to_come=self._engine.epoch.least_peak_bytes,
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:

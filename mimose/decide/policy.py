@@ -199,25 +199,46 @@ class Policy:
             self.plans.keep(key, made, order)
         return tried
 
-    def prepare(self, facts: StepInput, table: Table, memory: Memory) -> None:
+    def least_peak_bytes(self, facts: StepInput, memory: Memory) -> float | None:
+        """Return what a step is sure to reach under any plan; None if nothing is sure.
+
+        The prediction of the safest plan, less the margin that predictions have.
+
+        Args:
+            facts: Its context and exact sizes.
+            memory: What is held, as if it began now.
+        """
+        model, memory = self._learner.model, memory.with_state
+        if doubt(model, facts):
+            return None
+        least = safest_plan(fill_problem(model, facts, memory)).peak_bytes
+        growth = (least - memory.start_bytes) * (1.0 - self.reserve.bound.margin())
+        return memory.start_bytes + growth
+
+    def prepare(self, facts: StepInput, table: Table, memory: Memory) -> bool:
         """Have a plan made for a step that is to come, if there is none for it.
 
         Args:
             facts: Its context and exact sizes.
             table: Names its sizes.
             memory: What is held as a step begins, and the budget.
+
+        Returns:
+            Whether there is one that fits.
         """
         memory = memory.with_state
         model, key = self._learner.model, self._key(facts, table, ())
-        if facts.context not in model.patterns or self.plans.has(key, memory):
-            return
-        if self.reserve.stage_share(facts.context) < 1.0:
-            return
+        if self.plans.has(key, memory):
+            return True
+        is_staged = self.reserve.stage_share(facts.context) < 1.0
+        if facts.context not in model.patterns or is_staged:
+            return False
         upper = facts._replace(sizes=key[2])
         beyond = extrapolation_ratio(model, facts) / (NOISY_EXTRAPOLATION - 1.0)
         order = self._order(model, facts, upper, memory, 1.0, beyond)
         spare = max(self.reserve.noise_bytes, _SPARE * memory.headroom_bytes)
         self.plans.prepare(key, under(order, spare))
+        return self.plans.has(key, memory)
 
     def _order(
         self,

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from mimose.exceptions import MimoseError, StateMismatchError
+from mimose.integrations.loader_watch import LoaderWatch
 from mimose.integrations.options import check_options
 from mimose.integrations.root_search import RootSearch
 from mimose.report.metrics import MetricsReader
+from mimose.run.watched import Told
 from mimose.session import Session, attach
 from mimose.watch.compiled import WHY_NOT_WHOLE
 
@@ -120,10 +122,14 @@ class MimoseCallback(_Base):
         self._search: RootSearch | None = None
         self._is_attached = False
         self._has_warned = False
+        self._loaders: LoaderWatch | None = None
+        self._told: Told | None = None
+        """What the loader's workers tell of batches to come."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the session out: a copy of the callback has trained nothing."""
         own = {"session": None, "_metrics": None, "_whole": None, "_search": None}
+        own.update({"_loaders": None, "_told": None})
         return {**self.__dict__, **own, "_is_attached": False}
 
     # ------------------------------------------------------------------ events
@@ -131,13 +137,18 @@ class MimoseCallback(_Base):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse a `training_step` that is compiled, and so leaves nothing to plan.
 
+        The training's loaders are watched from before their first batch on.
+
         Raises:
             MimoseError: It is.
         """
-        del trainer
-        if stage == "fit" and getattr(pl_module, "_compiler_ctx", None) is not None:
+        if stage != "fit":
+            return
+        if getattr(pl_module, "_compiler_ctx", None) is not None:
             msg = f"the LightningModule's training_step is compiled: {WHY_NOT_WHOLE}"
             raise MimoseError(msg)
+        self._stop_watching()
+        self._loaders = LoaderWatch(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch for the root: see `mimose.integrations.root_search`.
@@ -146,7 +157,9 @@ class MimoseCallback(_Base):
             NoUnitsError: No layers were found.
             MimoseError: No module has the name that was given.
         """
+        loaders, self._loaders = self._loaders, None
         self.detach()
+        self._loaders = loaders
         for other in list(_busy.get(pl_module, ())):
             if other not in trainer.callbacks:
                 other.detach()  # of a trainer that came to no end
@@ -157,6 +170,14 @@ class MimoseCallback(_Base):
         )
         self._whole = pl_module
         _busy.setdefault(pl_module, []).append(self)
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Take note of the batch that the next step is given."""
+        del trainer, pl_module, batch_idx
+        if self._told is not None:
+            self._told.hand(batch)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -201,11 +222,18 @@ class MimoseCallback(_Base):
             self.learned = _plain(self.session.state_dict())
             self.session.detach()
         self._is_attached = False
+        self._stop_watching()
         if self._whole is not None:
             others = [other for other in _busy.pop(self._whole) if other is not self]
             if others:
                 _busy[self._whole] = others
             self._whole = None
+
+    def _stop_watching(self) -> None:
+        self._told = None
+        if self._loaders is not None:
+            self._loaders.remove()
+            self._loaders = None
 
     # ------------------------------------------------------------------ state
 
@@ -238,6 +266,8 @@ class MimoseCallback(_Base):
         session = attach(root, self._budget, units=units, **self._options)
         self.session, self._is_attached = session, True
         self._metrics = MetricsReader(session)
+        if self._loaders is not None:
+            self._told = session.watches.heard(self._loaders.loaders)
         self._recall()
 
     def _recall(self) -> None:

@@ -6,8 +6,9 @@ a callback sees the logs, the trainer's history and the loggers before it in the
 have taken theirs. So the callback looks up, once a training, which handler is calling
 it and which trainer is calling that. It then moves to the front of the handler's list,
 so that what it adds to the logs reaches all, and wraps that trainer's `train`, so that
-an exception anywhere in it leaves the model as it was. Where it is called in another
-way, it says so once and does what it can.
+an exception anywhere in it leaves the model as it was, and its `training_step`, which
+alone is given each batch. Where it is called in another way, it says so once and does
+what it can.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from transformers.trainer_callback import CallbackHandler
 def guard(trainer: Any, kind: type[Any]) -> None:
     """Let an exception in a trainer's `train` detach its callbacks.
 
+    They are told of each batch (`hand`), too.
+
     Args:
         trainer: Its own attributes are set; a training that runs already is guarded
             step by step.
@@ -31,8 +34,10 @@ def guard(trainer: Any, kind: type[Any]) -> None:
     """
     if isinstance(trainer.train, _Guarded):
         return
-    for name in ("training_step", "train") if trainer.is_in_train else ("train",):
-        setattr(trainer, name, _Guarded(trainer, name, kind))
+    if trainer.is_in_train:
+        trainer.training_step = _Guarded(trainer, "training_step", kind)
+    trainer.training_step = _Step(trainer, "training_step", kind)
+    trainer.train = _Guarded(trainer, "train", kind)
 
 
 class _Guarded:
@@ -49,22 +54,39 @@ class _Guarded:
         self._own = vars(trainer).get(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        trainer: Any = self._trainer()
-        method = self._own or getattr(type(trainer), self._name).__get__(trainer)
         try:
-            return method(*args, **kwargs)
+            return self._method(*args, **kwargs)
         except BaseException:
-            for callback in trainer.callback_handler.callbacks:
-                if isinstance(callback, self._kind):
-                    callback.detach()
+            for callback in self._callbacks:
+                callback.detach()
             raise
+
+    @property
+    def _method(self) -> Any:
+        trainer: Any = self._trainer()
+        return self._own or getattr(type(trainer), self._name).__get__(trainer)
+
+    @property
+    def _callbacks(self) -> list[Any]:
+        trainer: Any = self._trainer()
+        every = trainer.callback_handler.callbacks
+        return [callback for callback in every if isinstance(callback, self._kind)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Guarded:
         trainer = self._trainer()
-        return _Guarded(memo.get(id(trainer), trainer), self._name, self._kind)
+        return type(self)(memo.get(id(trainer), trainer), self._name, self._kind)
 
     def __reduce__(self) -> Any:
-        return _Guarded, (self._trainer(), self._name, self._kind)
+        return type(self), (self._trainer(), self._name, self._kind)
+
+
+class _Step(_Guarded):
+    """A trainer's step on one batch, of which the callbacks are told first."""
+
+    def __call__(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        for callback in self._callbacks:
+            callback.hand(inputs)
+        return self._method(model, inputs, *args, **kwargs)
 
 
 def callers() -> tuple[CallbackHandler | None, Trainer | None]:

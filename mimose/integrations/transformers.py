@@ -21,6 +21,7 @@ from mimose.exceptions import (
 from mimose.integrations.missing import missing_package
 from mimose.integrations.options import check_options
 from mimose.report.metrics import MetricsReader
+from mimose.run.watched import Told
 from mimose.session import Session, attach
 from mimose.torch_private import COMPILED_MODULE
 from mimose.watch.compiled import WHY_NOT_WHOLE
@@ -103,6 +104,8 @@ class MimoseCallback(TrainerCallback, ExportableState):
         """What a session knew when a checkpoint was written or training ended."""
         self._model: nn.Module | None = None
         self._metrics: MetricsReader | None = None
+        self._told: Told | None = None
+        """What the loader's workers tell of batches to come."""
 
     # ------------------------------------------------------------------ events
 
@@ -134,13 +137,21 @@ class MimoseCallback(TrainerCallback, ExportableState):
         model = _running(trainer, kwargs["model"])
         if self._root is not None:
             model = _root_of(self._root, model)
-        if self._is_attached and self._model is model:
-            return  # the trainer begins again with a smaller batch
-        self.detach()
-        owner = _owners.get(model)
-        if owner is not None:  # of a trainer that came to no end
-            owner.detach()
-        self._attach(model, _saved_state(state, type(self).__name__))
+        if not (self._is_attached and self._model is model):
+            self.detach()
+            owner = _owners.get(model)
+            if owner is not None:  # of a trainer that came to no end
+                owner.detach()
+            self._attach(model, _saved_state(state, type(self).__name__))
+        # Else the trainer begins again, with smaller batches.
+        self._told = None
+        if self.session is not None:
+            self._told = self.session.watches.told_by(kwargs.get("train_dataloader"))
+
+    def hand(self, batch: Any) -> None:
+        """Take note of the batch that the trainer's next step is given."""
+        if self._told is not None:
+            self._told.hand(batch)
 
     def on_log(
         self,
@@ -177,13 +188,13 @@ class MimoseCallback(TrainerCallback, ExportableState):
             self.learned = self.session.state_dict()
             self.session.detach()
             _owners.pop(self._model, None)
-        self._model = None
+        self._model = self._told = None
 
     # ------------------------------------------------------------------ state
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the session out: a copy of the callback has trained nothing."""
-        own = {"session": None, "_metrics": None, "_model": None}
+        own = {"session": None, "_metrics": None, "_model": None, "_told": None}
         return {**self.__dict__, **own}
 
     def state(self) -> dict[str, Any]:

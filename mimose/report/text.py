@@ -36,6 +36,8 @@ def summarise(
     fragmentation: float | None = None,
     given_back: int | None = None,
     inexact_units: Mapping[str, str],
+    largest_to_come: Mapping[str, int] | None = None,
+    least_peak_to_come: float | None = None,
 ) -> Summary:
     """Sum up the records of a session.
 
@@ -50,6 +52,8 @@ def summarise(
         fragmentation: On an accelerator, reserved growth for each byte of growth.
         given_back: On an accelerator, how often free blocks were given back.
         inexact_units: Units that are recomputed, but not to the bit, and why.
+        largest_to_come: Of the shapes that were told beforehand.
+        least_peak_to_come: What it takes under any plan.
     """
     errors = [
         abs(record.prediction_error)
@@ -88,6 +92,8 @@ def summarise(
         timed_plans=len(timed),
         extra_seconds=sum(r.extra_seconds or 0.0 for r in timed) if timed else None,
         extra_error_p50=float(np.quantile(misses, 0.5)) if misses else None,
+        largest_to_come=largest_to_come,
+        least_peak_to_come=least_peak_to_come,
     )
 
 
@@ -178,6 +184,11 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
             f"{summary.fragmentation:.2f} bytes reserved for each byte of growth; "
             f"free blocks given back before {summary.given_back} steps",
         )
+    if summary.largest_to_come:
+        least = summary.least_peak_to_come
+        takes = "not known yet" if least is None else f"at least {format_bytes(least)}"
+        shape = tuple(summary.largest_to_come.items())
+        yield "to come", f"{shape_text(shape)} is the largest; it takes {takes}"
     if summary.retries:
         yield "run again", f"{summary.retries} forwards"
 

@@ -24,6 +24,7 @@ from mimose.planners import Menu
 from mimose.run import backward
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.ending import StepEnds
+from mimose.run.epoch import Epoch
 from mimose.run.events import EventRunner
 from mimose.run.expected import Expectations
 from mimose.run.footprint import Footprint
@@ -73,6 +74,10 @@ class Parts:
     describer: Describer
     windows: Windows
     ends: StepEnds
+    ran: Callable[[StepInput], None]
+    """Told of each step that has run its forward."""
+    epoch: Epoch
+    """Looks at the largest shapes to come."""
 
 
 class Driver:
@@ -174,6 +179,8 @@ class Driver:
         is_again, self._safest_once = self._safest_once, False
         is_shared = self._ends.open.expects_shared or backward.is_running()
         window.give_up(_unplanned(facts, is_shared=is_shared, is_again=is_again))
+        if self.plans and not window.steps:
+            self._parts.epoch.check(facts, table, window.memory)
         is_first = self._ends.open.n_begun == 0
         decide = partial(self._decide, table, window, is_first)
         decision = self._expect(facts, decide) if facts.base else decide(facts)
@@ -335,6 +342,7 @@ class Driver:
     def _end_forward(self, step: Step, output: Any) -> None:
         if step.trace is not None:
             step.trace.mark("root_exit")
+        self._parts.ran(step.facts)
         calls = tuple(map(_CALLS, self._events.units))
         if not self._ends.forward_ended(step, output, calls):
             planned = step.window.planned

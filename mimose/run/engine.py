@@ -23,10 +23,12 @@ from mimose.planners import FixedPlanner, Planner, refiner_of
 from mimose.records import Records
 from mimose.run.actions.base import Action
 from mimose.run.actions.registry import choose, load_state, menu_of, state_of
+from mimose.run.ahead import Ahead
 from mimose.run.allocator_footprint import Ratios, make_footprint
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.driver import Driver, Parts
 from mimose.run.ending import StepEnds
+from mimose.run.epoch import Epoch
 from mimose.run.events import EventRunner
 from mimose.run.findings import Findings
 from mimose.run.open_steps import OpenSteps
@@ -172,6 +174,10 @@ class Engine:
             self.windows,
             reads_peak=meter.reads_peak,
         )
+        self.ahead = Ahead(
+            self.policy, self.learner, self.describer, lambda: self.driver.memory_now()
+        )
+        self.epoch = Epoch(self.policy, self.learner, self.refusals)
         self.driver = Driver(
             Parts(
                 model=model,
@@ -198,6 +204,8 @@ class Engine:
                 describer=self.describer,
                 windows=self.windows,
                 ends=ends,
+                ran=self.ahead.ran,
+                epoch=self.epoch,
             )
         )
 

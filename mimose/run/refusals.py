@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Mapping
 
 from torch import nn
 
+from mimose.budget import format_bytes
 from mimose.decide.least_peaks import LeastPeaks
 from mimose.exceptions import InfeasibleBudgetError
+from mimose.learn.problem import Memory
 from mimose.run.footprint import Footprint
 from mimose.run.infeasible_error import held_already, infeasible
 from mimose.run.outcome import StepOutcome
@@ -80,6 +83,37 @@ class Refusals:
             self._refuse(
                 infeasible(self._model, budget, least, start_bytes, state_bytes)
             )
+
+    def refuse_expected(
+        self, shape: Mapping[str, int], least_peak_bytes: float, memory: Memory
+    ) -> None:
+        """Make sure that a shape to come can be trained within the budget.
+
+        Args:
+            shape: Its sizes, by name.
+            least_peak_bytes: What it is predicted to reach under any plan.
+            memory: What is held, and the budget.
+
+        Raises:
+            InfeasibleBudgetError: It cannot.
+        """
+        beyond = least_peak_bytes - memory.budget_bytes
+        if beyond <= self._most_bytes - self._budget_bytes:
+            return
+        holders = {
+            "what is held before the step": memory.with_state.start_bytes,
+            "the step itself, everything recomputed": (
+                least_peak_bytes - memory.with_state.start_bytes
+            ),
+        }
+        sizes = ", ".join(f"{name} = {size}" for name, size in shape.items())
+        advice = (
+            f"That is the largest shape to come ({sizes}), as it is predicted from the "
+            f"shapes measured so far. Raise the budget to at least "
+            f"{format_bytes(least_peak_bytes)}, or leave such batches out."
+        )
+        budget = memory.budget_bytes
+        self._refuse(InfeasibleBudgetError(budget, least_peak_bytes, holders, advice))
 
     def _refuse(self, error: InfeasibleBudgetError) -> None:
         if not self._warns:

@@ -118,6 +118,14 @@ class Describer:
         self.last = self._expected(found) if found[0].base else found
         return self.last
 
+    def table(self, structure: str) -> SizeTable | None:
+        """Return the table that names the sizes of a structure; None if it is new.
+
+        Args:
+            structure: Of a call that has arrived.
+        """
+        return self._tables.get(structure)
+
     def _read_flags(self) -> tuple[bool, ...]:
         flags = (*map(_TRAINING, self._attributes), *map(_LEARNS, self._parameters))
         if self._odd:
@@ -163,10 +171,6 @@ class Describer:
                 self._seen.clear()
             self._seen[key] = found
         return found
-
-    def table(self, structure: str) -> SizeTable | None:
-        """Return the table of calls of a structure; None if none was seen."""
-        return self._tables.get(structure)
 
     def settle(
         self,

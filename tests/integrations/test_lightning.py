@@ -824,3 +824,58 @@ def test_mimose_does_not_import_lightning():
         "sys.exit(any('lightning' in name.split('.')[0] for name in sys.modules))"
     )
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode
+
+
+class _Lengths(torch.utils.data.Dataset):
+    """Rows of a few lengths; a batch is one of them."""
+
+    def __len__(self):
+        return 3 * N_STEPS
+
+    def __getitem__(self, index):
+        """Make the batch of this index."""
+        generator = torch.Generator().manual_seed(index)
+        n_rows = int(torch.randint(16, 256, (), generator=generator))
+        return torch.randn(256 if index < 2 else n_rows, WIDTH, generator=generator)
+
+
+def _in_module(package, loader):
+    """Return a class whose loader is its own, made when it is asked for."""
+    base = _class(package)
+
+    class WithLoader(base):
+        """Makes its loader by itself."""
+
+        def train_dataloader(self):
+            """Return it."""
+            return loader
+
+    return WithLoader
+
+
+@pytest.mark.parametrize("is_own", [False, True], ids=["given", "own"])
+def test_plans_are_there_before_their_batches(toys, meter, is_own):
+    """Of shapes that come after the measured steps, whoever makes the loader."""
+    loader = torch.utils.data.DataLoader(_Lengths(), batch_size=None, num_workers=2)
+    collate = loader.collate_fn
+    callback = MimoseCallback("1TiB", meter=meter)
+    package = PACKAGES[0]
+    lit = _lit(toys, cls=_in_module(package, loader) if is_own else None)
+    trainer = package.Trainer(
+        callbacks=[callback],
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    if is_own:
+        trainer.fit(lit)
+    else:
+        trainer.fit(lit, loader)
+    late = list(callback.session.records)[N_STEPS:]
+    assert 2 * N_STEPS == len(late)
+    assert [r.step for r in late if not r.cache_hit] == []
+    assert loader.collate_fn is collate
+    assert "dataloader" not in vars(trainer.fit_loop._data_source)

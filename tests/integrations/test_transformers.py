@@ -289,6 +289,39 @@ def test_a_smaller_batch_after_running_out_of_memory(tmp_path, meter):
     assert _is_clean(trainer.model)
 
 
+@pytest.mark.parametrize("n_workers", [0, 2])
+@pytest.mark.parametrize("n_accumulated", [1, 2])
+def test_plans_are_there_before_their_batches(
+    tmp_path, meter, n_workers, n_accumulated
+):
+    """Of the shapes that come after the measured steps, whatever makes the batches."""
+    callback = MimoseCallback("1TiB", meter=meter)
+    trainer = _trainer(
+        tmp_path,
+        [callback],
+        max_steps=2 * N_STEPS // n_accumulated,
+        gradient_accumulation_steps=n_accumulated,
+        dataloader_num_workers=n_workers,
+    )
+    collates = []
+    inner = trainer.get_train_dataloader
+
+    def get_train_dataloader():
+        loader = inner()
+        collates.append((loader, loader.collate_fn))
+        return loader
+
+    trainer.get_train_dataloader = get_train_dataloader
+    trainer.train()
+    late = list(callback.session.records)[N_STEPS:]
+    high = max(r.shape["input_ids.1"] for r in list(callback.session.records)[:N_STEPS])
+    late = [r for r in late if r.shape["input_ids.1"] <= high]
+    assert len(late) > N_STEPS // 2
+    assert [r.step for r in late if not r.cache_hit] == []
+    loader, collate = collates[-1]
+    assert loader.collate_fn is collate
+
+
 def test_two_trainers_one_after_another(tmp_path, meter):
     """Also where the first one's callback was never told that it ended."""
     model = _model()

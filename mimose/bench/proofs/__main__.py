@@ -15,6 +15,7 @@ from mimose.bench.proofs.common import Settings, publish
 
 PROOFS = (
     "ablate",
+    "ahead",
     "check",
     "collection",
     "daemon",
@@ -43,6 +44,7 @@ PROOFS = (
 
 _TEXTS = (("bench", ("tokenizers", "transformers")),)
 _NEEDED: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "ahead": _TEXTS,
     "check": (),
     "daemon": (),
     "hard": (("dev", ("peft", "transformers")),),

@@ -1,0 +1,154 @@
+"""What a loader's collate_fn tells, from this process and from workers."""
+
+import copy
+import multiprocessing
+import os
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from mimose.watch.batches import BatchShape
+from mimose.watch.collating import Collate, Line, WatchedLoaders, base_loaders, write
+
+N_BATCHES = 6
+
+
+class _Rows(Dataset):
+    """Item i has i + 1 rows."""
+
+    def __len__(self):
+        return N_BATCHES
+
+    def __getitem__(self, index):
+        return torch.zeros(index + 1, 2)
+
+
+class _Stream(IterableDataset):
+    def __iter__(self):
+        return iter([torch.zeros(index + 1, 2) for index in range(N_BATCHES)])
+
+
+def _sizes(watched):
+    return sorted(shape.sizes[0] for shape in watched.line.read())
+
+
+ALL = list(range(1, N_BATCHES + 1))
+
+
+@pytest.mark.parametrize("start", [None, "fork", "spawn"])
+def test_every_batch_is_told(start):
+    """In this process, in forked workers and in those that start anew; each epoch."""
+    options = {} if start is None else {"num_workers": 2}
+    if start is not None:
+        options.update(multiprocessing_context=start, persistent_workers=True)
+    loader = DataLoader(_Rows(), batch_size=None, **options)
+    collate = loader.collate_fn
+    watched = WatchedLoaders(loader)
+    for _ in range(2):
+        assert ALL == [len(batch) for batch in loader]
+        assert ALL == _sizes(watched)
+    watched.remove()
+    assert loader.collate_fn is collate
+    assert ALL == [len(batch) for batch in loader]
+    assert [] == watched.line.read()
+
+
+def test_batches_are_told_before_they_are_asked_for():
+    """The workers are ahead of the loop, which is what it is all for."""
+    loader = DataLoader(_Rows(), batch_size=None, num_workers=1, prefetch_factor=4)
+    watched = WatchedLoaders(loader)
+    batches = iter(loader)
+    next(batches)
+    next(batches)  # of one worker in turn: what came before was collated before
+    assert 2 <= len(watched.line.read())
+    del batches
+    watched.remove()
+
+
+def test_streams_and_whole_batches_are_told():
+    """An iterable data set, and samples put together by a function of the user's."""
+    loader = DataLoader(_Stream(), batch_size=None)
+    watched = WatchedLoaders(loader)
+    assert ALL == [len(batch) for batch in loader]
+    assert ALL == _sizes(watched)
+    watched.remove()
+    loader = DataLoader(_Rows(), batch_size=2, collate_fn=torch.cat)
+    watched = WatchedLoaders(loader)
+    assert [3, 7, 11] == [len(batch) for batch in loader]
+    assert [3, 7, 11] == _sizes(watched)
+    watched.remove()
+    assert loader.collate_fn is torch.cat
+
+
+def test_a_worker_that_dies_holds_nobody_up():
+    """What was told until then can be read, and others go on telling."""
+    line = Line()
+    collate = Collate(torch.cat, line)
+
+    def work():
+        collate([torch.zeros(2, 2), torch.zeros(1, 2)])
+        os._exit(1)
+
+    for n_told in (1, 2):
+        worker = multiprocessing.get_context("fork").Process(target=work)
+        worker.start()
+        worker.join()
+        assert 1 == worker.exitcode
+        if n_told == 1:
+            assert [(3, 2)] == [shape.sizes for shape in line.read()]
+    assert [(3, 2)] == [shape.sizes for shape in line.read()]
+    line.close()
+
+
+def test_a_full_pipe_and_long_lines_are_no_obstacle():
+    """Whoever tells never waits; what does not fit is lost."""
+    line = Line()
+    shape = BatchShape("kind", (1, 2), ("mask",))
+    for _ in range(10_000):
+        write(line.for_worker(), shape)
+    write(line.for_worker(), BatchShape("kind", (1,) * 10_000, None))
+    told = line.read()
+    assert {shape} == set(told)
+    write(line.for_worker(), shape)
+    assert [shape] == line.read()
+    line.close()
+    line.tell(shape)
+    assert [] == line.read()
+
+
+def test_copies_are_those_of_the_loaders_own_function():
+    """A copied loader tells nobody, and neither does one that was pickled."""
+    loader = DataLoader(_Rows(), batch_size=2, collate_fn=torch.cat)
+    watched = WatchedLoaders(loader)
+    assert copy.copy(loader.collate_fn) is torch.cat
+    assert pickle.loads(pickle.dumps(loader.collate_fn)) is torch.cat
+    watched.remove()
+
+
+def test_one_who_stands_around_another_leaves_nothing():
+    """Two sessions watch one loader, and end in either order."""
+    for order in (1, -1):
+        loader = DataLoader(_Rows(), batch_size=None)
+        collate = loader.collate_fn
+        both = [WatchedLoaders(loader), WatchedLoaders(loader)]
+        list(loader)
+        assert [ALL, ALL] == list(map(_sizes, both))
+        for watched in both[::order]:
+            watched.remove()
+        assert loader.collate_fn is collate
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning")
+def test_loaders_are_found_in_what_others_made_of_them():
+    """accelerate's, Lightning's, and containers of loaders."""
+    loader, other = (DataLoader(_Rows(), batch_size=None) for _ in range(2))
+    assert [loader] == base_loaders(loader)
+    assert [loader, other] == base_loaders({"a": loader, "b": [other, loader]})
+    assert [] == base_loaders([torch.zeros(1)])
+    accelerate = pytest.importorskip("accelerate.data_loader")
+    shard = accelerate.prepare_data_loader(loader, put_on_device=False)
+    assert [shard.base_dataloader] == base_loaders(shard)
+    combined = pytest.importorskip("lightning.pytorch.utilities.combined_loader")
+    assert [loader, other] == base_loaders(combined.CombinedLoader([loader, other]))
