@@ -63,7 +63,7 @@ class StepRecord:
     of requested bytes, elsewhere of the resident set. None until the backward has
     ended, and where it cannot be told (see `reason`)."""
     cache_hit: bool = False
-    """Whether the plan came from the cache."""
+    """Whether the plan was there: from the cache, or made ahead."""
     plan_seconds: float = 0.0
     """From the root's entry until its forward may begin: the meter and the batch's
     sizes are read, the plan is found or made, what the forward changes is saved, free

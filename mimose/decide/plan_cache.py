@@ -105,6 +105,11 @@ class PlanCache:
             self.hits += 1
             return found
 
+    def count_hit(self) -> None:
+        """Count the last miss as a hit: the plan was there, made ahead."""
+        self.misses -= 1
+        self.hits += 1
+
     def peek(self, key: Hashable) -> CachedPlan | None:
         """Return the plan for a key, good or not; counts nothing."""
         with self._lock:

@@ -104,6 +104,7 @@ class Plans:
         """Take note of a new shape."""
         if was_ready:
             self.n_ready += 1
+            self.cache.count_hit()
         else:
             self.n_made += 1
 

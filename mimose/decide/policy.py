@@ -184,6 +184,7 @@ class Policy:
             self._decision(facts, made, memory, cache_hit=False),
             phase="plan" if share == 1.0 else "step_down",
             is_measured=is_learning or beyond > 0.0,
+            cache_hit=ready is not None,
         )
         if share < 1.0:
             return decision
