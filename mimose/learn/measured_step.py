@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from mimose.learn.again import rise_of_all
+from mimose.learn.again import fall, rise_of_all
 from mimose.learn.copies import copied_bytes, evened, gone_before_loss, gone_bytes
 from mimose.learn.model import (
     CostModel,
@@ -82,7 +82,10 @@ def with_step(
             step.add(key, facts.sizes, total)
     step.add_events(sample.events)
     step.add_outside(sample)
-    return seen.with_readings(step.readings)
+    learned = seen.with_readings(step.readings)
+    if fall(learned, facts) and not fall(seen, facts):
+        return learned.distrusted()  # plans were made for what nothing kept takes
+    return learned
 
 
 def _pattern(

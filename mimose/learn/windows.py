@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import Any, NamedTuple, TypeAlias
 
 from mimose.learn.patterns import SizeRule, as_tuples
@@ -89,20 +89,34 @@ def has_several_backwards(context: Context) -> bool:
     return _TIMES in context
 
 
-def _may_be(own: Sizes, rows: Iterable[Sizes], at: int, high: int) -> int:
-    """Return what a size to come may be, as long as few were seen.
+def _likely(own: Sizes, rows: Collection[Sizes], at: int, share: float) -> int:
+    """Return a size to come that follows no rule.
 
-    The largest seen, or as large to the forwards before as one has been.
+    The median is that of sizes, or of their ratios to the forwards before, whichever
+    scatter less. As long as few were seen the largest may be larger: as large to the
+    forwards before as one has been.
 
     Args:
         own: Sizes of the forwards before.
         rows: All sizes of windows seen.
         at: Which of the sizes behind those.
-        high: The largest seen.
+        share: Of sizes seen, so many are no larger.
     """
-    n_own = len(own)
-    ratio = max(row[n_own + at] / max(1, sum(row[:n_own])) for row in rows)
-    return max(high, min(int(_MOST_BEYOND * high), math.ceil(ratio * sum(own))))
+    n_own, scale = len(own), sum(own)
+    seen = sorted(row[n_own + at] for row in rows)
+    ratios = sorted(row[n_own + at] / max(1, sum(row[:n_own])) for row in rows)
+    index = int(share * (len(seen) - 1))
+    found, by_ratio = seen[index], math.ceil(ratios[index] * scale)
+    if share == 1.0 and len(seen) < _FEW_ROWS:
+        return max(found, min(int(_MOST_BEYOND * found), by_ratio))
+    if 0.0 < share < 1.0 and _scatter(ratios) < _scatter(seen):
+        return min(by_ratio, seen[-1])
+    return found
+
+
+def _scatter(values: Sequence[float]) -> float:
+    """Return the standard deviation as a share of the mean."""
+    return pstdev(values) / max(1e-9, fmean(values))
 
 
 class Windows:
@@ -171,13 +185,9 @@ class Windows:
             columns = list(zip(*rows, strict=True))
             roots = list(zip(*columns[: len(own)], strict=True))
             self._rules[key] = [SizeRule(roots, c) for c in columns[len(own) :]]
-        at = int(share * (len(rows) - 1))
-        most = [sorted(column)[at] for column in zip(*rows, strict=True)][len(own) :]
-        if share == 1.0 and len(rows) < _FEW_ROWS:
-            most = list(map(partial(_may_be, own, rows), range(len(most)), most))
         sizes = [
-            rule(own) if rule.is_found else high
-            for rule, high in zip(self._rules[key], most, strict=True)
+            rule(own) if rule.is_found else _likely(own, rows, at, share)
+            for at, rule in enumerate(self._rules[key])
         ]
         found = []
         for part in ending.parts:

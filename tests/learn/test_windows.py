@@ -101,13 +101,27 @@ def test_sizes_without_a_rule_are_the_largest():
     windows = Windows()
     others = [31, 5, 17, 44, 9, 12, 40, 33, 21, 8, 27, 14, 38, 19, 6, 11, 24, 30]
     for number, other in enumerate(others):
-        windows.absorb([_part("a", 8 + 7 * number % 11), _part("b", other)])
+        windows.absorb([_part("a", 8 + 37 * number % 101), _part("b", other)])
     first = _part("a", 16)
     ending = windows.ending([first])
     (second,), is_sure = windows.to_come([first], ending)
     assert ((44,), False) == (second.sizes, is_sure)
     (median,), _ = windows.to_come([first], ending, share=0.5)
     assert 19 <= median.sizes[0] <= 21
+
+
+def test_likely_sizes_go_with_the_first():
+    """Where ratios scatter less than sizes do, they tell what is likely."""
+    windows = Windows()
+    for number in range(18):
+        length = 8 + 37 * number % 101
+        other = length // 2 + number % 3
+        windows.absorb([_part("a", length), _part("b", other)])
+    first = _part("a", 90)
+    ending = windows.ending([first])
+    (second,), is_sure = windows.to_come([first], ending, share=0.5)
+    assert not is_sure
+    assert 45 <= second.sizes[0] <= 50
 
 
 def test_sizes_without_a_rule_when_few_have_come():
