@@ -43,6 +43,14 @@ class Background(Protocol):
         """Return when nothing waits to be learned any more."""
         ...
 
+    def expect_wait(self, *, is_urgent: bool) -> None:
+        """Say whether the next step will wait for what is to be learned.
+
+        Args:
+            is_urgent: Whether it will.
+        """
+        ...
+
     def take_failure(self) -> str:
         """Return what a job has failed with, once; "" if none has."""
         ...

@@ -30,6 +30,9 @@ class Inline:
     def catch_up(self) -> None:
         """Return at once: nothing waits."""
 
+    def expect_wait(self, *, is_urgent: bool) -> None:
+        """Do nothing: nothing waits."""
+
     def take_failure(self) -> str:
         """Return ""."""
         return ""

@@ -4,7 +4,9 @@ Note: [Giving way]
 Threads take turns at the interpreter's lock, and whoever is back from an operator
 waits for whoever has it. So the thread has it for a tenth of a millisecond at a time,
 and then sleeps for many times as long: training is slowed by no more than that share,
-however much there is to do. Who waits for the thread lets it run through.
+however much there is to do. As long as nothing is planned, steps wait for what the last
+one has taught: until the next one is there it sleeps for a moment only, and while that
+waits not at all.
 
 Note: [Its life]
 It is started by the first job, and ends with the session: when that is closed, when it
@@ -30,6 +32,8 @@ _BURST_SECONDS = 0.0001
 """For so long the interpreter's lock is kept, ..."""
 _PAUSE_SECONDS = 0.002
 """... and for so long left to others."""
+_SHORT_SECONDS = 0.00005
+"""Where the next step would wait: just long enough that others come to their turn."""
 _MOST_WAITING = 64
 """Jobs of a kind that wait; of more the oldest is dropped, for it is the stalest."""
 _END_SECONDS = 5.0
@@ -67,6 +71,14 @@ class Daemon:
         """Return when nothing waits to be learned any more."""
         self._queue.wait_for_lessons()
 
+    def expect_wait(self, *, is_urgent: bool) -> None:
+        """Say whether the next step will wait for what is to be learned.
+
+        Args:
+            is_urgent: Whether it will.
+        """
+        self._queue.is_urgent = is_urgent
+
     def take_failure(self) -> str:
         """Return what a job has failed with, once; "" if none has."""
         return self._queue.take_failure()
@@ -90,6 +102,7 @@ class _Queue:
         self._failure = ""
         self._is_closed = False
         self.has_failed = False
+        self.is_urgent = False
 
     # ------------------------------------------------------------------ handing over
 
@@ -162,6 +175,12 @@ class _Queue:
         """Whether somebody waits for the thread, or for its end."""
         return bool(self._n_hurried) or self._is_closed
 
+    @property
+    def pause_seconds(self) -> float:
+        """How long to sleep after a burst."""
+        is_short = self.is_urgent and self._running is Lane.LEARN
+        return _SHORT_SECONDS if is_short else _PAUSE_SECONDS
+
     def fail(self, error: BaseException) -> None:
         """Do no more: a job has failed."""
         told = "".join(traceback.format_exception(error))
@@ -206,5 +225,5 @@ def _pause(queue: _Queue, last: list[float]) -> None:
     """Sleep after a burst: Note: [Giving way]."""
     if time.perf_counter() - last[0] < _BURST_SECONDS or queue.is_hurried:
         return
-    time.sleep(_PAUSE_SECONDS)
+    time.sleep(queue.pause_seconds)
     last[0] = time.perf_counter()

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 _SPARE = 0.002
 """What is held may differ by so much of the headroom between now and a step to come."""
+_FEWEST_STEPS = 3
+"""With fewer measured no fit is trusted: there is nothing to wait for."""
 _PATIENCE = 50
 """Steps in a row that were measured and not planned; then that is worth a warning."""
 
@@ -147,7 +149,9 @@ class Policy:
         memory = memory.with_state
         key = self._key(facts, table, ran)
         ready = self.plans.ready(key, memory)
-        if ready is None and not self.reserve.knows(facts.context):
+        is_known = self.reserve.knows(facts.context)
+        self._learner.background.expect_wait(is_urgent=not is_known)
+        if not is_known and self._learner.n_steps >= _FEWEST_STEPS:
             self._learner.background.catch_up()  # there is nothing better to do
         model = self._learner.model
         upper = facts._replace(sizes=key[2])
@@ -157,7 +161,6 @@ class Policy:
         why_not = "" if ready is not None else doubt(model, upper)
         self._note_doubt(why_not)
         if why_not:
-            is_known = self.reserve.knows(facts.context)
             return Decision("fallback" if is_known else "collect", None, reason=why_not)
         self._show_first(upper, table, memory)
         share = self.reserve.stage_share(facts.context)

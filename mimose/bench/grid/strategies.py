@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,6 +78,10 @@ class Applied:
     budget_bytes: int | None = None
     """What it was told; None if it was told nothing."""
 
+    def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return an iterator of the same batches, for strategies that look ahead."""
+        return batches
+
     def before_step(self, sizes: Mapping[str, int]) -> None:
         """Get ready for a batch of these sizes."""
 
@@ -120,6 +124,10 @@ class _Planned(Applied):
         self._session = session
         self._menu = menu
         self.budget_bytes = session.budget_bytes
+
+    def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Read the shapes of the batches to come, as in a user's loop."""
+        return iter(self._session.watch(batches))
 
     def facts(self) -> Facts:
         """Return what the session has recorded."""

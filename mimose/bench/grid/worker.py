@@ -7,7 +7,9 @@ A `Child` asks for it: the task is a `Task`, and the messages are methods of `Wo
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +96,9 @@ class Worker:
         self._applied = self._strategy.apply(setup)
         told = self._applied.budget_bytes
         self._base_bytes = None if told is None else told - self._headroom
+        self._batches = self._applied.watch(self._made_batches())
+        self._turns = itertools.count()
+        self._making_seconds = 0.0
         torch.manual_seed(task.seed)
         self.rest()
 
@@ -152,7 +157,7 @@ class Worker:
     def step(self, index: int) -> dict[str, Any]:
         """Train on one batch; return what `GridRow` wants to know of it."""
         sizes = self._task.sizes[index]
-        batch = self._batch(index, sizes)
+        batch, looking_seconds = self._next_batch(index)
         start = self._settled()
         if self._base_bytes is None:
             self._base_bytes = start
@@ -178,13 +183,35 @@ class Worker:
             "host_bytes": self._host_bytes(),
             "predicted_growth_bytes": facts.predicted_growth_bytes,
             "seconds": measured.seconds,
-            "plan_seconds": facts.plan_seconds,
+            "plan_seconds": facts.plan_seconds + looking_seconds,
             "cache_hit": facts.cache_hit,
             "recomputed_flops": facts.recomputed_flops,
             "retries": facts.retries,
             "loss": float(loss.detach()),
             "accuracy": self._workload.evaluate(self._model) if is_last else None,
         }
+
+    def _made_batches(self) -> Iterator[dict[str, Any]]:
+        """Yield the batches of all steps; how long each takes to make is noted."""
+        for index, sizes in enumerate(self._task.sizes):
+            began = time.perf_counter()
+            batch = self._batch(index, sizes)
+            self._making_seconds += time.perf_counter() - began
+            yield batch
+
+    def _next_batch(self, index: int) -> tuple[dict[str, Any], float]:
+        """Return a step's batch, and how long the strategy looked at those behind it.
+
+        Raises:
+            RuntimeError: The steps are not asked for in their order.
+        """
+        began, self._making_seconds = time.perf_counter(), 0.0
+        batch = next(self._batches)
+        seconds = time.perf_counter() - began - self._making_seconds
+        if index != next(self._turns):
+            msg = f"step {index} was asked for out of turn"
+            raise RuntimeError(msg)
+        return batch, seconds
 
     def count(self, index: int, phase: str) -> dict[str, Any]:
         """Count the FLOPs of a forward and backward, as in a phase of the strategy."""

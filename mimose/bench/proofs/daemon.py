@@ -219,6 +219,7 @@ class _Loaded:
         self._daemon = Daemon()
         self.is_heavy = False
         self.take_failure = self._daemon.take_failure
+        self.expect_wait = self._daemon.expect_wait
         self.catch_up = self._daemon.catch_up
         self.close = self._daemon.close
 
