@@ -149,14 +149,14 @@ class Policy:
         memory = memory.with_state
         key = self._key(facts, table, ran)
         ready = self.plans.ready(key, memory)
+        if facts.context not in self._learner.model.patterns:
+            self.reserve.forget(facts.context)
         is_known = self.reserve.knows(facts.context)
         self._learner.background.expect_wait(is_urgent=not is_known)
         if not is_known and self._learner.n_steps >= _FEWEST_STEPS:
             self._learner.background.catch_up()  # there is nothing better to do
         model = self._learner.model
         upper = facts._replace(sizes=key[2])
-        if facts.context not in model.patterns:
-            self.reserve.forget(facts.context)
         self._learner.use(facts.context)
         why_not = "" if ready is not None else doubt(model, upper)
         self._note_doubt(why_not)
