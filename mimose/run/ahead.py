@@ -9,6 +9,7 @@ learned which steps follow such batches.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 
 from mimose.decide.forecast import Forecasts
@@ -119,8 +120,15 @@ class Ahead:
         if self._last is not None and len(self._ran) < _MOST_STEPS:
             self._ran.append(facts)
 
-    def end(self) -> None:
-        """Take note that the loop has the last batch no more."""
+    def end(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Take note that the loop has the last batch no more.
+
+        Args:
+            is_exiting: Whether the interpreter ends: a loop left before its end may
+                live until then, when modules have lost their names.
+        """
+        if is_exiting():
+            return
         self._learn()
         self._last = None
 
