@@ -9,7 +9,8 @@ work is what it is and, by computing on, a hundred times as much. `stalls` runs 
 small product after another beside the same work, and beside none: what the longest
 takes longer is what the thread has the interpreter's lock for. `long` trains two blocks
 of width 4 on 10,000 shapes, a hundred thousand steps. `lives` begins and ends sessions,
-in all ways that there are.
+in all ways that there are. `path` trains the benchmark's T5 and adds up what its steps
+spend on plans and fits: deciding, handing over what was learned, and looking ahead.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
+from mimose.bench.grid.workloads import workload_named
 from mimose.bench.proofs import blocks
 from mimose.bench.proofs.common import (
     AMPLE_BYTES,
@@ -50,7 +53,7 @@ OPTIONS = (
     count("--turns", 10, "of each, for waits and stalls"),
     count("--steps", 100_000, "for long"),
     count("--sessions", 1000, "for lives"),
-    ("--only", {"default": "waits,stalls,long,lives", "help": "parts, with commas"}),
+    ("--only", {"default": "path,waits,stalls,long,lives", "help": "with commas"}),
 )
 
 _HEAVIER = 100
@@ -64,11 +67,16 @@ _MOST_GROWTH = 0.05
 """Of the median step, under a hundred times the work."""
 _MOST_STALL = 1e-3
 _MOST_MIB = 4.0
+_WORKLOAD = "tr-t5"
+_PATH_BUDGET = "+190MiB"
+_PATH_STEPS = 100
+_MOST_ON_PATH = 0.002
 _PATIENCE_SECONDS = 5.0
 """For a job that runs as its session is dropped."""
 _COLUMNS = (
     *("median ms", "p99 ms", "longest ms", "ever ms", "over usual", "from", "to"),
     *("resident MiB", "learned MiB", "sessions", "threads", "objects"),
+    *("seconds", "on path", "longest known ms", "planned", "ready", "proven"),
 )
 
 
@@ -85,6 +93,16 @@ class DaemonRow(Row):
     median_seconds: float = 0.0
     p99_seconds: float = 0.0
     longest_seconds: float = 0.0
+    path_seconds: float = 0.0
+    """Of all steps, on plans and fits."""
+    total_seconds: float = 0.0
+    known_longest_seconds: float = 0.0
+    """The most that a step spent so whose inputs were planned before."""
+    proven: int = 0
+    """Steps whose plan was proven to cost the least."""
+    ready: int = 0
+    """Steps whose plan was there."""
+    planned: int = 0
     held_bytes: int = 0
     """Resident set."""
     learned_bytes: int = 0
@@ -186,7 +204,24 @@ def _lives(rows: Sequence[DaemonRow]) -> _Summary:
         yield line, [Bar("left behind", left, 0.0)]
 
 
+def _path(rows: Sequence[DaemonRow]) -> _Summary:
+    for row in rows:
+        share = row.path_seconds / row.total_seconds
+        line = {
+            "work": row.work,
+            "seconds": row.total_seconds,
+            "on path": share,
+            "longest known ms": 1e3 * row.known_longest_seconds,
+            "planned": row.planned,
+            "ready": row.ready,
+            "proven": row.proven,
+        }
+        bar = Bar("on the steps' path", share, _MOST_ON_PATH, is_share=True)
+        yield line, [bar] if row.work == "watched" else []
+
+
 _SUMMARIES: Mapping[str, Callable[[Sequence[DaemonRow]], _Summary]] = {
+    "path": _path,
     "waits": _waits,
     "stalls": _stalls,
     "long": _long,
@@ -200,7 +235,8 @@ _SUMMARIES: Mapping[str, Callable[[Sequence[DaemonRow]], _Summary]] = {
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Do one part."""
     torch.manual_seed(task["seed"])
-    parts = {
+    parts: dict[str, Callable[[], Iterator[Mapping[str, Any]]]] = {
+        "path": _work_path,
         "waits": partial(_work_waits, task["turns"]),
         "stalls": partial(_work_stalls, task["turns"]),
         "long": partial(_work_long, task["steps"]),
@@ -208,6 +244,83 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     }
     for said in parts[task["part"]]():
         yield {"part": task["part"], **said}
+
+
+def _work_path() -> Iterator[Mapping[str, Any]]:
+    """Train the same batches without a thread, with it, and looking ahead as well."""
+    workload = workload_named(_WORKLOAD)
+    assert workload.trace is not None
+    sizes = workload.trace("tiny")(np.random.default_rng(0), _PATH_STEPS)
+    for kind in ("inline", "thread", "watched"):
+        torch.manual_seed(0)
+        model = workload.build("tiny")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        batches = (
+            workload.batch(each, "tiny", torch.Generator().manual_seed(i))
+            for i, each in enumerate(sizes)
+        )
+        with attach(model, _PATH_BUDGET, refine=kind != "inline") as session:
+            spent = _Spent(session)
+            each = session.watch(batches) if kind == "watched" else batches
+            began = time.perf_counter()
+            for batch in each:
+                model(**batch).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                spent.next()
+            total = time.perf_counter() - began
+            planned = [r for r in session.records if r.phase == "plan"]
+            known = [
+                seconds
+                for seconds, before in zip(
+                    spent.by_step[1:], session.records, strict=False
+                )
+                if before.phase == "plan"
+            ]
+            yield {
+                "work": kind,
+                "turn": 0,
+                "count": len(sizes),
+                "path_seconds": sum(spent.by_step),
+                "known_longest_seconds": max(known, default=0.0),
+                "total_seconds": total,
+                "planned": len(planned),
+                "ready": sum(r.cache_hit for r in planned),
+                "proven": sum(r.is_optimal for r in planned),
+            }
+
+
+class _Spent:
+    """Adds up, by step, what a session spends on plans and fits in the loop's thread.
+
+    Args:
+        session: The session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        engine = session._engine
+        self.by_step = [0.0]
+        for part, name in (
+            (engine.driver, "_decide"),
+            (engine.writers, "absorb"),
+            (engine.ahead, "hand"),
+            (engine.epoch, "check"),
+        ):
+            setattr(part, name, self._timed(getattr(part, name)))
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.by_step[-1] += time.perf_counter() - began
+
+        return timed
+
+    def next(self) -> None:
+        """Begin another step."""
+        self.by_step.append(0.0)
 
 
 class _Loaded:
