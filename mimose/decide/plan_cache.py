@@ -35,6 +35,8 @@ class CachedPlan:
     """Of the cost model that it was made from."""
     exact: dict[Sizes, ExactShape] = field(default_factory=dict)
     """What the plan comes to at exact sizes of the bucket, as far as asked for."""
+    parts: dict[tuple[int, ...], CachedPlan] = field(default_factory=dict)
+    """By how often each unit was called, what the plan was to steps that ran less."""
 
     @property
     def keeps_all(self) -> bool:

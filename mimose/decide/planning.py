@@ -18,6 +18,9 @@ from mimose.planners import InfeasibleBudgetError as _Infeasible
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
 from mimose.types import StepInput
 
+_MOST_PARTS = 256
+"""Sequences that a plan remembers."""
+
 
 class PlanMaker:
     """Makes plans within what the reserve leaves of the budget.
@@ -59,7 +62,7 @@ class PlanMaker:
         if stage_share < 1.0:
             problem = _tightened(problem, stage_share)
         plan = self.plan(problem, memory)
-        pattern = model.patterns[facts.context]
+        pattern = model.pattern(facts)
         made = CachedPlan(
             plan,
             problem.events,
@@ -112,6 +115,34 @@ def at_sizes(
     exact = _exact(model, facts, growth, actions)
     chosen.exact[facts.sizes] = exact
     return exact
+
+
+def as_ran(model: CostModel, facts: StepInput, chosen: CachedPlan) -> CachedPlan:
+    """Return what a plan was to a step that ran only some of its events.
+
+    Args:
+        model: What is known of costs.
+        facts: The step's, with what it called.
+        chosen: Its plan, which remembers the answer.
+    """
+    found = chosen.parts.get(facts.calls)
+    if found is None:
+        names = {event.name for event in model.pattern(facts).events}
+        pairs = zip(chosen.events, chosen.plan.actions, strict=True)
+        ran = [(name, action) for name, action in pairs if name in names]
+        actions = tuple(action for _, action in ran)
+        found = replace(
+            chosen,
+            plan=replace(chosen.plan, actions=actions),
+            events=tuple(name for name, _ in ran),
+            calls=facts.calls,
+            exact={},
+            parts={},
+        )
+        if len(chosen.parts) >= _MOST_PARTS:
+            chosen.parts.clear()
+        chosen.parts[facts.calls] = found
+    return found
 
 
 def _exact(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 from mimose.budget import format_bytes
 from mimose.decide.decision import Decision
 from mimose.decide.plan_cache import CachedPlan, PlanCache
-from mimose.decide.planning import PlanMaker, at_sizes
+from mimose.decide.planning import PlanMaker, as_ran, at_sizes
 from mimose.decide.reserve import PredictedStep, Reserve
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.costs import event_seconds
@@ -78,10 +79,46 @@ class Policy:
         self._has_warned = False
         self._knows_names = isinstance(round_to, int)
 
-    def forget(self, context: Context) -> None:
-        """Distrust a context whose steps turned out to run other events."""
-        self._learner.forget(context)
-        self.reserve.forget(context)
+    def as_ran(
+        self, facts: StepInput, decision: Decision, calls: tuple[int, ...]
+    ) -> Decision | None:
+        """Return a planned step's decision, now that it is known what has run.
+
+        Where less ran than was planned for, predictions are made for what did. Where
+        more ran, that is taken note of.
+
+        Args:
+            facts: The step's context and sizes.
+            decision: With a plan.
+            calls: How often each unit was called.
+
+        Returns:
+            None where more has run.
+        """
+        chosen, model = decision.chosen, self._learner.model
+        if chosen is None or calls == chosen.calls:
+            return decision
+        facts = facts._replace(calls=calls)
+        if any(map(operator.gt, calls, chosen.calls)):
+            self._learner.miss(facts)
+            return None
+        if facts.context not in model.patterns:
+            return replace(decision, growth_bytes=None)
+        ran = as_ran(model, facts, chosen)
+        if doubt(model, facts):
+            return replace(decision, chosen=ran, growth_bytes=None)
+        memory = Memory(0.0, 0.0, decision.released_bytes, 0.0)
+        told = self._decision(facts, ran, memory, cache_hit=decision.cache_hit)
+        growth = None if decision.growth_bytes is None else told.growth_bytes
+        return replace(
+            decision,
+            chosen=ran,
+            growth_bytes=growth,
+            raw_growth_bytes=told.raw_growth_bytes,
+            flops=told.flops,
+            uncounted=told.uncounted,
+            extra_seconds=told.extra_seconds,
+        )
 
     def distrust_plans(self) -> None:
         """Make every plan made so far invalid, as after a step over the budget."""
@@ -167,10 +204,11 @@ class Policy:
         # A planner that was shown its one problem makes no other plan of new samples.
         is_learning = self.reserve.is_learning(model.n_steps)
         is_learning = is_learning and not self._static_is_made
+        is_missing = model.patterns[facts.context].is_missing
         decision = replace(
             self._decision(facts, made, memory, cache_hit=False),
             phase="plan" if share == 1.0 else "step_down",
-            is_measured=is_learning or beyond > 0.0,
+            is_measured=is_learning or is_missing or beyond > 0.0,
         )
         if share < 1.0:
             return decision
@@ -180,7 +218,7 @@ class Policy:
         tried = self._trying(facts, decision, tries)
         is_untold = any(tries) and decision.is_measured
         is_better_to_come = tried is not decision or is_untold
-        if not (ratio or is_better_to_come):
+        if not (ratio or is_better_to_come or is_missing):
             self.cache.put(key, made)
         return tried
 
@@ -205,7 +243,7 @@ class Policy:
                 turns[unknown] += 1
         if not turns:
             return decision
-        by_unit = model.patterns[facts.context].by_unit
+        by_unit = model.pattern(facts).by_unit
         stand_in = replace(
             chosen,
             plan=replace(chosen.plan, actions=tuple(actions)),
@@ -374,4 +412,5 @@ class Policy:
             exact.uncounted,
             exact.seconds,
             cache_hit,
+            memory.released_bytes,
         )

@@ -98,10 +98,14 @@ class Learner:
         if context in patterns and context != next(reversed(patterns)):
             self.model = self.model.used(context)
 
-    def forget(self, context: Context) -> None:
-        """Drop a context's pattern; what its families taught stays."""
+    def miss(self, facts: StepInput) -> None:
+        """Take note of a step, not measured, in which more ran than was planned for.
+
+        Args:
+            facts: The step's, with what it called.
+        """
         with self._lock:
-            self.model = self.model.forgotten(context)
+            self.model = self.model.missing(facts)
 
     def restrict(self, unit: int, actions: Iterable[str]) -> None:
         """Let a unit run under some actions only, from now on."""

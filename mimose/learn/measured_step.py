@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mimose.learn.copies import copied_bytes, evened, gone_before_loss, gone_bytes
@@ -16,9 +16,11 @@ from mimose.learn.model import (
     head_key,
     numbers,
 )
-from mimose.learn.patterns import Event, Pattern, gaps_of, neighbours_of
+from mimose.learn.patterns import Pattern, gaps_of, neighbours_of
+from mimose.learn.sequences import Event
 from mimose.learn.side_tensors import (
     holds_sides_to_the_end,
+    known_sides,
     measured_sides,
     releases_sides,
     with_choice,
@@ -52,8 +54,13 @@ def with_step(
             root's exit and the first gradient; not this step's doing.
         calls: How often each unit was called.
     """
+    facts = facts._replace(calls=calls)
+    before = model.patterns.get(facts.context)
+    ran = tuple(Event(e.name, e.unit, e.call, sys.intern(e.family)) for e in events)
+    pattern = _pattern(before, facts, ran, events, sample)
     sides = measured_sides(events)
-    pattern = _pattern(model, facts, events, sample, calls, sides or ())
+    known = {event.place for event in before.events} if before else ()
+    pattern, side_bytes = known_sides(pattern, known, ran, sides or {})
     copied = dict(model.copied)
     for event in events:
         if event.copied_bytes:
@@ -69,37 +76,38 @@ def with_step(
     noise = model.kinds["net"].noise
     sample = _with_released(sample, released_bytes, noise)
     sample = _evened(seen, facts, events, sample, noise)
-    step = _Step(seen, facts, pattern, events)
+    step = _Step(seen, facts, seen.pattern(facts), events)
     if sides is not None:
-        for group in pattern.sides:
-            total = float(sides.get(group, 0))
+        for group, n_bytes in side_bytes.items():
             key = "exact", facts.context, "side", group
-            step.add(key, facts.sizes, total)
+            step.add(key, facts.sizes, float(n_bytes))
     step.add_events(sample.events)
     step.add_outside(sample)
-    return seen.with_readings(step.readings)
+    if before is None or _plans_for_the_same(before, pattern):
+        return seen.with_readings(step.readings)
+    return seen.with_readings(step.readings, valid_since=model.version + 1)
 
 
 def _pattern(
-    model: CostModel,
+    before: Pattern | None,
     facts: StepInput,
+    ran: tuple[Event, ...],
     events: Sequence[Measured],
     sample: StepSample,
-    calls: tuple[int, ...],
-    sides: Collection[tuple[int, ...]],
 ) -> Pattern:
-    """Return the context's pattern with this step; another, if other events ran."""
-    ran = tuple(Event(e.name, e.unit, e.call, sys.intern(e.family)) for e in events)
-    pattern = model.patterns.get(facts.context)
-    if pattern is None or pattern.events != ran:
-        pattern = Pattern(ran, calls=calls, structure=facts.structure)
-    own = tuple(numbers(event.sizes) for event in events)
-    pattern = pattern.taken_in(facts.sizes, own)
-    return pattern.told(
-        sides=tuple(dict.fromkeys((*pattern.sides, *sides))),
-        is_ordered=sample.is_ordered,
-        copies_end=sample.copies_end,
-    )
+    """Return the context's pattern with this step; another, if it cannot be in one."""
+    pattern = before.including(ran, facts.calls) if before else None
+    if pattern is None:
+        pattern = Pattern(ran, calls=facts.calls, structure=facts.structure)
+    own = {e.place: numbers(m.sizes) for e, m in zip(ran, events, strict=True)}
+    sizes = tuple(own.get(event.place, ()) for event in pattern.events)
+    pattern = pattern.taken_in(facts.sizes, sizes, facts.calls)
+    return pattern.told(is_ordered=sample.is_ordered, copies_end=sample.copies_end)
+
+
+def _plans_for_the_same(before: Pattern, pattern: Pattern) -> bool:
+    """Whether plans made so far speak of all that may run."""
+    return before.events == pattern.events and before.counts == pattern.counts
 
 
 class _Step:

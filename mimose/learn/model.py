@@ -125,6 +125,17 @@ class CostModel:
         """Whether there is no choice about a unit: it is always kept."""
         return len(self.allowed(unit)) == 1
 
+    def pattern(self, facts: StepInput) -> Pattern:
+        """Return the pattern of a step: of the events that ran, or else may run.
+
+        Args:
+            facts: The step's; its context is known.
+        """
+        pattern = self.patterns[facts.context]
+        if facts.calls:
+            return pattern.ran(facts.calls)
+        return pattern.expected(facts.sizes)
+
     def exact(self, *key: Hashable) -> Series:
         """Return what is known of something counted, such as held bytes or FLOPs."""
         return self._series(("exact", *key))
@@ -184,10 +195,17 @@ class CostModel:
         patterns[context] = patterns.pop(context)
         return replace(self, patterns=patterns)
 
-    def forgotten(self, context: Context) -> CostModel:
-        """Return the next version without a context; what its families taught stays."""
-        patterns = {c: p for c, p in self.patterns.items() if c != context}
-        return self.distrusted(patterns=patterns)
+    def missing(self, facts: StepInput) -> CostModel:
+        """Return the next version, which knows that more runs than it foretold.
+
+        Args:
+            facts: The step's, with what it called.
+        """
+        pattern = self.patterns.get(facts.context)
+        if pattern is None:
+            return self
+        pattern = pattern.missing(facts.sizes, facts.calls)
+        return self.distrusted(patterns={**self.patterns, facts.context: pattern})
 
     def restricted(self, unit: int, actions: Iterable[str]) -> CostModel:
         """Return the next version, in which a unit may run under some actions only."""

@@ -291,8 +291,8 @@ class Driver:
         if step.trace is not None:
             step.trace.mark("root_exit")
         calls = tuple(map(_CALLS, self._events.units))
-        if not self._ends.forward_ended(step, output, calls):
-            self._policy.forget(step.facts.context)
+        step.ran(calls, self._policy.as_ran(step.facts, step.decision, calls))
+        self._ends.forward_ended(step, output)
 
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""

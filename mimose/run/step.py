@@ -168,26 +168,31 @@ class Step:
         """Return what times a call that is not kept."""
         return self._timing.stopwatch(unit, call, action)
 
-    def forward_ended(
-        self, calls: tuple[int, ...], graph: Any, retained: RetainedOutputs
-    ) -> bool:
-        """Wait for a backward; return whether the events were those of the plan.
+    def ran(self, calls: tuple[int, ...], decision: Decision | None) -> None:
+        """Take note of what its forward has run.
 
         Args:
             calls: How often each unit was called.
+            decision: For just that; None where it ran more than was planned for.
+        """
+        self._calls = calls
+        if decision is not None:
+            self.decision = decision
+            self.growth_bytes = decision.growth_bytes
+            self.extra_seconds = decision.extra_seconds
+            return
+        self.phase, self.growth_bytes, self.extra_seconds = "fallback", None, None
+        self.reason = "more layers ran than in the steps measured at such inputs"
+        self.decision = replace(self.decision, growth_bytes=None)
+
+    def forward_ended(self, graph: Any, retained: RetainedOutputs) -> None:
+        """Wait for a backward.
+
+        Args:
             graph: Lives as long as a backward can come.
             retained: The outputs of the step before.
         """
         self.backward.wait(graph, retained)
-        self._calls = calls
-        chosen = self.decision.chosen
-        if chosen is None or calls == chosen.calls:
-            return True
-        self.phase, self.growth_bytes = "fallback", None
-        self.extra_seconds = None
-        self.reason = "other layers ran than in the steps measured at such inputs"
-        self.decision = replace(self.decision, growth_bytes=None)
-        return False
 
     def _ran(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the events' actions, and their names where they are known."""
