@@ -31,6 +31,7 @@ PROOFS = (
     "plangap",
     "prediction",
     "seconds",
+    "sequences",
     "settings",
     "soak",
     "stepcost",
