@@ -19,7 +19,7 @@ from mimose.learn.sequences import (
     merged,
     ran_of,
 )
-from mimose.learn.size_rules import SizeRule, filled, fixed_sizes
+from mimose.learn.size_rules import Fixed, SizeRule, fit_rules
 from mimose.types import Sizes
 
 NO_FAMILY = ""
@@ -70,8 +70,8 @@ class _Rules:
     """For each event, the rule of each of its own sizes."""
     tries: _Tries
     layout: Layout
-    fixed: tuple[tuple[int | None, ...], ...] = ()
-    """Root sizes that were the same in all steps of which some rule was made."""
+    fixed: list[Fixed]
+    """For each event, root sizes that were the same in all steps that tell of it."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,11 @@ class Pattern:
                 found = self.told(calls=calls)
             else:
                 places = {event.place for event in events}
-                pairs = zip(self.events, self.rules, strict=True)
-                maps = [rules for event, rules in pairs if event.place in places]
+                ran = [event.place in places for event in self.events]
+                maps = list(itertools.compress(self.rules, ran))
+                fixed = list(itertools.compress(self._rules.fixed, ran))
                 layout = _lay_out(events, maps)
-                rules = replace(self._rules, maps=maps, layout=layout)
+                rules = _Rules(maps, self._rules.tries, layout, fixed)
                 found = replace(self, events=events, calls=calls, _kept_rules=rules)
             if len(self._sequences) >= _MOST_SEQUENCES:
                 self._sequences.clear()
@@ -301,30 +302,11 @@ class Pattern:
         if self._kept_rules is not None:
             return self._kept_rules
         roots = [row.root for row in self.rows]
-        found: dict[tuple[tuple[int, ...], tuple[bool, ...]], SizeRule] = {}
-        shared: dict[tuple[Sizes, ...], tuple[SizeRule, ...]] = {}
-        fixed: dict[tuple[bool, ...], tuple[int | None, ...]] = {}
-        maps = []
-        histories = [
-            tuple(own) for own in zip(*(r.own for r in self.rows), strict=True)
-        ]
-        for history in filled(self.families, histories):
-            if history not in shared:
-                is_there = tuple(map(bool, history))
-                told = list(itertools.compress(roots, is_there))
-                columns = zip(*filter(None, history), strict=True)
-                keys = [(tuple(column), is_there) for column in columns]
-                for key in keys:
-                    if key not in found:
-                        found[key] = SizeRule(told, key[0])
-                shared[history] = tuple(found[key] for key in keys)
-                if is_there not in fixed:
-                    fixed[is_there] = tuple(fixed_sizes(told))
-            maps.append(shared[history])
-        has_failed = not all(rule.is_found for rule in found.values())
-        tries = _Tries(self.n_rows, self._tries.n_failed + 1 if has_failed else 0)
+        histories = list(zip(*(row.own for row in self.rows), strict=True))
+        maps, fixed, are_found = fit_rules(self.families, roots, histories)
+        tries = _Tries(self.n_rows, 0 if are_found else self._tries.n_failed + 1)
         layout = _lay_out(self.events, maps)
-        return _Rules(maps, tries, layout, tuple(fixed.values()))
+        return _Rules(maps, tries, layout, fixed)
 
     @property
     def rules(self) -> list[tuple[SizeRule, ...]]:
@@ -353,7 +335,7 @@ class Pattern:
         """
         return any(
             seen is not None and now > seen
-            for fixed in self._rules.fixed
+            for fixed in set(self._rules.fixed)
             for seen, now in zip(fixed, root, strict=bool(fixed))
         )
 

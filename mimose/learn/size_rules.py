@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -12,6 +13,10 @@ from mimose.types import Sizes
 
 Own: TypeAlias = tuple[Sizes, ...]
 """An event's sizes by measured step; () where it did not run."""
+
+
+Fixed: TypeAlias = tuple[int | None, ...]
+"""Root sizes that were the same in all steps; None for those that varied."""
 
 
 class SizeRule:
@@ -41,7 +46,46 @@ class SizeRule:
         return int(self._map.predict_one(root))
 
 
-def filled(families: Sequence[str], histories: Sequence[Own]) -> list[Own]:
+class EventRules(NamedTuple):
+    """The rules of a pattern's events; equal histories share them."""
+
+    maps: list[tuple[SizeRule, ...]]
+    """For each event, the rule of each of its own sizes."""
+    fixed: list[Fixed]
+    """For each event, of the steps that tell of it."""
+    are_found: bool
+
+
+def fit_rules(
+    families: Sequence[str], roots: Sequence[Sizes], histories: Sequence[Own]
+) -> EventRules:
+    """Find the rules that events' own sizes follow.
+
+    Args:
+        families: The events'.
+        roots: The batch's sizes in each measured step.
+        histories: By event.
+    """
+    found: dict[tuple[tuple[int, ...], tuple[bool, ...]], SizeRule] = {}
+    shared: dict[Own, tuple[tuple[SizeRule, ...], Fixed]] = {}
+    histories = _filled(families, histories)
+    for history in histories:
+        if history in shared:
+            continue
+        is_there = tuple(map(bool, history))
+        told = list(itertools.compress(roots, is_there))
+        columns = zip(*filter(None, history), strict=True)
+        keys = [(tuple(column), is_there) for column in columns]
+        for key in keys:
+            if key not in found:
+                found[key] = SizeRule(told, key[0])
+        shared[history] = tuple(found[key] for key in keys), _fixed(told)
+    maps = [shared[history][0] for history in histories]
+    fixed = [shared[history][1] for history in histories]
+    return EventRules(maps, fixed, all(rule.is_found for rule in found.values()))
+
+
+def _filled(families: Sequence[str], histories: Sequence[Own]) -> list[Own]:
     """Complete what events tell of their sizes by what others do that are their like.
 
     Events of one family whose sizes were the same wherever both ran have one rule, and
@@ -73,11 +117,6 @@ def _is_alike(group: Sequence[Sizes], history: Own) -> bool:
     return bool(both) and all(one == other for one, other in both)
 
 
-def fixed_sizes(roots: Sequence[Sizes]) -> Iterator[int | None]:
-    """Yield each size that is the same in all steps; None for those that vary.
-
-    Args:
-        roots: The batch's sizes, of each step.
-    """
-    for column in zip(*roots, strict=True):
-        yield column[0] if len(set(column)) == 1 else None
+def _fixed(roots: Sequence[Sizes]) -> Fixed:
+    columns = zip(*roots, strict=True)
+    return tuple(column[0] if len(set(column)) == 1 else None for column in columns)

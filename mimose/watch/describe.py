@@ -14,11 +14,13 @@ from mimose.exceptions import MimoseError
 from mimose.types import MOST_CONTEXTS, StepInput
 from mimose.watch.compiled import unwrapped
 from mimose.watch.families import autocast_state, digest, module_key
+from mimose.watch.lists import Lists
 from mimose.watch.shapes import (
     Texts,
     argument_tensors,
     call_shape,
     fast_key,
+    note_lists,
     note_texts,
     partial_masks,
 )
@@ -78,6 +80,7 @@ class Describer:
         self._device = device
         self._tables: dict[str, SizeTable] = {}
         self._texts = Texts()
+        self._lists = Lists()
         self._seen: dict[Hashable, tuple[StepInput, SizeTable]] = {}
         self._variants = Variants()
         self._modules = tuple(model.modules())
@@ -129,7 +132,7 @@ class Describer:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Mode
     ) -> _CallKey:
         return _CallKey(
-            fast_key(args, kwargs, self._texts),
+            fast_key(args, kwargs, self._texts, self._lists),
             partial_masks(args, kwargs),
             any([p.grad is not None for p in mode.probes]),
             autocast_state(self._device),
@@ -147,8 +150,12 @@ class Describer:
     def _learn_new(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[StepInput, SizeTable]:
-        """Take in a call unlike those seen before; new texts may prove to be data."""
+        """Take in a call unlike those seen before.
+
+        New texts may prove to be data, and lists to be of any number.
+        """
         note_texts(args, kwargs, self._texts)
+        note_lists(args, kwargs, self._lists)
         key = self._key(args, kwargs, self.mode)
         found = self._seen.get(key)
         if found is None:
@@ -206,7 +213,7 @@ class Describer:
     ) -> tuple[StepInput, SizeTable]:
         self._check_device(args, kwargs)
         refuse_other_checkpointing(self._model)
-        shape = call_shape(args, kwargs, self._texts)
+        shape = call_shape(args, kwargs, self._texts, self._lists)
         structure = digest(shape.structure)
         table = self._tables.get(structure) or SizeTable(shape.names, self._positional)
         context = digest((shape.structure, key.masks, key.autocast, mode.key))
@@ -233,6 +240,7 @@ class Describer:
         return {
             "tables": tables,
             "texts": self._texts.state_dict(),
+            "lists": self._lists.state_dict(),
             "variants": self._variants.state_dict(),
         }
 
@@ -247,6 +255,7 @@ class Describer:
             for key, said in state["tables"].items()
         }
         self._texts = Texts.from_state(state["texts"])
+        self._lists = Lists.from_state(state["lists"])
         self._variants.load_state_dict(state.get("variants", {}))
         self._seen.clear()
 
