@@ -248,6 +248,7 @@ class Policy:
             chosen,
             plan=replace(chosen.plan, actions=tuple(actions)),
             by_unit=by_unit(actions, otherwise=model.menu.first),
+            parts={},
         )
         pairs = zip(actions, chosen.plan.actions, strict=True)
         tried = {own for own, planned in pairs if own != planned}

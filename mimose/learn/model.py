@@ -136,6 +136,10 @@ class CostModel:
             return pattern.ran(facts.calls)
         return pattern.expected(facts.sizes)
 
+    def varies(self, context: Context) -> bool:
+        """Whether steps of the same sizes are known to run different layers."""
+        return context in self.patterns and self.patterns[context].varies
+
     def exact(self, *key: Hashable) -> Series:
         """Return what is known of something counted, such as held bytes or FLOPs."""
         return self._series(("exact", *key))

@@ -206,6 +206,19 @@ class Pattern:
         """
         return self.ran(tuple(map(min, self.calls, self.counts(root))))
 
+    def lacks_some(self, root: Sizes) -> bool:
+        """Whether more events are foretold at these sizes than were ever measured.
+
+        Args:
+            root: The root's sizes.
+        """
+        return self.counts.exceed(root, self.calls)
+
+    @property
+    def varies(self) -> bool:
+        """Whether steps of the same sizes run different events."""
+        return self.counts.vary
+
     @cached_property
     def _sequences(self) -> dict[Calls, Pattern]:
         return {}

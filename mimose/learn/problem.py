@@ -51,6 +51,8 @@ def doubt(model: CostModel, facts: StepInput) -> str:
     """Return why no plan can be trusted at these sizes; "" if one can."""
     if facts.context not in model.patterns:
         return "nothing was measured with such inputs yet"
+    if not facts.calls and model.patterns[facts.context].lacks_some(facts.sizes):
+        return "more layers run at such sizes than in the steps measured"
     pattern = model.pattern(facts)
     if not pattern.is_ordered:
         return "gradients do not arrive in the reverse order of the layers"

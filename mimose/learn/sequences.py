@@ -98,6 +98,8 @@ class CallCounts:
     def __init__(self, roots: Sequence[Sizes], calls: Sequence[Calls]) -> None:
         self.most: Calls = tuple(map(max, *calls)) if len(calls) > 1 else calls[0]
         self._rules: dict[int, SizeMap] = {}
+        self.vary = False
+        """Whether the sizes do not tell how often some unit is called."""
         found: dict[tuple[int, ...], SizeMap | None] = {}
         for unit, counts in enumerate(zip(*calls, strict=True)):
             if counts not in found:
@@ -105,6 +107,8 @@ class CallCounts:
             rule = found[counts]
             if rule is not None:
                 self._rules[unit] = rule
+            elif len(set(counts)) > 1:
+                self.vary = True
 
     def __call__(self, root: Sizes) -> Calls:
         """Return what is planned for.
@@ -119,11 +123,21 @@ class CallCounts:
             calls[unit] = max(0, int(rule.predict_one(root)))
         return tuple(calls)
 
+    def exceed(self, root: Sizes, calls: Calls) -> bool:
+        """Tell whether a rule says that a unit is called more often.
+
+        Args:
+            root: The batch's sizes.
+            calls: By unit.
+        """
+        return any(rule.predict_one(root) > calls[u] for u, rule in self._rules.items())
+
     def __eq__(self, other: object) -> bool:
         """Whether both plan for the same, at all sizes."""
         if not isinstance(other, CallCounts):
             return NotImplemented
-        return (self.most, self._told()) == (other.most, other._told())
+        mine, theirs = ((c.most, c.vary, c._told()) for c in (self, other))
+        return mine == theirs
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -231,8 +231,9 @@ class Driver:
         found = None if reason else self._policy.cached(facts, table, memory)
         if found is not None:
             return found
-        state = float(self._parts.optimizers.state_bytes)
-        self._parts.refusals.refuse_infeasible(facts, memory.start_bytes, state)
+        if not self._learner.model.varies(facts.context):  # the next may run less
+            state = float(self._parts.optimizers.state_bytes)
+            self._parts.refusals.refuse_infeasible(facts, memory.start_bytes, state)
         if reason:
             return Decision("fallback", None, reason=reason)
         return self._policy.decide(facts, table, memory, is_first=is_first)
