@@ -4,6 +4,7 @@ import pytest
 
 from mimose.learn.patterns import Pattern
 from mimose.learn.sequences import CallCounts, Event, merged, ran_of
+from mimose.learn.side_tensors import known_sides
 from mimose.planners.actions import EXACT_MENU
 
 KEEP, RECOMPUTE = EXACT_MENU.names
@@ -164,3 +165,37 @@ def test_more_calls_than_foretold_refute_the_rule():
         pattern = pattern.taken_in((n,), own, (n,))
     assert 2 == len(pattern.expected((2,)).events)
     assert 3 == len(pattern.missing((1,), (3,)).expected((2,)).events)
+
+
+def _sides(pattern, known, ran, measured):
+    """Return the groups of readers known then, and the bytes told of each."""
+    known = {event.place for event in _events(known)}
+    pattern, told = known_sides(pattern, known, _events(ran), measured)
+
+    def text(group):
+        return " ".join(chr(ord("a") + unit) for unit, _ in group)
+
+    return [text(g) for g in pattern.sides], {text(g): n for g, n in told.items()}
+
+
+def _with_sides(text, calls, *groups):
+    pattern = _pattern(text, calls)
+    return pattern.told(sides=tuple(tuple(e.place for e in _events(g)) for g in groups))
+
+
+def test_a_side_tensor_is_known_by_the_readers_that_ran():
+    """A mask that all read is the same one where some are left out."""
+    pattern = _with_sides("a0 b0 c0", (1, 1, 1), "a0 b0 c0", "a0 b0")
+    every = "a0 b0 c0"
+    assert {"a b c": 7, "a b": 0} == _sides(pattern, every, every, {(0, 1, 2): 7})[1]
+    assert {"a b c": 7, "a b": 0} == _sides(pattern, every, "a0 c0", {(0, 1): 7})[1]
+    assert {} == _sides(pattern, every, "a0 b0", {(0, 1): 7})[1]  # either of the two
+
+
+def test_an_event_that_is_new_reads_what_the_others_read():
+    """The group grows by it; one that is known and did not read is another's."""
+    pattern = _with_sides("a0 b0 c0", (1, 1, 1), "a0 b0")
+    grown = _sides(pattern, "a0 b0", "a0 b0 c0", {(0, 1, 2): 7})
+    assert (["a b c"], {"a b c": 7}) == grown
+    other = _sides(pattern, "a0 b0 c0", "a0 b0 c0", {(0, 1, 2): 7})
+    assert (["a b", "a b c"], {"a b": 0, "a b c": 7}) == other
