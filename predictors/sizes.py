@@ -75,6 +75,7 @@ class Sum:
     constant: int
 
     is_plain = False
+    """As of a `Rule`: more samples are needed."""
 
     def __call__(self, sizes: Sequence[float]) -> int:
         """Return the value at the given sizes."""
