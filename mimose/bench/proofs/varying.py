@@ -188,19 +188,6 @@ def images_in_one(world: World, steps: int) -> Varying:
     )
 
 
-def images_of_any_size(world: World, steps: int) -> Varying:
-    """1 to 6 images a text, in a list, each of its own height and width."""
-
-    def side() -> int:
-        return _PATCH * world.number(6, 12)
-
-    return _with_images(
-        world,
-        steps,
-        lambda n: [world.floats(_SEEN_ROWS, 3, side(), side()) for _ in range(n)],
-    )
-
-
 class _Chunks(_Layered):
     def forward(self, chunks: Sequence[Tensor]) -> Tensor:
         """Run the first layers on each chunk, the others on their means."""
@@ -218,11 +205,11 @@ class _Chunks(_Layered):
 
 
 def chunks(world: World, steps: int) -> Varying:
-    """2 to 7 chunks a document, in a list, each of its own length."""
+    """2 to 7 chunks a document, in a list, all of a batch padded to one length."""
     model = _Chunks().to(world.device)
     batches = [
-        [world.ids(8 * world.number(4, 12), _ROWS) for _ in range(world.number(2, 7))]
-        for _ in range(steps)
+        [world.ids(length // 2, _ROWS) for _ in range(world.number(2, 7))]
+        for length in _lengths(world, steps)
     ]
 
     def loss(batch: Sequence[Tensor]) -> Tensor:
@@ -238,7 +225,6 @@ VARYING: dict[str, Builder] = {
     "wav2vec2-0.3": wav2vec2_more,
     "images": images,
     "images-in-one": images_in_one,
-    "images-of-any-size": images_of_any_size,
     "chunks": chunks,
 }
 """All of them, by name."""
