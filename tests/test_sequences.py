@@ -145,3 +145,47 @@ def test_a_step_of_many_layers_refuses_none_of_fewer(toys, meter):
             toys.train(model, [batch], optimizer=optimizer)
     assert [2, 2, 16, 2, 2] == [len(record.actions) for record in session.records]
     assert session.records[2].is_over
+
+
+class _Twice(nn.Module):
+    """Trains on the product of two forwards of another model."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) * self.inner(x)
+
+
+def test_layers_dropped_in_each_of_two_forwards(toys, meter):
+    """Nobody can tell which forward leaves out what: measured, exact, and not over."""
+    torch.manual_seed(3)
+    model = _Twice(_Drops(toys))
+    batches = [toys.inputs(n) for n in [64, 128, 96, 112] * 6]
+    with toys.untracked():
+        expected = toys.train(toys.copy.deepcopy(model), batches)
+    budget = toys.budget_between(model, batches, 0.5, meter)
+    with mimose.attach(model.inner, budget, meter=meter) as session:
+        actual = toys.train(model, batches)
+    assert [] == toys.differences(expected, actual)
+    assert not any(record.is_over for record in session.records)
+    reasons = {record.reason for record in session.records}
+    assert "other layers ran than in the steps measured at such inputs" in reasons
+
+
+def test_a_count_is_rounded_up_with_the_other_sizes(toys, meter):
+    """Plans are for the calls of the bucket's end; what did not run is left out."""
+    torch.manual_seed(3)
+    model, counts = _Sees(toys), [4, 2, 3, 1, 4, 2, 3, 1, *([4, 2, 3, 1] * 4)]
+    batches = [(toys.inputs(64), _images(toys, count, True)) for count in counts]
+    with toys.untracked():
+        expected = toys.train(toys.copy.deepcopy(model), batches)
+    budget = toys.budget_between(model, batches, 0.5, meter)
+    with mimose.attach(model, budget, meter=meter, round_to=4) as session:
+        actual = toys.train(model, batches)
+    assert [] == toys.differences(expected, actual)
+    later = list(session.records)[-12:]
+    assert {"plan"} == {record.phase for record in later}
+    assert {6, 9, 12, 15} == {len(record.events) for record in later}
+    assert not any(record.is_over for record in session.records)

@@ -141,3 +141,20 @@ def test_a_state_holds_what_waits(learner, later):
     other.load_state_dict(state)
     assert other.n_steps == 1
     assert all(s._verdict is not None for s in other.model.samples.values())
+
+
+def test_what_ran_beyond_a_plan_is_a_lesson(learner, later):
+    """No other lesson that is taken in meanwhile loses it; plans made so far go."""
+    facts, sample = _step(8)
+    learner.absorb(facts, (), sample, 0.0, (1,))
+    later.catch_up()
+    learner.absorb(facts._replace(sizes=(16,)), (), sample, 0.0, (1,))
+    learner.miss(facts._replace(calls=(2,)))
+    learner.distrust_plans()
+    planned_by = learner.model.version
+    later.catch_up()
+    pattern = learner.model.patterns["c"]
+    assert (16,) == pattern.high
+    assert (((8,), (2,)),) == pattern.seen
+    assert pattern.is_missing
+    assert planned_by < learner.model.valid_since
