@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from mimose.learn.again import fall, rise_of_all
 from mimose.learn.copies import copied_bytes, evened, gone_before_loss, gone_bytes
+from mimose.learn.layout import gaps_of, neighbours_of
 from mimose.learn.model import (
     CostModel,
     Key,
@@ -18,7 +19,7 @@ from mimose.learn.model import (
     is_turn,
     numbers,
 )
-from mimose.learn.patterns import Pattern, gaps_of, neighbours_of
+from mimose.learn.patterns import Pattern
 from mimose.learn.sequences import Calls, Event
 from mimose.learn.side_tensors import (
     holds_sides_to_the_end,

@@ -32,7 +32,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from mimose.learn.patterns import TURN, AdjacentFamilies, Pattern, as_tuples
+from mimose.learn.layout import TURN, AdjacentFamilies
+from mimose.learn.patterns import Pattern, as_tuples
 from mimose.learn.samples import Kind, Samples
 from mimose.learn.seconds import Seconds
 from mimose.learn.series import Series

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
+from mimose.learn.layout import Layout, lay_out_events
 from mimose.learn.sequences import (
     CallCounts,
     Calls,
@@ -22,17 +20,6 @@ from mimose.learn.sequences import (
 from mimose.learn.size_rules import Fixed, SizeRule, fit_rules
 from mimose.pauses import give_way
 from mimose.types import Sizes
-
-NO_FAMILY = ""
-TURN = "turn"
-"""Marks the first event of a later forward."""
-AdjacentFamilies: TypeAlias = tuple[str, ...]
-"""The families before and after an event: the first takes the gradient it makes, and
-the second made the gradient that it takes. Of the last event that is the head, and
-what is held in between is another (a MiB in T5). Behind them, in a window of several
-forwards, which of them it is, and whether the event is its `TURN`: gradients of a
-weight are added up in the first backward that reaches it, and between two forwards
-lie a head and a loss."""
 
 _MOST_ROWS = 64
 """Measured steps whose sizes are remembered."""
@@ -205,7 +192,7 @@ class Pattern:
                 ran = [event.place in places for event in self.events]
                 maps = list(itertools.compress(self.rules, ran))
                 fixed = list(itertools.compress(self._rules.fixed, ran))
-                layout = _lay_out(events, maps)
+                layout = lay_out_events(events, maps)
                 rules = _Rules(maps, self._rules.tries, layout, fixed)
                 found = replace(self, events=events, calls=calls, _kept_rules=rules)
             if len(self._sequences) >= _MOST_SEQUENCES:
@@ -333,7 +320,7 @@ class Pattern:
         histories = list(zip(*(row.own for row in self.rows), strict=True))
         maps, fixed, are_found = fit_rules(self.families, roots, histories)
         tries = _Tries(self.n_rows, 0 if are_found else self._tries.n_failed + 1)
-        layout = _lay_out(self.events, maps)
+        layout = lay_out_events(self.events, maps)
         return _Rules(maps, tries, layout, fixed)
 
     @property
@@ -424,70 +411,6 @@ def _bounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
         if not is_only and not any(map(operator.eq, row.root, high)):
             return rows[:index] + rows[index + 1 :]
     return rows[1:]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where in the series' values each event's numbers stand."""
-
-    classes: list[tuple[int, AdjacentFamilies]]
-    """(an event of the class, the families of its neighbours)."""
-    of_event: NDArray[np.intp]
-    gaps: list[tuple[str, ...]]
-    """(family before, family after), and where: see `AdjacentFamilies`."""
-    of_gap: NDArray[np.intp]
-
-
-def _lay_out(events: Sequence[Event], maps: Sequence[tuple[SizeRule, ...]]) -> Layout:
-    families = [event.family for event in events]
-    classes: dict[tuple[str, AdjacentFamilies, int], int] = {}
-    members: list[tuple[int, AdjacentFamilies]] = []
-    of_event = []
-    around = neighbours_of(events)
-    for index, (family, neighbours) in enumerate(zip(families, around, strict=True)):
-        give_way()
-        key = (family, neighbours, id(maps[index]))
-        if key not in classes:
-            classes[key] = len(members)
-            members.append((index, neighbours))
-        of_event.append(classes[key])
-    pairs = gaps_of(events)
-    give_way()
-    gaps = list(dict.fromkeys(pairs))
-    return Layout(
-        members,
-        np.array(of_event, dtype=np.intp),
-        gaps,
-        np.array([gaps.index(pair) for pair in pairs], dtype=np.intp),
-    )
-
-
-def neighbours_of(events: Sequence[Event]) -> list[AdjacentFamilies]:
-    """Return, for each event, the families before and after it, and where it is."""
-    around = [NO_FAMILY, *(event.family for event in events), NO_FAMILY]
-    pairs = zip(around, around[2:], strict=False)
-    return [(*pair, *where) for pair, where in zip(pairs, _places(events), strict=True)]
-
-
-def gaps_of(events: Sequence[Event]) -> list[tuple[str, ...]]:
-    """Return, for each event, the families around the gap before it, and where."""
-    families = [event.family for event in events]
-    pairs = zip([NO_FAMILY, *families], families, strict=False)
-    return [(*pair, *where) for pair, where in zip(pairs, _places(events), strict=True)]
-
-
-def _places(events: Sequence[Event]) -> list[tuple[str, ...]]:
-    """Return, for each event, which forward of a window it is in; () in others."""
-    last = events[-1].part if events else 0
-    if not last:
-        return [()] * len(events)
-    places: list[tuple[str, ...]] = []
-    before = 0
-    for event in events:
-        where = f"{event.part + 1}/{last + 1}"
-        places.append((where, TURN) if event.part > before else (where,))
-        before = event.part
-    return places
 
 
 class SideTensor(NamedTuple):

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from mimose.learn.again import planned_rise
 from mimose.learn.costs import cost_of, work_of
 from mimose.learn.heads import Heads, actions_of_last, head_series, heads
+from mimose.learn.layout import AdjacentFamilies, Layout
 from mimose.learn.model import CostModel, backward_key, gap_key, is_turn
 from mimose.learn.outputs import freed_by_maker
-from mimose.learn.patterns import AdjacentFamilies, Layout, Pattern
+from mimose.learn.patterns import Pattern
 from mimose.learn.sequences import Event
 from mimose.learn.series import Series
 from mimose.pauses import give_way
