@@ -40,6 +40,8 @@ class StepRecord:
     """One forward of the root, with its backward where there was one.
 
     A record does not change; as more is known of a step, another takes its place.
+    Forwards that run before the same backward are one step: start and peaks, predicted
+    and observed, are the same in their records.
     """
 
     step: int

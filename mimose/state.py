@@ -10,7 +10,7 @@ from torch import nn
 
 from mimose.exceptions import StateMismatchError
 
-VERSION = 3
+VERSION = 4
 """Of the format. Another one is refused: learning anew takes ten steps."""
 
 

@@ -39,6 +39,8 @@ class StepInput(NamedTuple):
     base: Context = ""
     """What the root's arguments tell of the context, where that is not all of it: see
     `mimose.watch.variants`."""
+    calls: tuple[int, ...] = ()
+    """How often each unit was called, where the forward has shown it."""
 
 
 OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[Any]], Any]

@@ -10,7 +10,7 @@ from .margin import GrowthBound
 from .polynomial import PolynomialRegressor
 from .rates import fit_rates
 from .registry import PREDICTORS, make_predictor
-from .sizes import Rule, SizeMap, Term
+from .sizes import Rule, SizeMap, Sum, Term
 from .trust import EXTRAPOLATION, NOISY_EXTRAPOLATION, Trust, best_fit
 from .varying import VaryingFit
 
@@ -29,6 +29,7 @@ __all__ = [
     "Rule",
     "ShapeRegressor",
     "SizeMap",
+    "Sum",
     "Term",
     "Trust",
     "VaryingFit",

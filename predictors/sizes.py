@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _DIVISORS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64, 128, 256)
 
+_SETTLES_A_SUM = 4
+"""Samples: one more than there is to settle."""
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
@@ -64,6 +67,23 @@ class Rule:
         return value + self.constant
 
 
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Multiples of two columns, and a constant."""
+
+    columns: tuple[int, int]
+    factors: tuple[int, int]
+    constant: int
+
+    is_plain = False
+    """As of a `Rule`: more samples are needed."""
+
+    def __call__(self, sizes: Sequence[float]) -> int:
+        """Return the value at the given sizes."""
+        pairs = zip(self.columns, self.factors, strict=True)
+        return self.constant + sum(int(sizes[i]) * factor for i, factor in pairs)
+
+
 class SizeMap(BaseEstimator):
     """The simplest rule by which one size follows from the batch's sizes.
 
@@ -78,7 +98,9 @@ class SizeMap(BaseEstimator):
        samples allow for several, ``x + c`` goes first, then c = 0, then the
        rounding up (a guess had better be high), then the smallest b;
     5. a product of two such terms with c = 0, rounding down or up, plus a constant,
-       or times a further column. Equal divisors go first, then the least constant.
+       or times a further column. Equal divisors go first, then the least constant;
+    6. ``a * x + b * y + c`` of two columns, from four samples and more, with a and b
+       at least 1: the tokens of a number of images, and a text's.
 
     Attributes:
         rule_: The rule, or ``None``.
@@ -89,7 +111,7 @@ class SizeMap(BaseEstimator):
             may move is for the caller to say.
     """
 
-    rule_: Rule | None
+    rule_: Rule | Sum | None
     found_: bool
     exact_: bool
 
@@ -143,7 +165,7 @@ class SizeMap(BaseEstimator):
         return int(self._seen.get(tuple(sizes), self._highest))
 
 
-def _rules(sizes: Integers, values: Integers) -> Iterator[Rule]:
+def _rules(sizes: Integers, values: Integers) -> Iterator[Rule | Sum]:
     """Yield rules that match every sample, the simplest first."""
     for column in range(sizes.shape[1]):
         if (sizes[:, column] == values).all():
@@ -158,6 +180,7 @@ def _rules(sizes: Integers, values: Integers) -> Iterator[Rule]:
     found = [term for c in columns for term in _terms(sizes, values, c)]
     yield from (Rule((term,)) for term in sorted(found, key=_simplicity))
     yield from _products(sizes, values)
+    yield from _sums(sizes, values, columns)
 
 
 def _multiples(sizes: Integers, values: Integers, column: int) -> Iterator[Rule]:
@@ -222,3 +245,17 @@ def _products(sizes: Integers, values: Integers) -> Iterator[Rule]:
         for p in range(len(choices)):  # the same rounding on both sides of an image
             if (terms[i, p] * terms[j, p] * sizes[:, extra] == values).all():
                 yield Rule((Term(i, *choices[p]), Term(j, *choices[p]), Term(extra)))
+
+
+def _sums(sizes: Integers, values: Integers, columns: list[int]) -> Iterator[Sum]:
+    """Yield the sums of multiples of two columns that match, and nothing by chance."""
+    if len(values) < _SETTLES_A_SUM:
+        return
+    for pair in itertools.combinations(columns, 2):
+        design = np.column_stack((sizes[:, pair], np.ones_like(values)))
+        solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
+        found = np.rint(solution).astype(np.int64)
+        settled = rank == design.shape[1] and (found[:2] > 0).all()
+        if settled and (design @ found == values).all():
+            a, b, constant = found.tolist()
+            yield Sum(pair, (a, b), constant)

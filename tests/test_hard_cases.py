@@ -397,60 +397,101 @@ def test_a_unit_that_cannot_be_recomputed(toys, meter, caplog):
 
 
 class _Sometimes(nn.Module):
-    """Skips its second block for batches of fewer than five rows."""
+    """Runs some of its blocks, in their order."""
 
     def __init__(self, block):
         super().__init__()
         self.stem = nn.Linear(16, 16)
         self.blocks = nn.ModuleList(block(16) for _ in range(4))
-        self.skips = False
+        self.runs = range(4)
 
     def forward(self, x):
         x = self.stem(x)
-        for i, block in enumerate(self.blocks):
-            if not (self.skips and i == 1):
-                x = block(x)
+        for i in self.runs:
+            x = self.blocks[i](x)
         return x.square().mean()
 
 
-def test_events_that_differ_from_the_plan(toys, meter):
-    """Where other layers run than were planned for, the step says so and is exact."""
+def _train_sometimes(toys, model, batch, runs):
+    noted = []
+    for model.runs in runs:
+        noted += toys.train(model, [batch])
+    return noted
+
+
+def test_a_planned_step_may_run_fewer_layers(toys, meter):
+    """The plan is that of the others, and what is predicted is what they hold."""
     torch.manual_seed(3)
     model = _Sometimes(toys.Block)
-    twin = toys.copy.deepcopy(model)
-    batches = [toys.inputs()] * 6
-
-    def run(model):
-        model.skips = False
-        first = toys.train(model, batches)
-        model.skips = True
-        return first + toys.train(model, batches[:2])
-
+    twin, batch = toys.copy.deepcopy(model), toys.inputs()
+    runs = [range(4)] * 6 + [(0, 2, 3), (1, 2), (3,), range(4)]
     with toys.untracked():
-        expected = run(twin)
+        expected = _train_sometimes(toys, twin, batch, runs)
     with mimose.attach(model, "1TiB", meter=meter) as session:
-        actual = run(model)
+        actual = _train_sometimes(toys, model, batch, runs)
     assert [] == toys.differences(expected, actual)
-    phases = [record.phase for record in session.records]
-    assert ["plan", "fallback", "collect"] == phases[5:]
-    expected_reason = "other layers ran than in the steps measured at such inputs"
-    assert expected_reason == session.records[6].reason
-    assert session.records[6].predicted_peak_bytes is None
+    planned = list(session.records)[6:]
+    assert ["plan"] * 4 == [record.phase for record in planned]
+    names = [tuple(f"blocks.{i}#0" for i in run) for run in runs[6:]]
+    assert names == [record.events for record in planned]
+    alone = planned.pop(2)  # no step has shown a layer that is both first and last
+    assert alone.predicted_growth_bytes is None
+    for record in planned:
+        growth = pytest.approx(record.observed_growth_bytes, rel=1e-3)
+        assert growth == record.predicted_growth_bytes
 
 
-def test_other_layers_than_before_at_a_larger_shape(toys, meter):
-    """One step of the new pattern does not tell the layers' sizes at larger shapes."""
+def test_a_planned_step_that_runs_more_layers(toys, meter):
+    """It says so and is exact; the next one is planned, measured, and knows them."""
+    torch.manual_seed(3)
+    model = _Sometimes(toys.Block)
+    twin, batch = toys.copy.deepcopy(model), toys.inputs()
+    runs = [(0, 2, 3)] * 6 + [range(4)] * 4
+    with toys.untracked():
+        expected = _train_sometimes(toys, twin, batch, runs)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        actual = _train_sometimes(toys, model, batch, runs)
+        n_measured = session._engine.learner.model.n_steps
+    assert [] == toys.differences(expected, actual)
+    first, second, *rest = list(session.records)[6:]
+    assert "more layers ran than in the steps measured at such inputs" == first.reason
+    assert ("fallback", None) == (first.phase, first.predicted_peak_bytes)
+    assert ("keep", "recompute", "keep", "keep") == second.actions
+    assert [4, 4] == [list(record.actions).count("keep") for record in rest]
+    assert ["plan"] * 2 == [record.phase for record in rest]
+    assert session._engine.learner.model.n_steps == n_measured
+
+
+def test_layers_in_another_order_are_measured_anew(toys, meter):
+    """There is no one order that holds both sequences."""
+    torch.manual_seed(3)
+    model = _Sometimes(toys.Block)
+    twin, batch = toys.copy.deepcopy(model), toys.inputs()
+    runs = [range(4), (1, 0, 2, 3)] * 3
+    with toys.untracked():
+        expected = _train_sometimes(toys, twin, batch, runs)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        actual = _train_sometimes(toys, model, batch, runs)
+        (pattern,) = session._engine.learner.model.patterns.values()
+    assert [] == toys.differences(expected, actual)
+    assert [1, 0, 2, 3] == [event.unit for event in pattern.events]
+
+
+def test_layers_that_ran_seldom_at_a_larger_shape(toys, meter):
+    """A layer's sizes are those of its like, which ran at all shapes."""
     torch.manual_seed(3)
     model = _Sometimes(toys.Block)
     rows = [64, 512, 128, 384, 256, 320, 448, 192]
     batches = [toys.inputs(n) for n in rows]
     budget = toys.budget_between(model, batches, 0.5, meter)
     with mimose.attach(model, budget, meter=meter) as session:
+        model.runs = (0, 2, 3)
         toys.train(model, batches * 2)
-        model.skips = True
-        toys.train(model, [batches[0], batches[0], batches[1]])
+        model.runs = range(4)
+        toys.train(model, [batches[0]] * 3 + [batches[1]])
     last = session.records[-1]
-    assert "seen at smaller shapes alone" in last.reason
+    assert "plan" == last.phase
+    assert 4 == len(last.actions)
     assert last.observed_peak_bytes <= budget
 
 

@@ -108,7 +108,7 @@ def test_another_depth_is_refused(toys, meter):
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("version", 1, "another version: 1 there, 3 here"),
+        ("version", 1, "another version: 1 there, 4 here"),
         ("device", "cuda: NVIDIA H100", "another device: 'cuda: NVIDIA H100' there"),
         ("settings", {"torch": "1.0"}, "another settings: torch: '1.0' there"),
         ("parameters", {"w": "(1,) torch.half"}, "another parameters: .* 'missing'"),

@@ -27,6 +27,8 @@ class Decision:
     extra_seconds: float | None = None
     """That the plan is predicted to add; None before anything was timed."""
     cache_hit: bool = False
+    released_bytes: float = 0.0
+    """Outputs of the last step that were taken to go in this one."""
     is_measured: bool = False
     """Whether the boundaries are read although there is a plan."""
     reason: str = ""

@@ -41,6 +41,8 @@ class CachedPlan:
     """What the plan comes to at exact sizes of the bucket, as far as asked for."""
     decided: dict[Sizes, tuple[ExactShape, object]] = field(default_factory=dict)
     """The last decision for it at exact sizes, and what that was made of."""
+    parts: dict[tuple[int, ...], CachedPlan] = field(default_factory=dict)
+    """By how often each unit was called, what the plan was to steps that ran less."""
 
     def calls_until(self, part: int) -> tuple[int, ...]:
         """Return how often each unit is called up to the end of one of its forwards."""

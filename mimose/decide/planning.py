@@ -38,6 +38,10 @@ class Order:
     """The actions of the events that have run already."""
 
 
+_MOST_PARTS = 256
+"""Sequences that a plan remembers."""
+
+
 class PlanMaker:
     """Makes plans within what the reserve leaves of the budget.
 
@@ -70,7 +74,7 @@ class PlanMaker:
         if order.stage_share < 1.0:
             problem = _tightened(problem, order.stage_share)
         plan = self.plan(problem, memory, planner)
-        pattern = model.patterns[facts.context]
+        pattern = model.pattern(facts)
         made = CachedPlan(
             plan,
             problem.events,
@@ -115,6 +119,7 @@ def at_sizes(
         chosen: The plan.
         memory: What is held, and the budget.
     """
+    facts = facts._replace(calls=chosen.calls)  # of the bucket's upper end
     exact, actions = chosen.exact.get(facts.sizes), chosen.plan.actions
     is_new = exact is not None and exact.rates is model.seconds
     if exact is not None and is_new and not exact.uncounted:
@@ -127,6 +132,35 @@ def at_sizes(
     exact = _exact(model, facts, growth, actions)
     chosen.exact[facts.sizes] = exact
     return exact
+
+
+def as_ran(model: CostModel, facts: StepInput, chosen: CachedPlan) -> CachedPlan:
+    """Return what a plan was to a step that ran only some of its events.
+
+    Args:
+        model: What is known of costs.
+        facts: The step's, with what it called.
+        chosen: Its plan, which remembers the answer.
+    """
+    found = chosen.parts.get(facts.calls)
+    if found is None:
+        names = {event.name for event in model.pattern(facts).events}
+        pairs = zip(chosen.events, chosen.plan.actions, strict=True)
+        ran = [(name, action) for name, action in pairs if name in names]
+        actions = tuple(action for _, action in ran)
+        found = replace(
+            chosen,
+            plan=replace(chosen.plan, actions=actions),
+            events=tuple(name for name, _ in ran),
+            calls=facts.calls,
+            exact={},
+            decided={},
+            parts={},
+        )
+        if len(chosen.parts) >= _MOST_PARTS:
+            chosen.parts.clear()
+        chosen.parts[facts.calls] = found
+    return found
 
 
 def _exact(

@@ -25,6 +25,7 @@ from mimose.decide.plan_cache import CachedPlan, PlanCache
 from mimose.decide.planning import Order, PlanMaker, at_sizes
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.learner import Learner
+from mimose.learn.model import CostModel
 from mimose.learn.problem import Memory, doubt
 from mimose.planners import Planner
 
@@ -92,13 +93,17 @@ class Plans:
             return None
         return found
 
-    def make(self, order: Order) -> CachedPlan:
+    def make(self, model: CostModel, order: Order) -> CachedPlan:
         """Make a plan now.
+
+        Args:
+            model: What is known of costs.
+            order: What it is to be made for.
 
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        return self._maker.make(self._learner.model, order)
+        return self._maker.make(model, order)
 
     def count(self, *, was_ready: bool) -> None:
         """Take note of a new shape."""

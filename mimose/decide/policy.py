@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from mimose.budget import format_bytes
 from mimose.decide.decision import Decision
 from mimose.decide.plan_cache import CachedPlan
-from mimose.decide.planning import Order, PlanMaker, at_sizes
+from mimose.decide.planning import Order, PlanMaker, as_ran, at_sizes
 from mimose.decide.plans import Plans, under
 from mimose.decide.reserve import PredictedStep, Reserve
 from mimose.decide.trying import Tries, trying
@@ -87,6 +88,57 @@ class Policy:
         self._learner.forget(context)
         self.reserve.forget(context)
 
+    def as_ran(
+        self,
+        facts: StepInput,
+        decision: Decision,
+        calls: tuple[int, ...],
+        part: int = 0,
+    ) -> Decision | None:
+        """Return a planned step's decision, now that it is known what has run.
+
+        Where less ran than was planned for, predictions are made for what did. Where
+        more ran, that is taken note of. Of several forwards before one backward each
+        has to run what was planned: calls are counted on from one to the next, so that
+        nobody can tell which a later one leaves out.
+
+        Args:
+            facts: The step's context and sizes.
+            decision: With a plan.
+            calls: How often each unit was called, up to the forward's end.
+            part: Which forward of its window it is.
+
+        Returns:
+            None where more has run, or other layers.
+        """
+        chosen, model = decision.chosen, self._learner.model
+        if chosen is None or calls == chosen.calls_until(part):
+            return decision
+        if chosen.between:
+            self.forget(facts.context)
+            return None
+        facts = facts._replace(calls=calls)
+        if any(map(operator.gt, calls, chosen.calls)):
+            self._learner.miss(facts)
+            return None
+        if facts.context not in model.patterns:
+            return replace(decision, growth_bytes=None)
+        ran = as_ran(model, facts, chosen)
+        if chosen.version < model.valid_since or doubt(model, facts):
+            return replace(decision, chosen=ran, growth_bytes=None)
+        memory = Memory(0.0, 0.0, decision.released_bytes, 0.0)
+        told = self._decision(model, facts, ran, memory, cache_hit=decision.cache_hit)
+        growth = None if decision.growth_bytes is None else told.growth_bytes
+        return replace(
+            decision,
+            chosen=ran,
+            growth_bytes=growth,
+            raw_growth_bytes=told.raw_growth_bytes,
+            flops=told.flops,
+            uncounted=told.uncounted,
+            extra_seconds=told.extra_seconds,
+        )
+
     def distrust_plans(self) -> None:
         """Make every plan made so far invalid, as after a step over the budget."""
         self._learner.distrust_plans()
@@ -115,12 +167,14 @@ class Policy:
         if memory.state_to_come_bytes:
             memory = memory.with_state
         key = self._key(facts, table, ran)
-        found = self.plans.cached(key, memory)
-        if found is None or facts.context not in self._learner.model.patterns:
+        found, model = self.plans.cached(key, memory), self._learner.model
+        if found is None or found.version < model.valid_since:
+            return None  # the latter, where a lesson was taken in just now
+        if facts.context not in model.patterns:
             return None
         self._learner.use(facts.context)
         self._n_doubted = 0
-        return self._decision(facts, found, memory, cache_hit=True)
+        return self._decision(model, facts, found, memory, cache_hit=True)
 
     def decide(
         self,
@@ -156,6 +210,8 @@ class Policy:
         if not is_known and self._learner.n_steps >= _FEWEST_STEPS:
             self._learner.background.catch_up()  # there is nothing better to do
         model = self._learner.model
+        if ready is not None and ready.version < model.valid_since:
+            ready = None
         upper = facts._replace(sizes=key[2])
         self._learner.use(facts.context)
         why_not = "" if ready is not None else doubt(model, upper)
@@ -170,7 +226,7 @@ class Policy:
         if ready is not None and share < 1.0:
             ready = None  # it goes all the way
         try:
-            made = ready or self.plans.make(order)
+            made = ready or self.plans.make(model, order)
         except InfeasibleBudgetError as error:
             if self._raises:
                 raise
@@ -183,10 +239,11 @@ class Policy:
         # A planner that was shown its one problem makes no other plan of new samples.
         is_learning = self.reserve.is_learning(self._learner.n_steps)
         is_learning = is_learning and not self._static_is_made
+        is_missing = model.patterns[facts.context].is_missing
         decision = replace(
-            self._decision(facts, made, memory, cache_hit=False),
+            self._decision(model, facts, made, memory, cache_hit=False),
             phase="plan" if share == 1.0 else "step_down",
-            is_measured=is_learning or beyond > 0.0,
+            is_measured=is_learning or is_missing or beyond > 0.0,
             cache_hit=ready is not None,
         )
         if share < 1.0:
@@ -199,7 +256,7 @@ class Policy:
         tried = trying(model, facts, decision, tries) if is_turn else decision
         is_untold = any(tries) and decision.is_measured
         is_better_to_come = tried is not decision or is_untold
-        if not (ratio or is_better_to_come):
+        if not (ratio or is_better_to_come or is_missing):
             self.plans.keep(key, made, order)
         return tried
 
@@ -213,7 +270,7 @@ class Policy:
             memory: What is held, as if it began now.
         """
         model, memory = self._learner.model, memory.with_state
-        if doubt(model, facts):
+        if doubt(model, facts) or model.varies(facts.context):  # it may run less
             return None
         least = safest_plan(fill_problem(model, facts, memory)).peak_bytes
         growth = (least - memory.start_bytes) * (1.0 - self.reserve.bound.margin())
@@ -408,15 +465,23 @@ class Policy:
         self._static_is_made = True
 
     def _decision(
-        self, facts: StepInput, chosen: CachedPlan, memory: Memory, *, cache_hit: bool
+        self,
+        model: CostModel,
+        facts: StepInput,
+        chosen: CachedPlan,
+        memory: Memory,
+        *,
+        cache_hit: bool,
     ) -> Decision:
-        exact = at_sizes(self._learner.model, facts, chosen, memory)
+        exact = at_sizes(model, facts, chosen, memory)
         raw = exact.growth.bytes(memory.released_bytes)
         corrected = self.reserve.bound.corrected(raw)
         known = chosen.decided.get(facts.sizes) if cache_hit else None
         if known is not None and known[0] is exact and isinstance(known[1], Decision):
             last = known[1]
-            if last.raw_growth_bytes == raw and last.growth_bytes == corrected:
+            is_same = last.released_bytes == memory.released_bytes
+            is_same = is_same and last.raw_growth_bytes == raw
+            if is_same and last.growth_bytes == corrected:
                 return last
         decision = Decision(
             "plan",
@@ -427,6 +492,7 @@ class Policy:
             exact.uncounted,
             exact.seconds,
             cache_hit,
+            memory.released_bytes,
         )
         if cache_hit:
             chosen.decided[facts.sizes] = exact, decision

@@ -44,11 +44,12 @@ def trying(
             turns[unknown] += 1
     if not turns:
         return decision
-    by_unit = model.patterns[facts.context].by_unit
+    by_unit = model.pattern(facts).by_unit
     stand_in = replace(
         chosen,
         plan=replace(chosen.plan, actions=tuple(actions)),
         by_unit=by_unit(actions, otherwise=model.menu.first),
+        parts={},
     )
     pairs = zip(actions, chosen.plan.actions, strict=True)
     tried = {own for own, planned in pairs if own != planned}

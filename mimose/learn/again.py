@@ -34,7 +34,7 @@ def kept_bytes(
         facts: The step's context, which is known, and its sizes.
         actions: The plan's, one an event.
     """
-    pattern, menu = model.patterns[facts.context], model.menu
+    pattern, menu = model.pattern(facts), model.menu
     known: dict[tuple[object, ...], float] = {}
 
     def held(family: str, sizes: tuple[int, ...], action: str) -> float:
@@ -118,7 +118,7 @@ def planned_rise(
     if not less or room_bytes <= excess:
         return excess
     first = model.menu.first
-    n_events = len(model.patterns[facts.context].events)
+    n_events = len(model.pattern(facts).events)
     _, most = kept_bytes(model, facts, [first] * n_events)
     slope = min(1.0, less / most) if most > 0.0 else 0.0
     if slope >= 1.0:

@@ -43,7 +43,7 @@ def copies(model: CostModel, facts: StepInput) -> list[float]:
         model: What was learned.
         facts: Of a step whose context is known.
     """
-    pattern = model.patterns[facts.context]
+    pattern = model.pattern(facts)
     if not pattern.copies_end:
         return [0.0] * len(pattern.events)
     return [copied_bytes(model, event.unit, event.family) for event in pattern.events]
@@ -51,7 +51,7 @@ def copies(model: CostModel, facts: StepInput) -> list[float]:
 
 def gone_before_loss(model: CostModel, facts: StepInput) -> float:
     """Return the copies that go before the loss's peak."""
-    pattern = model.patterns[facts.context]
+    pattern = model.pattern(facts)
     if pattern.copies_end != "loss":
         return 0.0
     units = [event.unit for event in pattern.events]

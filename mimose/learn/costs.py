@@ -56,7 +56,7 @@ def event_seconds(
     seconds = model.seconds
     if seconds is None:
         return None
-    pattern = model.patterns[facts.context]
+    pattern = model.pattern(facts)
     own = pattern.own_sizes(facts.sizes)
     added, known = [], dict[CostOf, float]()  # equal layers cost the same
     for event, sizes, action in zip(pattern.events, own, actions, strict=True):
@@ -106,7 +106,7 @@ def extra_flops(
     Returns:
         What is known, 0 for the others, and what is still to count.
     """
-    pattern = model.patterns[facts.context]
+    pattern = model.pattern(facts)
     own = pattern.own_sizes(facts.sizes)
     added = []
     unknown: dict[tuple[int, int], CostOf] = {}

@@ -166,7 +166,7 @@ def _by_other(
             for sizes, value in readings
         ]
         return theirs.predict(facts.sizes) + max([0.0, *more])
-    pattern, least = model.patterns[facts.context], model.menu.least
+    pattern, least = model.pattern(facts), model.menu.least
     rules = pattern.rules[-1]
     outputs = model.exact(pattern.events[-1].family, "held", least)
 

@@ -109,6 +109,14 @@ class Learner:
 
         self._teach(forget)
 
+    def miss(self, facts: StepInput) -> None:
+        """Take note of a step, not measured, in which more ran than was planned for.
+
+        Args:
+            facts: The step's, with what it called.
+        """
+        self._teach(lambda model: model.missing(facts))
+
     def absorb_cost(self, cost_of: CostOf, flops: int) -> None:
         """Take in the FLOPs of one call's action, as it stopped early."""
         self._teach(lambda model: model.with_cost(*cost_of, float(flops)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mimose.learn.again import fall, rise_of_all
 from mimose.learn.copies import copied_bytes, evened, gone_before_loss, gone_bytes
+from mimose.learn.layout import gaps_of, neighbours_of
 from mimose.learn.model import (
     CostModel,
     Key,
@@ -18,9 +19,11 @@ from mimose.learn.model import (
     is_turn,
     numbers,
 )
-from mimose.learn.patterns import Event, Pattern, gaps_of, neighbours_of
+from mimose.learn.patterns import Pattern
+from mimose.learn.sequences import Calls, Event
 from mimose.learn.side_tensors import (
     holds_sides_to_the_end,
+    known_sides,
     measured_sides,
     releases_sides,
     with_choice,
@@ -57,8 +60,15 @@ def with_step(
         calls: How often each unit was called.
         between: The same where each forward but the last has ended.
     """
+    facts = facts._replace(calls=calls)
+    before = model.patterns.get(facts.context)
+    ran = tuple(
+        Event(e.name, e.unit, e.call, sys.intern(e.family), e.part) for e in events
+    )
+    pattern = _pattern(before, facts, ran, events, sample, between)
     sides = measured_sides(events)
-    pattern = _pattern(model, facts, events, sample, calls, between, sides or ())
+    known = {event.place for event in before.events} if before else ()
+    pattern, side_bytes = known_sides(pattern, known, ran, sides or {})
     copied = dict(model.copied)
     for event in events:
         if event.copied_bytes:
@@ -74,43 +84,43 @@ def with_step(
     noise = model.kinds["net"].noise
     sample = _with_released(sample, released_bytes, noise)
     sample = _evened(seen, facts, events, sample, noise)
-    step = _Step(seen, facts, pattern, events)
+    step = _Step(seen, facts, seen.pattern(facts), events)
     if sides is not None:
-        for group in pattern.sides:
-            total = float(sides.get(group, 0))
+        for group, n_bytes in side_bytes.items():
             key = "exact", facts.context, "side", group
-            step.add(key, facts.sizes, total)
+            step.add(key, facts.sizes, float(n_bytes))
     step.add_events(sample.events)
     step.add_outside(sample)
     learned = seen.with_readings(step.readings)
-    if fall(learned, facts) and not fall(seen, facts):
-        return learned.distrusted()  # plans were made for what nothing kept takes
-    return learned
+    has_fallen = fall(learned, facts) and not fall(seen, facts)
+    if not has_fallen and (before is None or _plans_for_the_same(before, pattern)):
+        return learned
+    return learned.distrusted()  # plans were made for other events, or another loss
 
 
 def _pattern(
-    model: CostModel,
+    before: Pattern | None,
     facts: StepInput,
+    ran: tuple[Event, ...],
     events: Sequence[Measured],
     sample: StepSample,
-    calls: tuple[int, ...],
-    between: tuple[tuple[int, ...], ...],
-    sides: Collection[tuple[int, ...]],
+    between: tuple[Calls, ...],
 ) -> Pattern:
-    """Return the context's pattern with this step; another, if other events ran."""
-    ran = tuple(
-        Event(e.name, e.unit, e.call, sys.intern(e.family), e.part) for e in events
-    )
-    pattern = model.patterns.get(facts.context)
-    if pattern is None or pattern.events != ran:
+    """Return the context's pattern with this step; another, if it cannot be in one."""
+    calls = facts.calls
+    pattern = before.including(ran, calls, between) if before else None
+    if pattern is None:
         pattern = Pattern(ran, calls=calls, between=between, structure=facts.structure)
-    own = tuple(numbers(event.sizes) for event in events)
-    pattern = pattern.taken_in(facts.sizes, own)
-    return pattern.told(
-        sides=tuple(dict.fromkeys((*pattern.sides, *sides))),
-        is_ordered=sample.is_ordered,
-        copies_end=sample.copies_end,
-    )
+    own = {e.place: numbers(m.sizes) for e, m in zip(ran, events, strict=True)}
+    sizes = tuple(own.get(event.place, ()) for event in pattern.events)
+    pattern = pattern.taken_in(facts.sizes, sizes, calls)
+    return pattern.told(is_ordered=sample.is_ordered, copies_end=sample.copies_end)
+
+
+def _plans_for_the_same(before: Pattern, pattern: Pattern) -> bool:
+    """Whether plans made so far speak of all that may run."""
+    is_same = before.events == pattern.events and before.between == pattern.between
+    return is_same and before.counts == pattern.counts
 
 
 class _Step:

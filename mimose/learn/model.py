@@ -32,7 +32,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from mimose.learn.patterns import TURN, AdjacentFamilies, Pattern, as_tuples
+from mimose.learn.layout import TURN, AdjacentFamilies
+from mimose.learn.patterns import Pattern, as_tuples
 from mimose.learn.samples import Kind, Samples
 from mimose.learn.seconds import Seconds
 from mimose.learn.series import Series
@@ -132,6 +133,21 @@ class CostModel:
         """Whether there is no choice about a unit: it is always kept."""
         return len(self.allowed(unit)) == 1
 
+    def pattern(self, facts: StepInput) -> Pattern:
+        """Return the pattern of a step: of the events that ran, or else may run.
+
+        Args:
+            facts: The step's; its context is known.
+        """
+        pattern = self.patterns[facts.context]
+        if facts.calls:
+            return pattern.ran(facts.calls)
+        return pattern.expected(facts.sizes)
+
+    def varies(self, context: Context) -> bool:
+        """Whether steps of the same sizes are known to run different layers."""
+        return context in self.patterns and self.patterns[context].varies
+
     def exact(self, *key: Hashable) -> Series:
         """Return what is known of something counted, such as held bytes or FLOPs."""
         return self._series(("exact", *key))
@@ -190,6 +206,18 @@ class CostModel:
         patterns = dict(self.patterns)
         patterns[context] = patterns.pop(context)
         return replace(self, patterns=patterns)
+
+    def missing(self, facts: StepInput) -> CostModel:
+        """Return the next version, which knows that more runs than it foretold.
+
+        Args:
+            facts: The step's, with what it called.
+        """
+        pattern = self.patterns.get(facts.context)
+        if pattern is None:
+            return self
+        pattern = pattern.missing(facts.sizes, facts.calls)
+        return self.distrusted(patterns={**self.patterns, facts.context: pattern})
 
     def forgotten(self, context: Context) -> CostModel:
         """Return the next version without a context; what its families taught stays."""
@@ -258,10 +286,12 @@ class CostModel:
             now: What others have made of it: see `mimose.learn.learner`.
         """
         gone = base.patterns.keys() - now.patterns.keys()
+        version = max(self.version, now.version) + 1
+        has_distrusted = self.valid_since > base.valid_since
         return replace(
             self,
-            version=max(self.version, now.version) + 1,
-            valid_since=max(self.valid_since, now.valid_since),
+            version=version,
+            valid_since=version if has_distrusted else now.valid_since,
             patterns={c: p for c, p in self.patterns.items() if c not in gone},
             limits=now.limits,
         )

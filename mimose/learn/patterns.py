@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
+from mimose.learn.layout import Layout, lay_out_events
+from mimose.learn.sequences import (
+    CallCounts,
+    Calls,
+    Event,
+    merged,
+    ran_of,
+)
+from mimose.learn.size_rules import Fixed, SizeRule, fit_rules
 from mimose.pauses import give_way
-from mimose.predictors import SizeMap
 from mimose.types import Sizes
-
-NO_FAMILY = ""
-TURN = "turn"
-"""Marks the first event of a later forward."""
-AdjacentFamilies: TypeAlias = tuple[str, ...]
-"""The families before and after an event: the first takes the gradient it makes, and
-the second made the gradient that it takes. Of the last event that is the head, and
-what is held in between is another (a MiB in T5). Behind them, in a window of several
-forwards, which of them it is, and whether the event is its `TURN`: gradients of a
-weight are added up in the first backward that reaches it, and between two forwards
-lie a head and a loss."""
 
 _MOST_ROWS = 64
 """Measured steps whose sizes are remembered."""
 _ENOUGH_ROWS = 16
 """So many, and steps that the rules foretell are not remembered any more."""
+_MOST_SEQUENCES = 256
+"""Sequences of a pattern that are remembered."""
 _MOST_FAILURES = 8
 """Fits that found no rule; then the next waits until there is half as much again."""
 
 
-class Event(NamedTuple):
-    """One call of a unit in a forward."""
-
-    name: str
-    """``name#call``."""
-    unit: int
-    call: int
-    family: str
-    part: int = 0
-    """Which forward of its window."""
+Place: TypeAlias = tuple[int, int]
+"""Of an event: its unit and call."""
 
 
 class Row(NamedTuple):
@@ -51,7 +40,9 @@ class Row(NamedTuple):
 
     root: Sizes
     own: tuple[Sizes, ...]
-    """Every event's."""
+    """Every event's; () of one that did not run."""
+    calls: Calls = ()
+    """How often each unit was called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +63,15 @@ class _Rules:
     """For each event, the rule of each of its own sizes."""
     tries: _Tries
     layout: Layout
+    fixed: list[Fixed]
+    """For each event, root sizes that were the same in all steps that tell of it."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """The events of one context, in the order in which they ran; immutable.
+    """The events of one context, in the order in which they run; immutable.
+
+    Not every step runs all of them: Note: [Optional events].
 
     Rules are fitted by the first reader and remembered, as in
     Note: [Fits are made when asked for].
@@ -85,17 +80,21 @@ class Pattern:
     events: tuple[Event, ...]
     rows: tuple[Row, ...] = ()
     """Of the steps measured, a bounded number."""
-    sides: tuple[tuple[int, ...], ...] = ()
+    sides: tuple[tuple[Place, ...], ...] = ()
     """The readers of each `SideTensor`."""
     is_ordered: bool = True
     copies_end: str = ""
     """Where autocast's copies of weights go: see `mimose.learn.copies`."""
     high: Sizes = ()
     """The largest of each root size measured."""
-    calls: tuple[int, ...] = ()
-    """How often each unit is called, calls without a gradient included."""
-    between: tuple[tuple[int, ...], ...] = ()
+    calls: Calls = ()
+    """How often each unit is called at the most."""
+    between: tuple[Calls, ...] = ()
     """How often it was called so far where each forward but the last has ended."""
+    seen: tuple[tuple[Sizes, Calls], ...] = ()
+    """Root sizes and calls of steps not measured, in which more ran than foretold."""
+    n_to_measure: int = 0
+    """Steps to be measured at the most, until one runs what no measured one has."""
     structure: str = ""
     """Names what the root is called with; contexts may share it."""
     n_rows: int = 0
@@ -115,6 +114,7 @@ class Pattern:
             "high": self.high,
             "calls": self.calls,
             "between": self.between,
+            "seen": self.seen,
             "structure": self.structure,
         }
 
@@ -134,21 +134,142 @@ class Pattern:
             high=as_tuples(state["high"]),
             calls=as_tuples(state["calls"]),
             between=as_tuples(state.get("between", ())),
+            seen=as_tuples(state["seen"]),
             structure=str(state["structure"]),
             n_rows=len(state["rows"]),
         )
 
-    def taken_in(self, root: Sizes, own: tuple[Sizes, ...]) -> Pattern:
+    # ------------------------------------------------------------------ sequences
+
+    def including(
+        self, ran: tuple[Event, ...], calls: Calls, between: tuple[Calls, ...] = ()
+    ) -> Pattern | None:
+        """Return the pattern that has another sequence as well.
+
+        Args:
+            ran: The events, as they ran.
+            calls: How often each unit was called.
+            between: The same where each forward but the last has ended.
+
+        Returns:
+            None where they cannot be put into one order: Note: [Optional events].
+        """
+        if (ran, calls, between) == (self.events, self.calls, self.between):
+            return self
+        if between or self.between:
+            return None
+        events = merged(self.events, ran)
+        if events is None or ran_of(events, calls) != ran:
+            return None
+        most = tuple(map(max, calls, self.calls))
+        if events == self.events:
+            return self if most == self.calls else self.told(calls=most)
+        index = {event.place: i for i, event in enumerate(self.events)}
+        moved = [index.get(event.place) for event in events]
+        rows = tuple(
+            row._replace(own=tuple(() if i is None else row.own[i] for i in moved))
+            for row in self.rows
+        )
+        return replace(self, events=events, rows=rows, calls=most, _kept_rules=None)
+
+    def ran(self, calls: Calls) -> Pattern:
+        """Return the pattern of the events of steps with so many calls alone.
+
+        It is there to be read; its rows are those of all events.
+
+        Args:
+            calls: How often each unit is called.
+        """
+        if calls == self.calls or not calls:
+            return self
+        found = self._sequences.get(calls)
+        if found is None:
+            events = ran_of(self.events, calls)
+            if len(events) == len(self.events):
+                found = self.told(calls=calls)
+            else:
+                places = {event.place for event in events}
+                ran = [event.place in places for event in self.events]
+                maps = list(itertools.compress(self.rules, ran))
+                fixed = list(itertools.compress(self._rules.fixed, ran))
+                layout = lay_out_events(events, maps)
+                rules = _Rules(maps, self._rules.tries, layout, fixed)
+                found = replace(self, events=events, calls=calls, _kept_rules=rules)
+            if len(self._sequences) >= _MOST_SEQUENCES:
+                self._sequences.clear()
+            self._sequences[calls] = found
+        return found
+
+    def expected(self, root: Sizes) -> Pattern:
+        """Return the pattern of the events that may run at these sizes.
+
+        Args:
+            root: The root's sizes.
+        """
+        return self.ran(tuple(map(min, self.calls, self.counts(root))))
+
+    def lacks_some(self, root: Sizes) -> bool:
+        """Whether more events are foretold at these sizes than were ever measured.
+
+        Args:
+            root: The root's sizes.
+        """
+        return self.counts.exceed(root, self.calls)
+
+    @property
+    def varies(self) -> bool:
+        """Whether steps of the same sizes run different events."""
+        return self.counts.vary
+
+    @cached_property
+    def _sequences(self) -> dict[Calls, Pattern]:
+        return {}
+
+    @cached_property
+    def counts(self) -> CallCounts:
+        """How often units are called."""
+        told = [(row.root, row.calls) for row in self.rows if row.calls]
+        told.extend(self.seen)
+        if not told:
+            return CallCounts([()], [self.calls])
+        return CallCounts(*zip(*told, strict=True))
+
+    def missing(self, root: Sizes, calls: Calls) -> Pattern:
+        """Return the pattern that knows of a step in which more ran than foretold.
+
+        Args:
+            root: The root's sizes.
+            calls: How often each unit was called.
+        """
+        is_new = any(map(operator.gt, calls, self.calls))
+        return self.told(
+            seen=(*self.seen, (root, calls))[-_ENOUGH_ROWS:],
+            n_to_measure=_ENOUGH_ROWS if is_new else self.n_to_measure,
+        )
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether something has run that no measured step ran, and is waited for."""
+        most = map(max, *(calls for _, calls in self.seen), self.calls)
+        return self.n_to_measure > 0 and tuple(most) != self.calls
+
+    # ------------------------------------------------------------------ sizes
+
+    def taken_in(
+        self, root: Sizes, own: tuple[Sizes, ...], calls: Calls = ()
+    ) -> Pattern:
         """Return the pattern with the sizes of one more measured step.
 
         Args:
             root: The root's.
-            own: Every event's own.
+            own: Every event's own; () of one that did not run.
+            calls: How often each unit was called.
         """
         high = tuple(map(max, root, self.high or root))
-        row = Row(root, own)
+        row = Row(root, own, calls)
+        n_to_measure = max(0, self.n_to_measure - 1)
         if row in self.rows or self._foretells(row):
-            return self.told(high=high)
+            return self.told(high=high, n_to_measure=n_to_measure)
         rows = _bounded((*self.rows, row))
         n_rows, known, tries = self.n_rows + 1, self._known, self._tried
         # Another fit would be in vain where many were, and little is new.
@@ -159,6 +280,7 @@ class Pattern:
             rows=rows,
             high=high,
             n_rows=n_rows,
+            n_to_measure=n_to_measure,
             _tries=tries,
             _kept_rules=known if waits else None,
         )
@@ -182,7 +304,12 @@ class Pattern:
         """Whether the rules already say this, so that the row teaches nothing."""
         if self._known is None or len(self.rows) < _ENOUGH_ROWS:
             return False
-        return self.own_sizes(row.root) == list(row.own)
+        pairs = zip(self.own_sizes(row.root), row.own, strict=True)
+        if any(own and own != foretold for foretold, own in pairs):
+            return False
+        return not row.calls or not any(
+            map(operator.gt, row.calls, self.counts(row.root))
+        )
 
     @cached_property
     def _rules(self) -> _Rules:
@@ -190,23 +317,11 @@ class Pattern:
         if self._kept_rules is not None:
             return self._kept_rules
         roots = [row.root for row in self.rows]
-        found: dict[tuple[int, ...], SizeRule] = {}
-        shared: dict[tuple[Sizes, ...], tuple[SizeRule, ...]] = {}
-        maps = []
-        for index in range(len(self.events)):
-            give_way()
-            history = tuple(row.own[index] for row in self.rows)
-            if history not in shared:
-                columns = [tuple(column) for column in zip(*history, strict=True)]
-                for column in columns:
-                    if column not in found:
-                        give_way()
-                        found[column] = SizeRule(roots, column)
-                shared[history] = tuple(found[column] for column in columns)
-            maps.append(shared[history])
-        has_failed = not all(rule.is_found for rule in found.values())
-        tries = _Tries(self.n_rows, self._tries.n_failed + 1 if has_failed else 0)
-        return _Rules(maps, tries, _lay_out(self.events, maps))
+        histories = list(zip(*(row.own for row in self.rows), strict=True))
+        maps, fixed, are_found = fit_rules(self.families, roots, histories)
+        tries = _Tries(self.n_rows, 0 if are_found else self._tries.n_failed + 1)
+        layout = lay_out_events(self.events, maps)
+        return _Rules(maps, tries, layout, fixed)
 
     @property
     def rules(self) -> list[tuple[SizeRule, ...]]:
@@ -221,7 +336,7 @@ class Pattern:
     def make_rules(self) -> None:
         """Fit the rules, which are remembered, before anybody asks for them."""
         if self.rows:
-            _ = self._rules
+            _ = self._rules, self.counts
 
     @property
     def families(self) -> list[str]:
@@ -249,11 +364,13 @@ class Pattern:
     def reaches_further(self, root: Sizes) -> bool:
         """Whether a size that never varied is larger now: rules take it as constant.
 
-        Where other layers ran than before, a pattern begins anew with one step, while
-        the series of its families know all shapes.
+        Events that ran in few steps have their sizes from these alone.
         """
-        columns = zip(*(row.root for row in self.rows), root, strict=True)
-        return any(len(set(seen)) == 1 and now > seen[0] for *seen, now in columns)
+        return any(
+            seen is not None and now > seen
+            for fixed in set(self._rules.fixed)
+            for seen, now in zip(fixed, root, strict=bool(fixed))
+        )
 
     def own_sizes(self, root: Sizes) -> list[Sizes]:
         """Return every event's own sizes at the root's sizes."""
@@ -288,74 +405,12 @@ def _bounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     if len(rows) <= _MOST_ROWS:
         return rows
     high = tuple(map(max, *(row.root for row in rows)))
+    n_ran = [sum(map(bool, own)) for own in zip(*(r.own for r in rows), strict=True)]
     for index, row in enumerate(rows):
-        if not any(map(operator.eq, row.root, high)):
+        is_only = any(n == 1 and own for n, own in zip(n_ran, row.own, strict=True))
+        if not is_only and not any(map(operator.eq, row.root, high)):
             return rows[:index] + rows[index + 1 :]
     return rows[1:]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where in the series' values each event's numbers stand."""
-
-    classes: list[tuple[int, AdjacentFamilies]]
-    """(an event of the class, the families of its neighbours)."""
-    of_event: NDArray[np.intp]
-    gaps: list[tuple[str, ...]]
-    """(family before, family after), and where: see `AdjacentFamilies`."""
-    of_gap: NDArray[np.intp]
-
-
-def _lay_out(events: Sequence[Event], maps: Sequence[tuple[SizeRule, ...]]) -> Layout:
-    families = [event.family for event in events]
-    classes: dict[tuple[str, AdjacentFamilies, int], int] = {}
-    members: list[tuple[int, AdjacentFamilies]] = []
-    of_event = []
-    around = neighbours_of(events)
-    for index, (family, neighbours) in enumerate(zip(families, around, strict=True)):
-        give_way()
-        key = (family, neighbours, id(maps[index]))
-        if key not in classes:
-            classes[key] = len(members)
-            members.append((index, neighbours))
-        of_event.append(classes[key])
-    pairs = gaps_of(events)
-    give_way()
-    gaps = list(dict.fromkeys(pairs))
-    return Layout(
-        members,
-        np.array(of_event, dtype=np.intp),
-        gaps,
-        np.array([gaps.index(pair) for pair in pairs], dtype=np.intp),
-    )
-
-
-def neighbours_of(events: Sequence[Event]) -> list[AdjacentFamilies]:
-    """Return, for each event, the families before and after it, and where it is."""
-    around = [NO_FAMILY, *(event.family for event in events), NO_FAMILY]
-    pairs = zip(around, around[2:], strict=False)
-    return [(*pair, *where) for pair, where in zip(pairs, _places(events), strict=True)]
-
-
-def gaps_of(events: Sequence[Event]) -> list[tuple[str, ...]]:
-    """Return, for each event, the families around the gap before it, and where."""
-    families = [event.family for event in events]
-    pairs = zip([NO_FAMILY, *families], families, strict=False)
-    return [(*pair, *where) for pair, where in zip(pairs, _places(events), strict=True)]
-
-
-def _places(events: Sequence[Event]) -> list[tuple[str, ...]]:
-    """Return, for each event, which forward of a window it is in; () in others."""
-    last = events[-1].part if events else 0
-    if not last:
-        return [()] * len(events)
-    places: list[tuple[str, ...]] = []
-    before = 0
-    for event in events:
-        where = f"{event.part + 1}/{last + 1}"
-        places.append((where, TURN) if event.part > before else (where,))
-        before = event.part
-    return places
 
 
 class SideTensor(NamedTuple):
@@ -366,35 +421,8 @@ class SideTensor(NamedTuple):
     """
 
     readers: tuple[int, ...]
-    """Positions of the events that read it."""
+    """Positions of the events that read it, of those that run."""
     n_bytes: float
-
-
-class SizeRule:
-    """How one of an event's own sizes follows from the root's."""
-
-    def __init__(self, roots: Sequence[Sizes], own: Sequence[int]) -> None:
-        self._constant = own[0] if all(v == own[0] for v in own) else None
-        self._column: int | None = None
-        self._map: SizeMap | None = None
-        self.is_found = True
-        if self._constant is not None:
-            return
-        for column in range(len(roots[0])):
-            if all(row[column] == v for row, v in zip(roots, own, strict=True)):
-                self._column = column
-                return
-        self._map = SizeMap().fit(np.array(roots), np.array(own))
-        self.is_found = bool(self._map.found_)
-
-    def __call__(self, root: Sizes) -> int:
-        """Return the own size at the root's sizes."""
-        if self._constant is not None:
-            return self._constant
-        if self._column is not None:
-            return root[self._column]
-        assert self._map is not None
-        return int(self._map.predict_one(root))
 
 
 def as_tuples(value: Any) -> Any:

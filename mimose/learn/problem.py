@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from mimose.learn.again import planned_rise
 from mimose.learn.costs import cost_of, work_of
 from mimose.learn.heads import Heads, actions_of_last, head_series, heads
+from mimose.learn.layout import AdjacentFamilies, Layout
 from mimose.learn.model import CostModel, backward_key, gap_key, is_turn
 from mimose.learn.outputs import freed_by_maker
-from mimose.learn.patterns import AdjacentFamilies, Event, Layout, Pattern
+from mimose.learn.patterns import Pattern
+from mimose.learn.sequences import Event
 from mimose.learn.series import Series
 from mimose.pauses import give_way
 from mimose.planners import PlanningProblem
@@ -50,9 +52,11 @@ class Memory(NamedTuple):
 
 def doubt(model: CostModel, facts: StepInput) -> str:
     """Return why no plan can be trusted at these sizes; "" if one can."""
-    pattern = model.patterns.get(facts.context)
-    if pattern is None:
+    if facts.context not in model.patterns:
         return "nothing was measured with such inputs yet"
+    if not facts.calls and model.patterns[facts.context].lacks_some(facts.sizes):
+        return "more layers run at such sizes than in the steps measured"
+    pattern = model.pattern(facts)
     if not pattern.is_ordered:
         return "gradients do not arrive in the reverse order of the layers"
     if pattern.reaches_further(facts.sizes):
@@ -68,7 +72,7 @@ def doubt(model: CostModel, facts: StepInput) -> str:
 
 def extrapolation_ratio(model: CostModel, facts: StepInput) -> float:
     """Return how far beyond the measured range a size lies, as a share of it."""
-    high = model.patterns[facts.context].high
+    high = model.pattern(facts).high
     pairs = zip(facts.sizes, high, strict=True)
     return max(0.0, *(size / max(1, most) - 1.0 for size, most in pairs))
 
@@ -278,7 +282,7 @@ def fill_problem(
     Raises:
         KeyError: Nothing was measured in this context.
     """
-    pattern, menu = model.patterns[facts.context], model.menu
+    pattern, menu = model.pattern(facts), model.menu
     layout = pattern.layout
     released = memory.released_bytes
     found = heads(model, facts, pattern, released)
@@ -356,7 +360,7 @@ def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
     They lie between the ends of the menu: what is kept may run under them instead,
     which holds no more, and shows what they do. Events of one class have the same.
     """
-    pattern = model.patterns[facts.context]
+    pattern = model.pattern(facts)
     between = model.menu.names[1:-1]
     if not between:
         return ((),) * len(pattern.events)

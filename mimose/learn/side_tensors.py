@@ -14,14 +14,15 @@ taken to hold them.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mimose.learn.model import CostModel
-from mimose.learn.patterns import Pattern, SideTensor
+from mimose.learn.patterns import Pattern, Place, SideTensor
+from mimose.learn.sequences import Event
 from mimose.types import Measured, StepInput
 
 Readers = tuple[int, ...]
-"""Positions of the events that read a side tensor."""
+"""Positions of the events that read a side tensor, among those that run."""
 
 
 def measured_sides(events: Sequence[Measured]) -> Mapping[Readers, int] | None:
@@ -58,12 +59,10 @@ def side_tensors(model: CostModel, facts: StepInput) -> list[SideTensor]:
         facts: The step's context, which is known, and its sizes.
     """
     found = []
-    pattern = model.patterns[facts.context]
-    settled = settled_events(model, pattern)
-    for group in pattern.sides:
-        readers = tuple(reader for reader in group if reader not in settled)
+    pattern = model.pattern(facts)
+    for group, readers in _with_choice(model, pattern):
         series = model.exact(facts.context, "side", group)
-        if readers and not series.doubt(facts.sizes):
+        if not series.doubt(facts.sizes):
             found.append(SideTensor(readers, series.predict(facts.sizes)))
     return found
 
@@ -82,12 +81,63 @@ def settled_events(model: CostModel, pattern: Pattern) -> set[int]:
 
 def with_choice(model: CostModel, pattern: Pattern) -> list[Readers]:
     """Return the groups of readers, those left out about which there is no choice."""
+    return [readers for _, readers in _with_choice(model, pattern)]
+
+
+def _with_choice(
+    model: CostModel, pattern: Pattern
+) -> Iterator[tuple[tuple[Place, ...], Readers]]:
+    """Yield each group as the pattern names it, and those who run and have a choice."""
     settled = settled_events(model, pattern)
-    left = [
-        tuple(reader for reader in readers if reader not in settled)
-        for readers in pattern.sides
-    ]
-    return [readers for readers in left if readers]
+    index = {event.place: i for i, event in enumerate(pattern.events)}
+    for group in pattern.sides:
+        found = (index[place] for place in group if place in index)
+        readers = tuple(reader for reader in found if reader not in settled)
+        if readers:
+            yield group, readers
+
+
+def known_sides(
+    pattern: Pattern,
+    known: Collection[Place],
+    ran: Sequence[Event],
+    measured: Mapping[Readers, int],
+) -> tuple[Pattern, dict[tuple[Place, ...], int]]:
+    """Tell which of a pattern's side tensors a step has shown.
+
+    Where some readers did not run, the others tell which one it is. An event that no
+    step had before is taken to read what is read by those that it reads with.
+
+    Args:
+        pattern: Of the context, the step's events included.
+        known: The events of the steps before.
+        ran: The step's events.
+        measured: Bytes by positions among these.
+
+    Returns:
+        The pattern that knows the step's, and their bytes.
+    """
+    places = {event.place for event in ran}
+    shown = [tuple(p for p in group if p in places) for group in pattern.sides]
+    found = {at: 0 for at, group in enumerate(shown) if group}
+    sides = list(pattern.sides)
+    for readers, n_bytes in measured.items():
+        own = tuple(ran[reader].place for reader in readers)
+        old = tuple(place for place in own if place in known)
+        alike = [at for at, group in enumerate(shown) if old and group == old]
+        if len(alike) > 1:  # nobody can tell which
+            for at in alike:
+                found.pop(at, None)
+        elif alike:
+            (at,) = alike
+            together = {*sides[at], *own}
+            sides[at] = tuple(e.place for e in pattern.events if e.place in together)
+            found[at] += n_bytes
+        else:
+            found[len(sides)] = n_bytes
+            sides.append(own)
+    told = pattern.told(sides=tuple(dict.fromkeys(sides)))
+    return told, {sides[at]: n_bytes for at, n_bytes in found.items()}
 
 
 def releases_sides(

@@ -29,7 +29,7 @@ def tell(
         events: By unit and call.
         has_forwards: Whether forwards took as long as they do in any step.
     """
-    pattern = model.patterns[facts.context]
+    pattern = model.pattern(facts)
     own = pattern.own_sizes(facts.sizes)
     for event, sizes in zip(pattern.events, own, strict=True):
         timed = events.get((event.unit, event.call))

@@ -23,7 +23,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple, TypeAlias
 
-from mimose.learn.patterns import SizeRule, as_tuples
+from mimose.learn.patterns import as_tuples
+from mimose.learn.size_rules import SizeRule
 from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput
 
 _DEPTHS = (8, 4, 2, 1, 0)

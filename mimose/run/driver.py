@@ -266,23 +266,28 @@ class Driver:
             return Decision("plan", None)
         memory = window.memory
         expected = self._expectations.of(window, facts, table)
-        state = float(self._parts.optimizers.state_bytes)
         if isinstance(expected, str):
             window.give_up(expected)
-            self._parts.refusals.refuse_infeasible(facts, memory.start_bytes, state)
+            self._refuse_infeasible(facts, memory)
             return Decision("fallback", None, reason=expected)
         whole, named = expected.whole, expected.table
         self.last = whole, named
         found = window.goes_on_as(whole)
         if found is None:
             known = whole if expected.sizes is None else facts
-            self._parts.refusals.refuse_infeasible(known, memory.start_bytes, state)
+            self._refuse_infeasible(known, memory)
             part = len(window.steps)
             whole, found = self._foresight.plan(
                 expected, part, memory, window.ran, is_first=is_first
             )
         window.plan(whole, expected.n_backwards, found)
         return found
+
+    def _refuse_infeasible(self, facts: StepInput, memory: Memory) -> None:
+        if self._learner.model.varies(facts.context):
+            return  # it may run less than those measured
+        state = float(self._parts.optimizers.state_bytes)
+        self._parts.refusals.refuse_infeasible(facts, memory.start_bytes, state)
 
     @staticmethod
     def _expect(facts: StepInput, decide: Callable[[StepInput], Decision]) -> Decision:
@@ -344,9 +349,11 @@ class Driver:
             step.trace.mark("root_exit")
         self._parts.ran(step.facts)
         calls = tuple(map(_CALLS, self._events.units))
-        if not self._ends.forward_ended(step, output, calls):
-            planned = step.window.planned
-            self._policy.forget((planned or step.facts).context)
+        facts = step.window.planned or step.facts
+        ran = self._policy.as_ran(facts, step.decision, calls, step.part)
+        step.ran(ran)
+        self._ends.forward_ended(step, output, calls)
+        if ran is None:
             step.window.give_up(step.reason)
 
     def prepare_safest(self) -> None:

@@ -102,16 +102,13 @@ class StepEnds:
         )
         window.leave(step)
 
-    def forward_ended(self, step: Step, output: Any, calls: tuple[int, ...]) -> bool:
+    def forward_ended(self, step: Step, output: Any, calls: tuple[int, ...]) -> None:
         """Wait for the backward of a step.
 
         Args:
             step: The step.
             output: What the root returned.
-            calls: How often each unit was called.
-
-        Returns:
-            Whether the events were those of its plan.
+            calls: How often each unit was called in its window.
         """
         tensors = list(tensors_in(output))
         before, self._retained = self._retained, RetainedOutputs(tensors)
@@ -120,13 +117,12 @@ class StepEnds:
         if not tensors:
             self._miss_outputs(step, output)
         waiting = backward.Waiting(step.backward, partial(self._end_backward, step))
-        is_as_planned = step.forward_ended(calls, waiting, before)
+        step.forward_ended(waiting, before)
         waiting.hook(tensors)
         step.window.add(step, calls)
         self.open.add(step)
         step.share_parts(self._records.share)
         self._records.put(step.record())
-        return is_as_planned
 
     def _miss_outputs(self, step: Step, output: object) -> None:
         """Say that the backward of this step will not be seen."""

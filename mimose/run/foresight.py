@@ -105,5 +105,5 @@ class Foresight:
     def _least(self, whole: StepInput, part: int) -> tuple[str, ...]:
         """Return what one of the forwards does if all that can be is recomputed."""
         model = self._learner.model
-        events = model.patterns[whole.context].events
+        events = model.pattern(whole).events
         return tuple(model.allowed(e.unit)[-1] for e in events if e.part == part)

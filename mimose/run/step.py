@@ -201,25 +201,35 @@ class Step:
         """Return what times a call that is not kept."""
         return self._timing.stopwatch(unit, call, action)
 
-    def forward_ended(
-        self, calls: tuple[int, ...], graph: Any, retained: RetainedOutputs
-    ) -> bool:
-        """Wait for a backward; return whether the events were those of the plan.
+    def ran(self, decision: Decision | None) -> None:
+        """Take note of what its forward has run.
 
         Args:
-            calls: How often each unit was called.
+            decision: For just that; None where it ran other layers, or more, than were
+                planned for.
+        """
+        self._ran_as = None
+        if decision is not None:
+            self.decision = decision
+            self.growth_bytes = decision.growth_bytes
+            self.extra_seconds = decision.extra_seconds
+            return
+        chosen = self.decision.chosen
+        is_one_of_several = chosen is not None and chosen.between
+        what = "other" if is_one_of_several else "more"
+        self.phase = "fallback"
+        self.withdraw(f"{what} layers ran than in the steps measured at such inputs")
+
+    def forward_ended(self, graph: Any, retained: RetainedOutputs) -> None:
+        """Wait for a backward.
+
+        Args:
             graph: Lives as long as a backward can come.
             retained: The outputs of the step before.
         """
         self.backward.wait(graph, retained)
         if self.trace is not None:
             self._events = [e for e in self.trace.events if e.part == self.part]
-        chosen = self.decision.chosen
-        if chosen is None or calls == chosen.calls_until(self.part):
-            return True
-        self.phase = "fallback"
-        self.withdraw("other layers ran than in the steps measured at such inputs")
-        return False
 
     def share_parts(self, share: SharesParts) -> None:
         """Tell of it, where it runs under a plan, by objects that records hold.

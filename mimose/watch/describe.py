@@ -14,11 +14,13 @@ from mimose.exceptions import MimoseError
 from mimose.types import MOST_CONTEXTS, StepInput
 from mimose.watch.compiled import unwrapped
 from mimose.watch.families import autocast_state, digest, module_key
+from mimose.watch.lists import Lists
 from mimose.watch.shapes import (
     Texts,
     argument_tensors,
     call_shape,
     fast_key,
+    note_lists,
     note_texts,
     partial_masks,
 )
@@ -71,6 +73,7 @@ class Describer:
         self._device = device
         self._tables: dict[str, SizeTable] = {}
         self._texts = Texts()
+        self._lists = Lists()
         self._seen: dict[Hashable, tuple[StepInput, SizeTable]] = {}
         self._variants = Variants()
         modules = list(model.modules())
@@ -140,7 +143,7 @@ class Describer:
             if probe.grad is not None:
                 has_gradients = True
         return (
-            fast_key(args, kwargs, self._texts),
+            fast_key(args, kwargs, self._texts, self._lists),
             partial_masks(args, kwargs),
             has_gradients,
             autocast_state(self._device),
@@ -158,8 +161,12 @@ class Describer:
     def _learn_new(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[StepInput, SizeTable]:
-        """Take in a call unlike those seen before; new texts may prove to be data."""
+        """Take in a call unlike those seen before.
+
+        New texts may prove to be data, and lists to be of any number.
+        """
         note_texts(args, kwargs, self._texts)
+        note_lists(args, kwargs, self._lists)
         key = self._key(args, kwargs, self.mode)
         found = self._seen.get(key)
         if found is None:
@@ -218,7 +225,7 @@ class Describer:
         _, masks, has_gradients, autocast, _ = key
         self._check_device(args, kwargs)
         refuse_other_checkpointing(self._model)
-        shape = call_shape(args, kwargs, self._texts)
+        shape = call_shape(args, kwargs, self._texts, self._lists)
         structure = digest(shape.structure)
         table = self._tables.get(structure) or SizeTable(shape.names, self._positional)
         context = digest((shape.structure, masks, autocast, mode.key))
@@ -245,6 +252,7 @@ class Describer:
         return {
             "tables": tables,
             "texts": self._texts.state_dict(),
+            "lists": self._lists.state_dict(),
             "variants": self._variants.state_dict(),
         }
 
@@ -259,6 +267,7 @@ class Describer:
             for key, said in state["tables"].items()
         }
         self._texts = Texts.from_state(state["texts"])
+        self._lists = Lists.from_state(state["lists"])
         self._variants.load_state_dict(state.get("variants", {}))
         self._seen.clear()
 

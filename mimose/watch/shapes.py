@@ -8,6 +8,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from mimose.watch.lists import Alike, Lists, alike
+from mimose.watch.size_names import COUNT
+
 Structure: TypeAlias = tuple[object, ...]
 
 _MOST_SETTINGS = 4
@@ -73,7 +76,10 @@ class Texts:
 
 
 def call_shape(
-    args: Sequence[Any], kwargs: Mapping[str, Any], texts: Texts | None = None
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    texts: Texts | None = None,
+    lists: Lists | None = None,
 ) -> CallShape:
     """Describe a call's arguments, nested containers included.
 
@@ -83,8 +89,9 @@ def call_shape(
         args: What it is called with.
         kwargs: What it is called with by name.
         texts: Knows which texts are data; without it none are.
+        lists: Knows which lists are told by their number; without it none are.
     """
-    return _describe(list(_leaves(args, kwargs)), texts)
+    return _describe(list(_leaves(args, kwargs, lists)), texts)
 
 
 def _describe(leaves: Sequence[tuple[str, object]], texts: Texts | None) -> CallShape:
@@ -92,6 +99,10 @@ def _describe(leaves: Sequence[tuple[str, object]], texts: Texts | None) -> Call
     names: list[str] = []
     sizes: list[int] = []
     for path, leaf in leaves:
+        if isinstance(leaf, Alike):
+            names.append(f"{path}.{COUNT}")
+            sizes.append(leaf.number)
+            path, leaf = f"{path}{_ANY}", leaf.one
         if not isinstance(leaf, torch.Tensor):
             entry = path, _token(path, leaf, texts)
             is_data = path.endswith(_ANY) and entry[1] is not leaf
@@ -134,8 +145,24 @@ def note_texts(args: Sequence[Any], kwargs: Mapping[str, Any], texts: Texts) -> 
             texts.note(path, leaf)
 
 
+def note_lists(args: Sequence[Any], kwargs: Mapping[str, Any], lists: Lists) -> None:
+    """Take note of the lists of tensors among a call's arguments.
+
+    Args:
+        args: What it is called with.
+        kwargs: What it is called with by name.
+        lists: Takes note of them.
+    """
+    for path, value in _containers(args, kwargs):
+        if isinstance(value, (list, tuple)):
+            lists.note(path, value)
+
+
 def fast_key(
-    args: Sequence[Any], kwargs: Mapping[str, Any], texts: Texts | None = None
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    texts: Texts | None = None,
+    lists: Lists | None = None,
 ) -> tuple[object, ...]:
     """Return a hashable key that is equal for calls of the same shape.
 
@@ -149,11 +176,13 @@ def fast_key(
         if type(value) is torch.Tensor and not value.is_nested:
             key += value.shape, value.dtype, value.requires_grad, value.device
         else:
-            key.append(_fast(path, value, texts))
+            key.append(_fast(path, value, texts, lists))
     return tuple(key)
 
 
-def _fast(path: str | int, value: Any, texts: Texts | None) -> object:
+def _fast(
+    path: str | int, value: Any, texts: Texts | None, lists: Lists | None
+) -> object:
     if isinstance(value, torch.Tensor):
         shape = _dimensions(value) if value.is_nested else value.shape
         return (shape, value.dtype, value.requires_grad, value.device)
@@ -163,34 +192,63 @@ def _fast(path: str | int, value: Any, texts: Texts | None) -> object:
         return type(value)
     if isinstance(value, str):
         return _token(str(path), value, texts)
-    return _describe(list(_visit(str(path), value)), texts)
+    return _describe(list(_visit(str(path), value, lists)), texts)
 
 
 def _leaves(
-    args: Sequence[Any], kwargs: Mapping[str, Any]
+    args: Sequence[Any], kwargs: Mapping[str, Any], lists: Lists | None = None
 ) -> Iterator[tuple[str, object]]:
     for index, value in enumerate(args):
-        yield from _visit(str(index), value)
+        yield from _visit(str(index), value, lists)
     for name in sorted(kwargs):
-        yield from _visit(name, kwargs[name])
+        yield from _visit(name, kwargs[name], lists)
 
 
-def _visit(path: str, value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, torch.Tensor) or value is None:
+def _visit(
+    path: str, value: object, lists: Lists | None = None
+) -> Iterator[tuple[str, object]]:
+    if lists is not None and lists.vary(path) and isinstance(value, (list, tuple)):
+        found = alike(value)
+        if found is not None:
+            yield path, found
+            return
+    items = _items(path, value)
+    if items is None:
         yield path, value
-    elif isinstance(value, Mapping):
-        for key in value:
-            yield from _visit(f"{path}.{key}", value[key])
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            is_one_of_many = isinstance(item, _MANY) and not isinstance(item, bool)
-            place = f"{path}{_ANY}" if is_one_of_many else f"{path}.{index}"
-            yield from _visit(place, item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _visit(f"{path}.{field.name}", getattr(value, field.name))
     else:
-        yield path, value
+        for place, item in items:
+            yield from _visit(place, item, lists)
+
+
+def _items(path: str, value: object) -> Iterable[tuple[str, object]] | None:
+    """Return what a container holds, by path; None of anything else."""
+    if isinstance(value, torch.Tensor) or value is None:
+        return None
+    if isinstance(value, Mapping):
+        return [(f"{path}.{key}", value[key]) for key in value]
+    if isinstance(value, (list, tuple)):
+        return [(_place(path, i, item), item) for i, item in enumerate(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(f"{path}.{f.name}", getattr(value, f.name)) for f in fields(value)]
+    return None
+
+
+def _place(path: str, index: int, item: object) -> str:
+    is_one_of_many = isinstance(item, _MANY) and not isinstance(item, bool)
+    return f"{path}{_ANY}" if is_one_of_many else f"{path}.{index}"
+
+
+def _containers(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, object]]:
+    waiting: list[tuple[str, object]] = [(str(i), v) for i, v in enumerate(args)]
+    waiting.extend(kwargs.items())
+    while waiting:
+        path, value = waiting.pop()
+        items = _items(path, value)
+        if items is not None:
+            yield path, value
+            waiting.extend(items)
 
 
 def _token(path: str, leaf: object, texts: Texts | None) -> object:

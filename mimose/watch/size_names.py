@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+COUNT = "count"
+"""What the number of a list's tensors is called, behind the list's path."""
 _FIRST = (
     "input_ids",
     "inputs_embeds",

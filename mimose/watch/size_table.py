@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mimose.exceptions import MimoseError
-from mimose.watch.size_names import rank, spoken
+from mimose.watch.size_names import COUNT, rank, spoken
 
 _MOST_NAMED = 1024
+_NUMBERS = (".0", f".{COUNT}")
+"""Ends of the names of sizes that count: a batch's rows, a list's tensors."""
 
 
 class Table(Protocol):
@@ -67,7 +69,7 @@ class SizeTable:
         group = []
         old = self._group or [0] * len(sizes)
         for index, size in enumerate(sizes):
-            is_batch = self.names[index].endswith(".0")
+            is_batch = self.names[index].endswith(_NUMBERS)
             group.append(parted.setdefault((old[index], is_batch, size), index))
         if self._group is None:
             self._constant, self._varies = sizes, [False] * len(sizes)
@@ -146,7 +148,7 @@ class SizeTable:
         group = self._group or list(range(len(self.names)))
         if isinstance(round_to, int):
             rounded = [
-                varies and not name.endswith(".0")
+                varies and not name.endswith(_NUMBERS)
                 for name, varies in zip(self.names, self._varies, strict=True)
             ]
             return [round_to if rounded[c] else 1 for c in group]

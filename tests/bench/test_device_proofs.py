@@ -24,6 +24,7 @@ from mimose.bench.proofs import (
     fragmentation_picture,
     hostcost,
     prediction,
+    sequences,
     soak,
     soak_run,
     tight,
@@ -341,3 +342,18 @@ def test_tight_refuses_by_name(run: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [] == _missed(answer.bars)
     refused = next(row for row in answer.rows if row.phase == "refused")
     assert "the step itself" in refused.holders
+
+
+@pytest.mark.sim
+def test_sequences_trains_bare_and_within_the_budget(
+    run: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of dropped layers are equal to the bare ones, and judged by their phase."""
+    monkeypatch.setattr("mimose.bench.proofs.varying._LENGTHS", (32, 64, 8))
+    answer = run(sequences, cases=["layerdrop"], steps=10, share=0.9)
+    (line,) = answer.table
+    assert "layerdrop" == line["case"]
+    assert ["layerdrop: steps whose loss or gradients differ"] == [
+        bar.what for bar in answer.bars if "differ" in bar.what and bar.holds
+    ]
+    assert 10 == len(answer.rows)

@@ -131,7 +131,7 @@ def run(sim: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
 @pytest.mark.sim
 def test_settings_run(run: Callable[..., Answer]) -> None:
     """One that is planned, one that is not, and one that is refused."""
-    answer = run("two-towers", "simclr-two-calls", "compiled-model", steps=9)
+    answer = run("two-towers", "rows-by-content", "compiled-model", steps=9)
 
     assert ["planned", "recomputed", "refused"] == [row.outcome for row in answer.rows]
     assert [] == [str(bar) for bar in answer.bars if not bar.holds]

@@ -242,7 +242,9 @@ def test_a_plan_outlives_no_pattern(toys, meter):
         toys.train(model, [toys.inputs()] * 6)
         assert session.records[-1].cache_hit
         facts, _ = session._engine.describer.last
-        session._engine.learner.forget(facts.context)
+        learner = session._engine.learner
+        assert facts.context in learner.model.patterns
+        learner.model = learner.model.changed(patterns={})
         toys.train(model, [toys.inputs()])
         assert "collect" == session.records[-1].phase
 

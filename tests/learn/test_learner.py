@@ -141,3 +141,25 @@ def test_a_state_holds_what_waits(learner, later):
     other.load_state_dict(state)
     assert other.n_steps == 1
     assert all(s._verdict is not None for s in other.model.samples.values())
+
+
+def test_what_ran_beyond_a_plan_is_a_lesson(learner, later):
+    """Nothing that is written meanwhile loses it, and plans made meanwhile go."""
+    facts, sample = _step(8)
+    learner.absorb(facts, (), sample, 0.0, (1,))
+    later.catch_up()
+    planned_by = []
+
+    def write_meanwhile(model):
+        for _ in range(9):
+            learner.distrust_plans()
+        planned_by.append(learner.model.version)
+        return model
+
+    learner._teach(write_meanwhile)
+    learner.miss(facts._replace(calls=(2,)))
+    later.catch_up()
+    pattern = learner.model.patterns["c"]
+    assert (((8,), (2,)),) == pattern.seen
+    assert pattern.is_missing
+    assert planned_by[0] < learner.model.valid_since

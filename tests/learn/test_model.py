@@ -64,15 +64,16 @@ def test_each_writer_makes_another_version():
         lambda: learner.absorb_cost(("f", RECOMPUTE, (8,)), 7),
         lambda: learner.restrict(0, [KEEP]),
         learner.distrust_plans,
-        lambda: learner.forget("c"),
+        lambda: learner.miss(facts._replace(calls=())),
+        lambda: learner.forget(facts.context),
     ):
         write()
         seen.append(learner.model)
-    assert [0, 2, 3, 4, 5, 6] == [model.version for model in seen]
-    assert [0, 0, 0, 4, 5, 6] == [model.valid_since for model in seen]
-    assert [0, 1, 1, 1, 1, 1] == [model.n_steps for model in seen]
-    assert [0.0] + 5 * [100.0] == [model.scale for model in seen]
-    assert [0, 1, 1, 1, 1, 0] == [len(model.patterns) for model in seen]
+    assert [0, 2, 3, 4, 5, 6, 7] == [model.version for model in seen]
+    assert [0, 0, 0, 4, 5, 6, 7] == [model.valid_since for model in seen]
+    assert [0, 1, 1, 1, 1, 1, 1] == [model.n_steps for model in seen]
+    assert [0.0] + 6 * [100.0] == [model.scale for model in seen]
+    assert [0, 1, 1, 1, 1, 1, 0] == [len(model.patterns) for model in seen]
     assert [2, 1] == [len(seen[i].allowed(0)) for i in (2, 3)]
 
 

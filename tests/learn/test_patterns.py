@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from mimose.learn.patterns import Event, Pattern, SizeRule
+from mimose.learn.patterns import Pattern
+from mimose.learn.sequences import Event
+from mimose.learn.size_rules import SizeRule
 from mimose.planners.actions import EXACT_MENU
 from mimose.predictors import SizeMap
 

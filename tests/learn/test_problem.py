@@ -189,18 +189,6 @@ def test_a_few_shapes_by_turns(meter, lengths):
         assert expected == record.predicted_peak_bytes - record.start_bytes
 
 
-def test_forgetting_a_context_collects_again(toys, meter):
-    """After `forget` a context is measured anew before it is planned."""
-    model = toys.chain(3)
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        toys.train(model, [toys.inputs()] * 6)
-        assert "plan" == session.records[-1].phase
-        facts, _ = session._engine.describer.last
-        session._engine.policy.forget(facts.context)
-        toys.train(model, [toys.inputs()])
-        assert "collect" == session.records[-1].phase
-
-
 class _WithTarget(torch.nn.Module):
     """A chain that adds something of a second argument, where it is given one."""
 

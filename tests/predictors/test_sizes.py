@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from mimose.predictors import Rule, SizeMap, Term
+from mimose.predictors import Rule, SizeMap, Sum, Term
 
 RULES = {
     "equal": (lambda X: X[:, 1], Rule((Term(1),))),
@@ -30,6 +30,11 @@ RULES = {
         Rule((Term(1, 16), Term(2, 16), Term(0))),
     ),
 }
+
+RULES["images and a text"] = (
+    lambda X: 49 * X[:, 0] + X[:, 1] + 2,
+    Sum((0, 1), (49, 1), 2),
+)
 
 
 def batches(n, seed=0):
@@ -150,3 +155,12 @@ def test_picklable():
     fitted = SizeMap().fit(X, X[:, 1])
 
     assert 77 == pickle.loads(pickle.dumps(fitted)).predict_one((1, 77, 3))
+
+
+def test_a_sum_is_not_found_by_chance():
+    """Three samples fit any sum of two columns; a fourth has to agree."""
+    X = np.array([[1, 8], [2, 9], [4, 16], [5, 32]])
+    y = np.array([31, 43, 90, 1_000])
+    assert not SizeMap().fit(X[:3], 3 * X[:3, 0] + 2 * X[:3, 1]).found_
+    assert SizeMap().fit(X, 3 * X[:, 0] + 2 * X[:, 1]).found_
+    assert not SizeMap().fit(X, y).found_

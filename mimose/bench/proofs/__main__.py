@@ -33,6 +33,7 @@ PROOFS = (
     "plangap",
     "prediction",
     "seconds",
+    "sequences",
     "settings",
     "soak",
     "stepcost",

@@ -215,7 +215,7 @@ def wav2vec2(world: World) -> Training:
     return _wav2vec2(world, 0.0)
 
 
-@setting("planned", "other layers ran than")
+@setting()
 def wav2vec2_layerdrop(world: World) -> Training:
     """wav2vec 2.0 with its default LayerDrop of 0.1."""
     return _wav2vec2(world, 0.1)

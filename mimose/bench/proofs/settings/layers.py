@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mimose.bench.proofs.settings.case import Training, World, setting
+from mimose.bench.proofs.settings.case import ROWS, Training, World, setting
 from mimose.bench.proofs.settings.parts import (
     LAYERS,
     WIDTH,
@@ -34,7 +35,7 @@ class _Dropped(Scored):
         return states
 
 
-@setting("recomputed", "other layers ran than")
+@setting()
 def layerdrop(world: World) -> Training:
     """LayerDrop: the model's loop skips layers at random."""
     return language(world, _Dropped())
@@ -84,7 +85,7 @@ class _LeavesEarly(Scored):
         return self.read(states)
 
 
-@setting("recomputed", "other layers ran than")
+@setting()
 def early_exit(world: World) -> Training:
     """Python decides by the batch's content how many layers run."""
     return language(world, _LeavesEarly())
@@ -104,6 +105,54 @@ class _Looped(Scored):
 def looped_layers(world: World) -> Training:
     """Universal transformer: two layers run three times each."""
     return language(world, _Looped(layers=2))
+
+
+class _Sees(Scored):
+    """Images through a tower, one after the other, before a text."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=3)
+        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        self.tower = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(  # type: ignore[override]
+        self, ids: Tensor, images: Sequence[Tensor] | Tensor
+    ) -> Tensor:
+        """Return the text's logits."""
+        seen = [self.look(image) for image in images]
+        states = self.run(torch.cat([*seen, self.embed(ids)], 1))
+        return self.read(states[:, -ids.shape[1] :])
+
+    def look(self, image: Tensor) -> Tensor:
+        """Return the states of one image for each row."""
+        states: Tensor = self.patches(image).flatten(2).transpose(1, 2)
+        for layer in self.tower:
+            states = layer(states)
+        return states
+
+
+def _seeing(
+    world: World, images: Callable[[int], Sequence[Tensor] | Tensor]
+) -> Training:
+    model = _Sees()
+
+    def loss(length: int) -> Tensor:
+        ids = world.ids(length)
+        return next_token_loss(model(ids, images(world.number(1, 4))), ids)
+
+    return world.train(model, loss)
+
+
+@setting()
+def images_in_a_list(world: World) -> Training:
+    """1 to 4 images a text, in a list, through a tower one after the other."""
+    return _seeing(world, lambda n: [world.floats(ROWS, 3, 24, 24) for _ in range(n)])
+
+
+@setting()
+def images_in_a_tensor(world: World) -> Training:
+    """1 to 4 images a text, in one tensor that the model's loop goes over."""
+    return _seeing(world, lambda n: world.floats(n, ROWS, 3, 24, 24))
 
 
 # ------------------------------------------------------------------ experts

@@ -1,0 +1,193 @@
+"""Steps that run other layers each: dropped at random, or as many as images come."""
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+
+N_STEPS = 40
+
+
+class _Drops(nn.Module):
+    """Runs each block with a probability."""
+
+    def __init__(self, toys):
+        super().__init__()
+        self.stem = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(toys.Block(16) for _ in range(8))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            if torch.rand(()) >= 0.25:
+                x = block(x)
+        return x.square().mean()
+
+
+class _Sees(nn.Module):
+    """Runs a tower for each image, and blocks for all of them together."""
+
+    def __init__(self, toys):
+        super().__init__()
+        self.stem = nn.Linear(16, 16)
+        self.tower = nn.ModuleList(toys.Block(16) for _ in range(3))
+        self.blocks = nn.ModuleList(toys.Block(16) for _ in range(3))
+
+    def forward(self, x, images):
+        x = torch.cat([x, *map(self.look, images)])
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+    def look(self, image):
+        states = self.stem(image)
+        for block in self.tower:
+            states = block(states)
+        return states
+
+
+def _trained(toys, meter, model, batches, share=0.5):
+    """Train bare, and within a budget; return the session and the budget."""
+    with toys.untracked():
+        expected = toys.train(toys.copy.deepcopy(model), batches)
+    budget = toys.budget_between(model, batches, share, meter)
+    with mimose.attach(model, budget, meter=meter) as session:
+        actual = toys.train(model, batches)
+    assert [] == toys.differences(expected, actual)
+    return session, budget
+
+
+def _check(records, budget, n_planned, error):
+    later = list(records)[-n_planned:]
+    assert ["plan"] * n_planned == [record.phase for record in later]
+    assert max(record.observed_peak_bytes for record in records) <= budget
+    for record in later:
+        growth = pytest.approx(record.observed_growth_bytes, rel=error)
+        assert growth == record.predicted_growth_bytes
+
+
+def test_layers_dropped_at_random(toys, meter):
+    """Plans for all that may run; nothing is over, and predictions are of what ran."""
+    torch.manual_seed(3)
+    rows = [64, 128, 96, 192, 160]
+    batches = [toys.inputs(n) for n in rows * (N_STEPS // 5)]
+    session, budget = _trained(toys, meter, _Drops(toys), batches)
+    _check(session.records, budget, N_STEPS // 2, 2e-3)
+    later = list(session.records)[N_STEPS // 2 :]
+    assert len({record.events for record in later}) > N_STEPS // 4
+    assert {"keep", "recompute"} in [set(record.actions) for record in later]
+
+
+def _images(toys, n, as_list):
+    images = [toys.inputs(32, seed=i) for i in range(n)]
+    return images if as_list else torch.stack(images)
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_as_many_calls_as_images(toys, meter, as_list):
+    """Each number is planned for, those never measured as well."""
+    torch.manual_seed(3)
+    counts = [3, 1, 5, 2, 5, 3, 1, 2, *([4, 2, 3, 5, 1] * 6)]
+    rows = [64, 48, 80, 64, 96, 56, 72, 88, *([64, 80, 48, 96, 72] * 6)]
+    batches = [
+        (toys.inputs(n), _images(toys, count, as_list))
+        for n, count in zip(rows, counts, strict=True)
+    ]
+    session, budget = _trained(toys, meter, _Sees(toys), batches)
+    # What the images' states are put together in has one gradient, of their number's
+    # size, which the last tower's backward frees: no size of its own tells it.
+    _check(session.records, budget, 30, 0.05)
+    assert {6, 9, 12, 15, 18} == {len(record.events) for record in session.records}
+    (first, *_) = [record for record in session.records if len(record.events) == 15]
+    assert "plan" == first.phase
+
+
+def test_more_images_than_ever(toys, meter):
+    """They are measured before they are planned for."""
+    torch.manual_seed(3)
+    counts = [2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 4, 4]
+    batches = [
+        (toys.inputs(48 + 8 * (i % 4)), _images(toys, count, True))
+        for i, count in enumerate(counts)
+    ]
+    session, _ = _trained(toys, meter, _Sees(toys), batches, share=1.0)
+    *_, first, second = session.records
+    assert "more layers run at such sizes than in the steps measured" == first.reason
+    assert {"recompute"} == set(first.actions)
+    assert "plan" == second.phase
+
+
+class _Deep(nn.Module):
+    """Runs as many blocks as it is told."""
+
+    def __init__(self, toys):
+        super().__init__()
+        self.stem = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(toys.Block(16) for _ in range(16))
+        self.n_blocks = 16
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks[: self.n_blocks]:
+            x = block(x)
+        return x.square().mean()
+
+
+def test_a_step_of_many_layers_refuses_none_of_fewer(toys, meter):
+    """That it needed too much says nothing of what comes next."""
+    torch.manual_seed(3)
+    model, batch = _Deep(toys), toys.inputs(256)
+    budget = toys.budget_between(model, [batch], 0.0, meter)
+    with mimose.attach(model, int(0.8 * budget), meter=meter) as session:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        for model.n_blocks in (2, 2, 16, 2, 2):
+            toys.train(model, [batch], optimizer=optimizer)
+    assert [2, 2, 16, 2, 2] == [len(record.actions) for record in session.records]
+    assert session.records[2].is_over
+
+
+class _Twice(nn.Module):
+    """Trains on the product of two forwards of another model."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) * self.inner(x)
+
+
+def test_layers_dropped_in_each_of_two_forwards(toys, meter):
+    """Nobody can tell which forward leaves out what: measured, exact, and not over."""
+    torch.manual_seed(3)
+    model = _Twice(_Drops(toys))
+    batches = [toys.inputs(n) for n in [64, 128, 96, 112] * 6]
+    with toys.untracked():
+        expected = toys.train(toys.copy.deepcopy(model), batches)
+    budget = toys.budget_between(model, batches, 0.5, meter)
+    with mimose.attach(model.inner, budget, meter=meter) as session:
+        actual = toys.train(model, batches)
+    assert [] == toys.differences(expected, actual)
+    assert not any(record.is_over for record in session.records)
+    reasons = {record.reason for record in session.records}
+    assert "other layers ran than in the steps measured at such inputs" in reasons
+
+
+def test_a_count_may_be_rounded_up(toys, meter):
+    """Plans are for the calls of the bucket's end; what did not run is left out."""
+    torch.manual_seed(3)
+    model, counts = _Sees(toys), [4, 2, 3, 1, 4, 2, 3, 1, *([4, 2, 3, 1] * 4)]
+    batches = [(toys.inputs(64), _images(toys, count, True)) for count in counts]
+    with toys.untracked():
+        expected = toys.train(toys.copy.deepcopy(model), batches)
+    budget = toys.budget_between(model, batches, 0.5, meter)
+    with mimose.attach(
+        model, budget, meter=meter, round_to={"images.count": 4}
+    ) as session:
+        actual = toys.train(model, batches)
+    assert [] == toys.differences(expected, actual)
+    later = list(session.records)[-12:]
+    assert {"plan"} == {record.phase for record in later}
+    assert {6, 9, 12, 15} == {len(record.events) for record in later}
+    assert not any(record.is_over for record in session.records)
