@@ -40,7 +40,7 @@ class Foresight:
         *,
         is_first: bool,
     ) -> tuple[StepInput, Decision]:
-        """Return what is planned for, and the decision.
+        """Return what is planned for, and the decision; no plan for all of it is cached.
 
         Args:
             expected: The window.
@@ -54,7 +54,7 @@ class Foresight:
         """
         sizes = expected.sizes
         if sizes is None:
-            return expected.whole, self._decide(
+            return expected.whole, self._make(
                 expected, expected.whole, memory, ran, is_first=is_first
             )
         likely = self._decide(expected, sizes.likely, memory, ran, is_first=is_first)
@@ -82,6 +82,17 @@ class Foresight:
         found = self._policy.cached(whole, expected.table, memory, ran)
         if found is not None:
             return found
+        return self._make(expected, whole, memory, ran, is_first=is_first)
+
+    def _make(
+        self,
+        expected: Expected,
+        whole: StepInput,
+        memory: Memory,
+        ran: tuple[str, ...],
+        *,
+        is_first: bool,
+    ) -> Decision:
         try:
             return self._policy.decide(
                 whole, expected.table, memory, is_first=is_first, ran=ran
