@@ -40,7 +40,7 @@ class Foresight:
         *,
         is_first: bool,
     ) -> tuple[StepInput, Decision]:
-        """Return what is planned for, and the decision; no plan for all of it is cached.
+        """Return what is planned for, and the decision; no plan for it is cached.
 
         Args:
             expected: The window.
