@@ -213,9 +213,12 @@ class Session:
         if self._attachment is not None:
             self._attachment.remove()
         self._engine.driver.finish()
-        self._engine.background.catch_up()
-        self._engine.background.close()
-        self.records.close_file()
+        try:
+            self._engine.background.catch_up()
+            self._engine.driver.tell_failure()
+        finally:
+            self._engine.background.close()
+            self.records.close_file()
 
     def __enter__(self) -> Session:
         """Return the session."""

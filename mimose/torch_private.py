@@ -42,6 +42,7 @@ __all__ = [
     "count_graphs",
     "current_graph_task",
     "device_statistics",
+    "drop_saved_hooks",
     "eval_frame_callback",
     "is_checkpoint_debugged",
     "is_from_checkpoint",
@@ -223,6 +224,23 @@ recomputed layer."""
 
 pop_saved_hooks: Callable[[], None] = _autograd._pop_saved_tensors_default_hooks
 """End what `push_saved_hooks` began."""
+
+
+def drop_saved_hooks(outer: SavedHooks | None) -> None:
+    """End all that `push_saved_hooks` began inside some others.
+
+    An interrupt may come between a push and the ``try`` behind it. Hooks that stay
+    would see every tensor that is saved from then on.
+
+    Args:
+        outer: What `top_saved_hooks` said before.
+    """
+    while True:
+        now = top_saved_hooks(False)
+        if now is None or (outer is not None and now[0] is outer[0]):
+            return
+        pop_saved_hooks()
+
 
 n_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """How many modes see each call of a function, such as ``with torch.device(...)``, which

@@ -9,7 +9,7 @@ from .marginal import Marginal
 from .optimal import Optimal
 
 _WIDTH = 4096
-_TIME_LIMIT_SECONDS = 2.0
+_TIME_LIMIT_SECONDS = 0.5
 _SOLVER = "scipy.optimize"
 
 

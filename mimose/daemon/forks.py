@@ -13,7 +13,9 @@ import weakref
 from typing import Any
 
 _LOCKS: weakref.WeakSet[Any] = weakref.WeakSet()
+_one_at_a_time = threading.RLock()
 _held: list[Any] = []
+"""By the thread that forks; the others wait."""
 
 
 def lock() -> Any:
@@ -24,6 +26,7 @@ def lock() -> Any:
 
 
 def _take() -> None:
+    _one_at_a_time.acquire()
     for each in list(_LOCKS):
         each.acquire()
         _held.append(each)
@@ -32,6 +35,7 @@ def _take() -> None:
 def _give_back() -> None:
     while _held:
         _held.pop().release()
+    _one_at_a_time.release()
 
 
 if hasattr(os, "register_at_fork"):

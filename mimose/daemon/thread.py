@@ -65,7 +65,7 @@ class Daemon:
         if not self._queue.has_failed:
             self._queue.put(lane, key, job)
         elif lane is Lane.LEARN:
-            job()
+            self._queue.do_here(job)
 
     def catch_up(self) -> None:
         """Return when nothing waits to be learned any more."""
@@ -91,8 +91,12 @@ class Daemon:
 class _Queue:
     """What the thread and those who hand over work share."""
 
+    # The lock itself is held, not the condition: an interrupt that comes between two
+    # steps of a condition's own code would leave it held for ever.
+
     def __init__(self) -> None:
-        self._changed = threading.Condition(lock())
+        self._lock = lock()
+        self._changed = threading.Condition(self._lock)
         self._lanes: tuple[OrderedDict[Hashable, Job], ...] = tuple(
             OrderedDict() for _ in Lane
         )
@@ -107,7 +111,7 @@ class _Queue:
     # ------------------------------------------------------------------ handing over
 
     def put(self, lane: Lane, key: Hashable, job: Job) -> None:
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 return
             jobs = self._lanes[lane]
@@ -131,27 +135,34 @@ class _Queue:
     def wait_for_lessons(self) -> None:
         if threading.current_thread() is self._thread:
             return
-        with self._changed:
-            self._n_hurried += 1
+        with self._lock:
             try:
+                self._n_hurried += 1
                 while self._is_learning() and not self.has_failed:
                     self._start()
                     self._changed.wait()
             finally:
                 self._n_hurried -= 1
         if self.has_failed:
-            self._do_here()
+            self._do_all_here()
 
     def _is_learning(self) -> bool:
         is_waiting = bool(self._lanes[Lane.LEARN]) or self._running is Lane.LEARN
         return is_waiting and not self._is_closed
 
-    def _do_here(self) -> None:
+    def _do_all_here(self) -> None:
         while (job := self._take(Lane.LEARN)) is not None:
+            self.do_here(job)
+
+    def do_here(self, job: Job) -> None:
+        """Do a job in the caller's thread; what it fails with is told as well."""
+        try:
             job()
+        except Exception as error:
+            self.fail(error)
 
     def _take(self, lane: Lane) -> Job | None:
-        with self._changed:
+        with self._lock:
             jobs = self._lanes[lane]
             return jobs.popitem(last=False)[1] if jobs else None
 
@@ -159,7 +170,7 @@ class _Queue:
 
     def next(self) -> Job | None:
         """Wait for a job and return it; None at the end."""
-        with self._changed:
+        with self._lock:
             self._running = None
             self._changed.notify_all()
             while not (self._is_closed or any(self._lanes)):
@@ -184,7 +195,7 @@ class _Queue:
     def fail(self, error: BaseException) -> None:
         """Do no more: a job has failed."""
         told = "".join(traceback.format_exception(error))
-        with self._changed:
+        with self._lock:
             self._failure, self.has_failed = told, True
             self._running = None
             self._changed.notify_all()
@@ -196,7 +207,7 @@ class _Queue:
         return told
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             for jobs in self._lanes:
                 jobs.clear()

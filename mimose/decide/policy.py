@@ -204,6 +204,8 @@ class Policy:
         key = self._key(facts, table, ran)
         ready = self.plans.ready(key, memory)
         if facts.context not in self._learner.model.patterns:
+            ready = None
+        if facts.context not in self._learner.model.patterns:
             self.reserve.forget(facts.context)
         is_known = self.reserve.knows(facts.context)
         self._learner.background.expect_wait(is_urgent=not is_known)

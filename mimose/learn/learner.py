@@ -177,7 +177,10 @@ class Learner:
     def _put(self, base: CostModel, taught: CostModel) -> None:
         with self._lock:
             now = self.model
-            self.model = taught if now is base else taught.joined(base, now)
+            joined = taught if now is base else taught.joined(base, now)
+            if self._last_step is not None and self._last_step[1] is taught:
+                self._last_step = self._last_step[0], joined
+            self.model = joined
 
     # ------------------------------------------------------------------ at once
 

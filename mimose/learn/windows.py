@@ -10,9 +10,10 @@ steps is of windows too. A window of one forward and one backward is an ordinary
 When the first forward begins, the later ones are not known. As windows mostly come as
 they came before, what followed last time is expected: after any window, or after the
 same one, two, four or eight, whichever was right of late. (A generator and its critic
-take turns.) Sizes to come are told by the rules
-that they followed (mostly those of the first forward); where they follow none, they are
-taken to be the largest seen.
+take turns.) Where even that was wrong twice of late, the longest that began so of late
+is expected: a first forward that leaves no room for another one passes the budget if it
+comes. Sizes to come are told by the rules that they followed (mostly those of the first
+forward); where they follow none, they are the largest seen, or likely ones.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ _MOST_BEYOND = 1.5
 """It is taken to be no larger than so many times that."""
 _TIMES = "*"
 """Stands before the number of backwards in a window's context."""
+_LATELY = 32
+"""Windows in which what is relied on was wrong once at the most: where the loop has
+changed, it is wrong once."""
+_STILL = 64
+"""Windows after which one that did not come again is not expected any more."""
 MOST_FORWARDS = 16
 """Longer windows are not planned."""
 
@@ -120,6 +126,10 @@ def _scatter(values: Sequence[float]) -> float:
     return pstdev(values) / max(1e-9, fmean(values))
 
 
+def _length(ending: Ending) -> tuple[int, int]:
+    return len(ending.parts), ending.n_backwards
+
+
 class Windows:
     """Remembers which windows came, and foretells how the one that begins goes on."""
 
@@ -127,6 +137,11 @@ class Windows:
         self._endings: dict[Start, Ending] = {}
         self._rows: dict[tuple[Context, ...], dict[Sizes, None]] = {}
         self._scores = dict.fromkeys(_DEPTHS, 0.0)
+        self._n_noted = 0
+        self._wrong = {depth: deque([-_LATELY] * 2, maxlen=2) for depth in _DEPTHS}
+        """When each depth was wrong, the last two times."""
+        self._came: dict[tuple[Context, ...], dict[Ending, int]] = {}
+        """When windows that began so went on as they did, last."""
         self._past: deque[Context] = deque(maxlen=max(_DEPTHS))
         self._rules: dict[tuple[tuple[Context, ...], int], list[SizeRule]] = {}
 
@@ -136,10 +151,22 @@ class Windows:
         Args:
             parts: The forwards so far.
         """
-        found = self._told(tuple(part.context for part in parts))
+        contexts = tuple(part.context for part in parts)
+        found = self._told(contexts)
         if not found:
             return Ending((), 1)
-        return found[max(found, key=lambda depth: (self._scores[depth], depth))]
+        best = max(found, key=lambda depth: (self._scores[depth], depth))
+        if self._n_noted - self._wrong[best][0] >= _LATELY:
+            return found[best]
+        return max(self._late(contexts), key=_length, default=found[best])
+
+    def _late(self, so_far: tuple[Context, ...]) -> list[Ending]:
+        """Return how windows that began so went on of late."""
+        return [
+            ending
+            for ending, at in self._came.get(so_far, {}).items()
+            if self._n_noted - at < _STILL and self._knows(so_far, ending)
+        ]
 
     def _told(self, so_far: tuple[Context, ...]) -> dict[int, Ending]:
         """Return what each depth foretells."""
@@ -224,17 +251,30 @@ class Windows:
         contexts = tuple(part.context for part in parts)
         kinds = tuple(Part(p.context, p.structure, len(p.sizes)) for p in parts)
         came = Ending(kinds[1:], n_backwards)
+        self._n_noted += 1
         for depth, told in self._told(contexts[:1]).items():
             score = _FADING * self._scores[depth]
             self._scores[depth] = score + (1.0 - _FADING) * (told == came)
+            if told != came:
+                self._wrong[depth].append(self._n_noted)
         for past in self._pasts():
             for n_parts in range(1, len(parts) + 1):
                 start = past, contexts[:n_parts]
                 self._endings.pop(start, None)
                 self._endings[start] = Ending(kinds[n_parts:], n_backwards)
+        for n_parts in range(1, len(parts) + 1):
+            self._note_end(contexts[:n_parts], Ending(kinds[n_parts:], n_backwards))
         while len(self._endings) > _MOST_KNOWN:
             del self._endings[next(iter(self._endings))]
         self._note_sizes(contexts, tuple(s for part in parts for s in part.sizes))
+
+    def _note_end(self, so_far: tuple[Context, ...], ending: Ending) -> None:
+        came = self._came.setdefault(so_far, {})
+        came[ending] = self._n_noted
+        if len(came) > MOST_FORWARDS:
+            del came[min(came, key=lambda each: came[each])]
+        if len(self._came) > _MOST_KNOWN:
+            del self._came[next(iter(self._came))]
 
     def _note_sizes(self, contexts: tuple[Context, ...], sizes: Sizes) -> None:
         rows = self._rows.setdefault(contexts, {})

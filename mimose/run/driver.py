@@ -36,7 +36,7 @@ from mimose.run.rollback import Rollback
 from mimose.run.step import Step
 from mimose.run.timing import Clock
 from mimose.run.window import Window
-from mimose.torch_private import count_graphs
+from mimose.torch_private import count_graphs, drop_saved_hooks, top_saved_hooks
 from mimose.types import StepInput
 from mimose.watch.compiled import is_compiled
 from mimose.watch.describe import Describer
@@ -153,7 +153,7 @@ class Driver:
     def _attempt(
         self, step: Step, forward: Callable[..., Any], call: Call
     ) -> tuple[Any, BaseException | None]:
-        chosen = step.decision.chosen
+        chosen, outer = step.decision.chosen, top_saved_hooks(False)
         self._is_running = True
         self._events.begin(step, None if chosen is None else chosen.by_unit)
         try:
@@ -161,6 +161,7 @@ class Driver:
             self._events.refuse_unrepeatable(self._parts.rollback.learn())
             return output, None
         except BaseException as error:  # every one is raised again, or retried
+            drop_saved_hooks(outer)
             return None, error
         finally:
             self._events.end()
@@ -170,7 +171,7 @@ class Driver:
 
     def _begin(self, call: Call) -> Step:
         began = time.perf_counter()
-        self._tell_failure()
+        self.tell_failure()
         self._ends.settle()
         window = self._window()
         describer = self._parts.describer
@@ -227,7 +228,7 @@ class Driver:
             self._ends.note_peaks(peaks)
         return start
 
-    def _tell_failure(self) -> None:
+    def tell_failure(self) -> None:
         """Say what the daemon has failed with, if it has."""
         told = self._learner.background.take_failure()
         if told:

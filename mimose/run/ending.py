@@ -222,8 +222,14 @@ class StepEnds:
         self._writers.absorb(outcome, has_ended=True)
 
     def _note_again(self, window: Window) -> None:
-        """Another backward than was expected: part of the records alone."""
-        if self._writers.plans and not window.is_shared:
+        """Another backward than was expected: part of the records alone.
+
+        Where another forward has begun since, that runs beside what this one holds:
+        such steps are not planned for a while.
+        """
+        if self.open.n_begun > window.steps[-1].number + 1:
+            self.open.expect_shared()
+        elif self._writers.plans and not window.is_shared:
             self._windows.correct(window.parts, window.n_backwards)
             self._writers.take_back()
         for step in window.steps:

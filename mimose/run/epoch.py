@@ -140,9 +140,11 @@ def largest(shapes: Sequence[Shape]) -> list[Shape]:
     """
     found: list[Shape] = []
     for shape in sorted(shapes, key=_volume, reverse=True):
+        if len(found) == _MOST_LARGEST:
+            break
         if not any(_covers(other, shape) for other in found):
             found.append(shape)
-    return found[:_MOST_LARGEST]
+    return found
 
 
 def _covers(larger: Shape, shape: Shape) -> bool:

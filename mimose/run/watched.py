@@ -115,8 +115,8 @@ class WatchedBatches:
         batches = iter(self._batches)
         taken = self._taken if batches is self._batches else deque()
         waiting = Waiting()
-        for batch in taken:
-            waiting.add(batch_shape(batch))
+        for shape in map(batch_shape, taken):
+            waiting.add(shape)
         failure: Exception | None = None
         try:
             while True:
@@ -158,6 +158,8 @@ class Watches:
             loader: The user's.
             n_ahead: Batches to look ahead, where it has no workers to tell.
         """
+        if self._ahead.is_closed:
+            return loader
         told = self.told_by(loader)
         if told is None:
             return WatchedBatches(loader, self._ahead, n_ahead)

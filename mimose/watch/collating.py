@@ -29,6 +29,7 @@ _MOST_BYTES = min(4096, getattr(select, "PIPE_BUF", 512))
 """Of a line: so much is written whole or not at all."""
 _MOST_TOLD = 1024
 """Shapes that wait to be read; then the oldest is lost."""
+_OWN = ("collate", "line")
 _INNER = ("base_dataloader", "_dataloader", "dataloader", "_loader", "loader")
 """Where those who wrap a `DataLoader` keep it."""
 
@@ -122,14 +123,21 @@ class Collate:
     def __call__(self, samples: Any) -> Any:
         """Make a batch."""
         batch = self.collate(samples)
-        if not self.line.is_closed:
-            self.line.tell(batch_shape(batch))
+        shape = None if self.line.is_closed else _read(batch)
+        if shape is not None:
+            self.line.tell(shape)
         return batch
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("collate", "line"):
+        if name in _OWN:
             raise AttributeError(name)
         return getattr(self.collate, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            super().__setattr__(name, value)
+        else:  # a setting of the loader's own
+            setattr(self.collate, name, value)
 
     def __reduce__(self) -> Any:
         if get_spawning_popen() is None or self.line.is_closed:
@@ -151,8 +159,18 @@ class _InWorker:
 
     def __call__(self, samples: Any) -> Any:
         batch = self._collate(samples)
-        write(self._writer, batch_shape(batch))
+        shape = _read(batch)
+        if shape is not None:
+            write(self._writer, shape)
         return batch
+
+
+def _read(batch: object) -> BatchShape | None:
+    """Read a batch's sizes; None of what cannot be read, which is nobody's loss."""
+    try:
+        return batch_shape(batch)
+    except Exception:  # anybody's batch, in anybody's worker
+        return None
 
 
 def _itself(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -108,6 +108,15 @@ def test_what_waited_as_it_failed_is_learned_by_who_asks(daemon, blocked):
     assert done == [2]
 
 
+def test_a_failure_that_comes_again_is_told_and_raised_nowhere(daemon):
+    """Training goes on, whatever fails in learning."""
+    daemon.submit(Lane.LEARN, 1, lambda: 1 / 0)
+    daemon.catch_up()
+    assert "ZeroDivisionError" in daemon.take_failure()
+    daemon.submit(Lane.LEARN, 2, lambda: [][0])
+    assert "IndexError" in daemon.take_failure()
+
+
 def test_it_gives_way_unless_somebody_waits(daemon):
     """Long work sleeps at its turns; not while a step waits for it, or for its end."""
     slept = []

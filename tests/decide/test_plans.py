@@ -86,6 +86,16 @@ def test_nothing_is_made_ahead_that_is_there_or_cannot_be_told(toys, planned):
     assert 1 == len(plans._ready)
 
 
+def test_a_plan_made_ahead_of_a_context_that_was_forgotten_is_not_used(toys, planned):
+    """It is collected again: other contexts have pushed it out meanwhile."""
+    name = next(iter(planned.records[-1].shape))
+    _prepare(planned, name, 51)
+    learner = planned._engine.learner
+    learner.model = replace(learner.model, patterns={})
+    _train(toys, planned, [51])
+    assert "collect" == planned.records[-1].phase
+
+
 def test_a_plan_made_ahead_is_worth_nothing_after_a_step_over_the_budget(toys, planned):
     """As every other plan."""
     name = next(iter(planned.records[-1].shape))

@@ -111,6 +111,26 @@ def test_what_steps_write_meanwhile_stays(learner, later):
     assert model.version > model.valid_since
 
 
+def test_a_step_is_taken_back_whatever_steps_wrote_meanwhile(learner, later):
+    """Its other half came later; the one before it stays."""
+    _absorb(learner, 8)
+    later.catch_up()
+    _absorb(learner, 16)
+    lesson = learner._lessons[0]
+
+    def learn(model):
+        learner.distrust_plans()
+        return lesson(model)
+
+    learner._lessons[0] = learn
+    later.catch_up()
+    assert learner.model.n_steps == 2
+    learner.take_back()
+    later.catch_up()
+    assert learner.model.n_steps == 1
+    assert learner.model.patterns["c"].high == (8,)
+
+
 def test_a_plan_made_before_the_distrust_stays_distrusted(learner, later):
     """Whatever version the lesson publishes."""
     _absorb(learner, 8)

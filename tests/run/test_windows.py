@@ -115,6 +115,33 @@ def test_several_steps_of_one_before_the_other(toys, meter):
     assert {""} == {record.reason for record in records[-22:]}
 
 
+def test_larger_windows_now_and_then_find_room(toys, meter):
+    """Nobody can tell when they come: once they did, each may be one."""
+    drawn = random.Random(4)
+    kinds = [_pair if drawn.random() < 0.15 else _single for _ in range(60)]
+    room = int(0.8 * _room(toys, meter, _pair))
+    records = _compared(toys, meter, kinds, room)
+    first = next(r.step for r in records if "other forwards" in r.reason)
+    assert not any(record.is_over for record in records if record.step > first + 2)
+    assert {"plan"} < {record.phase for record in records[-20:]}
+    assert any("keep" in record.actions for record in records[-20:])
+
+
+def test_a_graph_that_outlives_the_next_forward_is_no_surprise(toys, meter):
+    """What it holds is nobody's reason to refuse a step: such steps are not planned."""
+    carried = []
+
+    def chained(model, rows):
+        carried.append(_loss(model, rows))
+        carried[-1].backward(retain_graph=True)
+        if len(carried) == 2:
+            (carried.pop(0) * carried.pop(0)).backward()
+
+    records = _compared(toys, meter, [chained] * 40, _room(toys, meter, _three))
+    assert "two backwards" in {record.reason for record in records}
+    assert not any(record.is_over for record in records)
+
+
 @pytest.mark.parametrize("other", [_three, _twice])
 def test_ordinary_steps_after_others(toys, meter, other):
     """When windows end, ordinary steps are planned at once as they were before."""

@@ -55,6 +55,37 @@ def test_every_batch_is_told(start):
     assert [] == watched.line.read()
 
 
+def test_settings_reach_the_loaders_own_function():
+    """While it is watched as well; they are there afterwards."""
+
+    class Cut:
+        most = 3
+
+        def __call__(self, samples):
+            return samples[: self.most]
+
+    loader = DataLoader(_Rows(), batch_size=None, collate_fn=Cut())
+    watched = WatchedLoaders(loader)
+    loader.collate_fn.most = 2
+    assert max(map(len, loader)) == 2
+    watched.remove()
+    assert loader.collate_fn.most == 2
+
+
+def test_batches_that_cannot_be_read_are_not_told():
+    """A list that holds itself, say: the loop gets it as it is."""
+
+    def endless(sample):
+        found = [sample]
+        found.append(found)
+        return found
+
+    loader = DataLoader(_Rows(), batch_size=None, collate_fn=endless)
+    watched = WatchedLoaders(loader)
+    assert N_BATCHES == len(list(loader))
+    assert [] == watched.line.read()
+
+
 def test_batches_are_told_before_they_are_asked_for():
     """The workers are ahead of the loop, which is what it is all for."""
     loader = DataLoader(_Rows(), batch_size=None, num_workers=1, prefetch_factor=4)

@@ -35,10 +35,10 @@ from mimose.torch_private import (
     NO_GRAPH_TASK,
     StopRecomputation,
     current_graph_task,
+    drop_saved_hooks,
     eval_frame_callback,
     is_checkpoint_debugged,
     n_function_modes,
-    pop_saved_hooks,
     push_saved_hooks,
     top_saved_hooks,
     version_of,
@@ -179,11 +179,12 @@ class Region:
         guard = self._unit.guard
         counted = guard.buffer_versions() if guard.watches_buffers else None
         began = self._stopwatch.start()
-        push_saved_hooks(self._pack, self._unpack)
+        outer = top_saved_hooks(False)
         try:
+            push_saved_hooks(self._pack, self._unpack)
             output = self._unit.forward(*args, **kwargs)
         finally:
-            pop_saved_hooks()
+            drop_saved_hooks(outer)
         self._stopwatch.leave_out(began)
         if counted is not None:
             guard.refuse_late_change(counted)
@@ -261,15 +262,16 @@ class Region:
             return tensor
 
         inputs, now = self._inputs, self._random.as_now()
-        push_saved_hooks(pack, _same)
+        outer = top_saved_hooks(False)
         try:
+            push_saved_hooks(pack, _same)
             self._random.restore()
             with torch.enable_grad():
                 self._unit.forward(*inputs.args, **inputs.kwargs)
         except StopRecomputation:
             pass
         finally:
-            pop_saved_hooks()
+            drop_saved_hooks(outer)
             now.restore()
         return is_same and not left
 
