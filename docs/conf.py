@@ -30,6 +30,7 @@ nitpick_ignore_regex = [
         r"transformers|trainer_callback)\..*",
     ),
     (r"py:class", r"mimose\.planners\.errors\..*"),
+    (r"py:class", r"(mimose\.session\._Batch|_Own)"),
     (r"py:.*", r"(ArrayLike|Floats|Samples|Monomial|Tokenizer|NotFittedError)"),
     (r"py:class", r".*(NDArray|FloatArray|BoolArray|IntArray|UnitsSpec|Phase)\b.*"),
 ]

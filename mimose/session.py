@@ -464,7 +464,7 @@ class Session:
     def _asked(
         self, shape: Mapping[str, int] | None
     ) -> tuple[StepInput, Table, Memory]:
-        last = self._engine.driver.last
+        last = self._engine.driver.last or self._engine.describer.last
         if last is None:
             msg = "no step was run yet, so no shape is known; train a step first"
             raise MimoseError(msg)

@@ -225,6 +225,7 @@ def _products(sizes: Integers, values: Integers) -> Iterator[Rule]:
     pairs = list(itertools.combinations_with_replacement(columns, 2))
 
     found = []
+    give_way()
     for i, j in pairs:
         give_way()
         products = terms[i][:, None, :] * terms[j][None, :, :]
@@ -252,6 +253,7 @@ def _sums(sizes: Integers, values: Integers, columns: list[int]) -> Iterator[Sum
     if len(values) < _SETTLES_A_SUM:
         return
     for pair in itertools.combinations(columns, 2):
+        give_way()
         design = np.column_stack((sizes[:, pair], np.ones_like(values)))
         solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
         found = np.rint(solution).astype(np.int64)
