@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from mimose.daemon.forks import lock
 from mimose.exact.autocast import autocast_now, in_autocast
 from mimose.exact.guard import GuardState
 from mimose.exact.input_watch import Marks
@@ -261,19 +262,25 @@ class Region:
                 raise StopRecomputation
             return tensor
 
-        inputs, now = self._inputs, self._random.as_now()
-        outer = top_saved_hooks(False)
-        try:
-            push_saved_hooks(pack, _same)
-            self._random.restore()
-            with torch.enable_grad():
-                self._unit.forward(*inputs.args, **inputs.kwargs)
-        except StopRecomputation:
-            pass
-        finally:
-            drop_saved_hooks(outer)
-            now.restore()
+        inputs, outer = self._inputs, top_saved_hooks(False)
+        with _GENERATORS:
+            now = self._random.as_now()
+            try:
+                push_saved_hooks(pack, _same)
+                self._random.restore()
+                with torch.enable_grad():
+                    self._unit.forward(*inputs.args, **inputs.kwargs)
+            except StopRecomputation:
+                pass
+            finally:
+                drop_saved_hooks(outer)
+                now.restore()
         return is_same and not left
+
+
+_GENERATORS = lock()
+"""Torch's generators are everybody's: of backwards in several threads one at a time
+puts its forward's state back and draws again."""
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
