@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
@@ -21,6 +21,7 @@ from mimose.torch_private import buffers_of, parameters_of, version_of
 Versions: TypeAlias = "list[tuple[int, int]]"
 
 _TRAINING = operator.attrgetter("training")
+_LEARNS = operator.attrgetter("requires_grad")
 
 
 class Guarded(Protocol):
@@ -46,6 +47,7 @@ class GuardState(NamedTuple):
     tensors: list[Any]
     versions: list[int]
     modes: tuple[bool, ...]
+    """Which modules are in training mode, and which of the tensors learn."""
 
 
 class Places(NamedTuple):
@@ -149,8 +151,8 @@ class ModuleGuard:
     def capture(self, places: Places | None = None) -> GuardState:
         """Return what is there now, in these places or in all."""
         places = self._all if places is None else places
-        modes = tuple(map(_TRAINING, self._modules))
-        return GuardState(places, *places.read(), modes)
+        tensors, versions = places.read()
+        return GuardState(places, tensors, versions, self._modes(tensors))
 
     def restored(
         self, before: GuardState
@@ -169,8 +171,8 @@ class ModuleGuard:
             self._refuse(before.places, map(operator.is_not, tensors, before.tensors))
         if versions != before.versions:
             self._refuse(before.places, map(operator.ne, versions, before.versions))
-        modes = tuple(map(_TRAINING, self._modules))
-        return None if modes == before.modes else self._in_modes(before.modes)
+        modes = self._modes(tensors)
+        return None if modes == before.modes else self._in_modes(before)
 
     def _refuse(self, places: Places, is_changed: Iterable[bool]) -> NoReturn:
         table, name = next(compress(zip(*places, strict=True), is_changed))
@@ -185,18 +187,30 @@ class ModuleGuard:
         )
         raise ChangedWeightsError(msg)
 
+    def _modes(self, tensors: Sequence[Any]) -> tuple[bool, ...]:
+        """Return what is in training mode, and which of the tensors learn."""
+        try:
+            learn = tuple(map(_LEARNS, tensors))
+        except AttributeError:  # no tensor any more
+            learn = tuple(getattr(t, "requires_grad", False) for t in tensors)
+        return (*map(_TRAINING, self._modules), *learn)
+
     @contextlib.contextmanager
-    def _in_modes(self, modes: tuple[bool, ...]) -> Iterator[None]:
-        now = tuple(map(_TRAINING, self._modules))
-        self._set(modes)
+    def _in_modes(self, before: GuardState) -> Iterator[None]:
+        now = self._modes(before.tensors)
+        self._set(before.modes, before.tensors)
         try:
             yield
         finally:
-            self._set(now)
+            self._set(now, before.tensors)
 
-    def _set(self, modes: tuple[bool, ...]) -> None:
-        for module, mode in zip(self._modules, modes, strict=True):
+    def _set(self, modes: tuple[bool, ...], tensors: Sequence[Any]) -> None:
+        n_modules = len(self._modules)
+        for module, mode in zip(self._modules, modes[:n_modules], strict=True):
             module.training = mode
+        for tensor, learns in zip(tensors, modes[n_modules:], strict=True):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad != learns:
+                tensor.requires_grad_(learns)
 
 
 def _uncounted(modules: Iterable[nn.Module]) -> str:

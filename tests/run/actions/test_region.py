@@ -1,5 +1,6 @@
 """A call in a region of our own equals a plain call, whatever its backward does."""
 
+import copy
 import threading
 import types
 import weakref
@@ -336,3 +337,30 @@ def _noting(run, called):
         return run(*given, **named)
 
     return noting
+
+
+@pytest.mark.parametrize("rows", [16, 24])
+def test_weights_that_learn_again_before_the_backward(toys, rows):
+    """A critic frozen for its generator's step alone, square shapes or not."""
+    model = toys.chain(3)
+    bare = copy.deepcopy(model)
+
+    def train(critic):
+        found = []
+        for step in range(6):
+            torch.manual_seed(step)
+            x = torch.randn(rows, 16).requires_grad_()
+            critic.requires_grad_(step % 2 == 0)
+            loss = critic(x).square().mean()
+            critic.requires_grad_(True)
+            loss.backward()
+            grads = [p.grad for p in critic.parameters()]
+            found.append([x.grad, *(None if g is None else g.clone() for g in grads)])
+            critic.zero_grad()
+        return found
+
+    expected = train(bare)
+    with mimose.attach(model, "1TiB", planner="full"):
+        actual = train(model)
+    for one, other in zip(expected, actual, strict=True):
+        _assert_equal((one, other))
