@@ -64,7 +64,7 @@ def _accelerator_is_there() -> bool:
 def _inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have sessions learn and plan in their steps: each run is like any other.
 
-    Tests marked daemon get the thread.
+    Tests marked daemon get the thread; all do where MIMOSE_TESTS_DAEMON is set.
     """
     if "torch" not in sys.modules or request.node.get_closest_marker("daemon"):
         return

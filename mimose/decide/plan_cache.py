@@ -125,10 +125,11 @@ class PlanCache:
         Args:
             key: The plan's.
             plan: The plan.
-            in_place_of: The one that it may replace.
+            in_place_of: The one that it replaces; where that is gone, it is not kept.
         """
         with self._lock:
-            if in_place_of is not None and self._plans.get(key) is in_place_of:
+            if in_place_of is None:
+                return self._plans.setdefault(key, plan)
+            if self._plans.get(key) is in_place_of:
                 self._plans[key] = plan
-                return plan
-            return self._plans.setdefault(key, plan)
+            return self._plans.get(key, plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 
 from mimose.budget import format_bytes
 from mimose.decide.decision import Decision
+from mimose.decide.notices import Notices
 from mimose.decide.plan_cache import CachedPlan
 from mimose.decide.planning import Order, PlanMaker, as_ran, at_sizes
 from mimose.decide.plans import Plans, under
@@ -37,14 +37,10 @@ from mimose.predictors import NOISY_EXTRAPOLATION
 from mimose.types import Context, Sizes, StepInput
 from mimose.watch.size_table import Table, round_up
 
-_log = logging.getLogger(__name__)
-
 _SPARE = 0.002
 """What is held may differ by so much of the headroom between now and a step to come."""
 _FEWEST_STEPS = 3
 """With fewer measured no fit is trusted: there is nothing to wait for."""
-_PATIENCE = 50
-"""Steps in a row that were measured and not planned; then that is worth a warning."""
 
 
 class Policy:
@@ -79,9 +75,7 @@ class Policy:
         self.reserve = reserve
         self._raises = raises
         self._static_is_made = False
-        self._n_doubted = 0
-        self._has_warned = False
-        self._knows_names = isinstance(round_to, int)
+        self._notices = Notices(round_to)
 
     def forget(self, context: Context) -> None:
         """Distrust a context whose steps turned out to run other events."""
@@ -173,7 +167,7 @@ class Policy:
         if facts.context not in model.patterns:
             return None
         self._learner.use(facts.context)
-        self._n_doubted = 0
+        self._notices.doubted("")
         return self._decision(model, facts, found, memory, cache_hit=True)
 
     def decide(
@@ -199,7 +193,7 @@ class Policy:
             InfeasibleBudgetError: A trusted prediction says that no plan fits, and
                 predictions are all there is.
         """
-        self._check_names(table)
+        self._notices.check_names(table)
         memory = memory.with_state
         key = self._key(facts, table, ran)
         ready = self.plans.ready(key, memory)
@@ -217,7 +211,7 @@ class Policy:
         upper = facts._replace(sizes=key[2])
         self._learner.use(facts.context)
         why_not = "" if ready is not None else doubt(model, upper)
-        self._note_doubt(why_not)
+        self._notices.doubted(why_not)
         if why_not:
             return Decision("fallback" if is_known else "collect", None, reason=why_not)
         self._show_first(upper, table, memory)
@@ -322,36 +316,6 @@ class Policy:
             after_version=model.version,
             ran=ran,
         )
-
-    def _note_doubt(self, doubt: str) -> None:
-        """Count steps without a plan, and warn once where there is no end of them."""
-        self._n_doubted = self._n_doubted + 1 if doubt else 0
-        if self._n_doubted < _PATIENCE or self._has_warned:
-            return
-        self._has_warned = True
-        _log.warning(
-            "mimose: the last %d steps were all measured, with everything recomputed, "
-            "and none was planned; the last reason: %s. Where inputs differ in more "
-            "than their sizes (texts, identifiers, numbers of tensors), keep that out "
-            "of the model's arguments. Where nothing helps, planner='full' recomputes "
-            "everything without measuring.",
-            self._n_doubted,
-            doubt,
-        )
-
-    def _check_names(self, table: Table) -> None:
-        """Warn once if `round_to` speaks of sizes that the model does not have."""
-        if self._knows_names or isinstance(self._round_to, int):
-            return
-        self._knows_names = True
-        unknown = [name for name in self._round_to if not table.knows(name)]
-        if unknown:
-            _log.warning(
-                "mimose: round_to: no size is called %s, so that rounds nothing; the "
-                "sizes are %s",
-                ", ".join(map(repr, unknown)),
-                ", ".join(table.spoken_names()),
-            )
 
     def _key(
         self, facts: StepInput, table: Table, ran: tuple[str, ...]

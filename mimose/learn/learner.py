@@ -226,5 +226,5 @@ class Learner:
             self.model = replace(self.model.loaded(state), seconds=seconds)
             self.n_steps = self.model.n_steps
         if not self.background.is_inline:
-            self.background.submit(Lane.LEARN, self, self.model.make_fits)
+            self.background.submit(Lane.LEARN, (self, "fits"), self.model.make_fits)
             self.background.catch_up()
