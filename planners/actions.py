@@ -19,7 +19,8 @@ class ActionSpec:
 
     resources: frozenset[str] = frozenset()
     """What it spends to hold less, of ``"compute"`` (it runs the forward again),
-    ``"replay"`` (it rebuilds tensors one by one, by some of its operators), ``"host"``
+    ``"replay"`` (it rebuilds tensors one by one, by some of its operators), ``"pack"``
+    (it packs tensors, what it is handed among them, and gives them back), ``"host"``
     (memory there) and ``"transfer"`` (copies there and back)."""
 
     def __post_init__(self) -> None:
@@ -27,7 +28,7 @@ class ActionSpec:
         if len(self.code) != 1:
             msg = f"code must be one letter, got {self.code!r} for {self.name!r}"
             raise ValueError(msg)
-        unknown = self.resources - {"compute", "replay", "host", "transfer"}
+        unknown = self.resources - {"compute", "replay", "pack", "host", "transfer"}
         if unknown:
             msg = f"resources of {self.name!r} are unknown: {sorted(unknown)}"
             raise ValueError(msg)
@@ -36,6 +37,16 @@ class ActionSpec:
     def recomputes(self) -> bool:
         """Whether its backward begins with the forward."""
         return "compute" in self.resources
+
+    @property
+    def packs(self) -> bool:
+        """Whether it packs what it cannot rebuild."""
+        return "pack" in self.resources
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether it holds anything on the host."""
+        return "host" in self.resources
 
     @property
     def replays(self) -> bool:
@@ -48,6 +59,28 @@ LEAN = ActionSpec(name="lean", code="l", resources=frozenset({"replay"}))
 LEAN_10 = ActionSpec(name="lean10", code="1", resources=frozenset({"replay"}))
 LEAN_50 = ActionSpec(name="lean50", code="5", resources=frozenset({"replay"}))
 LEAN_80 = ActionSpec(name="lean80", code="8", resources=frozenset({"replay"}))
+POOL = ActionSpec(
+    name="pool", code="p", is_exact=False, resources=frozenset({"replay", "pack"})
+)
+POOL_4 = ActionSpec(
+    name="pool4", code="P", is_exact=False, resources=frozenset({"replay", "pack"})
+)
+QUANTIZE = ActionSpec(
+    name="quantize", code="q", is_exact=False, resources=frozenset({"replay", "pack"})
+)
+QUANTIZE_4 = ActionSpec(
+    name="quantize4", code="Q", is_exact=False, resources=frozenset({"replay", "pack"})
+)
+OFFLOAD = ActionSpec(
+    name="offload",
+    code="o",
+    resources=frozenset({"replay", "pack", "host", "transfer"}),
+)
+OFFLOAD_INPUT = ActionSpec(
+    name="offload_input",
+    code="O",
+    resources=frozenset({"compute", "host", "transfer"}),
+)
 RECOMPUTE = ActionSpec(name="recompute", code="r", resources=frozenset({"compute"}))
 
 
@@ -120,7 +153,10 @@ class Menu:
 
 
 FINE_MENU = Menu((KEEP, LEAN, LEAN_10, LEAN_50, LEAN_80, RECOMPUTE))
-"""All exact actions."""
+"""All exact actions that stay on the device."""
+
+LOSSY = (POOL, POOL_4, QUANTIZE, QUANTIZE_4)
+"""Actions that change gradients: never without being asked for."""
 
 EXACT_MENU = Menu((KEEP, RECOMPUTE))
 """Whole layers: what sessions use unless they are told otherwise."""

@@ -22,6 +22,7 @@ _NON_NEGATIVE = frozenset(
         "gap_excess_bytes",
         "host_bytes",
         "transfer_seconds",
+        "input_bytes",
         "start_bytes",
         "optimizer_state_bytes",
         "step_excess_bytes",
@@ -103,6 +104,20 @@ class PlanningProblem:
     lossy: frozenset[str] = frozenset()
     """Names of the actions that change gradients."""
 
+    input_bytes: FloatArray = field(default_factory=lambda: np.zeros(0))
+    """(E,) of what the event before hands to the event, as counted in what that one
+    holds: what goes, at the event's exit, where the event lets it go and the one before
+    has not saved it. All zeros where it is left out. See `Note: [Boundaries]` in
+    ``timeline.py``."""
+
+    releases_input: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """(E, K) whether the event lets its input go under the action, to bring it back
+    in its backward. All false where it is left out."""
+
+    saves_output: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """(E, K) whether the event itself saves, under the action, what it hands on. All
+    false where it is left out."""
+
     def __post_init__(self) -> None:
         """Check every field once, so that the planners can trust them."""
         n_events, n_actions = len(self.events), len(self.actions)
@@ -120,6 +135,11 @@ class PlanningProblem:
         self._check_array("host_bytes", table)
         self._fill("transfer_seconds", (0,), table)
         self._check_array("transfer_seconds", table)
+        self._fill("input_bytes", (0,), row)
+        self._check_array("input_bytes", row)
+        for name in ("releases_input", "saves_output"):
+            self._fill_false(name, table)
+            self._check_array(name, table, np.bool_)
         self._check_number("start_bytes")
         self._check_number("optimizer_state_bytes")
         self._check_number("step_excess_bytes")
@@ -127,12 +147,16 @@ class PlanningProblem:
         self._check_budget("host_budget_bytes")
         self._check_choices()
 
-    def _fill(self, field: str, shape: tuple[int, ...], table: tuple[int, int]) -> None:
-        """Make a (E, K) table of what was given for every action, or not at all."""
+    def _fill(self, field: str, shape: tuple[int, ...], table: tuple[int, ...]) -> None:
+        """Make a table of what was given for every action, or not at all."""
         array = np.asarray(getattr(self, field), dtype=np.float64)
         if array.shape == shape:
-            column = array[:, None] if array.size else np.zeros((1, 1))
+            column = array[:, None] if array.size else np.zeros(1)
             object.__setattr__(self, field, np.broadcast_to(column, table))
+
+    def _fill_false(self, field: str, table: tuple[int, int]) -> None:
+        if not np.asarray(getattr(self, field)).size:
+            object.__setattr__(self, field, np.zeros(table, np.bool_))
 
     def _check_names(self) -> None:
         if not self.actions or self.actions[0] != KEEP.name:

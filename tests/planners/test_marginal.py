@@ -134,6 +134,8 @@ def test_an_action_that_nobody_may_run_changes_nothing(
         "cost",
         "host_bytes",
         "transfer_seconds",
+        "releases_input",
+        "saves_output",
     )
     ends = {name: getattr(problem, name)[:, [0, 5]] for name in tables}
     two = with_fields(problem, actions=("keep", "recompute"), **ends)
