@@ -136,6 +136,10 @@ class Menu:
         """The actions that change gradients."""
         return frozenset(spec.name for spec in self.specs if not spec.is_exact)
 
+    def hands_on(self, name: str) -> bool:
+        """Whether a layer under an action holds nothing of what it returns."""
+        return name == self.least or self.spec(name).packs or self.spec(name).recomputes
+
     def spec(self, name: str) -> ActionSpec:
         """Return the action of a name.
 

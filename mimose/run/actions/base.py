@@ -63,6 +63,17 @@ class UnitCall(NamedTuple):
         return self.unit.forward(*self.args, **self.kwargs)
 
 
+class Means(NamedTuple):
+    """What a session gives its actions."""
+
+    max_error: float | None = None
+    """The largest change of a layer's gradient that is allowed, as a part of its norm;
+    None for any."""
+
+
+NO_MEANS = Means()
+
+
 class Action(Protocol):
     """What may happen to the activations of a call."""
 

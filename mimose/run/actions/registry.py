@@ -29,7 +29,8 @@ _ACTIONS: list[Action] = [
     Recompute(),
 ]
 """From the one that holds most to the one that holds least."""
-_WORDS = {"exact": EXACT_MENU.names, "fine": FINE_MENU.names}
+_OWN = frozenset(action.spec.name for action in _ACTIONS)
+_WORDS = {"exact": EXACT_MENU.names, "fine": FINE_MENU.names, "all": tuple(_OWN)}
 """Menus that have a word."""
 
 
@@ -81,7 +82,7 @@ def _own(actions: Iterable[Action]) -> tuple[Action, ...]:
 def _is_of(names: Sequence[str], action: Action) -> bool:
     """Whether a menu has an action: one of its own, or a registered one."""
     spec = action.spec
-    return spec.name in names or (spec.is_exact and spec.name not in FINE_MENU.names)
+    return spec.name in names or (spec.is_exact and spec.name not in _OWN)
 
 
 def state_of(actions: Iterable[Action]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ to something else, which is an error and not a gradient.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -56,6 +56,14 @@ class Watch(Protocol):
 
     def refuse(self, why: str) -> NoReturn:
         """Raise the error that names the unit."""
+        ...
+
+
+class Lent(Protocol):
+    """Stands for a tensor that is held otherwise."""
+
+    def lend(self) -> torch.Tensor:
+        """Return the tensor."""
         ...
 
 
@@ -222,6 +230,9 @@ class Rebuild:
         if step.source not in _TENSORS:
             return source
         held, counted = source
+        if counted == _LENT:
+            lent: torch.Tensor = held.lend()
+            return lent
         if isinstance(held, torch.Tensor) and version(held) != counted:
             why = "a tensor that others are rebuilt from was edited in place"
             self._watch.refuse(why)
@@ -237,6 +248,8 @@ class Rebuild:
         return made
 
 
+_LENT = -1
+"""In the place of a version: the tensor is held otherwise."""
 _OTHERWISE = "what it saved was rebuilt to something else"
 _MADE = frozenset((Source.RUN, Source.PART, Source.NOISE, Source.CAUSAL))
 _TENSORS = frozenset(
@@ -244,18 +257,31 @@ _TENSORS = frozenset(
 )
 
 
-def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
+def drop(
+    recipe: Recipe,
+    ran: Ran,
+    watch: Watch,
+    *,
+    inputs: Sequence[torch.Tensor] | None = None,
+    lent: Mapping[int, Lent] | None = None,
+    inexact: Collection[int] = (),
+) -> float:
     """Let go what a recipe can rebuild, and have it rebuilt in backward.
 
     Args:
         recipe: Right for this call.
         ran: The call.
         watch: Is told what happens in backward.
+        inputs: Of the call's those that are held, if not all are.
+        lent: By step, what stands for the tensor that it begins with.
+        inexact: Steps that begin with something near to what was saved: what rests on
+            them is not compared.
 
     Returns:
         The bytes that went, less those that are held in their place.
     """
-    rebuild = Rebuild(recipe, sources_of(recipe, ran), watch, ran.inputs)
+    held = ran.inputs if inputs is None else inputs
+    rebuild = Rebuild(recipe, sources_of(recipe, ran, lent or {}), watch, held)
     freed: dict[int, int] = {}
 
     def pack(step: int, tensor: torch.Tensor) -> Place:
@@ -266,7 +292,7 @@ def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
                 packed = noise.pack(tensor)
                 rebuild.hold(step, packed)
                 freed[step] -= noise.held_bytes(packed)
-            else:
+            elif not any(each in inexact for each in recipe.needs[step]):
                 sealed = seal(tensor)
                 freed[step] -= sealed.n_bytes
         return Place(step, tensor, sealed, rebuild)
@@ -277,17 +303,21 @@ def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
     return float(sum(freed.values()))
 
 
-def sources_of(recipe: Recipe, ran: Ran) -> list[Any]:
+def sources_of(recipe: Recipe, ran: Ran, lent: Mapping[int, Lent]) -> list[Any]:
     """Read what a recipe's steps begin with.
 
     Args:
         recipe: The recipe.
         ran: The call.
+        lent: By step, what stands for a tensor.
 
     Raises:
         RuntimeError: A saved tensor was edited in place.
     """
-    return [_source(step, ran) for step in recipe.steps]
+    return [
+        (lent[index], _LENT) if index in lent else _source(step, ran)
+        for index, step in enumerate(recipe.steps)
+    ]
 
 
 def _source(step: Step, ran: Ran) -> Any:
@@ -297,7 +327,7 @@ def _source(step: Step, ran: Ran) -> Any:
         return getattr(ran.module.get_submodule(step.told), step.name)
     if step.source is Source.NUMBER:
         return step.told.value
-    tensor = _tensor(step, ran.nodes, ran.inputs)
+    tensor = tensor_of(step, ran.nodes, ran.inputs)
     return None if tensor is None else _counted(tensor)
 
 
@@ -306,9 +336,19 @@ def _counted(held: noise.Noise | torch.Tensor) -> tuple[Any, int]:
     return held, version(held) if isinstance(held, torch.Tensor) else 0
 
 
-def _tensor(
+def tensor_of(
     step: Step, nodes: Nodes, inputs: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
+    """Return the tensor that a step begins with; None where it begins with none.
+
+    Args:
+        step: Of a recipe.
+        nodes: The call's.
+        inputs: The call's.
+
+    Raises:
+        RuntimeError: It was edited in place since it was saved.
+    """
     if step.source is Source.SAVED:
         saved: torch.Tensor = saved_value(nodes.nodes[step.node], step.name)
         return _detached(saved)
@@ -346,7 +386,7 @@ def evaluate(
         slots: The saved tensors.
         watch: Is told what happens.
     """
-    sources = sources_of(recipe, ran)
+    sources = sources_of(recipe, ran, {})
     for index, step in enumerate(recipe.steps):
         if step.source is Source.NOISE:
             noisy = slots[Slot(step.node, step.name)].detach()
