@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from mimose.run.actions.flags import pack_flags, unpack_flags
 from mimose.tensors import bits
 
 _SAMPLE = 256
-_WEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Noise(NamedTuple):
@@ -56,7 +56,7 @@ def pack(tensor: torch.Tensor) -> Noise | torch.Tensor:
         return tensor
     if tensor.dtype == torch.bool:
         flags = tensor.reshape(-1)
-        return Noise(_packed(flags), scale, tensor.shape, tensor.dtype)
+        return Noise(pack_flags(flags), scale, tensor.shape, tensor.dtype)
     flat = bits(tensor).reshape(-1)
     number = bits(torch.tensor(scale, dtype=tensor.dtype)).item()
     # A third number, or minus zero, is not zero and not that number.
@@ -64,12 +64,12 @@ def pack(tensor: torch.Tensor) -> Noise | torch.Tensor:
         is_number = flat.numpy() == number
         if np.count_nonzero(is_number) != np.count_nonzero(flat.numpy()):
             return tensor
-        packed = _packed(torch.from_numpy(is_number))
+        packed = pack_flags(torch.from_numpy(is_number))
     else:
         flags = flat == number
         if bool((flags != (flat != 0)).any()):
             return tensor
-        packed = _packed(flags)
+        packed = pack_flags(flags)
     return Noise(packed, scale, tensor.shape, tensor.dtype)
 
 
@@ -78,9 +78,9 @@ def unpack(noise: Noise | torch.Tensor) -> torch.Tensor:
     if isinstance(noise, torch.Tensor):
         return noise
     n_elements = math.prod(noise.shape)
-    is_there = _unpacked(noise.bits, n_elements)
+    is_there = unpack_flags(noise.bits, n_elements)
     if noise.dtype == torch.bool:
-        return is_there.view(torch.bool).clone().view(noise.shape)
+        return is_there.view(noise.shape)
     return is_there.to(noise.dtype).mul_(noise.scale).view(noise.shape)
 
 
@@ -88,21 +88,3 @@ def held_bytes(noise: Noise | torch.Tensor) -> int:
     """Return what is held of packed noise."""
     tensor = noise if isinstance(noise, torch.Tensor) else noise.bits
     return tensor.untyped_storage().nbytes()
-
-
-def _packed(flags: torch.Tensor) -> torch.Tensor:
-    if flags.is_cpu:
-        return torch.from_numpy(np.packbits(flags.numpy(), bitorder="little"))
-    short = -flags.numel() % 8
-    rows = torch.nn.functional.pad(flags, (0, short)).view(-1, 8)
-    weights = torch.tensor(_WEIGHTS, dtype=torch.uint8, device=flags.device)
-    return (rows * weights).sum(1, dtype=torch.uint8)
-
-
-def _unpacked(bits: torch.Tensor, n_elements: int) -> torch.Tensor:
-    if bits.is_cpu:
-        found = np.unpackbits(bits.numpy(), count=n_elements, bitorder="little")
-        return torch.from_numpy(found)
-    weights = torch.tensor(_WEIGHTS, dtype=torch.uint8, device=bits.device)
-    flags = bits.unsqueeze(1).bitwise_and(weights) != 0
-    return flags.view(-1)[:n_elements]
