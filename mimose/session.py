@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from mimose.arguments import (
     check_choices,
+    check_max_error,
     check_shapes,
     check_watched,
     refuse_no_model,
@@ -32,6 +33,7 @@ from mimose.predictors import make_predictor
 from mimose.records import Summary
 from mimose.report import text as _report
 from mimose.report.columns import terminal_width
+from mimose.run.actions.base import Means
 from mimose.run.actions.registry import choose
 from mimose.run.attachment import Attachment, refuse_second
 from mimose.run.engine import Engine, Options
@@ -67,6 +69,7 @@ def attach(
     max_records: int = 10_000,
     hard_limit: bool = False,
     cost: str = "auto",
+    max_error: float | None = None,
 ) -> Session:
     """Plan every training step of a model within a memory budget.
 
@@ -89,8 +92,10 @@ def attach(
             ``(name, module)``.
         actions: What may happen to a layer's activations: ``"exact"`` to keep or
             recompute whole layers; ``"fine"`` for the exact actions between these as
-            well, which rebuild tensors one by one; or names, such as ``("keep",
-            "lean", "recompute")``.
+            well, which rebuild tensors one by one; ``"all"`` for lossy ones and those
+            that use the host's memory as well; or names, such as ``("keep", "lean",
+            "recompute")``. Only ``"all"``, ``"pool"``, ``"pool4"``, ``"quantize"`` and
+            ``"quantize4"`` change gradients.
         planner: ``"auto"``, ``"marginal"``, ``"optimal"``, ``"greedy"`` (Mimose's
             Algorithm 1), ``"none"``, ``"full"``, ``"every-K"``, or a `Planner` such as
             `mimose.planners.Static`.
@@ -117,6 +122,10 @@ def attach(
         cost: What plans are to save: ``"seconds"``, learned from the steps;
             ``"flops"``, so that equal runs make equal plans; or ``"auto"``, seconds
             where an action is in use whose FLOPs do not tell its time.
+        max_error: The largest change of a layer's gradient by a lossy action, as a
+            part of the gradient's norm, such as 0.01. It is measured on each layer, in
+            its first call under the action and again every 256 calls, and a layer
+            where it is larger does not run so any more. None for any.
 
     Returns:
         The session; also a context manager.
@@ -132,11 +141,12 @@ def attach(
         TypeError: The model is no module.
     """
     check_choices(on_infeasible, cache_size, max_records, round_to, cost)
+    check_max_error(max_error)
     if isinstance(predictor, str):
         make_predictor(predictor)
     options = Options(
         budget=budget,
-        actions=choose(actions),
+        actions=choose(actions, Means(max_error)),
         units=units,
         planner=make_planner(planner),
         predictor=predictor,
@@ -413,6 +423,7 @@ class Session:
             kept_units=dict(self._engine.findings.kept),
             **self._engine.footprint.told(),
             inexact_units=dict(self._engine.findings.inexact),
+            gradient_errors=self._engine.gradient_errors,
             largest_to_come=self._engine.epoch.largest,
             least_peak_to_come=self._engine.epoch.least_peak_bytes,
         )

@@ -22,7 +22,13 @@ from mimose.measure.meters import BasicMeter, Meter, make_meter
 from mimose.planners import FixedPlanner, Planner, refiner_of
 from mimose.records import Records
 from mimose.run.actions.base import Action
-from mimose.run.actions.registry import choose, load_state, menu_of, state_of
+from mimose.run.actions.registry import (
+    choose,
+    gradient_errors,
+    load_state,
+    menu_of,
+    state_of,
+)
 from mimose.run.ahead import Ahead
 from mimose.run.allocator_footprint import Ratios, make_footprint
 from mimose.run.device_checks import DeviceChecks
@@ -208,6 +214,11 @@ class Engine:
                 epoch=self.epoch,
             )
         )
+
+    @property
+    def gradient_errors(self) -> Mapping[str, Mapping[str, float]]:
+        """By lossy action and layer, the change of its gradient as measured."""
+        return gradient_errors(self._actions)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON."""

@@ -46,7 +46,7 @@ class Trial:
         self._exact = self._gradients()
 
     def error(self) -> float:
-        """Return the error, now that the call is packed; infinite if it is no number."""
+        """Return the error, now that the call is packed; infinite for no number."""
         exact, packed = self._exact, self._gradients()
         n_inputs = len(self._inputs)
         parts = (
