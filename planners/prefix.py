@@ -142,7 +142,7 @@ def _boundaries(problem: PlanningProblem) -> tuple[FloatArray, FloatArray, BoolA
     goes[1:][np.logical_and.reduce(saves[:-1] == allowed[:-1], axis=1)] = 0.0
     may_save = np.logical_or.reduce(saves[:-1], axis=1)
     shared[1:] = np.where(may_save[:, None], goes[1:], 0.0)
-    is_shared = np.append(shared.any(axis=1)[1:], False)
+    is_shared = np.append(np.logical_or.reduce(shared[1:] > 0, axis=1), False)
     return held - goes, shared, saves & is_shared[:, None]
 
 
