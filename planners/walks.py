@@ -33,9 +33,15 @@ def find_walk(
     """
     is_allowed = np.isfinite(form.need_bytes)  # what is not may cost anything
     held = np.where(is_allowed, form.held_bytes, 0.0)
-    form = replace(form, held_bytes=_on_grid(held, np.ceil))
+    if form.has_pairs:
+        both = np.stack((held, np.where(is_allowed, form.shared_bytes, 0.0)))
+        held, shared = _on_grid(both, np.ceil)
+        form = replace(form, shared_bytes=shared)
+    else:
+        held = _on_grid(held, np.ceil)
+    form = replace(form, held_bytes=held)
     headroom = budget_bytes - least_suffix(form)
-    if headroom[0] < 0 or form.step_bytes > budget_bytes:
+    if headroom[0, 0] < 0 or form.step_bytes > budget_bytes:
         return None
     give_way()
     cost = _on_grid(np.where(is_allowed, cost, 0.0), np.rint)

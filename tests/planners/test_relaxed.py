@@ -12,7 +12,7 @@ from mimose.planners.relaxed import relaxed_rests
 def rests_of(problem):
     """The bounds of a problem's walks, by the number of events behind."""
     form = prefix_form(problem)
-    headroom = problem.budget_bytes - least_suffix(form)
+    headroom = problem.budget_bytes - least_suffix(form)[0]
     return relaxed_rests(form, problem.cost, headroom)
 
 
