@@ -104,6 +104,7 @@ class Packing(Lean):
                 inputs=stash.inputs,
                 lent=stash.lent,
                 inexact=stash.inexact,
+                served=stash.served,
             )
         if probe is not None:
             self._tell(probe, stash, ran.inputs)

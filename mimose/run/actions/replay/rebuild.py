@@ -112,6 +112,7 @@ class Rebuild:
         "_inputs",
         "_left",
         "_made",
+        "_readers",
         "_recipe",
         "_sources",
         "_task",
@@ -132,6 +133,7 @@ class Rebuild:
         # Detached, each of them: one may be edited later, and get a graph.
         self._inputs = tuple(tensor.detach() for tensor in inputs)
         self._made: dict[int, Any] = {}
+        self._readers = list(recipe.readers)
         self._left = list(recipe.readers)
         self._users = list(recipe.users)
         self._task = NO_GRAPH_TASK
@@ -146,6 +148,20 @@ class Rebuild:
             self._users[index] -= 1
             if not self._users[index]:
                 self._sources[index] = None
+
+    def leave_out(self, step: int) -> None:
+        """Take note that one tensor is not asked for, in no backward.
+
+        Args:
+            step: That would rebuild it.
+        """
+        self.let_go(step)
+        asked = [step]
+        while asked:
+            index = asked.pop()
+            self._readers[index] -= 1
+            if not self._readers[index]:  # it does not run, and asks for nothing
+                asked.extend(self._recipe.steps[index].operands)
 
     def hold(self, step: int, packed: noise.Noise | torch.Tensor) -> None:
         """Take in noise, as it is let go."""
@@ -169,7 +185,7 @@ class Rebuild:
         """
         task = current_graph_task()
         if task != self._task or task == NO_GRAPH_TASK:
-            self._task, self._left = task, list(self._recipe.readers)
+            self._task, self._left = task, list(self._readers)
             self._made.clear()
         with torch.no_grad():
             try:
@@ -265,6 +281,7 @@ def drop(
     inputs: Sequence[torch.Tensor] | None = None,
     lent: Mapping[int, Lent] | None = None,
     inexact: Collection[int] = (),
+    served: Collection[Slot] = (),
 ) -> float:
     """Let go what a recipe can rebuild, and have it rebuilt in backward.
 
@@ -276,6 +293,7 @@ def drop(
         lent: By step, what stands for the tensor that it begins with.
         inexact: Steps that begin with something near to what was saved: what rests on
             them is not compared.
+        served: What need not be rebuilt.
 
     Returns:
         The bytes that went, less those that are held in their place.
@@ -298,6 +316,9 @@ def drop(
         return Place(step, tensor, sealed, rebuild)
 
     for slot, step in recipe.drops:
+        if slot in served:
+            rebuild.leave_out(step)
+            continue
         handle = saved_handle(ran.nodes.nodes[slot.node], slot.name)
         handle.register_hooks(partial(pack, step), rebuild.unpack)
     return float(sum(freed.values()))
