@@ -79,6 +79,6 @@ class Codec(Protocol):
         """Whether a storage may be packed, for all who read it."""
         ...
 
-    def pack(self, saved: SavedStorage) -> Packed:
-        """Pack a storage, which is let go afterwards."""
+    def pack(self, saved: SavedStorage) -> Packed | None:
+        """Pack a storage, which is let go afterwards; None where it has to stay."""
         ...
