@@ -137,8 +137,10 @@ def _operand_role(
     node: Any, kind: str, name: str, tensor: torch.Tensor
 ) -> tuple[Role, tuple[object, ...]]:
     names, edges, role = _PRODUCTS[kind]
-    if _is_parameter(node, edges[names.index(name)]):
-        return Role.FRAGILE, ()  # a weight in another precision: errors would add up
+    edge = edges[names.index(name)]
+    is_frozen = name != names[0] and node.next_functions[edge][0] is None
+    if is_frozen or _is_parameter(node, edge):
+        return Role.FRAGILE, ()  # a weight, perhaps cast: all layers' errors add up
     if name != names[0] or not _is_parameter(node, edges[1]):
         return Role.VALUE, ()
     if role is Role.CONVOLUTION_WEIGHT:
