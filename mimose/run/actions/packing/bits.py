@@ -7,18 +7,20 @@ maximum was at. So it takes no values to make the very same gradients.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
 from mimose.run.actions.flags import pack_flags, unpack_flags
 from mimose.run.actions.packing.base import Packed, Role, SavedStorage
-from mimose.run.actions.packing.memory import Form, fills, flat, own_bytes
+from mimose.run.actions.packing.memory import Form, fills, flat, own_bytes, slices
+from mimose.tensors import bits
 
 _PLACES = 16
 """As many can be told in half a byte."""
 _AT_ONCE = 2**18
-"""Indices that are turned into places together."""
+"""Elements that are worked on together; a multiple of 8."""
 
 
 class Bits:
@@ -54,7 +56,35 @@ def signs_of(whole: torch.Tensor) -> torch.Tensor:
     Args:
         whole: Dense, a ReLU's result.
     """
-    return pack_flags((flat(whole) <= 0).logical_not_())
+    elements = flat(whole)
+    n_bytes = -(-len(elements) // 8)
+    signs = torch.empty(n_bytes, dtype=torch.uint8, device=whole.device)
+    for own in slices(len(elements), _AT_ONCE, whole.device):
+        through = (elements[own] <= 0).logical_not_()
+        signs[own.start // 8 : -(-own.stop // 8)] = pack_flags(through)
+    return signs
+
+
+def give_signs(elements: torch.Tensor, signs: torch.Tensor) -> None:
+    """Make elements zero where a ReLU lets nothing through, and positive elsewhere.
+
+    Args:
+        elements: (n,) about a ReLU's result. What has come out as zero by rounding is
+            the least above it then.
+        signs: What `signs_of` returned.
+    """
+    elements.clamp_(min=torch.finfo(elements.dtype).tiny)
+    for own, through in _flags(signs, len(elements)):
+        # As integers: what is not finite becomes zero, too.
+        bits(elements[own]).mul_(through)
+
+
+def _flags(
+    signs: torch.Tensor, n_elements: int
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    for own in slices(n_elements, _AT_ONCE, signs.device):
+        held = signs[own.start // 8 : -(-own.stop // 8)]
+        yield own, unpack_flags(held, own.stop - own.start)
 
 
 class Signs(NamedTuple):
@@ -76,7 +106,9 @@ class Signs(NamedTuple):
     def unpack(self) -> torch.Tensor:
         """Return ones and zeros."""
         whole = self.form.empty()
-        flat(whole).copy_(unpack_flags(self.signs, self.form.n_elements))
+        elements = flat(whole)
+        for own, through in _flags(self.signs, self.form.n_elements):
+            elements[own] = through
         return whole
 
 
@@ -226,9 +258,10 @@ def _planes(indices: torch.Tensor) -> torch.Tensor:
     return indices if indices.dim() == 4 else indices.unsqueeze(0)
 
 
-def _parts(indices: torch.Tensor, places: torch.Tensor) -> Any:
+def _parts(
+    indices: torch.Tensor, places: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     a_sample = max(1, indices[0].numel()) if len(indices) else 1
     n_samples = max(1, _AT_ONCE // a_sample)
-    return zip(
-        torch.split(indices, n_samples), torch.split(places, n_samples), strict=True
-    )
+    for own in slices(len(indices), n_samples, indices.device):
+        yield indices[own], places[own]

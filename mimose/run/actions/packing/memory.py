@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from mimose.run.actions.packing.base import SavedStorage
+
+_MOST_SLICES = 32
 
 
 def flat(whole: torch.Tensor) -> torch.Tensor:
@@ -12,14 +16,25 @@ def flat(whole: torch.Tensor) -> torch.Tensor:
     return whole.as_strided((whole.numel(),), (1,), whole.storage_offset())
 
 
-def empty_like(whole: torch.Tensor) -> torch.Tensor:
-    """Return memory for a tensor of the same shape, strides, precision and device."""
-    return Form(whole).empty()
-
-
 def own_bytes(*tensors: torch.Tensor) -> int:
     """Return what tensors take, each with a storage of its own."""
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def slices(n: int, at_once: int, device: torch.device) -> Iterator[slice]:
+    """Yield slices that make up a range: what is worked on together.
+
+    Args:
+        n: The range's length.
+        at_once: A slice's on a CPU, a power of two. On an accelerator, whose kernels
+            start one by one, it is a share of the range where that is more.
+        device: Where the work is done.
+    """
+    if device.type != "cpu":
+        while at_once * _MOST_SLICES < n:
+            at_once *= 2
+    for start in range(0, n, at_once):
+        yield slice(start, min(start + at_once, n))
 
 
 def fills(tensor: torch.Tensor, saved: SavedStorage) -> bool:

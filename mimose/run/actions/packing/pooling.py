@@ -17,12 +17,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional
 
-from mimose.run.actions.flags import unpack_flags
 from mimose.run.actions.packing.base import Packed, Reader, Role, SavedStorage
-from mimose.run.actions.packing.bits import signs_of
-from mimose.run.actions.packing.memory import Form, fills, flat, own_bytes
+from mimose.run.actions.packing.bits import give_signs, signs_of
+from mimose.run.actions.packing.memory import Form, fills, flat, own_bytes, slices
 
 _WEIGHTS = frozenset((Role.CONVOLUTION_WEIGHT, Role.LINEAR_WEIGHT))
 _POOLED = _WEIGHTS | {Role.SIGN, Role.SHAPE}
@@ -116,8 +114,8 @@ def _means(x: torch.Tensor, factor: int, is_signed: bool) -> torch.Tensor:
 
     Args:
         x: (samples, channels, *places).
-        factor: A block's length.
-        is_signed: Whether the mean is over what is above zero.
+        factor: A block's length; blocks at the edge are as long as there is something.
+        is_signed: Whether the mean is over what is above zero: Note: [Zeros].
     """
     blocks = [-(-size // factor) for size in x.shape[2:]]
     means = torch.empty(
@@ -126,16 +124,38 @@ def _means(x: torch.Tensor, factor: int, is_signed: bool) -> torch.Tensor:
         device=x.device,
         memory_format=_format(x),
     )
-    n_samples = max(1, _AT_ONCE // max(1, x[0].numel()))
-    for part, mean in zip(
-        torch.split(x, n_samples), torch.split(means, n_samples), strict=True
-    ):
-        mean.copy_(_mean(part, factor))
-        if is_signed:
-            # Zero by zero: a block of zeros alone, whose mean nobody reads.
-            share = _mean((part > 0).to(part.dtype), factor)
-            mean.div_(share.clamp_(min=torch.finfo(share.dtype).tiny))
+    for samples, rows in _parts(x, blocks[0], factor):
+        part = x[samples, :, rows.start * factor : rows.stop * factor]
+        counted = part > 0 if is_signed else _ones(part)
+        counts = _sums(counted, factor).clamp_(min=1)
+        means[samples, :, rows] = _sums(part, factor).div_(counts)
     return means
+
+
+def _parts(x: torch.Tensor, n_rows: int, factor: int) -> Iterator[tuple[slice, slice]]:
+    """Yield samples, and rows of their blocks, that are averaged together."""
+    a_sample = x[0].numel()
+    a_row = a_sample * factor // x.shape[2]
+    for samples in slices(len(x), max(1, _AT_ONCE // a_sample), x.device):
+        for rows in slices(n_rows, max(1, _AT_ONCE // max(1, a_row)), x.device):
+            yield samples, rows
+
+
+def _ones(x: torch.Tensor) -> torch.Tensor:
+    """Return a one for each place, of all samples and channels."""
+    return torch.ones((1, 1, *x.shape[2:]), dtype=torch.bool, device=x.device)
+
+
+def _sums(x: torch.Tensor, factor: int) -> torch.Tensor:
+    """Return the sums of all blocks, in a precision that adds up well."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    for dim in range(2, x.dim()):
+        parts = (_every(x, dim, start, factor) for start in range(factor))
+        total = next(parts).to(dtype, copy=True)
+        for part in parts:
+            total.narrow(dim, 0, part.shape[dim]).add_(part)
+        x = total
+    return x
 
 
 def _format(x: torch.Tensor) -> torch.memory_format:
@@ -143,13 +163,6 @@ def _format(x: torch.Tensor) -> torch.memory_format:
     if last is not None and x.is_contiguous(memory_format=last):
         return last
     return torch.contiguous_format
-
-
-def _mean(x: torch.Tensor, factor: int) -> torch.Tensor:
-    """Return blocks' means; those at the edge are over what is there."""
-    pool = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
-    lengths = [min(factor, size) for size in x.shape[2:]]
-    return pool[x.dim() - 3](x, lengths, ceil_mode=True, count_include_pad=False)
 
 
 class _Pooled(NamedTuple):
@@ -178,11 +191,7 @@ class _Pooled(NamedTuple):
         for target, mean in self._blocks(self.places.of(whole)):
             target.copy_(mean)
         if self.signs is not None:
-            elements = flat(whole)
-            # A mean of what is above zero may round to zero, and its sign is read.
-            elements.clamp_(min=torch.finfo(whole.dtype).tiny)
-            is_zero = unpack_flags(self.signs, self.form.n_elements).logical_not_()
-            elements.masked_fill_(is_zero, 0)
+            give_signs(flat(whole), self.signs)
         return whole
 
     def _blocks(self, x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

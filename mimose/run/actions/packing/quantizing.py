@@ -17,10 +17,14 @@ from typing import NamedTuple
 
 import torch
 
-from mimose.run.actions.flags import unpack_flags
 from mimose.run.actions.packing.base import Packed, Role, SavedStorage
-from mimose.run.actions.packing.bits import pack_halves, signs_of, unpack_halves
-from mimose.run.actions.packing.memory import Form, flat, own_bytes
+from mimose.run.actions.packing.bits import (
+    give_signs,
+    pack_halves,
+    signs_of,
+    unpack_halves,
+)
+from mimose.run.actions.packing.memory import Form, flat, own_bytes, slices
 
 GROUP = 128
 """Elements that share a least and a step."""
@@ -29,9 +33,7 @@ _LEAST_BYTES = 4096
 _VALUES = frozenset((Role.VALUE, Role.CONVOLUTION_WEIGHT, Role.LINEAR_WEIGHT))
 _NARROW = frozenset((torch.bfloat16, torch.float16))
 _DTYPES = _NARROW | {torch.float32, torch.float64}
-_GROUPS_AT_ONCE = 2**10
-_SHARE_AT_ONCE = 32
-"""Or as many as a part of this size has: an accelerator waits for each part."""
+_GROUPS_AT_ONCE = 2**11
 _DRAWS = 4
 """Random numbers of 16 bits in a word of the generator's."""
 
@@ -70,13 +72,13 @@ class Quantize:
         is_read = saved.is_source or bool(roles & _VALUES)
         return is_read and is_large and whole.dtype in _DTYPES
 
-    def pack(self, saved: SavedStorage) -> Packed:
-        """Pack a storage that is taken; one that is not finite is held as it is."""
+    def pack(self, saved: SavedStorage) -> Packed | None:
+        """Pack a storage that is taken, if all its values are finite."""
         whole = saved.whole
         elements = flat(whole)
         ranges = _Ranges.of(elements, 2**self.bits - 1)
         if not bool(ranges.steps.isfinite().all()):
-            return _AsItIs(whole)
+            return None
         codes = self._codes(elements, ranges)
         is_signed = any(reader.role is Role.SIGN for reader in saved.readers)
         signs = signs_of(whole) if is_signed else None
@@ -88,8 +90,7 @@ class Quantize:
         n_groups = len(ranges.steps)
         device = elements.device
         codes = torch.empty(n_groups, width, dtype=torch.uint8, device=device)
-        for start, part in _parts(elements):
-            own = slice(start, start + len(part))
+        for own, part in _parts(elements):
             code = self._rounded(part, ranges.part(own))
             codes[own] = code if self.bits == 8 else pack_halves(code).view(-1, width)
         n_bytes = -(-elements.numel() * self.bits // 8)
@@ -139,8 +140,7 @@ class _Ranges(NamedTuple):
         n_groups = -(-elements.numel() // GROUP)
         made = torch.empty(2, n_groups, 1, dtype=dtype, device=elements.device)
         least, steps = made
-        for start, part in _parts(elements):
-            own = slice(start, start + len(part))
+        for own, part in _parts(elements):
             least[own], steps[own] = part.amin(1, True), part.amax(1, True)
         # Narrower steps than these would be rounded themselves.
         steps.sub_(least).div_(n_steps).clamp_(min=torch.finfo(dtype).tiny)
@@ -166,51 +166,23 @@ def _chance(part: torch.Tensor, below: torch.Tensor, ranges: _Ranges) -> torch.T
     """
     high = ranges.level(below + 1, part.dtype)
     low = ranges.level(below.clone(), part.dtype)
-    # Differences of neighbours are exact; where there is none, low is the value.
+    # Where they are one, it is the value: 0 / 0, which is above no random number.
     width = (high - low).to(below.dtype)
-    chance = (part - low).to(below.dtype).div_(width)
-    return chance.nan_to_num_(0.0)
+    return (part - low).to(below.dtype).div_(width)
 
 
-def _parts(elements: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield groups of elements, some at a time, and the number of the first."""
+def _parts(elements: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield some groups of elements at a time, and which they are."""
     n_whole = elements.numel() // GROUP
-    n_at_once = _at_once(elements, n_whole)
     groups = elements[: n_whole * GROUP].view(-1, GROUP)
-    for start in range(0, n_whole, n_at_once):
-        yield start, groups[start : start + n_at_once]
+    for own in slices(n_whole, _GROUPS_AT_ONCE, elements.device):
+        yield own, groups[own]
     rest = elements[n_whole * GROUP :]
     if rest.numel():
         # The last is filled up with what it has.
         filled = rest[-1:].repeat(GROUP)
         filled[: rest.numel()] = rest
-        yield n_whole, filled.view(1, GROUP)
-
-
-def _at_once(elements: torch.Tensor, n_groups: int) -> int:
-    if elements.is_cpu:
-        return _GROUPS_AT_ONCE
-    return max(_GROUPS_AT_ONCE, -(-n_groups // _SHARE_AT_ONCE))
-
-
-class _AsItIs(NamedTuple):
-    """A storage that some infinity or not-a-number is in."""
-
-    whole: torch.Tensor
-
-    @property
-    def device_bytes(self) -> int:
-        """All of it."""
-        return own_bytes(self.whole)
-
-    @property
-    def host_bytes(self) -> int:
-        """Nothing."""
-        return 0
-
-    def unpack(self) -> torch.Tensor:
-        """Return it."""
-        return self.whole
+        yield slice(n_whole, n_whole + 1), filled.view(1, GROUP)
 
 
 class _Quantized(NamedTuple):
@@ -238,8 +210,7 @@ class _Quantized(NamedTuple):
         whole = self.form.empty()
         elements = flat(whole)
         dtype = self.ranges.least.dtype
-        for start in range(0, len(self.ranges.steps), self._at_once):
-            own = slice(start, start + self._at_once)
+        for own in slices(len(self.ranges.steps), _GROUPS_AT_ONCE, whole.device):
             target = elements[own.start * GROUP : own.stop * GROUP]
             code = self._code(own)
             filled = code.new_zeros(len(self.ranges.steps[own]) * GROUP, dtype=dtype)
@@ -247,14 +218,8 @@ class _Quantized(NamedTuple):
             level = self.ranges.part(own).level(filled.view(-1, GROUP), whole.dtype)
             target.copy_(level.view(-1)[: len(target)])
         if self.signs is not None:
-            # What was above zero may have been rounded down to it.
-            is_zero = unpack_flags(self.signs, self.form.n_elements).logical_not_()
-            elements.clamp_(min=torch.finfo(whole.dtype).tiny).masked_fill_(is_zero, 0)
+            give_signs(elements, self.signs)
         return whole
-
-    @property
-    def _at_once(self) -> int:
-        return _at_once(self.codes, len(self.ranges.steps))
 
     def _code(self, own: slice) -> torch.Tensor:
         """Return the codes of some groups; the last may be short."""

@@ -17,7 +17,7 @@ from torch import nn
 
 from mimose.run.actions.packing.base import Reader, Role
 from mimose.run.actions.replay.unit_graph import ACCUMULATE, Nodes, Slot
-from mimose.torch_private import base_of, saved_value
+from mimose.torch_private import base_of, output_of, saved_value
 
 _POOLS = (
     "AdaptiveAvgPool2DBackward0",
@@ -64,6 +64,7 @@ _ROLES: Mapping[tuple[str, str], Role] = {
     ("MaxPool2DWithIndicesBackward0", "result1"): Role.WINDOW_INDEX,
     ("SigmoidBackward0", "result"): Role.VALUE,
     ("TanhBackward0", "result"): Role.VALUE,
+    ("DivBackward0", "self"): Role.VALUE,
     ("MulBackward0", "self"): Role.VALUE,
     ("MulBackward0", "other"): Role.VALUE,
     ("BmmBackward0", "self"): Role.VALUE,
@@ -127,6 +128,8 @@ def _role(
     if kind in _PRODUCTS:
         return _operand_role(node, kind, name, tensor)
     role = _ROLES.get((kind, name), Role.FRAGILE)
+    if kind == "PowBackward0" and saved_value(node, "exponent") >= 1:
+        role = Role.VALUE  # lower powers are steep near zero
     return role, _window(node) if role is Role.WINDOW_INDEX else ()
 
 
@@ -134,8 +137,10 @@ def _operand_role(
     node: Any, kind: str, name: str, tensor: torch.Tensor
 ) -> tuple[Role, tuple[object, ...]]:
     names, edges, role = _PRODUCTS[kind]
-    if _is_parameter(node, edges[names.index(name)]):
-        return Role.FRAGILE, ()  # a weight in another precision: errors would add up
+    edge = edges[names.index(name)]
+    is_frozen = name != names[0] and node.next_functions[edge][0] is None
+    if is_frozen or _is_parameter(node, edge):
+        return Role.FRAGILE, ()  # a weight, perhaps cast: all layers' errors add up
     if name != names[0] or not _is_parameter(node, edges[1]):
         return Role.VALUE, ()
     if role is Role.CONVOLUTION_WEIGHT:
@@ -182,7 +187,8 @@ def _window(node: Any) -> tuple[object, ...]:
     kernel, stride, padding, dilation = (
         _pair(saved_value(node, name)) for name in _WINDOW
     )
-    size = tuple(saved_value(node, "self").shape[-2:])
+    # Not that of the saved input, which may be let go already.
+    size = tuple(output_of(*node.next_functions[0]).shape[-2:])
     return (size, kernel, stride or kernel, padding, dilation)
 
 
