@@ -28,6 +28,7 @@ PROOFS = (
     "hostcost",
     "layers",
     "menu",
+    "monet",
     "optimum",
     "plancost",
     "plangap",

@@ -20,7 +20,7 @@ from mimose.exact.late_answers import LateAnswers
 from mimose.exceptions import RecomputationError, first_line
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.measure.stopwatch import Stopwatch
-from mimose.run.actions.replay import noise
+from mimose.run.actions.replay import noise, positions
 from mimose.run.actions.replay.operators import (
     OPERATORS,
     causal_mask,
@@ -163,9 +163,10 @@ class Rebuild:
             if not self._readers[index]:  # it does not run, and asks for nothing
                 asked.extend(self._recipe.steps[index].operands)
 
-    def hold(self, step: int, packed: noise.Noise | torch.Tensor) -> None:
-        """Take in noise, as it is let go."""
-        self._sources[step] = _counted(packed)
+    def hold(self, step: int, tensor: torch.Tensor) -> int:
+        """Take in a tensor that is held in fewer bytes; return how many."""
+        self._sources[step] = _packed(self._recipe, step, tensor, self._sources[step])
+        return _held_bytes(self._sources[step][0])
 
     def unpack(self, place: Place) -> torch.Tensor:
         """Return a dropped tensor, as a hook on it has to; that is timed."""
@@ -252,7 +253,7 @@ class Rebuild:
         if isinstance(held, torch.Tensor) and version(held) != counted:
             why = "a tensor that others are rebuilt from was edited in place"
             self._watch.refuse(why)
-        return noise.unpack(held) if step.source is Source.NOISE else held
+        return held if step.source not in _PACKED else _unpacked(held)
 
     def _run(self, step: Step, told: Any) -> Any:
         operands = [self.value(operand) for operand in step.operands]
@@ -267,10 +268,9 @@ class Rebuild:
 _LENT = -1
 """In the place of a version: the tensor is held otherwise."""
 _OTHERWISE = "what it saved was rebuilt to something else"
-_MADE = frozenset((Source.RUN, Source.PART, Source.NOISE, Source.CAUSAL))
-_TENSORS = frozenset(
-    (Source.SAVED, Source.WHOLE, Source.INPUT, Source.WEIGHT, Source.NOISE)
-)
+_PACKED = frozenset((Source.NOISE, Source.POSITIONS))
+_MADE = _PACKED | {Source.RUN, Source.PART, Source.CAUSAL}
+_TENSORS = _PACKED | {Source.SAVED, Source.WHOLE, Source.INPUT, Source.WEIGHT}
 
 
 def drop(
@@ -306,10 +306,8 @@ def drop(
         tensor, sealed = tensor.detach(), None
         if step not in freed:
             freed[step] = tensor.untyped_storage().nbytes()
-            if recipe.steps[step].source is Source.NOISE:
-                packed = noise.pack(tensor)
-                rebuild.hold(step, packed)
-                freed[step] -= noise.held_bytes(packed)
+            if recipe.steps[step].source in _PACKED:
+                freed[step] -= rebuild.hold(step, tensor)
             elif not any(each in inexact for each in recipe.needs[step]):
                 sealed = seal(tensor)
                 freed[step] -= sealed.n_bytes
@@ -348,13 +346,42 @@ def _source(step: Step, ran: Ran) -> Any:
         return getattr(ran.module.get_submodule(step.told), step.name)
     if step.source is Source.NUMBER:
         return step.told.value
+    if step.source is Source.POSITIONS:
+        pooled: torch.Tensor = saved_value(ran.nodes.nodes[step.node], "self")
+        return pooled.shape[-2:].numel()
     tensor = tensor_of(step, ran.nodes, ran.inputs)
     return None if tensor is None else _counted(tensor)
 
 
-def _counted(held: noise.Noise | torch.Tensor) -> tuple[Any, int]:
-    """Return what is held with its version; bits are nobody else's."""
+def _counted(held: Any) -> tuple[Any, int]:
+    """Return what is held with its version; what is packed is nobody else's."""
     return held, version(held) if isinstance(held, torch.Tensor) else 0
+
+
+def _packed(recipe: Recipe, step: int, tensor: torch.Tensor, told: Any) -> Any:
+    """Return a tensor in fewer bytes, with its version.
+
+    Args:
+        recipe: The call's.
+        step: That gives the tensor.
+        tensor: What goes.
+        told: What the step begins with.
+    """
+    if recipe.steps[step].source is Source.POSITIONS:
+        return _counted(positions.pack(tensor, told))
+    return _counted(noise.pack(tensor))
+
+
+def _unpacked(held: Any) -> torch.Tensor:
+    if isinstance(held, positions.Positions):
+        return positions.unpack(held)
+    return noise.unpack(held)
+
+
+def _held_bytes(held: Any) -> int:
+    if isinstance(held, positions.Positions):
+        return held.values.nbytes
+    return noise.held_bytes(held)
 
 
 def tensor_of(
@@ -409,9 +436,9 @@ def evaluate(
     """
     sources = sources_of(recipe, ran, {})
     for index, step in enumerate(recipe.steps):
-        if step.source is Source.NOISE:
-            noisy = slots[Slot(step.node, step.name)].detach()
-            sources[index] = _counted(noise.pack(noisy))
+        if step.source in _PACKED:
+            whole = slots[Slot(step.node, step.name)].detach()
+            sources[index] = _packed(recipe, index, whole, sources[index])
 
     def value(index: int) -> Any:
         # Each by itself: all at once would need as much memory as was to be freed.
