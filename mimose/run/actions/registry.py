@@ -23,6 +23,7 @@ from mimose.run.actions.base import NO_MEANS, Action, Means
 from mimose.run.actions.keep import Keep
 from mimose.run.actions.lean import Lean
 from mimose.run.actions.offload.action import Offload
+from mimose.run.actions.offload_input import OffloadInput
 from mimose.run.actions.packing.action import Packing
 from mimose.run.actions.packing.pooling import Pool
 from mimose.run.actions.packing.quantizing import Quantize
@@ -39,6 +40,7 @@ _ACTIONS: list[Action] = [
     Packing(QUANTIZE, lambda _: Quantize(8)),
     Packing(QUANTIZE_4, lambda _: Quantize(4)),
     Offload(),
+    OffloadInput(),
     Recompute(),
 ]
 """Keeping first; last what runs where nothing is known."""
@@ -113,7 +115,8 @@ def _named(actions: str | Sequence[str]) -> list[Action]:
 
 def _own(actions: Iterable[Action], means: Means) -> tuple[Action, ...]:
     """Return actions for one session: what they learn of its units is its own."""
-    return tuple(a.anew(means) if isinstance(a, Lean) else a for a in actions)
+    own = (Lean, OffloadInput)
+    return tuple(a.anew(means) if isinstance(a, own) else a for a in actions)
 
 
 def _is_possible(action: Action, means: Means) -> bool:
