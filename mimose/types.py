@@ -170,6 +170,12 @@ class Measured:
             self.gone_bytes = self.handed_bytes if self.is_gone() else 0.0
             self.is_gone = None
 
+    def withdraw(self, action: str) -> None:
+        """Take back what was told of what it held under an action."""
+        for told in ("held_bytes", "host_bytes", "output_bytes"):
+            left = {a: n for a, n in getattr(self, told).items() if a != action}
+            setattr(self, told, left)
+
     def count(
         self, held_bytes: dict[str, float], copied_bytes: float, *, flops: int
     ) -> None:

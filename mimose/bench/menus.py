@@ -114,9 +114,7 @@ def with_menu(problem: PlanningProblem, menu: str) -> PlanningProblem:
 
     Events that may run under none of them keep everything.
     """
-    wanted = {
-        name for link in MENUS[: MENUS.index(menu) + 1] for name in _LINKS[link]
-    }
+    wanted = {name for link in MENUS[: MENUS.index(menu) + 1] for name in _LINKS[link]}
     at = [i for i, name in enumerate(problem.actions) if name in wanted]
     shape = problem.allowed.shape
     tables = {

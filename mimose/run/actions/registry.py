@@ -22,6 +22,8 @@ from mimose.planners.actions import (
 from mimose.run.actions.base import NO_MEANS, Action, Means
 from mimose.run.actions.keep import Keep
 from mimose.run.actions.lean import Lean
+from mimose.run.actions.offload.action import Offload
+from mimose.run.actions.offload_input import OffloadInput
 from mimose.run.actions.packing.action import Packing
 from mimose.run.actions.packing.pooling import Pool
 from mimose.run.actions.packing.quantizing import Quantize
@@ -37,6 +39,8 @@ _ACTIONS: list[Action] = [
     Packing(POOL_4, lambda _: Pool(4)),
     Packing(QUANTIZE, lambda _: Quantize(8)),
     Packing(QUANTIZE_4, lambda _: Quantize(4)),
+    Offload(),
+    OffloadInput(),
     Recompute(),
 ]
 """Keeping first; last what runs where nothing is known."""
@@ -71,11 +75,12 @@ def choose(actions: str | Sequence[str], means: Means = NO_MEANS) -> tuple[Actio
     Raises:
         ValueError: A name is unknown, or keeping or the least is not among them.
     """
-    names = [action.spec.name for action in _ACTIONS]
+    chosen = _named(actions)
     if isinstance(actions, str):
         if actions in _WORDS:
-            return _own(filter(partial(_is_of, _WORDS[actions]), _ACTIONS), means)
+            return _own((a for a in chosen if _is_possible(a, means)), means)
         actions = (actions,)
+    names = [action.spec.name for action in _ACTIONS]
     unknown = [name for name in actions if name not in names]
     needed = {names[0], names[-1]}
     if unknown or not needed <= set(actions):
@@ -85,12 +90,38 @@ def choose(actions: str | Sequence[str], means: Means = NO_MEANS) -> tuple[Actio
             f"{tuple(actions)!r}"
         )
         raise ValueError(msg)
-    return _own((a for a in _ACTIONS if a.spec.name in actions), means)
+    elsewhere = [a.spec.name for a in chosen if not _is_possible(a, means)]
+    if elsewhere:
+        msg = (
+            f"actions {elsewhere!r} hold tensors on the host for a model that is on an "
+            f"accelerator, and this one is on the host itself: leave them out"
+        )
+        raise ValueError(msg)
+    return _own(chosen, means)
+
+
+def need_host(actions: str | Sequence[str]) -> bool:
+    """Whether any of the actions that `choose` is asked for holds tensors there."""
+    return any(action.spec.needs_host for action in _named(actions))
+
+
+def _named(actions: str | Sequence[str]) -> list[Action]:
+    """Return the actions of a word, or those of names as far as they are known."""
+    if isinstance(actions, str) and actions in _WORDS:
+        return list(filter(partial(_is_of, _WORDS[actions]), _ACTIONS))
+    names = (actions,) if isinstance(actions, str) else actions
+    return [action for action in _ACTIONS if action.spec.name in names]
 
 
 def _own(actions: Iterable[Action], means: Means) -> tuple[Action, ...]:
     """Return actions for one session: what they learn of its units is its own."""
-    return tuple(a.anew(means) if isinstance(a, Lean) else a for a in actions)
+    own = (Lean, OffloadInput)
+    return tuple(a.anew(means) if isinstance(a, own) else a for a in actions)
+
+
+def _is_possible(action: Action, means: Means) -> bool:
+    """Whether a session has all that an action needs."""
+    return means.host is not None or not action.spec.needs_host
 
 
 def _is_of(names: Sequence[str], action: Action) -> bool:

@@ -11,7 +11,7 @@ nothing of that.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,20 @@ LEAST_BYTES = 4096
 megabytes, and the record of where one went takes most of a kilobyte itself."""
 
 
+class Headroom(NamedTuple):
+    """What a plan leaves free of the device's budget around a call, in bytes."""
+
+    forward_bytes: float
+    """In every segment from the call's exit to that of the next call that uses the
+    host: so much may still be there while it is copied."""
+    backward_bytes: float
+    """In every segment from the backward of that next call to this one's: so much may
+    be back before it is asked for."""
+
+
+NO_HEADROOM = Headroom(0.0, 0.0)
+
+
 class OffloadCodec:
     """Copies storages to the host, and back when they are needed.
 
@@ -34,6 +48,9 @@ class OffloadCodec:
         memory: Lends memory of the host.
         device: Whose storages are taken.
         copies: Another way to copy than the device's own.
+
+    Attributes:
+        memory: What it was given.
     """
 
     is_exact = True
@@ -41,7 +58,7 @@ class OffloadCodec:
     def __init__(
         self, memory: HostMemory, device: torch.device, copies: Copies | None = None
     ) -> None:
-        self._memory = memory
+        self.memory = memory
         self._device = device
         self._copies = copies or make_copies(device, is_pinned=memory.is_pinned)
         self._packed: weakref.WeakValueDictionary[int, Offloaded] = (
@@ -51,19 +68,16 @@ class OffloadCodec:
         self._last: weakref.ref[Offloaded] | None = None
         self._window = Window()
         self._call = 0
-        self._lag_bytes = self._headroom_bytes = 0.0
+        self._headroom = NO_HEADROOM
 
-    def begin_call(self, lag_bytes: float = 0.0, headroom_bytes: float = 0.0) -> None:
+    def begin_call(self, headroom: Headroom) -> None:
         """Begin to pack what a call has saved.
 
         Args:
-            lag_bytes: What the plan leaves free from the call's exit to that of the
-                next call that packs: so much may still be there while it is copied.
-            headroom_bytes: What it leaves free in every segment from the backward of
-                that next call to this one's: so much may be back early.
+            headroom: What the plan leaves free around it.
         """
         self._call += 1
-        self._lag_bytes, self._headroom_bytes = lag_bytes, headroom_bytes
+        self._headroom = headroom
 
     def takes(self, saved: SavedStorage) -> bool:
         """Whether a storage is of the device and not tiny."""
@@ -83,7 +97,7 @@ class OffloadCodec:
         if found is not None:
             return found
         storage = saved.whole.untyped_storage()
-        buffer = self._memory.take(storage.nbytes())
+        buffer = self.memory.take(storage.nbytes())
         if buffer is None:
             return None
         made = Offloaded(
@@ -94,8 +108,7 @@ class OffloadCodec:
             self._window,
             self._last,
             self._call,
-            self._lag_bytes,
-            self._headroom_bytes,
+            self._headroom,
         )
         self._packed[storage_key(storage)] = made
         self._last = weakref.ref(made)
@@ -139,13 +152,12 @@ class Offloaded:
         window: Window,
         before: weakref.ref[Offloaded] | None,
         call: int,
-        lag_bytes: float,
-        headroom_bytes: float,
+        headroom: Headroom,
     ) -> None:
         storage = whole.untyped_storage()
         self.n_bytes = storage.nbytes()
         self.call = call
-        self.headroom_bytes = headroom_bytes
+        self.headroom_bytes = headroom.backward_bytes
         self._of: weakref.ref[Any] = weakref.ref(storage)
         self._version = counted
         self._layout = whole.dtype, whole.shape, whole.stride()
@@ -157,7 +169,8 @@ class Offloaded:
         """The storage that was brought back, and for whom."""
         self._coming: Arrival | None = None
         """The one that nobody has asked for yet."""
-        self._sent = copies.to_host(_bytes_of(storage), buffer.pieces, lag_bytes)
+        flat = _bytes_of(storage)
+        self._sent = copies.to_host(flat, buffer.pieces, headroom.forward_bytes)
 
     @property
     def device_bytes(self) -> int:

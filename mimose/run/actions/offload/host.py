@@ -87,6 +87,11 @@ class HostMemory:
             return _total(self._lent)
 
     @property
+    def free_bytes(self) -> int:
+        """What could be lent now."""
+        return self.budget_bytes - self.held_bytes
+
+    @property
     def peak_bytes(self) -> int:
         """The most that was lent at once."""
         return self._peak_bytes

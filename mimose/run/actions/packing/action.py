@@ -120,11 +120,11 @@ class Packing(Lean):
         event.tell_outputs(self._keep.spec.name, stash.output_bytes)
         for storage in map(torch.Tensor.untyped_storage, inputs):
             if storage_key(storage) in stash.released:
-                event.tell_released(storage.nbytes(), _Gone(storage))
+                event.tell_released(storage.nbytes(), Gone(storage))
                 break
 
 
-class _Gone:
+class Gone:
     """Whether a storage has gone; does not hold it."""
 
     __slots__ = ("_reference",)
@@ -133,6 +133,7 @@ class _Gone:
         self._reference = weakref.ref(storage)
 
     def __call__(self) -> bool:
+        """Return True once it has."""
         return self._reference() is None
 
 

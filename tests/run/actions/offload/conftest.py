@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from mimose.run.actions.offload.codec import OffloadCodec
+from mimose.run.actions.offload.codec import Headroom, OffloadCodec
 from mimose.run.actions.offload.copies import PlainCopies
 from mimose.run.actions.offload.host import HostMemory
 from mimose.run.actions.packing.base import Reader, Role, SavedStorage
@@ -57,9 +57,9 @@ class Packing:
         self.codec = OffloadCodec(self.memory, device, self.copies)
 
     @contextlib.contextmanager
-    def call(self, lag_bytes=0.0, headroom_bytes=0.0):
+    def call(self, headroom_bytes=0.0):
         """Pack all that is saved meanwhile, weights left out."""
-        self.codec.begin_call(lag_bytes, headroom_bytes)
+        self.codec.begin_call(Headroom(0.0, headroom_bytes))
         with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
             yield
 
