@@ -142,7 +142,7 @@ class _Ranges(NamedTuple):
         least, steps = made
         for own, part in _parts(elements):
             least[own], steps[own] = part.amin(1, True), part.amax(1, True)
-        # Narrower steps than these would be rounded themselves.
+        # No group divides by zero, or by a step that was rounded itself.
         steps.sub_(least).div_(n_steps).clamp_(min=torch.finfo(dtype).tiny)
         return cls(least, steps)
 
