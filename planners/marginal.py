@@ -1,10 +1,12 @@
 """The planner for the critical path: near the optimum in a millisecond or two."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .base import FloatArray, Plan, PlanningProblem
 from .choices import cheapest_choice
+from .errors import InfeasibleBudgetError
+from .fewer import with_fewer_actions
 from .frontier import Walk
 from .give_back import give_back
 from .pauses import give_way
@@ -37,7 +39,9 @@ class Marginal:
     and the plan is the optimum, which ``Plan.optimal`` then says. Where actions need
     the host and its budget binds, host bytes get a price, see ``pricing.py``.
 
-    It always keeps the budget where the plan of the least peak does.
+    It always keeps the budget where the plan of the least peak does. And where it does
+    not prove its plan, it makes one of fewer actions as well (``fewer.py``), so that
+    nothing gets dearer by allowing more.
     """
 
     name: ClassVar[str] = "marginal"
@@ -67,6 +71,20 @@ class Marginal:
         Raises:
             InfeasibleBudgetError: The plan of the least peak exceeds the budget.
         """
+        made = self._plan(problem)
+        fewer = None if made.optimal else with_fewer_actions(problem)
+        if fewer is None:
+            return made
+        try:
+            other = self.plan(fewer)
+        except InfeasibleBudgetError:
+            return made
+        if made.extra_cost <= other.extra_cost:
+            return made
+        return replace(other, optimal=False)
+
+    def _plan(self, problem: PlanningProblem) -> Plan:
+        """Search once."""
         form = prefix_form(problem)
         give_way()
         for factor in _BUDGET_FACTORS:

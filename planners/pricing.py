@@ -1,12 +1,13 @@
 """Cheap walks within the host's budget, by a price on its bytes.
 
-At a price, host bytes are a cost like any other, and the cheapest walk is found as where
-there is no host (``walks.py``). The dearer they are, the fewer the walk needs. Of two
-walks, one that needs too many and one that does not, there is a price at which they
+At a price, host bytes are a cost like any other, and the cheapest walk is found as
+where there is no host (``walks.py``). The dearer they are, the fewer the walk needs. Of
+two walks, one that needs too many and one that does not, there is a price at which they
 cost the same: if none is cheaper there, it is the price that makes the budget scarce
 enough; else the cheaper one takes the place of one of the two. That takes some six
-walks. The walks found like that all lie on a convex hull, and the best within the budget
-may not: so with that price a search is made that counts host bytes (``host_search.py``).
+walks. All that are found like that lie on a convex hull, and the best within the budget
+may not: so with that price a search is made that counts host bytes
+(``host_search.py``).
 """
 
 from dataclasses import dataclass

@@ -8,13 +8,14 @@ input's packing frees depends on the layer before; elsewhere it does not.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mimose.bench.problems import draw_problem
 from mimose.planners import PlanningProblem, peak_bytes, safest_plan
+from mimose.planners.fewer import with_actions
 
 MENUS = ("whole layers", "tensors", "offload", "lossy")
 """Each with all actions of those before it."""
@@ -110,22 +111,10 @@ def draw_whole_menu(
 
 
 def with_menu(problem: PlanningProblem, menu: str) -> PlanningProblem:
-    """Leave a problem the actions of one of `MENUS`.
-
-    Events that may run under none of them keep everything.
-    """
+    """Leave a problem the actions of one of `MENUS`."""
     wanted = {name for link in MENUS[: MENUS.index(menu) + 1] for name in _LINKS[link]}
     at = [i for i, name in enumerate(problem.actions) if name in wanted]
-    shape = problem.allowed.shape
-    tables = {
-        field.name: getattr(problem, field.name)[:, at]
-        for field in fields(problem)
-        if np.shape(getattr(problem, field.name)) == shape
-    }
-    actions = tuple(problem.actions[i] for i in at)
-    return replace(
-        problem, **tables, actions=actions, lossy=problem.lossy & set(actions)
-    )
+    return with_actions(problem, at)
 
 
 def with_budgets(
