@@ -53,7 +53,9 @@ def auto_sac(setup: Setup) -> Applied:
     from torch.distributed._tools.sac_ilp import sac_milp
 
     name = type(setup.model).__name__
-    layers = {f"{name}.{path}": layer for path, layer in find_units(setup.model)}
+    layers = {
+        f"{name}.{path}": layer for path, layer in find_units(setup.model, setup.units)
+    }
     budget_bytes = setup.headroom_bytes + _parameter_bytes(setup.model)
     try:
         stats, info = _estimate(setup)

@@ -77,7 +77,7 @@ class PaperMimose(Applied):
     def __init__(self, setup: Setup) -> None:
         self._meter = setup.meter
         self.budget_bytes = setup.budget_bytes()
-        found = find_units(setup.model)
+        found = find_units(setup.model, setup.units)
         self._names = tuple(name for name, _ in found)
         self._blocks = [_Block(m, setup.meter, setup.device) for _, m in found]
         self._whole: list[tuple[int, float]] = []

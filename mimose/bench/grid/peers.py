@@ -74,12 +74,12 @@ def _transformers(**options: Any) -> Callable[[Setup], Applied]:
 
 
 def _selective(setup: Setup) -> Applied:
-    layers = [module for _, module in find_units(setup.model)]
+    layers = [module for _, module in find_units(setup.model, setup.units)]
     return Selective((layer, EverySecondProduct) for layer in layers)
 
 
 def _selective_attention(setup: Setup) -> Applied:
-    layers = [module for _, module in find_units(setup.model)]
+    layers = [module for _, module in find_units(setup.model, setup.units)]
     return Selective((layer, lambda: only_attention) for layer in layers)
 
 

@@ -40,7 +40,7 @@ def why_no_remat(kind: str) -> str:
 def torch_remat(setup: Setup) -> Applied:
     """Checkpoint every layer, its linear layers and attention saved."""
     patches: list[Patch] = []
-    for name, layer in find_units(setup.model):
+    for name, layer in find_units(setup.model, setup.units):
         patches += [_Region(module, path) for path, module in saved_regions(layer)]
         patches.append(_Layer(layer, name, setup.device))
     return _Applied(patches)

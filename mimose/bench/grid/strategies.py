@@ -30,6 +30,7 @@ from mimose.planners import Menu, Optimal, Plan, Planner, PlanningProblem, Stati
 from mimose.planners.choices import least_choice
 from mimose.planners.timeline import judge
 from mimose.session import Session, attach
+from mimose.watch.units import UnitsSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class Setup:
     """Runs a forward and a backward on a batch of these sizes, and drops gradients."""
     shared: Path
     """A folder that all processes of a workload share."""
+    units: UnitsSpec = None
+    """The modules that the workload wants planned; None to discover them."""
 
     def budget_bytes(self) -> int:
         """Return what is held now and the headroom: the budget, if training began."""
@@ -159,6 +162,7 @@ def _attach(
     return attach(
         setup.model,
         budget_bytes,
+        units=setup.units,
         actions=actions,
         planner=planner,
         meter=setup.meter,
@@ -186,7 +190,7 @@ def _named(setup: Setup) -> Mapping[str, int]:
 
     A session names sizes by argument and dimension; a step on the longest batch tells.
     """
-    with attach(setup.model, "1TiB", meter=setup.meter) as session:
+    with _attach(setup, _AMPLE_BYTES, "auto", "exact") as session:
         setup.try_step(setup.longest)
         shape: Mapping[str, int] = session.records[-1].shape
     return shape

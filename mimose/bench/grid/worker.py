@@ -91,6 +91,7 @@ class Worker:
             loss=self._loss,
             try_step=self._try,
             shared=Path(task.shared),
+            units=self._workload.units,
         )
         self._strategy = STRATEGIES[task.strategy]
         self._applied = self._strategy.apply(setup)
@@ -252,7 +253,13 @@ class Worker:
             self._optimizer.zero_grad(set_to_none=True)
         for sizes in longest:
             self._fits(sizes)
-        with attach(self._model, _UNLIMITED, planner="full", meter=self._meter):
+        with attach(
+            self._model,
+            _UNLIMITED,
+            units=self._workload.units,
+            planner="full",
+            meter=self._meter,
+        ):
             for sizes in longest:
                 self._try(sizes)
 

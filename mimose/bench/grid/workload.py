@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from mimose.bench.grid.traces import Sizes, SizeTrace
+from mimose.watch.units import UnitsSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,8 @@ class Workload:
     makes and the others read."""
     evaluate: Callable[[nn.Module], float | None] = lambda _: None
     """Takes the model; returns its accuracy on held-out data, if there is any."""
+    units: UnitsSpec = None
+    """The modules to plan for, as `attach` takes them."""
 
 
 def size_of(sizes: Mapping[str, int]) -> int:
@@ -46,6 +49,8 @@ def size_of(sizes: Mapping[str, int]) -> int:
 
     The length of a text, the source's for pairs, height times width of images.
     """
+    if "side" in sizes:
+        return sizes["side"] ** 2
     if "height" in sizes:
         return sizes["height"] * sizes["width"]
     return sizes.get("source", next(iter(sizes.values())))
@@ -54,12 +59,13 @@ def size_of(sizes: Mapping[str, int]) -> int:
 def largest(sizes: Sequence[Sizes]) -> list[Sizes]:
     """Return the few batches of which one needs most memory.
 
-    Those with the largest product and sum of squares of their sizes, and the largest
-    in each size.
+    Those with the largest product and sum of squares of their sizes, those with most
+    pixels, and the largest in each size.
     """
     candidates = [
         max(sizes, key=lambda each: math.prod(each.values())),
         max(sizes, key=lambda each: sum(size * size for size in each.values())),
+        max(sizes, key=lambda each: each.get("images", 1) * size_of(each)),
     ]
     for name in sizes[0]:
         candidates.append(max(sizes, key=lambda each: each[name]))

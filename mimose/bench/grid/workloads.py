@@ -3,7 +3,8 @@
 Models are built from configurations, with the published batch sizes at ``base`` size,
 a quarter of them at ``small`` and models much smaller at ``tiny``; nothing is
 downloaded. Tokens and pixels are random, for memory and time do not depend on them;
-their numbers do, and come from `traces`.
+their numbers do, and come from `traces`. Texts and images that can be learned are those
+of `docstrings` and `digits`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Generator, nn
 
 from mimose.bench.grid.detector import Detector
+from mimose.bench.grid.digits import DIGITS
 from mimose.bench.grid.docstrings import DOCSTRINGS
 from mimose.bench.grid.scaling import SCALING
 from mimose.bench.grid.traces import (
@@ -245,6 +247,7 @@ WORKLOADS: Mapping[str, Workload] = {
             sizes=("height", "width"),
             trace=_images_trace,
         ),
+        *DIGITS,
         DOCSTRINGS,
     )
 }

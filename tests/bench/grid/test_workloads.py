@@ -21,7 +21,10 @@ def _toy_corpus(monkeypatch, toy_corpus):
     monkeypatch.setattr(OURS, "_by_length", [])
 
 
-SMALL = {"length": 9, "source": 8, "target": 7, "height": 32, "width": 64}
+SMALL = {
+    **{"length": 9, "source": 8, "target": 7},
+    **{"height": 32, "width": 64, "images": 3, "side": 32},
+}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -35,7 +38,8 @@ def test_each_can_be_trained(name):
     output = model(**batch)
     (output if isinstance(output, torch.Tensor) else output.loss).backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-    assert len(find_units(model)) >= (4 if name == "tc-docstrings" else 6)
+    n_units = len(find_units(model, workload.units))
+    assert n_units >= (4 if name == "tc-docstrings" else 6)
     assert model.training
 
 
@@ -74,6 +78,7 @@ def test_the_one_size_of_a_batch():
     assert size_of({"length": 7}) == 7
     assert size_of({"source": 5, "target": 9}) == 5
     assert size_of({"height": 4, "width": 5}) == 20
+    assert size_of({"images": 3, "side": 5}) == 25
 
 
 def test_the_batches_that_may_need_most():
@@ -87,6 +92,8 @@ def test_the_batches_that_may_need_most():
     squares = [{"source": s, "target": t} for s, t in ((10, 10), (14, 7), (15, 1))]
     assert largest(squares) == [squares[0], squares[1], squares[2]]
     assert largest([{"length": 3}, {"length": 5}]) == [{"length": 5}]
+    images = [{"images": n, "side": s} for n, s in ((16, 80), (13, 96), (8, 97))]
+    assert largest(images) == [images[0], images[2], images[1]]
 
 
 def test_a_model_of_ones_own(monkeypatch, tmp_path):
