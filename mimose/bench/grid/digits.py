@@ -24,7 +24,8 @@ from mimose.bench.zoo import builder
 
 N_CLASSES = 10
 _BRIGHTEST = 16.0
-_HELD_OUT_EVERY = 5
+FOLDS = 5
+"""The digits' parts, of which one is held out."""
 _MULTIPLE = 8
 _SIDES = {"tiny": (32, 128), "small": (64, 160), "base": (64, 224)}
 """Of images, in pixels: the least and the greatest."""
@@ -58,14 +59,18 @@ class Images(NamedTuple):
 
 
 @functools.cache
-def load() -> tuple[Images, Images]:
-    """Return the digits to learn from, and every fifth, which is held out."""
+def load(fold: int = 0) -> tuple[Images, Images]:
+    """Return the digits to learn from, and a fifth of all, which is held out.
+
+    Args:
+        fold: Which of the fifths, from 0 to 4.
+    """
     from sklearn.datasets import load_digits
 
     data = load_digits()
     pixels = torch.tensor(data.images / _BRIGHTEST, dtype=torch.float32).unsqueeze(1)
     labels = torch.tensor(data.target, dtype=torch.int64)
-    is_held_out = torch.arange(len(labels)) % _HELD_OUT_EVERY == 0
+    is_held_out = torch.arange(len(labels)) % FOLDS == fold
     train, held_out = (
         Images(pixels[part], labels[part]) for part in (~is_held_out, is_held_out)
     )
@@ -101,24 +106,29 @@ def resnet(layer: str, depths: tuple[int, ...], scale: str, **changes: Any) -> A
 
 
 def accuracy(model: nn.Module, side: int) -> float:
-    """Return the share of held-out digits that are named correctly.
+    """Return the share of held-out digits that are named correctly."""
+    _, held_out = load()
+    return n_right(model, held_out, side) / len(held_out.labels)
+
+
+def n_right(model: nn.Module, images: Images, side: int) -> int:
+    """Count the digits that are named correctly.
 
     Training mode is put back afterwards.
     """
-    _, held_out = load()
     was_training = model.training
     device = next(model.parameters()).device
     model.eval()
     right = 0
     try:
         with torch.no_grad():
-            for start in range(0, len(held_out.labels), _EVALUATED):
-                batch = held_out.resized(slice(start, start + _EVALUATED), side)
+            for start in range(0, len(images.labels), _EVALUATED):
+                batch = images.resized(slice(start, start + _EVALUATED), side)
                 logits = model(pixel_values=batch["pixel_values"].to(device)).logits
                 right += int((logits.argmax(dim=-1).cpu() == batch["labels"]).sum())
     finally:
         model.train(was_training)
-    return right / len(held_out.labels)
+    return right
 
 
 def _batch(

@@ -15,6 +15,7 @@ from mimose.bench.proofs.common import Settings, publish
 
 PROOFS = (
     "ablate",
+    "accuracy",
     "ahead",
     "check",
     "collection",
