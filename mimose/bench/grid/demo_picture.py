@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimose.bench.grid.page import COLOURS
+from mimose.bench.grid.looks import COLOURS
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.workload import size_of

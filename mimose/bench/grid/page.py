@@ -7,14 +7,16 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from mimose.bench.grid.menu import FINE, FINER, menu_named
+from mimose.bench.grid.looks import COLOURS, marked
+from mimose.bench.grid.menu import ALL, menu_named
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.table import sentences
 from mimose.bench.grid.workload import size_of
+from mimose.bench.shares import colour_of, words_of
 from mimose.report.page.cells import Map, draw_map
 from mimose.report.page.document import document
-from mimose.report.page.looks import ACTION_COLOURS, ACTION_WORDS, Figure, nothing
+from mimose.report.page.looks import Figure, nothing
 from mimose.report.page.scales import extent, whole
 from mimose.report.page.svg import Panel, Point, Rule, Series, draw
 from mimose.report.page.tables import Cell as TableCell
@@ -22,43 +24,6 @@ from mimose.report.page.tables import Table
 
 _MIB = 2**20
 _GIGA = 1e9
-# Okabe and Ito's palette for our own, paler colours for the peers.
-COLOURS = {
-    "hf-full": "#8C564B",
-    "hf-every-2": "#C49C94",
-    "hf-offload": "#BCBD22",
-    "selective": "#7F7F7F",
-    "selective-attention": "#C7C7C7",
-    "torch-remat": "#8C6D31",
-    "compile-budget": "#9467BD",
-    "save-on-cpu": "#17BECF",
-    "trl-offload": "#AEC7E8",
-    "autosac": "#2CA02C",
-    "rockmate": "#FF9896",
-    "none": "#555555",
-    "full": "#E69F00",
-    "every-2": "#CC79A7",
-    "lean": "#E7BA52",
-    "lean10": "#BD9E39",
-    "lean50": "#AD494A",
-    "lean80": "#843C39",
-    "static": "#56B4E9",
-    "static-menu": "#393B79",
-    "mimose-paper": "#D55E00",
-    "oracle": "#009E73",
-    "oracle-menu": "#637939",
-    "eviction": "#F0E442",
-    "mimose-menu": "#6B6ECF",
-    "mimose": "#0072B2",  # drawn over the others
-}
-_PLAN_COLOURS = {
-    **dict(zip(FINER, ("#C6DBEF", "#9ECAE1", "#6BAED6", "#3182BD"), strict=True)),
-    **ACTION_COLOURS,
-}
-_PLAN_WORDS = {
-    **{name: f"{name}: what some of its operators rebuild is let go" for name in FINER},
-    **ACTION_WORDS,
-}
 _OFF_THE_SCALE = 1.8
 """Times plain training; who takes longer on the average is not drawn."""
 _UNKNOWN: TableCell = ("–", -1.0)
@@ -76,8 +41,10 @@ def write_page(rows: Sequence[GridRow], path: Path) -> None:
         figures += [
             _prices(f"time{number}", workload, cells),
             _peaks(f"peaks{number}", workload, own, cells),
-            _plans(f"plans{number}", workload, own),
+            _plans(f"plans{number}", workload, own, "mimose"),
         ]
+        if any(row.strategy == "mimose-all" for row in own):
+            figures.append(_plans(f"all{number}", workload, own, "mimose-all"))
     text = document(
         "mimose bench",
         _introduction(rows, summaries),
@@ -152,7 +119,7 @@ def _prices(name: str, workload: str, cells: Sequence[CellSummary]) -> Figure:
 def _price_line(strategy: str, cells: Sequence[CellSummary]) -> Series:
     is_ours = strategy == "mimose"
     return Series(
-        name=strategy,
+        name=marked(strategy),
         colour=COLOURS[strategy],
         points=[
             Point(
@@ -208,10 +175,10 @@ def _peaks(
     return Figure(name, title, caption, draw([panel], title))
 
 
-def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
-    """Draw mimose's plans: layers down, batches by size across."""
+def _plans(name: str, workload: str, rows: Sequence[GridRow], strategy: str) -> Figure:
+    """Draw a strategy's plans: layers down, batches by size across."""
     shares = sorted({r.budget_share for r in rows if r.budget_share is not None})
-    title = f"{workload}: mimose's plans"
+    title = f"{workload}: plans of {strategy}"
     if not shares:
         return nothing(name, title, "No strategy at a budget ran.")
     share = shares[len(shares) // 2]
@@ -219,7 +186,7 @@ def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
         (
             row
             for row in rows
-            if row.strategy == "mimose"
+            if row.strategy == strategy
             and row.budget_share == share
             and row.phase == "plan"
             and row.plan
@@ -227,9 +194,9 @@ def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
         key=lambda row: size_of(row.shape),
     )
     if not own:
-        return nothing(name, title, "mimose has planned no step here.")
+        return nothing(name, title, f"{strategy} has planned no step here.")
     depth = max(len(row.plan) for row in own)
-    menu = menu_named(FINE)
+    menu = menu_named(ALL)
     actions = {spec.code: spec.name for spec in menu.specs} | {"": ""}
     used = {actions[code] for row in own for code in row.plan}
     kinds = [name for name in menu.names if name in used]
@@ -237,8 +204,8 @@ def _plans(name: str, workload: str, rows: Sequence[GridRow]) -> Figure:
         rows=[f"layer call {i}" for i in range(depth)],
         columns=[_sizes(row) for row in own],
         cells=[[actions[row.plan[i : i + 1]] for row in own] for i in range(depth)],
-        colours={kind: _PLAN_COLOURS[kind] for kind in kinds},
-        words={kind: _PLAN_WORDS[kind] for kind in kinds},
+        colours={kind: colour_of(kind) for kind in kinds},
+        words={kind: words_of(kind) for kind in kinds},
         x_title="batches, the smallest first",
     )
     return Figure(name, title, f"At the budget {share:g}.", draw_map(map_, title))
@@ -264,7 +231,7 @@ def _table_row(cell: CellSummary) -> dict[str, TableCell]:
     return {
         "workload": (cell.workload, cell.workload),
         "budget": _number(cell.budget_share, "{:g}"),
-        "strategy": (cell.strategy, cell.strategy),
+        "strategy": (marked(cell.strategy), cell.strategy),
         "time": _number(cell.seconds_ratio, "{:.3f}×"),
         "95% interval": (interval, first or -1.0),
         "time with warm-up": _number(cell.total_ratio, "{:.3f}×"),

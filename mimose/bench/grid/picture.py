@@ -7,18 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimose.bench.grid.page import COLOURS, is_off_the_scale
+from mimose.bench.grid.looks import COLOURS, marked
+from mimose.bench.grid.menu import ALL
+from mimose.bench.grid.page import is_off_the_scale
 from mimose.bench.grid.peers import PEERS
 from mimose.bench.grid.published import PUBLISHED
 from mimose.bench.grid.scaling import AXES, SCALED, SCALING, name_of
-from mimose.bench.grid.summary import CellSummary
+from mimose.bench.grid.summary import CellSummary, picked
 from mimose.bench.pictures import save, tidy
+from mimose.bench.shares import draw_shares
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 _COLUMNS = 2
+_CALLS = "calls of layers (%)"
 _PEERS = {peer.name for peer in PEERS}
 _COMPARED = {"mimose": "mimose", "static": "static", "eviction": "DTR"}
 """Our strategies beside the paper's of another name."""
@@ -40,6 +44,7 @@ def draw_all(summaries: Sequence[CellSummary], folder: Path) -> dict[str, Path]:
         ("picture", names - SCALING.keys(), draw),
         ("published", plain & PUBLISHED.keys(), draw_published),
         ("scaling", names & SCALING.keys(), draw_scaling),
+        ("actions", {s.workload for s in picked(summaries)}, draw_actions),
     )
     drawn = {}
     for name, wanted, function in pictures:
@@ -150,6 +155,24 @@ def draw_scaling(summaries: Sequence[CellSummary], path: Path) -> None:
                 axes.minorticks_off()
 
 
+def draw_actions(summaries: Sequence[CellSummary], path: Path) -> None:
+    """Draw, for each workload, which actions are chosen where all may be."""
+    cells = picked(summaries)
+    workloads = list(dict.fromkeys(cell.workload for cell in cells))
+    title = (
+        "Which action layers run under, where all may be chosen, at budgets between "
+        "everything\nrecomputed (0) and kept (1)"
+    )
+    with _figure(len(workloads), _COLUMNS, title, path, shares_x=False) as grid:
+        for axes, workload in zip(grid, workloads, strict=True):
+            own = [cell for cell in cells if cell.workload == workload]
+            budgets = [f"{cell.budget_share:g}" for cell in own]
+            shares = [dict(cell.action_shares) for cell in own]
+            draw_shares(axes, budgets, shares, ALL)
+            axes.set_ylabel(_CALLS)
+            _finish(axes, workload)
+
+
 _PLAN_TIMES: Mapping[str, Callable[[CellSummary], float | None]] = {
     "make a plan, ms": lambda s: s.miss_seconds and s.miss_seconds * _MILLI,
     "find a plan, ms": lambda s: s.hit_seconds and s.hit_seconds * _MILLI,
@@ -230,7 +253,7 @@ def _draw_workload(axes: Axes, workload: str, cells: Sequence[CellSummary]) -> N
             linewidth=2.6 if is_mine else 1.1,
             linestyle="--" if strategy in _PEERS else "-",
             zorder=3 if is_mine else 2,
-            label=strategy,
+            label=marked(strategy),
         )
         for cell, ratio in zip(own, ratios, strict=True):
             axes.plot(

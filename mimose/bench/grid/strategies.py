@@ -19,9 +19,11 @@ from filelock import FileLock
 from torch import nn
 
 from mimose.bench.grid.menu import (
+    ALL,
+    BETWEEN,
     FINE,
-    FINER,
     WHOLE_LAYERS,
+    is_exact,
     menu_named,
 )
 from mimose.bench.grid.traces import Sizes
@@ -113,6 +115,8 @@ class Strategy:
     """Takes a kind of device; says why it cannot run there, or nothing."""
     is_counted: bool = True
     """Whether its FLOPs can be counted where it does not tell them itself."""
+    is_exact: bool = True
+    """Whether gradients are those of plain training, to the last bit."""
 
 
 class _Planned(Applied):
@@ -305,10 +309,12 @@ class Everywhere:
 
 def _everywhere(action: str) -> Strategy:
     first, last = WHOLE_LAYERS
+    actions = first, action, last
     return Strategy(
         action,
         f"every layer under {action!r}",
-        lambda setup: _planned(setup, Everywhere(action), (first, action, last)),
+        lambda setup: _planned(setup, Everywhere(action), actions),
+        is_exact=is_exact(actions),
     )
 
 
@@ -355,6 +361,20 @@ OWN = (
         _by_name("eviction"),
         heeds_budget=True,
     ),
-    *map(_everywhere, FINER),
+    Strategy(
+        "mimose-all",
+        "this library, with all actions, lossy ones and those of the host among them",
+        lambda setup: _planned(setup, "auto", ALL),
+        heeds_budget=True,
+        is_exact=is_exact(ALL),
+    ),
+    Strategy(
+        "oracle-all",
+        "the exact optimum of all actions, all measured beforehand",
+        _oracle(ALL),
+        heeds_budget=True,
+        is_exact=is_exact(ALL),
+    ),
+    *map(_everywhere, BETWEEN),
 )
 """The strategies of this library, plain training among them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,8 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mimose.bench.grid.menu import ALL, menu_named
 from mimose.bench.grid.rows import GridRow
 
+_CHOOSES = "mimose-all"
+"""The strategy that chooses among all actions."""
 _RESAMPLES = 2000
 _PERCENTILES = (2.5, 97.5)
 _LEAST_TURNS = 5
@@ -78,6 +82,9 @@ class CellSummary:
     """Whether every loss is the other's to the last bit; None without steps."""
     turns: tuple[tuple[int, float], ...]
     """Measured steps and their seconds, turn by turn."""
+    action_shares: tuple[tuple[str, float], ...]
+    """By action, what share of the layers' calls had it, in planned steps behind the
+    warm-up; empty where no plan is told."""
 
     @property
     def keeps_budget(self) -> bool:
@@ -177,7 +184,22 @@ def _cell(
         if pairs
         else None,
         turns=mine,
+        action_shares=_action_shares(row for row in planned if row.is_measured),
     )
+
+
+def _action_shares(rows: Iterable[GridRow]) -> tuple[tuple[str, float], ...]:
+    counts = Counter(itertools.chain.from_iterable(row.plan for row in rows))
+    return tuple(
+        (spec.name, counts[spec.code] / counts.total())
+        for spec in menu_named(ALL).specs
+        if counts[spec.code]
+    )
+
+
+def picked(summaries: Iterable[CellSummary]) -> list[CellSummary]:
+    """Return the cells in which all actions could be chosen, and were."""
+    return [s for s in summaries if s.strategy == _CHOOSES and s.action_shares]
 
 
 def _place(failed: GridRow | None) -> str:

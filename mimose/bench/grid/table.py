@@ -13,8 +13,15 @@ from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
+from mimose.bench.grid.looks import is_lossy, marked
 from mimose.bench.grid.rows import INTERRUPTED
-from mimose.bench.grid.summary import CellSummary, Comparison, Rankings, compare
+from mimose.bench.grid.summary import (
+    CellSummary,
+    Comparison,
+    Rankings,
+    compare,
+    picked,
+)
 from mimose.bench.grid.workloads import ALL
 
 _GIGA = 1e9
@@ -52,7 +59,8 @@ def _table(workload: str, summaries: Sequence[CellSummary]) -> Table:
     for strategy in dict.fromkeys(summary.strategy for summary in ran):
         own = {s.budget_share: s for s in summaries if s.strategy == strategy}
         cells = [cell for share in budgets for cell in _cells(own.get(share))]
-        table.add_row(strategy, *cells, style="bold" if strategy == "mimose" else "")
+        style = "bold" if strategy == "mimose" else ""
+        table.add_row(marked(strategy), *cells, style=style)
     return table
 
 
@@ -83,6 +91,9 @@ def sentences(summaries: Sequence[CellSummary]) -> Iterator[str]:
         found = compare(summaries, other)
         if found is not None:
             yield _comparison(found)
+    yield from _picked(summaries)
+    if any(is_lossy(summary.strategy) for summary in summaries):
+        yield "Where it says lossy, gradients are others than plain training's."
     yield from _unlike_plain(summaries)
     yield from _problems(summaries)
     yield "[…] is over the budget, and counts for nothing; ± is half the 95% interval."
@@ -100,6 +111,13 @@ def _comparison(found: Comparison) -> str:
         f"mimose takes {found.seconds.value:.3f}{interval} of the time of "
         f"{found.other}{redone}: {found.cells} cells in which both keep the budget."
     )
+
+
+def _picked(summaries: Sequence[CellSummary]) -> Iterator[str]:
+    """Say which actions were chosen where all could be."""
+    for cell in picked(summaries):
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in cell.action_shares)
+        yield f"{cell.strategy}, {cell.workload} at {cell.budget_share:g}: {shares}"
 
 
 def _unlike_plain(summaries: Sequence[CellSummary]) -> Iterator[str]:
@@ -144,8 +162,8 @@ def overview(summaries: Sequence[CellSummary]) -> str:
         total = statistics.fmean(cell.total_ratio or 0.0 for cell in own)
         ran = "" if len(own) == len(cells) else f" ({len(own)} cells)"
         lines.append(
-            f"| {strategy} | {kept} of {len(cells)} | {time:.2f}×{ran} | {total:.2f}× "
-            f"| {redone} |"
+            f"| {marked(strategy)} | {kept} of {len(cells)} | {time:.2f}×{ran} "
+            f"| {total:.2f}× | {redone} |"
         )
     return "\n".join(lines) + "\n"
 

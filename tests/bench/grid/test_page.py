@@ -10,8 +10,10 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
+from mimose.bench.grid.looks import COLOURS
 from mimose.bench.grid.page import write_page
 from mimose.bench.grid.picture import draw_all
+from mimose.bench.grid.registry import STRATEGIES
 from mimose.bench.grid.summary import summarise
 from mimose.bench.grid.table import show
 
@@ -96,10 +98,46 @@ def test_the_table_marks_who_breaks_the_budget(grid):
     assert "mimose kept the budget in 1 of 1 cells" in text
 
 
+@pytest.fixture
+def chosen(grid, monkeypatch):
+    """Rows of a strategy that chooses among all actions, a lossy one among them."""
+    lossy = replace(STRATEGIES["mimose-all"], is_exact=False)
+    monkeypatch.setitem(STRATEGIES, "mimose-all", lossy)
+    mine = [row for row in grid if row.strategy == "mimose"]
+    return [*grid, *(replace(row, strategy="mimose-all", plan="klr8") for row in mine)]
+
+
+def test_what_was_chosen_among_all_actions_is_told(chosen, tmp_path):
+    """In the text, in a picture, and layer by layer on the page."""
+    pytest.importorskip("matplotlib")
+    (cell,) = [s for s in summarise(chosen) if s.strategy == "mimose-all"]
+    shares = (("keep", 0.25), ("lean", 0.25), ("lean80", 0.25), ("recompute", 0.25))
+    assert cell.action_shares == shares
+    out = io.StringIO()
+    show(summarise(chosen), Console(file=out, width=150))
+    told = "mimose-all, tc-bert at 0.5: keep 25%, lean 25%, lean80 25%, recompute 25%"
+    assert told in out.getvalue()
+    drawn = draw_all(summarise(chosen), tmp_path)
+    assert drawn["actions"] == tmp_path / "actions.png"
+    assert drawn["actions"].stat().st_size > 10_000
+    path = tmp_path / "bench.html"
+    write_page(chosen, path)
+    assert '<section id="all0">' in path.read_text()
+
+
+def test_who_is_lossy_is_marked(chosen, tmp_path):
+    """In the table and on the page; the others are not."""
+    out = io.StringIO()
+    show(summarise(chosen), Console(file=out, width=150))
+    assert "mimose-all (lossy)" in out.getvalue()
+    assert "mimose (lossy)" not in out.getvalue()
+    assert "gradients are others than plain training's" in out.getvalue()
+    path = tmp_path / "bench.html"
+    write_page(chosen, path)
+    assert "mimose-all (lossy)" in path.read_text()
+
+
 def test_every_strategy_has_a_colour_of_its_own():
     """Or a legend could not tell two lines apart."""
-    from mimose.bench.grid.page import COLOURS
-    from mimose.bench.grid.registry import STRATEGIES
-
     assert STRATEGIES.keys() == COLOURS.keys()
     assert len(set(COLOURS.values())) == len(COLOURS)

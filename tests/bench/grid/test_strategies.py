@@ -93,11 +93,16 @@ def test_who_is_told_plans_from_the_first_step_on(tmp_path):
     assert tried[1] == tried[0] + 1  # for the longest sizes' names
 
 
-def test_every_finer_action_is_a_strategy():
+def test_every_action_is_a_strategy():
     """A session can be asked for the whole menu, and each runs everywhere."""
     assert menu.menu_named("fine").names == menu.FINE
-    assert (menu.FINE[0], menu.FINE[-1]) == menu.WHOLE_LAYERS
-    assert set(menu.FINER) <= set(STRATEGIES)
+    assert (menu.ALL[0], menu.ALL[-1]) == menu.WHOLE_LAYERS
+    assert set(menu.FINE) <= set(menu.ALL)
+    assert set(menu.BETWEEN) <= set(STRATEGIES)
+    lossy = menu.menu_named(menu.ALL).lossy
+    inexact = {name for name, each in STRATEGIES.items() if not each.is_exact}
+    assert inexact - {"mimose-all", "oracle-all"} == lossy
+    assert ("mimose-all" in inexact) == bool(lossy)
 
 
 def test_one_action_everywhere_is_a_plan_too():
