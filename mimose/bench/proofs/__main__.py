@@ -32,6 +32,7 @@ PROOFS = (
     "monet",
     "menuchain",
     "optimum",
+    "picks",
     "plancost",
     "plangap",
     "prediction",

@@ -1,0 +1,94 @@
+"""Menus of `picks`: parts of a planning problem, and a planner that is held to one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from mimose.bench.grid.menu import ALL, FINE, menu_named
+from mimose.planners import Marginal, Plan, PlanningProblem
+from mimose.planners.choices import keep_choice, least_choice
+from mimose.planners.timeline import judge, peak_bytes
+
+_LOSSY = menu_named(ALL).lossy
+MENUS = {
+    "fine": FINE,
+    "exact": tuple(name for name in ALL if name not in _LOSSY),
+    "all": ALL,
+}
+"""By name: what stays on the device and is exact, all that is exact, and all."""
+
+
+def restricted(problem: PlanningProblem, names: Sequence[str]) -> PlanningProblem:
+    """Return the problem with some of its actions.
+
+    Args:
+        problem: The step; it is not modified.
+        names: Of the actions; those that the problem does not have are passed over.
+            The first and the last are among them.
+    """
+    columns = [i for i, name in enumerate(problem.actions) if name in names]
+    changes: dict[str, Any] = {
+        field.name: getattr(problem, field.name)[:, columns]
+        for field in fields(problem)
+        if np.ndim(getattr(problem, field.name)) == 2
+    }
+    kept = tuple(problem.actions[i] for i in columns)
+    lossy = problem.lossy & frozenset(kept)
+    return replace(problem, actions=kept, lossy=lossy, **changes)
+
+
+def budget_at(problem: PlanningProblem, share: float) -> float:
+    """Return the bytes that lie so far between recomputing all (0) and keeping all (1).
+
+    Whatever menu the problem has, the two ends are those of whole layers.
+    """
+    whole = restricted(problem, (problem.actions[0], problem.actions[-1]))
+    least = float(peak_bytes(whole, least_choice(whole)))
+    most = float(peak_bytes(whole, keep_choice(whole)))
+    return least + share * max(0.0, most - least)
+
+
+class AtShare:
+    """Plans for a share of the way from recomputing all to keeping all.
+
+    Args:
+        names: Of the actions that it may choose.
+        shares: By turns.
+    """
+
+    name = "at a share"
+
+    def __init__(self, names: Sequence[str], *shares: float) -> None:
+        self._names = names
+        self._shares = itertools.cycle(shares)
+        self._planner = Marginal()
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Make the plan for the next share; the problem's budget is not read."""
+        budget = budget_at(problem, next(self._shares))
+        part = restricted(replace(problem, budget_bytes=budget), self._names)
+        return self._planner.plan(part)
+
+
+class Anything:
+    """Chooses at random, so that every action is learned.
+
+    Args:
+        seed: Of the choices.
+    """
+
+    name = "anything"
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Choose for each event any action that it may run under."""
+        noise = self._random.random(problem.allowed.shape)
+        choice = np.where(problem.allowed, noise, -1.0).argmax(axis=1)
+        return judge(problem, choice, planner=self.name)
