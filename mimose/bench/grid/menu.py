@@ -17,7 +17,7 @@ def menu_named(actions: str | tuple[str, ...]) -> Menu:
     return menu_of(choose(actions))
 
 
-ALL = menu_named("fine").names
+ALL = menu_named("all").names
 """All there are, lossy ones and those of the host among them."""
 BETWEEN = ALL[1:-1]
 """Those between the ends."""
