@@ -155,7 +155,7 @@ class _Planned(Applied):
 
 
 _Actions = str | tuple[str, ...]
-_MOST_PASSES = 4
+_MOST_PASSES = 16
 """Over all sizes, to learn beforehand."""
 _AMPLE_BYTES = 2**50
 
