@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from mimose.bench.grid.looks import COLOURS, marked
-from mimose.bench.grid.menu import ALL, menu_named
+from mimose.bench.grid.menu import ALL_MENU
 from mimose.bench.grid.rows import GridRow
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.table import sentences
@@ -196,7 +196,7 @@ def _plans(name: str, workload: str, rows: Sequence[GridRow], strategy: str) -> 
     if not own:
         return nothing(name, title, f"{strategy} has planned no step here.")
     depth = max(len(row.plan) for row in own)
-    menu = menu_named(ALL)
+    menu = ALL_MENU
     actions = {spec.code: spec.name for spec in menu.specs} | {"": ""}
     used = {actions[code] for row in own for code in row.plan}
     kinds = [name for name in menu.names if name in used]

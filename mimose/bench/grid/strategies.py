@@ -18,12 +18,13 @@ import torch
 from filelock import FileLock
 from torch import nn
 
+from mimose.bench.device import is_cpu
 from mimose.bench.grid.menu import (
-    ALL,
+    ALL_MENU,
     BETWEEN,
+    EVERYTHING,
     FINE,
     WHOLE_LAYERS,
-    is_exact,
     menu_named,
 )
 from mimose.bench.grid.traces import Sizes
@@ -309,13 +310,18 @@ class Everywhere:
 
 def _everywhere(action: str) -> Strategy:
     first, last = WHOLE_LAYERS
-    actions = first, action, last
+    spec = ALL_MENU.spec(action)
     return Strategy(
         action,
         f"every layer under {action!r}",
-        lambda setup: _planned(setup, Everywhere(action), actions),
-        is_exact=is_exact(actions),
+        lambda setup: _planned(setup, Everywhere(action), (first, action, last)),
+        why_not=_only_beside_a_host if spec.needs_host else lambda _: "",
+        is_exact=spec.is_exact,
     )
+
+
+def _only_beside_a_host(kind: str) -> str:
+    return "a model on a CPU is on the host already" if is_cpu(kind) else ""
 
 
 OWN = (
@@ -364,16 +370,16 @@ OWN = (
     Strategy(
         "mimose-all",
         "this library, with all actions, lossy ones and those of the host among them",
-        lambda setup: _planned(setup, "auto", ALL),
+        lambda setup: _planned(setup, "auto", EVERYTHING),
         heeds_budget=True,
-        is_exact=is_exact(ALL),
+        is_exact=False,
     ),
     Strategy(
         "oracle-all",
         "the exact optimum of all actions, all measured beforehand",
-        _oracle(ALL),
+        _oracle(EVERYTHING),
         heeds_budget=True,
-        is_exact=is_exact(ALL),
+        is_exact=False,
     ),
     *map(_everywhere, BETWEEN),
 )

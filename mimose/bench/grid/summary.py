@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.bench.grid.menu import ALL, menu_named
+from mimose.bench.grid.menu import ALL_MENU
 from mimose.bench.grid.rows import GridRow
 
 _CHOOSES = "mimose-all"
@@ -192,7 +192,7 @@ def _action_shares(rows: Iterable[GridRow]) -> tuple[tuple[str, float], ...]:
     counts = Counter(itertools.chain.from_iterable(row.plan for row in rows))
     return tuple(
         (spec.name, counts[spec.code] / counts.total())
-        for spec in menu_named(ALL).specs
+        for spec in ALL_MENU.specs
         if counts[spec.code]
     )
 

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mimose.bench.grid.menu import ALL, menu_named
+from mimose.bench.grid.menu import ALL, ALL_MENU
 from mimose.bench.grid.workloads import SCALES
 from mimose.bench.proofs.common import (
     Answer,
@@ -107,7 +107,7 @@ class PickRow(Row):
     @property
     def shares(self) -> dict[str, float]:
         """By action, what share of the layers' calls has it."""
-        names = {spec.code: spec.name for spec in menu_named(ALL).specs}
+        names = {spec.code: spec.name for spec in ALL_MENU.specs}
         counts = Counter(names[code] for code in self.plan)
         return {name: n / counts.total() for name, n in counts.items()}
 

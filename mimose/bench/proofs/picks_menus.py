@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from mimose.bench.grid.menu import ALL, FINE, menu_named
+from mimose.bench.grid.menu import ALL, ALL_MENU, FINE
 from mimose.planners import Marginal, Plan, PlanningProblem
 from mimose.planners.choices import keep_choice, least_choice
 from mimose.planners.timeline import judge, peak_bytes
 
-_LOSSY = menu_named(ALL).lossy
 MENUS = {
     "fine": FINE,
-    "exact": tuple(name for name in ALL if name not in _LOSSY),
+    "exact": tuple(name for name in ALL if name not in ALL_MENU.lossy),
     "all": ALL,
 }
 """By name: what stays on the device and is exact, all that is exact, and all."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mimose.bench.grid.menu import ALL, menu_named
+from mimose.bench.grid.menu import ALL_MENU, EVERYTHING
 from mimose.bench.grid.workload import Workload
 from mimose.bench.grid.workloads import workload_named
 from mimose.bench.proofs.common import AMPLE_BYTES
@@ -117,7 +117,7 @@ class _Cells:
             loop.model,
             AMPLE_BYTES,
             units=self._workload.units,
-            actions=ALL,
+            actions=EVERYTHING,
             planner=planner,
             meter=loop.meter,
             cost="seconds",
@@ -146,7 +146,7 @@ def _run(loop: Loop, batch: Batch, session: Session | None) -> dict[str, Any]:
     record = session.records[-1]
     return {
         **told,
-        "plan": menu_named(ALL).codes(record.actions),
+        "plan": ALL_MENU.codes(record.actions),
         "predicted_seconds": record.predicted_extra_seconds,
         "extra_seconds": record.extra_seconds,
     }
@@ -160,7 +160,7 @@ def _planned(
     part = restricted(replace(problem, budget_bytes=budget), names)
     plan = Marginal().plan(part)
     return {
-        "plan": menu_named(ALL).codes(plan.actions),
+        "plan": ALL_MENU.codes(plan.actions),
         "budget_bytes": budget - problem.start_bytes,
         "growth_bytes": plan.growth_bytes,
         "predicted_seconds": plan.extra_cost,

@@ -12,6 +12,7 @@ from mimose.bench.grid.strategies import Everywhere, Setup
 from mimose.bench.grid.workloads import WORKLOADS
 from mimose.bench.step_meter import StepMeter
 from mimose.planners import PlanningProblem
+from mimose.run.actions import registry
 
 WORKLOAD = WORKLOADS["qa-bert"]
 
@@ -97,12 +98,21 @@ def test_every_action_is_a_strategy():
     """A session can be asked for the whole menu, and each runs everywhere."""
     assert menu.menu_named("fine").names == menu.FINE
     assert (menu.ALL[0], menu.ALL[-1]) == menu.WHOLE_LAYERS
-    assert set(menu.FINE) <= set(menu.ALL)
+    ours = [action.spec for action in registry._ACTIONS]
+    assert list(menu.menu_named("all").specs) == ours
     assert set(menu.BETWEEN) <= set(STRATEGIES)
-    lossy = menu.menu_named(menu.ALL).lossy
+    lossy = {spec.name for spec in ours if not spec.is_exact}
     inexact = {name for name, each in STRATEGIES.items() if not each.is_exact}
-    assert inexact - {"mimose-all", "oracle-all"} == lossy
-    assert ("mimose-all" in inexact) == bool(lossy)
+    assert inexact == {"mimose-all", "oracle-all", *lossy}
+
+
+def test_what_waits_on_the_host_needs_an_accelerator():
+    """On a CPU there is no other place; without a host all others run there."""
+    needs = {spec.name for spec in menu.ALL_MENU.specs if spec.needs_host}
+    assert needs == {"offload", "offload_input"}
+    for name in (*menu.BETWEEN, "mimose-all"):
+        assert bool(STRATEGIES[name].why_not("cpu")) == (name in needs)
+        assert not STRATEGIES[name].why_not("sim")
 
 
 def test_one_action_everywhere_is_a_plan_too():
