@@ -9,7 +9,7 @@ which segment binds, and what each action costs a byte. At some budgets two sess
 then train on the same batches, one held to ``fine``, beside a bare model.
 
     python -m mimose.bench.proofs picks --threads 1
-    python -m mimose.bench.proofs picks --threads 1 --workloads ic-digits --learn 40
+    python -m mimose.bench.proofs picks --threads 1 --workloads ic-digits --scale tiny
     python -m mimose.bench.proofs.picks_picture picks.csv PICTURE.png
 """
 
@@ -59,7 +59,8 @@ OPTIONS = (
         },
     ),
     ("--scale", {"choices": SCALES, "default": "small"}),
-    count("--learn", 100, "steps to learn from"),
+    count("--learn", 40, "passes over the shapes to try actions in, at the most"),
+    count("--timed", 6, "passes under random plans, to time them"),
     count("--rounds", 4, "over the shapes, where plans are run"),
 )
 PLANNED, RAN = "planned", "ran"
@@ -88,8 +89,10 @@ class PickRow(Row):
     """A letter for each layer's call, as the menu of all actions has it."""
     budget_bytes: float | None
     """For the step's growth."""
-    growth_bytes: float | None
-    """Planned, or measured."""
+    growth_bytes: int | None
+    """Measured."""
+    predicted_growth_bytes: float | None
+    """None where a step tries an action, and for the bare model."""
     predicted_seconds: float | None
     """That the plan adds to the step."""
     extra_seconds: float | None
@@ -126,6 +129,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
             shares=SHARES,
             run_shares=RUN_SHARES,
             learn=options.learn,
+            timed=options.timed,
             rounds=options.rounds,
         )
         answer.rows += rows
@@ -209,7 +213,9 @@ def extra_by_menu(share: float, rows: Iterable[PickRow]) -> dict[str, float]:
     quickest: dict[tuple[str, str], float] = {}
     plans: dict[str, dict[str, str]] = {}
     for row in rows:
-        if row.part == RAN and row.budget_share == share and row.step_seconds:
+        if row.part != RAN or row.budget_share != share or not row.step_seconds:
+            continue
+        if row.menu == BARE or row.predicted_growth_bytes is not None:
             key = row.sizes, row.plan
             quickest[key] = min(quickest.get(key, row.step_seconds), row.step_seconds)
             plans.setdefault(row.menu, {})[row.sizes] = row.plan

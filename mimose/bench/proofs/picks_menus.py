@@ -75,7 +75,7 @@ class AtShare:
 
 
 class Anything:
-    """Chooses at random, so that every action is learned.
+    """Keeps everything, so that a session tries its actions; then chooses at random.
 
     Args:
         seed: Of the choices.
@@ -85,9 +85,12 @@ class Anything:
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
+        self.is_random = False
 
     def plan(self, problem: PlanningProblem) -> Plan:
-        """Choose for each event any action that it may run under."""
+        """Keep, or choose for each event any action that it may run under."""
+        if not self.is_random:
+            return judge(problem, keep_choice(problem), planner=self.name)
         noise = self._random.random(problem.allowed.shape)
         choice = np.where(problem.allowed, noise, -1.0).argmax(axis=1)
         return judge(problem, choice, planner=self.name)

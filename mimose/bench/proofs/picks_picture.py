@@ -85,7 +85,9 @@ def _below(rows: Sequence[PickRow]) -> str:
 def _draw_cell(axes: Axes, rows: Sequence[PickRow]) -> None:
     """Draw a menu's plans: the shapes side by side, in each the budgets."""
     shapes = list(dict.fromkeys(row.sizes for row in rows))
-    places, shares, middles = [], [], []
+    places: list[str] = []
+    shares: list[dict[str, float]] = []
+    middles = []
     for sizes in shapes:
         own = sorted(
             (row for row in rows if row.sizes == sizes),

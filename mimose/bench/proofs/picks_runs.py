@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -74,16 +73,29 @@ class _Cells:
 
     def learned(self) -> tuple[Mapping[str, Any], list[PlanningProblem]]:
         """Return what random plans teach, and what a planner is then given."""
-        loop = self._loop()
-        draw = random.Random(self._task["seed"])
-        with self._attached(loop, Anything(self._task["seed"])) as session:
-            for _ in range(self._task["learn"]):
-                loop.step(self._batch(draw.choice(self._shapes)))
+        loop, planner = self._loop(), Anything(self._task["seed"])
+        with self._attached(loop, planner) as session:
+            n_passes = 0
+            while self._shows_more(loop, session) and n_passes < self._task["learn"]:
+                n_passes += 1
+            planner.is_random = True
+            for _ in range(self._task["timed"]):
+                for shape in self._shapes:
+                    loop.step(self._batch(shape))
             problems = [
                 session.planning_problem(argument_sizes(self._batch(shape)))
                 for shape in self._shapes
             ]
             return session.state_dict(), problems
+
+    def _shows_more(self, loop: Loop, session: Session) -> bool:
+        """Run every shape once; return whether an action was still to be tried."""
+        shows = False
+        for shape in self._shapes:
+            loop.step(self._batch(shape))
+            record = session.records[-1]
+            shows |= record.phase != "plan" or record.predicted_growth_bytes is None
+        return shows
 
     def run(self, share: float, state: Mapping[str, Any]) -> Iterator[Any]:
         """Train under plans of two menus at a budget, and bare, on the same batches."""
@@ -119,6 +131,8 @@ class _Cells:
             units=self._workload.units,
             actions=EVERYTHING,
             planner=planner,
+            cache_size=1,  # so that a shape that comes again gets a plan of its own
+            refine=False,
             meter=loop.meter,
             cost="seconds",
         )
@@ -133,12 +147,13 @@ def _run(loop: Loop, batch: Batch, session: Session | None) -> dict[str, Any]:
     gc.collect()
     torch.manual_seed(0)
     began = time.process_time()
-    measured = loop.step(batch)
+    loop.step(batch)
     told: dict[str, Any] = {
         "step_seconds": time.process_time() - began,
-        "growth_bytes": float(measured.growth_bytes),
+        "growth_bytes": None,
         **dict.fromkeys(("plan", "binds", "prices"), ""),
-        **dict.fromkeys(("budget_bytes", "predicted_seconds", "extra_seconds")),
+        **dict.fromkeys(("budget_bytes", "predicted_growth_bytes")),
+        **dict.fromkeys(("predicted_seconds", "extra_seconds")),
         "is_proved": False,
     }
     if session is None:
@@ -147,6 +162,8 @@ def _run(loop: Loop, batch: Batch, session: Session | None) -> dict[str, Any]:
     return {
         **told,
         "plan": ALL_MENU.codes(record.actions),
+        "growth_bytes": record.observed_growth_bytes,
+        "predicted_growth_bytes": record.predicted_growth_bytes,
         "predicted_seconds": record.predicted_extra_seconds,
         "extra_seconds": record.extra_seconds,
     }
@@ -162,7 +179,8 @@ def _planned(
     return {
         "plan": ALL_MENU.codes(plan.actions),
         "budget_bytes": budget - problem.start_bytes,
-        "growth_bytes": plan.growth_bytes,
+        "growth_bytes": None,
+        "predicted_growth_bytes": plan.growth_bytes,
         "predicted_seconds": plan.extra_cost,
         "is_proved": plan.optimal,
         "binds": plan.binding_segments[0],
