@@ -1,0 +1,271 @@
+"""What stays on the device where one action is everywhere, and what of gradients?
+
+Each model runs the same step bare and under each action, all layers and the stem alike,
+on the simulated device, whose readings are exact. Bytes are requested bytes over what
+is always there (weights, their gradients, buffers and the batch): what is held when the
+forward has ended, and the highest moment of the step, all temporaries of all operators
+included. Gradients are compared with the bare model's, dropout drawing the same.
+
+    python -m mimose.bench.proofs packing
+    python -m mimose.bench.proofs packing --models resnet50
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from mimose.bench.device import prepare
+from mimose.bench.proofs.common import Answer, Bar, Settings, rows_of
+from mimose.bench.proofs.models import names_of
+from mimose.bench.proofs.numbers import percent
+from mimose.bench.rows import Row
+from mimose.bench.zoo import moved
+
+QUESTION = "What stays on the device under actions that pack, and what of gradients?"
+OPTIONS = ()
+
+ACTIONS = (
+    "keep",
+    "lean",
+    "pool",
+    "pool4",
+    "quantize",
+    "quantize4",
+    "offload",
+    "offload_input",
+    "recompute",
+)
+_EXACT = ("keep", "lean", "offload", "offload_input", "recompute")
+_STEPS = 3
+_PEAK_BAR, _HELD_BAR = 0.35, 0.33
+_ROUNDED_BAR, _TIMES_BAR = 0.01, 4.0
+
+
+class _Case(NamedTuple):
+    build: Callable[[], tuple[nn.Module, dict[str, torch.Tensor], Any]]
+    """Makes a model, a batch, and says which of its modules are units."""
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackingRow(Row):
+    """One model's step under one action; "" for the bare model's."""
+
+    model: str
+    action: str
+    what: str
+    """The model's batch."""
+    held_bytes: int
+    """When the forward has ended."""
+    peak_bytes: int
+    host_bytes: int
+    """Held on the host at the most."""
+    gradient_error: float
+    """The norm of the difference over the norm, of all weights together."""
+    is_exact: bool
+    """Whether loss and gradients are the bare model's to the last bit."""
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Run every model under every action."""
+    del options
+    answer = Answer()
+    for name in names_of(_CASES, settings.models):
+        own = rows_of(PackingRow, "packing", settings, model=name, device="sim")
+        for line in _table(own):
+            answer.table.append(line)
+        answer.add(name, own, {}, list(_judge(own)))
+    return answer
+
+
+def _table(rows: Sequence[PackingRow]) -> Iterator[dict[str, object]]:
+    bare = rows[0]
+    for row in rows:
+        yield {
+            "model": row.model,
+            "action": row.action or "(bare)",
+            "held MiB": row.held_bytes / 2**20,
+            "held": percent(row.held_bytes / bare.held_bytes - 1.0),
+            "peak MiB": row.peak_bytes / 2**20,
+            "peak": percent(row.peak_bytes / bare.peak_bytes - 1.0),
+            "host MiB": row.host_bytes / 2**20,
+            "gradient error": percent(row.gradient_error, 2),
+        }
+
+
+def _judge(rows: Sequence[PackingRow]) -> Iterator[Bar]:
+    at = {row.action: row for row in rows}
+    bare, name = at[""], rows[0].model
+    wrong = sum(not at[action].is_exact for action in _EXACT)
+    yield Bar(f"{name}: exact actions that are not", wrong, 0)
+    if name == "resnet50":
+        less = 1.0 - at["pool"].peak_bytes / bare.peak_bytes
+        what = f"{name}: peak that pool takes off"
+        yield Bar(what, less, at_least=_PEAK_BAR, is_share=True)
+    if name == "resnet18":
+        less = 1.0 - at["pool"].held_bytes / bare.held_bytes
+        what = f"{name}: activations that pool takes off"
+        yield Bar(what, less, at_least=_HELD_BAR, is_share=True)
+    if name == "gpt2":
+        rounded = at["quantize"]
+        what = f"{name}: times fewer bytes under quantize"
+        times = bare.held_bytes / rounded.held_bytes
+        yield Bar(what, times, at_least=_TIMES_BAR)
+        what = f"{name}: error of gradients under quantize"
+        yield Bar(what, rounded.gradient_error, _ROUNDED_BAR, is_share=True)
+
+
+# ------------------------------------------------------------------------- the models
+
+
+def _resnet(sizes: Mapping[str, Any], batch: int, side: int) -> Any:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    model = ResNetForImageClassification(ResNetConfig(num_labels=10, **sizes))
+    images = {
+        "pixel_values": _smooth(batch, side),
+        "labels": torch.arange(batch) % 10,
+    }
+    names = ["resnet.embedder"]
+    for stage, depth in enumerate(model.config.depths):
+        blocks = f"resnet.encoder.stages.{stage}.layers"
+        names += [f"{blocks}.{number}" for number in range(depth)]
+    return model, images, names
+
+
+def _smooth(batch: int, side: int) -> torch.Tensor:
+    """Return images whose neighbouring points are alike, as those of things are."""
+    small = torch.randn(batch, 3, side // 8, side // 8)
+    size = (side, side)
+    return nn.functional.interpolate(small, size=size, mode="bilinear")
+
+
+def _resnet50() -> Any:
+    return _resnet({}, 8, 96)
+
+
+def _resnet18() -> Any:
+    sizes = {
+        "layer_type": "basic",
+        "hidden_sizes": [64, 128, 256, 512],
+        "depths": [2, 2, 2, 2],
+    }
+    return _resnet(sizes, 16, 64)
+
+
+def _gpt2() -> Any:
+    """Make a stack of blocks, without the head, whose logits no action reaches."""
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(
+        **{"n_embd": 256, "n_head": 4, "n_layer": 6, "n_positions": 512},
+        **{"vocab_size": 1000, "use_cache": False},
+        **{"bos_token_id": 0, "eos_token_id": 0},
+    )
+    tokens = {"input_ids": torch.randint(0, 1000, (4, 256))}
+    return GPT2Model(config), tokens, None
+
+
+_CASES = {
+    "resnet50": _Case(_resnet50, "8 images of 96 x 96"),
+    "resnet18": _Case(_resnet18, "16 images of 64 x 64"),
+    "gpt2": _Case(_gpt2, "4 texts of 256 tokens, 6 blocks of width 256"),
+}
+
+
+# -------------------------------------------------------------------------- the child
+
+
+def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run one model bare and under each action."""
+    prepare(task)
+    case = _CASES[task["model"]]
+    bare: _Ran | None = None
+    with torch.autograd.set_multithreading_enabled(False):
+        for action in ("", *ACTIONS):
+            torch.manual_seed(task["seed"])
+            ran = _run(case, action)
+            bare = bare or ran
+            yield {
+                "model": task["model"],
+                "action": action,
+                "what": case.what,
+                "held_bytes": ran.held_bytes,
+                "peak_bytes": ran.peak_bytes,
+                "host_bytes": ran.host_bytes,
+                "gradient_error": _error(bare, ran),
+                "is_exact": _error(bare, ran) == 0.0,
+            }
+
+
+class _Ran(NamedTuple):
+    held_bytes: int
+    peak_bytes: int
+    host_bytes: int
+    results: list[torch.Tensor]
+    """The loss, and the weights' gradients."""
+
+
+def _run(case: _Case, action: str) -> _Ran:
+    import mimose
+    from mimose.bench.grid.strategies import Everywhere
+    from mimose.bench.step_meter import DeviceStepMeter
+
+    model, batch, units = case.build()
+    place = torch.device("sim")
+    model, batch = model.to(place).train(), moved(batch, place)
+    meter, session = DeviceStepMeter(place), None
+    if action:
+        session = mimose.attach(
+            model,
+            "1TiB",
+            units=units,
+            actions=("keep", *({action} - {"keep", "recompute"}), "recompute"),
+            planner=Everywhere(action),
+        )
+    for _ in range(_STEPS):
+        gc.collect()
+        always = _bytes_of([*model.parameters(), *model.buffers(), *batch.values()])
+        always += _bytes_of([p.grad for p in model.parameters() if p.grad is not None])
+        torch.manual_seed(1)
+        meter.reset_peak()
+        loss = _loss(model(**batch))
+        held = meter.live_bytes() - always
+        loss.backward()
+        peak = meter.peak_bytes() - always
+        told = loss.detach()
+        del loss
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    host = 0
+    if session is not None:
+        host = session.summary().host_peak_bytes or 0
+        session.detach()
+    return _Ran(held, peak, host, [told, *gradients])
+
+
+def _loss(output: Any) -> torch.Tensor:
+    loss = getattr(output, "loss", None)
+    if loss is None:
+        loss = output.last_hidden_state.square().mean()
+    return loss
+
+
+def _bytes_of(tensors: Sequence[torch.Tensor]) -> int:
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _error(bare: _Ran, other: _Ran) -> float:
+    off = sum(_square(b - a) for a, b in zip(bare.results, other.results, strict=True))
+    return float((off / sum(map(_square, bare.results))) ** 0.5)
+
+
+def _square(tensor: torch.Tensor) -> float:
+    return float(tensor.double().square().sum())
