@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -46,6 +47,27 @@ class StepInput(NamedTuple):
 OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[Any]], Any]
 """Called in backward with what recomputes, which it has to call, and the tensors that
 are given; returns what that returns."""
+
+
+class Headroom(NamedTuple):
+    """What a plan leaves free of the device around a call, in bytes."""
+
+    forward_bytes: float
+    """In every segment from the call's exit to that of the next call that uses the
+    host: so much may still be there while it is copied."""
+    backward_bytes: float
+    """In every segment from the backward of that next call to this one's: so much may
+    be back before it is asked for."""
+
+
+Headrooms: TypeAlias = Mapping[tuple[int, int], Headroom]
+"""By unit and call."""
+
+
+NO_HEADROOM = Headroom(0.0, 0.0)
+NOTHING_FREE: Headrooms = {}
+ANY_HEADROOM = Headroom(math.inf, math.inf)
+"""Where nobody plans: one call's tensors are on their way while another computes."""
 
 
 class EventSeconds(NamedTuple):

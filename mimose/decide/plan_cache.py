@@ -11,7 +11,7 @@ from cachetools import LRUCache
 from mimose.daemon.forks import lock
 from mimose.learn.growth import ExactShape, Growth
 from mimose.planners import Plan
-from mimose.types import Sizes
+from mimose.types import NOTHING_FREE, Headrooms, Sizes
 
 _T = TypeVar("_T")
 
@@ -37,6 +37,19 @@ class CachedPlan:
     """How many events have run there."""
     version: int = 0
     """Of the cost model that it was made from."""
+    sizes: Sizes = ()
+    """It was made for."""
+    headrooms: Headrooms = field(default_factory=dict)
+    """Of the calls that hold something on the host, by unit and call."""
+
+    def headrooms_at(self, sizes: Sizes) -> Headrooms:
+        """Return what is free around calls in a step of exact sizes.
+
+        Below the sizes that it was made for a step is predicted to reach less, and what
+        is free was not asked for.
+        """
+        return self.headrooms if sizes == self.sizes else NOTHING_FREE
+
     exact: dict[Sizes, ExactShape] = field(default_factory=dict)
     """What the plan comes to at exact sizes of the bucket, as far as asked for."""
     decided: dict[Sizes, tuple[ExactShape, object]] = field(default_factory=dict)

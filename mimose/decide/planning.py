@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mimose.decide.headroom import headrooms
 from mimose.decide.plan_cache import CachedPlan
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.costs import event_seconds, extra_flops
@@ -75,16 +76,22 @@ class PlanMaker:
             problem = _tightened(problem, order.stage_share)
         plan = self.plan(problem, memory, planner)
         pattern = model.pattern(facts)
+        released = memory.released_bytes
+        growth = plan_growth(model, facts, problem, plan.actions, released)
+        on_host = {spec.name for spec in model.menu.specs if spec.needs_host}
+        free = headrooms(problem, plan, growth, released, on_host)
         made = CachedPlan(
             plan,
             problem.events,
             pattern.by_unit(plan.actions, otherwise=model.menu.first),
             pattern.calls,
-            plan_growth(model, facts, problem, plan.actions, memory.released_bytes),
+            growth,
             memory.headroom_bytes,
             pattern.between,
             tuple(pattern.events_until(part) for part in range(len(pattern.between))),
             model.version,
+            facts.sizes,
+            {pattern.events[at].place: headroom for at, headroom in free.items()},
         )
         made.exact[facts.sizes] = _exact(model, facts, made.growth, plan.actions)
         return made

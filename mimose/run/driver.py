@@ -157,7 +157,11 @@ class Driver:
     ) -> tuple[Any, BaseException | None]:
         chosen, outer = step.decision.chosen, top_saved_hooks(False)
         self._is_running = True
-        self._events.begin(step, None if chosen is None else chosen.by_unit)
+        if chosen is None:
+            self._events.begin(step, None)
+        else:
+            free = chosen.headrooms_at(step.facts.sizes)
+            self._events.begin(step, chosen.by_unit, free)
         try:
             output = forward(*call.args, **call.kwargs)
             self._events.refuse_unrepeatable(self._parts.rollback.learn())
@@ -329,7 +333,11 @@ class Driver:
         if step.trace is None:
             self._parts.rollback.narrow()
         chosen = step.decision.chosen
-        self._events.plan(None if chosen is None else chosen.by_unit)
+        if chosen is None:
+            self._events.plan(None)
+        else:
+            free = chosen.headrooms_at(step.facts.sizes)
+            self._events.plan(chosen.by_unit, free)
         step.planned(time.perf_counter() - began)
 
     def _make_room(self, step: Step, *, has_begun: bool = False) -> None:

@@ -23,7 +23,12 @@ from mimose.run.findings import Findings
 from mimose.run.unit import Unit
 from mimose.torch_private import COMPILED_CALL
 from mimose.types import (
+    ANY_HEADROOM,
     MOST_CONTEXTS,
+    NO_HEADROOM,
+    NOTHING_FREE,
+    Headroom,
+    Headrooms,
     Measured,
     OnRecompute,
     Uncounted,
@@ -110,6 +115,8 @@ class EventRunner:
         """The action of a call that nothing is done about."""
         self._least = actions[-1].spec.name
         self._recomputing = {a.spec.name for a in actions if a.spec.recomputes}
+        self._on_host = {a.spec.name for a in actions if a.spec.needs_host}
+        self._headrooms = NOTHING_FREE
         self.knowledge = knowledge
         self.answers = LateAnswers()
         """What only an accelerator knows, to be read when the step has ended."""
@@ -183,17 +190,33 @@ class EventRunner:
             type(self._root).__name__,
         )
 
-    def begin(self, step: RunningStep, plan: Sequence[tuple[str, ...]] | None) -> None:
-        """Set the running step and, by unit, the actions of its window's calls."""
+    def begin(
+        self,
+        step: RunningStep,
+        plan: Sequence[tuple[str, ...]] | None,
+        headrooms: Headrooms = NOTHING_FREE,
+    ) -> None:
+        """Set the running step.
+
+        Args:
+            step: The step.
+            plan: By unit, the actions of its window's calls.
+            headrooms: What that leaves free around calls.
+        """
         self.counts_outside = False
         self._n_unplanned = 0
         self.inputs, self._impure = [], {}
         self.step = step
-        self.plan(plan)
+        self.plan(plan, headrooms)
 
-    def plan(self, plan: Sequence[tuple[str, ...]] | None) -> None:
+    def plan(
+        self,
+        plan: Sequence[tuple[str, ...]] | None,
+        headrooms: Headrooms = NOTHING_FREE,
+    ) -> None:
         """Set, by unit, the actions of calls; none of the running step was made."""
         assert self.step is not None
+        self._headrooms = headrooms
         before, version = self._plan
         if plan is before and version == self._findings.version:
             for unit in self.units:
@@ -277,7 +300,14 @@ class EventRunner:
             if unit.is_compiled and unit.is_kept:  # its FLOPs cannot be counted
                 return call.forward()
         watch = step.stopwatch(unit.index, unit.calls - 1, name)
+        if name in self._on_host:
+            call = call._replace(headroom=self._headroom(unit, planned))
         return self._actions[name].run(call._replace(stopwatch=watch), None)
+
+    def _headroom(self, unit: Unit, planned: str | None) -> Headroom:
+        if planned is None:  # a baseline's, which knows no budget
+            return ANY_HEADROOM
+        return self._headrooms.get((unit.index, unit.calls - 1), NO_HEADROOM)
 
     def note_read(self, unit: Unit, noted: Marks) -> None:
         """Take note of the inputs of a call that will run again."""

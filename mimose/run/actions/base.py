@@ -12,9 +12,9 @@ from mimose.measure.gauges import Counted, Gauge
 from mimose.measure.stopwatch import UNTIMED, Stopwatch
 from mimose.measure.trace import Trace
 from mimose.planners import ActionSpec
-from mimose.run.actions.offload.codec import NO_HEADROOM, Headroom, OffloadCodec
+from mimose.run.actions.offload.codec import OffloadCodec
 from mimose.run.unit import Unit
-from mimose.types import OnRecompute
+from mimose.types import NO_HEADROOM, Headroom, OnRecompute
 
 
 class StepNotes(Protocol):

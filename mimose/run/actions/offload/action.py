@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from mimose.budget import format_bytes
 from mimose.planners.actions import OFFLOAD
 from mimose.run.actions.base import NO_MEANS, Means, Probe, UnitCall
-from mimose.run.actions.offload.codec import OffloadCodec
+from mimose.run.actions.offload.host import HostMemory
 from mimose.run.actions.packing.action import Packing
 from mimose.run.actions.packing.base import Codec, SavedStorage
 from mimose.run.actions.replay.book import Found
@@ -28,6 +29,10 @@ class Offload(Packing):
         super().__init__(OFFLOAD, _codec, means)
         self._host = means.host
         self._is_put_off = False
+        self._share = 1.0
+        """Of what a call keeps and is given, the most that was held on the host."""
+        self._waiting: set[int] = set()
+        """Units for whose calls there was no room when they were to be measured."""
 
     def anew(self, means: Means) -> Offload:
         """Return the same action, which knows no recipe yet."""
@@ -52,19 +57,44 @@ class Offload(Packing):
     ) -> float:
         if self._host is None:
             return 0.0
-        if probe is not None and not self._fits(self._host, ran, probe):
+        self._host.begin_call(call.headroom)
+        if probe is None:
+            return super()._let_go(found, ran, call, None)
+        most = self._kept_bytes(probe) + _given_bytes(ran)
+        if not self._may_try(self._host.memory, call.unit, self._share * most):
             self._is_put_off = True
             return 0.0
-        self._host.begin_call(call.headroom)
-        return super()._let_go(found, ran, call, probe)
+        before = self._host.memory.held_bytes
+        freed = super()._let_go(found, ran, call, probe)
+        taken = (self._host.memory.held_bytes - before) / most
+        self._share = taken if self._share == 1.0 else max(self._share, taken)
+        return freed
 
-    def _fits(self, host: OffloadCodec, ran: Ran, probe: Probe) -> bool:
-        """Whether the host has room for all of a call, so that it shows what it takes.
+    def _may_try(self, memory: HostMemory, unit: Unit, needed: float) -> bool:
+        """Whether the host has room for all of a call that is measured.
 
-        Under a plan there is; a call that is tried takes its chance.
+        Else it would be learned as one that leaves the rest on the device. Under a plan
+        there is room; who is tried takes its chance, and who had none comes first.
         """
-        given = sum(s.nbytes() for s in storages_in(list(ran.inputs)).values())
-        return self._kept_bytes(probe) + given <= host.memory.free_bytes
+        if needed > memory.budget_bytes:
+            why = (
+                f"a call may hold {format_bytes(needed)} on the host, and host_budget "
+                f"is {format_bytes(memory.budget_bytes)}"
+            )
+            unit.exclude(self.spec.name, why)
+            return False
+        others = 0 if unit.index in self._waiting else len(self._waiting)
+        if (1 + others) * needed <= memory.free_bytes:
+            self._waiting.discard(unit.index)
+            return True
+        if not others:
+            self._waiting.add(unit.index)
+        return False
+
+
+def _given_bytes(ran: Ran) -> int:
+    """Return the bytes of the storages that a call is given."""
+    return sum(s.nbytes() for s in storages_in(list(ran.inputs)).values())
 
 
 class _Nowhere:

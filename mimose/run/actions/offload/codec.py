@@ -11,7 +11,7 @@ nothing of that.
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,24 +21,11 @@ from mimose.run.actions.offload.window import Window
 from mimose.run.actions.packing.base import SavedStorage
 from mimose.tensors import is_plain, version
 from mimose.torch_private import storage_key
+from mimose.types import NO_HEADROOM, Headroom
 
 LEAST_BYTES = 4096
 """Smaller storages stay: a copy takes microseconds to begin, in which a device moves
 megabytes, and the record of where one went takes most of a kilobyte itself."""
-
-
-class Headroom(NamedTuple):
-    """What a plan leaves free of the device's budget around a call, in bytes."""
-
-    forward_bytes: float
-    """In every segment from the call's exit to that of the next call that uses the
-    host: so much may still be there while it is copied."""
-    backward_bytes: float
-    """In every segment from the backward of that next call to this one's: so much may
-    be back before it is asked for."""
-
-
-NO_HEADROOM = Headroom(0.0, 0.0)
 
 
 class OffloadCodec:
@@ -78,6 +65,7 @@ class OffloadCodec:
         """
         self._call += 1
         self._headroom = headroom
+        self._copies.settle()
 
     def takes(self, saved: SavedStorage) -> bool:
         """Whether a storage is of the device and not tiny."""

@@ -7,8 +7,8 @@ beside the computing:
 - A copy out waits until the computing has made what it copies. What is copied lives
   until the copy has ended, or until the computing has been told to wait for that end:
   then whoever gets the memory next writes to it afterwards. How much may live so long
-  the caller says; with no headroom the computing waits at once, and memory is as if
-  copies took no time.
+  the caller says, and at the latest it ends with the next call that copies anything;
+  with no headroom the computing waits at once, and memory is as if copies took no time.
 - A copy in waits for the copy out, and until the computing is done with whatever had
   its memory before. The computing waits for it where the tensor is asked for, or where
   it goes without having been.
@@ -73,6 +73,10 @@ class Copies(Protocol):
         """
         ...
 
+    def settle(self) -> None:
+        """Let go of all that was copied to the host so far."""
+        ...
+
     def here(self) -> object:
         """Return for whom a tensor is there once it was waited for in this thread."""
         ...
@@ -133,6 +137,9 @@ class PlainCopies:
         for part, piece in _pairs(target, pieces):
             part.copy_(piece)
         return _Here(target)
+
+    def settle(self) -> None:
+        """Do nothing: nothing is held."""
 
     def here(self) -> None:
         """Return None: it is there for everybody."""
@@ -209,6 +216,10 @@ class StreamCopies:
         finally:  # one that fails may have begun
             coming = _Coming(target, inward.record_event(), self._streams)
         return coming
+
+    def settle(self) -> None:
+        """Have the computing wait for all copies out: see `Copies`."""
+        self._let_go(0.0)
 
     def here(self) -> object:
         """Return the stream that this thread computes on."""

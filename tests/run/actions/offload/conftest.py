@@ -5,11 +5,12 @@ import contextlib
 import pytest
 import torch
 
-from mimose.run.actions.offload.codec import Headroom, OffloadCodec
+from mimose.run.actions.offload.codec import OffloadCodec
 from mimose.run.actions.offload.copies import PlainCopies
 from mimose.run.actions.offload.host import HostMemory
 from mimose.run.actions.packing.base import Reader, Role, SavedStorage
 from mimose.torch_private import base_of
+from mimose.types import Headroom
 
 CPU = torch.device("cpu")
 

@@ -8,6 +8,7 @@ import torch
 
 import mimose
 from mimose.exceptions import BudgetError
+from mimose.run.actions.offload.codec import Offloaded
 
 pytestmark = pytest.mark.sim
 
@@ -35,6 +36,20 @@ def _adam(model):
 
 def _trained(toys, model, batches):
     return toys.train(model, batches, optimizer=_adam(model))
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """The bytes of each storage that was sent for before it was asked for."""
+    found, send_for = [], Offloaded.send_for
+
+    def noted(self):
+        send_for(self)
+        if self.is_coming:
+            found.append(self.n_bytes)
+
+    monkeypatch.setattr(Offloaded, "send_for", noted)
+    return found
 
 
 def _memory(session):
@@ -145,8 +160,11 @@ def _highest(sim, model, batches, planner):
 
 
 @pytest.mark.parametrize("action", BOTH)
-def test_it_is_learned_and_planned(sim, toys, action):
-    """Plans keep both budgets, and the device's peak comes as predicted."""
+def test_it_is_learned_and_planned(sim, toys, sent, action):
+    """Plans keep both budgets, and the device's peak comes as predicted.
+
+    That is so although storages are sent for early, where the plan leaves room.
+    """
     sim.empty_cache()
     sim.set_expandable_segments(True)
     model = toys.chain(5, width=128).to("sim")
@@ -166,6 +184,7 @@ def test_it_is_learned_and_planned(sim, toys, action):
     assert not any(record.is_over for record in records)
     assert [r for r in planned if action in r.actions]
     assert 0 == _memory(session).n_refused
+    assert sent
     assert max(abs(record.prediction_error) for record in planned[-5:]) < 0.01
 
 
