@@ -4,9 +4,10 @@ Note: [Gradient error]
 Right after a call has run its gradient is taken for one drawn gradient of what it
 returned, normally distributed: once from what autograd has saved, once more when that
 was packed. The error is the norm of the difference over the norm of the gradient, of
-all weights together or of the input, whichever is larger. It is taken in a layer's
-first call under an action and in one of many afterwards. What is drawn comes from a
-generator of its own, and no weight's gradient is written to.
+all weights of the layer together. It is taken in a layer's first call under an action
+and in one of many afterwards. What is drawn comes from a generator of its own, and no
+weight's gradient is written to. The gradient of the layer's input is not asked for:
+hooks on that tensor, which take note of a backward's progress, would be called.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ class Trial:
     def __init__(self, ran: Ran) -> None:
         self._outputs = [t for t in ran.outputs if t.is_floating_point()]
         self._weights = [p for p in ran.module.parameters() if p.requires_grad]
-        self._inputs = [t for t in ran.inputs if t.grad_fn is not None]
         device = ran.outputs[0].device
         kinds = {device.type, "cpu"}
         self._kinds = tuple(sorted(kinds))
@@ -47,20 +47,14 @@ class Trial:
 
     def error(self) -> float:
         """Return the error, now that the call is packed; infinite for no number."""
-        exact, packed = self._exact, self._gradients()
-        n_inputs = len(self._inputs)
-        parts = (
-            (exact[:n_inputs], packed[:n_inputs]),
-            (exact[n_inputs:], packed[n_inputs:]),
-        )
-        found = max(_relative_error(*part) for part in parts)
+        found = _relative_error(self._exact, self._gradients())
         return math.inf if math.isnan(found) else found
 
     def _gradients(self) -> Gradients:
         with in_autocast(self._kinds, ()):
             return torch.autograd.grad(
                 self._outputs,
-                [*self._inputs, *self._weights],
+                self._weights,
                 self._drawn,
                 retain_graph=True,
                 allow_unused=True,
@@ -97,6 +91,8 @@ def unmeasurable(module: nn.Module, n_calls: int) -> str:
         return "hooks on its weights would be called for gradients that are none"
     if any(m._backward_hooks or m._backward_pre_hooks for m in module.modules()):
         return "its backward hooks would be called for gradients that are none"
+    if not any(p.requires_grad for p in module.parameters()):
+        return "it has no weights that learn"
     if n_calls > 1:
         return "its gradient goes on to its earlier calls"
     return ""
