@@ -88,6 +88,7 @@ def _same(run, model, under, x):
     for each in (bare, model):
         torch.manual_seed(3)
         run(each)
+    assert not under.summary().kept_units
     pairs = zip(_gradients(bare), _gradients(model), strict=True)
     return all(torch.equal(one, other) for one, other in pairs) and not _held(under)
 
