@@ -145,6 +145,19 @@ class StepRecord:
         return len(self.actions) - self.actions.count(EXACT_MENU.first)
 
 
+class HostUse(NamedTuple):
+    """What a session took of the host's memory."""
+
+    budget_bytes: int
+    peak_bytes: int
+    """The most that was held at once."""
+    pinned_peak_bytes: int
+    """The most that was pinned at once, what waited to be used again included; 0 where
+    nothing is pinned."""
+    n_refused: int
+    """So many tensors did not fit within the budget, and stayed on the device."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """A session in numbers."""
@@ -202,6 +215,8 @@ class Summary:
     """Of the shapes that were told with `Session.expect`; None where none was."""
     least_peak_to_come: float | None = None
     """What it takes under any plan, in bytes; None where that is not known yet."""
+    host: HostUse | None = None
+    """None where no action holds anything on the host."""
 
 
 @dataclass(slots=True)

@@ -453,6 +453,7 @@ class Session:
             gradient_errors=self._engine.gradient_errors,
             largest_to_come=self._engine.epoch.largest,
             least_peak_to_come=self._engine.epoch.least_peak_bytes,
+            host=self._engine.host_use,
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:

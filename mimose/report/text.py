@@ -10,7 +10,14 @@ import numpy as np
 from mimose.budget import format_bytes
 from mimose.decide.plans import Plans
 from mimose.planners import PlanningProblem, Timeline
-from mimose.records import PHASES, Records, StepRecord, Summary, without_numbers
+from mimose.records import (
+    PHASES,
+    HostUse,
+    Records,
+    StepRecord,
+    Summary,
+    without_numbers,
+)
 from mimose.report.columns import named, table, wrapped
 from mimose.report.head import head_advice
 from mimose.report.shapes import shape_text, shapes_of, sizes_text
@@ -39,6 +46,7 @@ def summarise(
     gradient_errors: Mapping[str, Mapping[str, float]],
     largest_to_come: Mapping[str, int] | None = None,
     least_peak_to_come: float | None = None,
+    host: HostUse | None = None,
 ) -> Summary:
     """Sum up the records of a session.
 
@@ -56,6 +64,7 @@ def summarise(
         gradient_errors: By lossy action and layer.
         largest_to_come: Of the shapes that were told beforehand.
         least_peak_to_come: What it takes under any plan.
+        host: What was taken of the host's memory.
     """
     errors = [
         abs(record.prediction_error)
@@ -97,6 +106,7 @@ def summarise(
         extra_error_p50=float(np.quantile(misses, 0.5)) if misses else None,
         largest_to_come=largest_to_come,
         least_peak_to_come=least_peak_to_come,
+        host=host,
     )
 
 
@@ -177,6 +187,15 @@ def _overview(summary: Summary, width: int) -> list[str]:
     return [*wrapped(title, width), *named(rows, width)]
 
 
+def _host(host: HostUse) -> str:
+    pinned = f" ({format_bytes(host.pinned_peak_bytes)} pinned)"
+    return (
+        f"at most {format_bytes(host.peak_bytes)} of {format_bytes(host.budget_bytes)} "
+        f"held{pinned if host.pinned_peak_bytes else ''}; {host.n_refused} tensors "
+        f"found no room and stayed"
+    )
+
+
 def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield what only some sessions have something to say of."""
     if summary.plans_ready:
@@ -193,6 +212,8 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
             f"{summary.extra_seconds:.2f} s by {summary.timed_plans} plans that were "
             f"timed, each predicted to {summary.extra_error_p50:.0%} (median)",
         )
+    if summary.host is not None:
+        yield "host", _host(summary.host)
     if summary.fragmentation is not None:
         yield (
             "fragmented",

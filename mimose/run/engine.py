@@ -21,7 +21,7 @@ from mimose.learn.model import CostModel, kinds_of
 from mimose.learn.windows import Windows
 from mimose.measure.meters import BasicMeter, Meter, make_meter
 from mimose.planners import FixedPlanner, Planner, refiner_of
-from mimose.records import Records
+from mimose.records import HostUse, Records
 from mimose.run.actions.base import Action
 from mimose.run.actions.offload.codec import OffloadCodec
 from mimose.run.actions.registry import (
@@ -223,6 +223,11 @@ class Engine:
                 epoch=self.epoch,
             )
         )
+
+    @property
+    def host_use(self) -> HostUse | None:
+        """What was taken of the host's memory; None where nothing may be."""
+        return None if self.host_memory is None else self.host_memory.use()
 
     @property
     def gradient_errors(self) -> Mapping[str, Mapping[str, float]]:

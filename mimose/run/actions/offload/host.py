@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from mimose.daemon.forks import lock
+from mimose.records import HostUse
 from mimose.torch_private import empty_host_cache
 
 LEAST_PIECE = 65536
@@ -106,6 +107,15 @@ class HostMemory:
     def pinned_peak_bytes(self) -> int:
         """The most that was pinned at once."""
         return self._pinned_peak_bytes
+
+    def use(self) -> HostUse:
+        """Return what was taken so far."""
+        return HostUse(
+            self.budget_bytes,
+            self._peak_bytes,
+            self._pinned_peak_bytes,
+            self.n_refused,
+        )
 
     def take(self, n_bytes: int) -> HostBuffer | None:
         """Lend memory.

@@ -132,10 +132,12 @@ def test_a_small_budget_of_the_host(sim, toys, action):
     options = {"actions": _menu(action), "planner": toys.Always(action)}
     with mimose.attach(model, "1GiB", host_budget=2 * row, **options) as session:
         trained = _trained(toys, model, batches)
-    memory = _memory(session)
+    host = session.summary().host
     assert [] == toys.differences(bare, trained)
-    assert 0 < memory.peak_bytes <= 2 * row
-    assert memory.n_refused > 0
+    assert 0 < host.peak_bytes <= 2 * row == host.budget_bytes
+    assert host.n_refused > 0
+    line = f"of 0.5 MiB held; {host.n_refused} tensors found no room and stayed"
+    assert line in " ".join(session.report().split())
 
 
 def _weights(model, batches):

@@ -1,0 +1,82 @@
+"""The budget of host memory: what may be given, and what is taken where nothing is."""
+
+import pytest
+import torch
+
+import mimose
+from mimose.exceptions import BudgetError
+from mimose.run.actions.offload import budget
+from mimose.run.actions.offload.budget import (
+    free_bytes,
+    make_host,
+    parse_host_budget,
+)
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+GIB = 2**30
+
+
+def test_what_is_free():
+    """At most what the machine has."""
+    total = budget.os.sysconf("SC_PAGE_SIZE") * budget.os.sysconf("SC_PHYS_PAGES")
+    assert 0 < free_bytes() <= total
+
+
+def test_a_container_has_what_its_limit_leaves(monkeypatch, tmp_path):
+    """The limit less what is used; no limit is written as a word."""
+    limit, used = tmp_path / "max", tmp_path / "current"
+    monkeypatch.setattr(budget, "_CGROUPS", ((str(limit), str(used)),))
+    monkeypatch.setattr(budget, "_available", lambda: 8 * GIB)
+    used.write_text(f"{GIB}\n")
+    for text, expected in (("max\n", 8 * GIB), (f"{4 * GIB}\n", 3 * GIB), ("1\n", 0)):
+        limit.write_text(text)
+        assert expected == free_bytes()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, 4 * GIB), (0.25, 2 * GIB), ("75%", 6 * GIB), ("16GiB", 16 * GIB)],
+)
+def test_sizes_and_shares(given, expected):
+    """Shares are of what is free; half of it where nothing is given."""
+    assert expected == parse_host_budget(given, 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("given", "free", "match"),
+    [
+        (None, None, "does not tell how much memory is free; give bytes"),
+        (0.5, None, "host_budget.*does not tell"),
+        ("+1GiB", 8 * GIB, "host_budget.*relative"),
+        (0, 8 * GIB, "host_budget.*at least 1"),
+        ("lots", 8 * GIB, "host_budget.*'lots' is not a size"),
+    ],
+)
+def test_what_is_no_budget(given, free, match):
+    """The error says whose budget it is and what to give."""
+    with pytest.raises(BudgetError, match=match):
+        parse_host_budget(given, free)
+
+
+def test_a_model_on_the_host(toys):
+    """It has nowhere to send anything: not by name, and not with a budget."""
+    model = toys.chain(2)
+    assert make_host(CPU, None) is None
+    with pytest.raises(ValueError, match=r"\['offload'\] hold tensors on the host"):
+        mimose.attach(model, "1TiB", actions=("keep", "offload", "recompute"))
+    with pytest.raises(BudgetError, match="the model is on the host itself"):
+        mimose.attach(model, "1TiB", actions="all", host_budget="1GiB")
+    with mimose.attach(model, "1TiB", actions="all") as session:
+        assert session.summary().host is None
+
+
+def test_no_action_for_the_budget(toys):
+    """A budget that nothing would use is a mistake."""
+    with pytest.raises(BudgetError, match="'exact' holds anything on the host"):
+        mimose.attach(toys.chain(2), "1TiB", host_budget="1GiB")
+
+
+def test_pinned_where_copies_need_it(monkeypatch):
+    """On CUDA it is pinned, which is not done before anything is held."""
+    monkeypatch.setattr(budget, "OffloadCodec", lambda memory, _: memory)
+    assert make_host(CUDA, "1GiB").is_pinned
