@@ -79,6 +79,7 @@ class Trace:
         self.events: list[Measured] = []
         self.peak_bytes = 0
         self.is_closed = False
+        self._is_in_event = False
 
     @property
     def file_growth_bytes(self) -> int:
@@ -148,6 +149,7 @@ class Trace:
         """Mark an event's entry; return its index."""
         index = len(self.events)
         self.events.append(measured)
+        self._is_in_event = True
         self.mark("enter", index)
         return index
 
@@ -160,6 +162,7 @@ class Trace:
             The ranks of the outputs, whose sizes it takes to those of the inputs.
         """
         self.mark("exit", index)
+        self._is_in_event = False
         shapes = [tuple(tensor.shape) for tensor in tensors_in(output)]
         self.events[index].leave(tuple(itertools.chain(*shapes)))
         for tensor in _made_outputs(inputs, output):
@@ -205,7 +208,8 @@ class Trace:
 
     def _on_gradient(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
-            if self.events[index].note_gradient():
+            # While an event runs forward, a gradient is one that its action tries.
+            if not self._is_in_event and self.events[index].note_gradient():
                 self.mark("gradient", index)
 
         return hook

@@ -237,6 +237,21 @@ def test_a_second_backward_ends_the_loss():
     assert {RECOMPUTE: 90 - 128 + 10} == sample.events[0].backward_net_bytes
 
 
+def test_a_gradient_tried_within_a_forward_is_no_mark():
+    """An action may take a call's gradient by itself, which reaches the one before."""
+    trace = Trace(_Readings([(100, 100)] * 7))
+    trace.mark("start")
+    x = torch.ones(2, requires_grad=True)
+    for index in range(2):
+        assert index == trace.enter(_event(index))
+        given, x = x, 2 * x
+        torch.autograd.grad(x, given, torch.ones(2), retain_graph=True)
+        trace.leave(index, [given], x)
+    x.sum().backward()
+    marks = [kind for kind, _ in _marks(trace)]
+    assert ["start", "enter", "exit", "enter", "exit", "gradient", "gradient"] == marks
+
+
 def test_a_disturbed_reading_gives_no_excess():
     """Where files were mapped meanwhile, the excess is not known."""
     marks = _written(*STEP)
