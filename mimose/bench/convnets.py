@@ -99,21 +99,31 @@ class Bottleneck(nn.Module):
         return output
 
 
-_STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
+_STAGES = (
+    (64, (1, 2), 1),
+    (128, (2, 2), 2),
+    (256, (2, 2, 2), 2),
+    (512, (1, 1, 1), 2),
+)
+"""Width, blocks of each layer, stride of the first."""
 
 
 def resnet50() -> nn.Module:
-    """Return a ResNet-50: 16 bottlenecks."""
+    """Return a ResNet-50: 16 bottlenecks, in ten layers of one or two."""
     stem = nn.Sequential(
         ConvNorm(3, 64, 7, stride=2, activation=_relu()),
         nn.MaxPool2d(3, stride=2, padding=1),
     )
     layers: list[nn.Module] = []
     n_in = 64
-    for width, depth, stride in _STAGES:
-        for number in range(depth):
-            layers.append(Bottleneck(n_in, width, 1 if number else stride))
-            n_in = 4 * width
+    for width, groups, stride in _STAGES:
+        for n_blocks in groups:
+            blocks = []
+            for _ in range(n_blocks):
+                is_first = n_in != 4 * width
+                blocks.append(Bottleneck(n_in, width, stride if is_first else 1))
+                n_in = 4 * width
+            layers.append(nn.Sequential(*blocks))
     return Classifier(stem, layers, n_in)
 
 
@@ -278,11 +288,15 @@ def _twice(n_in: int, n_out: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """A U-Net of four depths, from 64 to 1,024 channels, with batch norms."""
+    """A U-Net of four depths, with batch norms.
 
-    def __init__(self) -> None:
+    Args:
+        width: Channels at the full size; the published net has 64.
+    """
+
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        widths = (64, 128, 256, 512, 1024)
+        widths = tuple(width * 2**depth for depth in range(5))
         pairs = list(zip(widths, widths[1:], strict=False))
         self.stem = _twice(3, widths[0])
         self.downs = nn.ModuleList(

@@ -192,4 +192,3 @@ def _their_overhead(row: MonetRow) -> float:
     """Return the published overhead at a third; for a transformer all models' most."""
     theirs = published(row.model, 1 / 3)
     return RANGE[1] if theirs is None else theirs.overhead
-

@@ -149,9 +149,7 @@ def _bytes(task: Mapping[str, Any], case: Case) -> Iterator[Told]:
 _NAMES = {spec.code: spec.name for spec in FINE_MENU.specs}
 
 
-def _learned(
-    trained: _Trained, case: Case, task: Mapping[str, Any]
-) -> PlanningProblem:
+def _learned(trained: _Trained, case: Case, task: Mapping[str, Any]) -> PlanningProblem:
     """Return the problem of the batch, with bytes as learned and seconds as told."""
     with trained.attach(case, "auto") as session:
         for _ in range(task["steps"]):
@@ -198,9 +196,7 @@ _EMPTY: Told = {
 }
 
 
-def _plan(
-    problem: PlanningProblem, planner: Planner, plain: int, share: float
-) -> Told:
+def _plan(problem: PlanningProblem, planner: Planner, plain: int, share: float) -> Told:
     """Plan for a share of plain training's growth, or for the least there is."""
     asked = replace(problem, budget_bytes=problem.start_bytes + share * plain)
     is_reached = True
@@ -292,6 +288,8 @@ def _times(task: Mapping[str, Any], case: Case) -> Iterator[Told]:
 def _are_equal(bare: _Trained, planned: _Trained) -> bool:
     pairs = zip(bare.parameters, planned.parameters, strict=True)
     return torch.equal(bare.loss.detach(), planned.loss.detach()) and all(
-        one.grad is not None and two.grad is not None and torch.equal(one.grad, two.grad)
+        one.grad is not None
+        and two.grad is not None
+        and torch.equal(one.grad, two.grad)
         for one, two in pairs
     )
