@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from mimose.bench import convnets
+from mimose.bench.unet import UNet
 from mimose.bench.zoo import ZOO, Batch
 
 
@@ -80,7 +81,7 @@ CASES: Mapping[str, Case] = {
         ),
         Case(
             name="unet",
-            build=partial(convnets.UNet, 32),
+            build=partial(UNet, 32),
             batch_size=4,
             length=128,
             units=(

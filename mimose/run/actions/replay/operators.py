@@ -162,7 +162,7 @@ def _batch_norm(
 
 
 def _pooled(_: Any, x: Any, positions: Any) -> Any:
-    """Take the elements that a pool has found: to look again takes ten times as long."""
+    """Take the elements that a pool has found: to look again takes ten times longer."""
     found = x.flatten(-2).gather(-1, positions.flatten(-2))
     return found.view(positions.shape)
 
