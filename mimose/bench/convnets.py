@@ -1,14 +1,13 @@
 """Convolutional nets that papers on training memory measure, in plain torch.
 
-ResNet-50, VGG-16, MobileNet-v2, GoogLeNet and U-Net, with random weights. What repeats
-is a module of its own, and so is each stem: any of them can be a unit. They take images
-and labels, and return a loss. Heads are one linear layer: the published VGG's hidden
-ones weigh more than all that a small batch's activations take.
+ResNet-50, VGG-16, MobileNet-v2 and GoogLeNet, with random weights. What repeats is a
+module of its own, and so is each stem: any of them can be a unit. They take images and
+labels, and return a loss. Heads are one linear layer: the published VGG's hidden ones
+weigh more than all that a small batch's activations take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
@@ -60,11 +59,10 @@ class ConvNorm(nn.Sequential):
         groups: int = 1,
         activation: nn.Module | None = None,
     ) -> None:
-        options = {"stride": stride, "padding": kernel // 2, "groups": groups}
-        parts = [
-            nn.Conv2d(n_in, n_out, kernel, bias=False, **options),
-            nn.BatchNorm2d(n_out),
-        ]
+        convolution = nn.Conv2d(
+            n_in, n_out, kernel, stride, kernel // 2, groups=groups, bias=False
+        )
+        parts = [convolution, nn.BatchNorm2d(n_out)]
         super().__init__(*parts, *([] if activation is None else [activation]))
 
 
@@ -99,21 +97,31 @@ class Bottleneck(nn.Module):
         return output
 
 
-_STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
+_STAGES = (
+    (64, (1, 2), 1),
+    (128, (2, 2), 2),
+    (256, (2, 2, 2), 2),
+    (512, (1, 1, 1), 2),
+)
+"""Width, blocks of each layer, stride of the first."""
 
 
 def resnet50() -> nn.Module:
-    """Return a ResNet-50: 16 bottlenecks."""
+    """Return a ResNet-50: 16 bottlenecks, in ten layers of one or two."""
     stem = nn.Sequential(
         ConvNorm(3, 64, 7, stride=2, activation=_relu()),
         nn.MaxPool2d(3, stride=2, padding=1),
     )
     layers: list[nn.Module] = []
     n_in = 64
-    for width, depth, stride in _STAGES:
-        for number in range(depth):
-            layers.append(Bottleneck(n_in, width, 1 if number else stride))
-            n_in = 4 * width
+    for width, groups, stride in _STAGES:
+        for n_blocks in groups:
+            blocks = []
+            for _ in range(n_blocks):
+                is_first = n_in != 4 * width
+                blocks.append(Bottleneck(n_in, width, stride if is_first else 1))
+                n_in = 4 * width
+            layers.append(nn.Sequential(*blocks))
     return Classifier(stem, layers, n_in)
 
 
@@ -148,11 +156,11 @@ class InvertedResidual(nn.Module):
     def __init__(self, n_in: int, n_out: int, stride: int, factor: int) -> None:
         super().__init__()
         width = n_in * factor
-        six = {"activation": nn.ReLU6(inplace=True)}
-        parts = [ConvNorm(n_in, width, **six)] if factor > 1 else []
+        six = nn.ReLU6(inplace=True)
+        parts = [ConvNorm(n_in, width, activation=six)] if factor > 1 else []
         self.body = nn.Sequential(
             *parts,
-            ConvNorm(width, width, 3, stride=stride, groups=width, **six),
+            ConvNorm(width, width, 3, stride=stride, groups=width, activation=six),
             ConvNorm(width, n_out),
         )
         self.is_residual = stride == 1 and n_in == n_out
@@ -204,11 +212,11 @@ class Inception(nn.Module):
         one, narrow, wide, narrower, wider, pooled = widths
         self.branches = nn.ModuleList(
             [
-                _basic(n_in, one),
-                nn.Sequential(_basic(n_in, narrow), _basic(narrow, wide, 3)),
-                nn.Sequential(_basic(n_in, narrower), _basic(narrower, wider, 3)),
+                basic(n_in, one),
+                nn.Sequential(basic(n_in, narrow), basic(narrow, wide, 3)),
+                nn.Sequential(basic(n_in, narrower), basic(narrower, wider, 3)),
                 nn.Sequential(
-                    nn.MaxPool2d(3, stride=1, padding=1), _basic(n_in, pooled)
+                    nn.MaxPool2d(3, stride=1, padding=1), basic(n_in, pooled)
                 ),
             ]
         )
@@ -218,7 +226,8 @@ class Inception(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 
-def _basic(n_in: int, n_out: int, kernel: int = 1, stride: int = 1) -> ConvNorm:
+def basic(n_in: int, n_out: int, kernel: int = 1, stride: int = 1) -> ConvNorm:
+    """Return a convolution, a batch norm and a ReLU."""
     return ConvNorm(n_in, n_out, kernel, stride=stride, activation=_relu())
 
 
@@ -240,9 +249,9 @@ _INCEPTIONS: tuple[_Shape, ...] = (
 
 def googlenet() -> nn.Module:
     """Return a GoogLeNet with batch norms: nine inception modules, one head."""
-    stem = nn.Sequential(_basic(3, 64, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True))
+    stem = nn.Sequential(basic(3, 64, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True))
     second = nn.Sequential(
-        _basic(64, 64), _basic(64, 192, 3), nn.MaxPool2d(3, 2, ceil_mode=True)
+        basic(64, 64), basic(64, 192, 3), nn.MaxPool2d(3, 2, ceil_mode=True)
     )
     layers: list[nn.Module] = [second]
     n_in = 192
@@ -254,50 +263,3 @@ def googlenet() -> nn.Module:
         one, _, wide, _, wider, pooled = widths
         n_in = one + wide + wider + pooled
     return Classifier(stem, layers, n_in)
-
-
-# ---------------------------------------------------------------------------- U-Net
-
-
-class Up(nn.Module):
-    """Doubles the size, takes what skipped the depths, and convolves twice."""
-
-    def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__()
-        self.up = nn.ConvTranspose2d(n_in, n_out, 2, stride=2)
-        self.body = _twice(2 * n_out, n_out)
-
-    def forward(self, x: torch.Tensor, skipped: torch.Tensor) -> torch.Tensor:
-        """Map (batch, n_in, height, width) to n_out channels of twice the size."""
-        output: torch.Tensor = self.body(torch.cat([skipped, self.up(x)], 1))
-        return output
-
-
-def _twice(n_in: int, n_out: int) -> nn.Sequential:
-    return nn.Sequential(_basic(n_in, n_out, 3), _basic(n_out, n_out, 3))
-
-
-class UNet(nn.Module):
-    """A U-Net of four depths, from 64 to 1,024 channels, with batch norms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (64, 128, 256, 512, 1024)
-        pairs = list(zip(widths, widths[1:], strict=False))
-        self.stem = _twice(3, widths[0])
-        self.downs = nn.ModuleList(
-            nn.Sequential(nn.MaxPool2d(2), _twice(n_in, n_out)) for n_in, n_out in pairs
-        )
-        self.ups = nn.ModuleList(Up(n_in, n_out) for n_out, n_in in reversed(pairs))
-        self.head = nn.Conv2d(widths[0], 1, 1)
-
-    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Output:
-        """Map images (batch, 3, height, width) and a mask (batch, height, width)."""
-        skipped = [self.stem(pixel_values)]
-        for down in self.downs:
-            skipped.append(down(skipped[-1]))
-        x = skipped.pop()
-        for up in self.ups:
-            x = up(x, skipped.pop())
-        logits = self.head(x)[:, 0]
-        return Output(functional.binary_cross_entropy_with_logits(logits, labels))

@@ -118,7 +118,11 @@ def _model(
     codes = list(dict.fromkeys(plan["plan"] for plan in plans))
     timed = list(run(**cpu, part="times", plans=codes, rounds=options.rounds))
     case = CASES[model]
-    shape = {"model": model, "batch": case.batch_size, "length": case.length}
+    shape: dict[str, Any] = {
+        "model": model,
+        "batch": case.batch_size,
+        "length": case.length,
+    }
     shape["calls"] = len(costs["events"])
     return [
         MonetRow(

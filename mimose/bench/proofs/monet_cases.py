@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from mimose.bench import convnets
+from mimose.bench.unet import UNet
 from mimose.bench.zoo import ZOO, Batch
 
 
@@ -66,9 +68,9 @@ CASES: Mapping[str, Case] = {
         Case(
             name="resnet50",
             build=convnets.resnet50,
-            batch_size=8,
+            batch_size=16,
             length=128,
-            units=("stem", *(f"layers.{i}" for i in range(16))),
+            units=("stem", *(f"layers.{i}" for i in range(10))),
         ),
         Case(
             name="googlenet",
@@ -79,8 +81,8 @@ CASES: Mapping[str, Case] = {
         ),
         Case(
             name="unet",
-            build=convnets.UNet,
-            batch_size=2,
+            build=partial(UNet, 32),
+            batch_size=4,
             length=128,
             units=(
                 "stem",

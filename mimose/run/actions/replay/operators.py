@@ -68,6 +68,10 @@ class Operator:
     """Whether its output lies in its operand's storage."""
     has_many: bool = False
     """Whether it returns several tensors."""
+    edit: Callable[..., Any] | None = None
+    """The same in place, for an operand that nobody else reads."""
+    is_fresh: bool = False
+    """Whether what it returns is surely a tensor of its own, which may be edited."""
     positions: str = ""
     """Under this name it saves positions in the planes of its first operand: they are
     held in fewer bytes, and not found again."""
@@ -158,7 +162,7 @@ def _batch_norm(
 
 
 def _pooled(_: Any, x: Any, positions: Any) -> Any:
-    """Take the elements that a pool has found: to look again takes ten times as long."""
+    """Take the elements that a pool has found: to look again takes ten times longer."""
     found = x.flatten(-2).gather(-1, positions.flatten(-2))
     return found.view(positions.shape)
 
@@ -219,7 +223,10 @@ def _attention_flops(_: Any, *operands: Any, out_val: Any) -> int:
 OPERATORS: Mapping[str, Operator] = {
     # ------------------------------------------------------------------- pointwise
     "AddBackward0": Operator(
-        _SUM, lambda alpha, a, b: torch.add(a, b, alpha=alpha), _saved("alpha")
+        _SUM,
+        lambda alpha, a, b: torch.add(a, b, alpha=alpha),
+        _saved("alpha"),
+        is_fresh=True,
     ),
     "SubBackward0": Operator(
         _SUM, lambda alpha, a, b: torch.sub(a, b, alpha=alpha), _saved("alpha")
@@ -238,7 +245,9 @@ OPERATORS: Mapping[str, Operator] = {
     "NegBackward0": _pointwise(torch.neg),
     "TanhBackward0": _pointwise(torch.tanh),
     "SigmoidBackward0": _pointwise(torch.sigmoid),
-    "ReluBackward0": _pointwise(torch.relu),
+    "ReluBackward0": Operator(
+        _X_ONLY, lambda _, x: torch.relu(x), edit=lambda _, x: torch.relu_(x)
+    ),
     "RsqrtBackward0": _pointwise(torch.rsqrt),
     "SiluBackward0": _pointwise(functional.silu, _X),
     "GeluBackward0": Operator(
@@ -260,7 +269,11 @@ OPERATORS: Mapping[str, Operator] = {
     "HardtanhBackward0": Operator(
         _X,
         lambda told, x: functional.hardtanh(x, *told),
-        lambda node: (saved_value(node, "min_val"), saved_value(node, "max_val")),
+        edit=lambda told, x: functional.hardtanh_(x, *told),
+        settings=lambda node: (
+            saved_value(node, "min_val"),
+            saved_value(node, "max_val"),
+        ),
     ),
     "EluBackward0": Operator(
         _X,
@@ -329,6 +342,7 @@ OPERATORS: Mapping[str, Operator] = {
         _batch_norm,
         lambda node: (saved_value(node, "training"), saved_value(node, "eps")),
         has_many=True,
+        is_fresh=True,
     ),
     # ---------------------------------------------------------- pools and other sizes
     "MaxPool2DWithIndicesBackward0": Operator(
@@ -417,6 +431,7 @@ OPERATORS: Mapping[str, Operator] = {
         (Operand(0, "input"), Operand(1, "weight"), Operand(2, given=Given.BIAS)),
         lambda told, x, weight, bias: torch.convolution(x, weight, bias, *told),
         lambda node: [saved_value(node, name) for name in _CONVOLUTION],
+        is_fresh=True,
         flops=_convolution_flops,
     ),
     "ScaledDotProductFlashAttentionForCpuBackward0": Operator(

@@ -258,11 +258,23 @@ class Rebuild:
     def _run(self, step: Step, told: Any) -> Any:
         operands = [self.value(operand) for operand in step.operands]
         operator = OPERATORS[step.name]
-        made = operator.run(told, *operands)
+        run = operator.run
+        if operator.edit is not None and self._is_mine(step.operands[0]):
+            run = operator.edit
+        made = run(told, *operands)
         if operator.flops is not None:
             flops = operator.flops(told, *operands, out_val=made)
             self._watch.add_flops(step.node, flops)
         return made
+
+    def _is_mine(self, index: int) -> bool:
+        """Whether what a step comes to is new, and read once in a backward."""
+        step = self._recipe.steps[index]
+        if self._recipe.readers[index] > 1:
+            return False
+        if step.source is Source.PART:
+            step = self._recipe.steps[step.operands[0]]
+        return step.source is Source.RUN and OPERATORS[step.name].is_fresh
 
 
 _LENT = -1

@@ -243,10 +243,20 @@ class UnitGraph:
             is_fixed = key in self._held or n_bytes < self._least_bytes
             storage = self.storages[key] = Saved(n_bytes, is_fixed=is_fixed)
         storage.slots.append(slot)
-        value = self.nodes.value_of(tensor)
+        value = self.nodes.value_of(tensor) or self._cloned(slot)
         if value is not None:
             self.slot_of.setdefault(value, slot)
             storage.root = self.root(value)
+
+    def _cloned(self, slot: Slot) -> Value | None:
+        """Return the value that a node which edits its operand has saved a copy of."""
+        operator = OPERATORS.get(self.kinds[slot.node])
+        for operand in (operator and operator.operands) or ():
+            if operand.saved == slot.name and operand.edge is not None:
+                kind, number, output = self.nodes.edge(slot.node, operand.edge)
+                if kind == "node" and self.kinds[number] != ACCUMULATE:
+                    return Value(number, output)
+        return None
 
     def root(self, value: Value) -> Value:
         """Return the value whose storage this one lies in, behind all views."""
