@@ -152,14 +152,13 @@ class _Search:
             if self._shared_behind(t):
                 saves = form.saves_output[t][:, None]
                 saved = np.broadcast_to(saves, held.shape).ravel()
-        grown = Walks(held.ravel(), cost.ravel(), None, saved)
         if walks.level is None and walks.held[-1] <= low_until:
-            return grown
+            return Walks(held.ravel(), cost.ravel(), None, saved)
         level = walks.held + steps.backward[t]
         if walks.level is not None:
             level = np.maximum(level, walks.level + steps.extra[t])
-        grown.cost[(level > self._budget_bytes).ravel()] = np.inf
-        return grown._replace(level=level.ravel())
+        cost[level > self._budget_bytes] = np.inf
+        return Walks(held.ravel(), cost.ravel(), level.ravel(), saved)
 
     def _narrow(
         self, grown: Walks, stay: IntArray, t: int, low_level: float

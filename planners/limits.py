@@ -35,6 +35,6 @@ def limits_of(form: PrefixForm, headroom: FloatArray, budget_bytes: float) -> Li
         budget_bytes - form.need_bytes, headroom[0, 1:, None] - form.held_bytes
     )
     if not form.has_pairs:
-        return Limits(before, np.broadcast_to(np.inf, before.shape))
+        return Limits(before, np.full(before.shape, np.inf))
     saved, free = headroom[1, 1:, None], headroom[0, 1:, None]
     return Limits(before, np.where(form.saves_output, saved, free))

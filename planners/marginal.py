@@ -94,7 +94,8 @@ class Marginal:
             give_way()
             proved = walk.exact and factor > 1
             made = judge(problem, walk.choice, planner=self.name, optimal=proved)
-            if fits(problem, walk.choice):
+            is_within = made.peak_bytes <= problem.budget_bytes
+            if is_within and keeps_host_budget(problem, walk.choice):
                 return made
         return self._plan_from_safest(problem, form)
 

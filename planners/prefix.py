@@ -133,10 +133,10 @@ def prefix_form(problem: PlanningProblem) -> PrefixForm:
 def _boundaries(problem: PlanningProblem) -> tuple[FloatArray, FloatArray, BoolArray]:
     """Return (E, K) held at the least, shared on top, and who saves what is shared."""
     held, allowed = problem.held_bytes, problem.allowed
-    shared = np.zeros_like(held)
+    shared = np.zeros(held.shape)
+    if not np.count_nonzero(problem.releases_input):
+        return held, shared, np.zeros(held.shape, np.bool_)
     releases = np.logical_and(problem.releases_input, allowed)
-    if not np.count_nonzero(releases):
-        return held, shared, np.zeros_like(releases)
     saves = np.logical_and(problem.saves_output, allowed)
     goes = np.where(releases, problem.input_bytes[:, None], 0.0)
     goes[1:][np.logical_and.reduce(saves[:-1] == allowed[:-1], axis=1)] = 0.0

@@ -1,14 +1,15 @@
 """Made-up planning problems with every action: also those that pack and offload.
 
 Made of the problems of `mimose.bench.problems`: what a layer has left under ``lean``,
-and its input, is pooled, quantized or copied to the host. In the stages of a
-convolutional net a layer ends with a ReLU and saves its own output, so that what an
-input's packing frees depends on the layer before; elsewhere it does not.
+and its input, is pooled, quantized or copied to the host. Where layers end with an
+activation and save their own outputs, as those of convolutional nets do, what packing
+an input frees depends on the layer before.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,7 @@ def draw_whole_menu(
     kind: str,
     n_events: int,
     *,
+    pairs: bool,
     jitter: float = 0.0,
     nets_by_action: bool = True,
     masked: bool = False,
@@ -51,9 +53,9 @@ def draw_whole_menu(
 
     Args:
         rng: What to draw from.
-        kind: One of `mimose.bench.problems.KINDS`; in ``"stages"`` layers save their
-            outputs.
+        kind: One of `mimose.bench.problems.KINDS`.
         n_events: Events of the step.
+        pairs: Whether layers save their own outputs, as long as they are not packed.
         jitter: By how much the costs and bytes of like layers differ.
         nets_by_action: Whether some actions leave a little more behind than others.
         masked: Whether families do without some actions.
@@ -91,12 +93,12 @@ def draw_whole_menu(
         "host_bytes": np.rint(host),
     }
     at = [(*_BASE, *_PACKED).index(name) for name in _ORDER]
-    joined = {
+    joined: dict[str, Any] = {
         name: np.concatenate((getattr(base, name), more), axis=1)[:, at]
         for name, more in tables.items()
     }
     names = np.array(_ORDER)
-    saves = np.isin(names, _BASE[:-1]) if kind == "stages" else np.zeros(12, np.bool_)
+    saves = np.isin(names, _BASE[:-1]) if pairs else np.zeros(12, np.bool_)
     each = np.ones((n_events, 1), np.bool_)
     return replace(
         base,

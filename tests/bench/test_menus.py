@@ -23,7 +23,7 @@ def rng():
 @pytest.mark.parametrize("n_events", [1, 2, 5, 12])
 def test_the_whole_menu(rng, kind, n_events):
     """There are twelve actions; the codecs hold less than lean, and let inputs go."""
-    problem = draw_whole_menu(rng, kind, n_events, nets_by_action=False)
+    problem = draw_whole_menu(rng, kind, n_events, pairs=True, nets_by_action=False)
     at = {name: i for i, name in enumerate(problem.actions)}
     assert (n_events, 12) == problem.cost.shape
     assert problem.lossy == {"pool", "pool4", "quantize", "quantize4"}
@@ -36,16 +36,16 @@ def test_the_whole_menu(rng, kind, n_events):
     assert [at["offload"], at["offload_input"]] == needs_host
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pairs_in_convolutional_nets_alone(rng, kind):
+@pytest.mark.parametrize("pairs", [False, True])
+def test_pairs_where_they_were_asked_for(rng, pairs):
     """Elsewhere nobody saves an output, and nothing depends on a pair."""
-    form = prefix_form(draw_whole_menu(rng, kind, 8))
-    assert (kind == "stages") == form.has_pairs
+    form = prefix_form(draw_whole_menu(rng, "stages", 8, pairs=pairs))
+    assert pairs == form.has_pairs
 
 
 def test_each_menu_has_all_of_the_one_before(rng):
     """From whole layers to everything, keeping first and recomputing last."""
-    problem = draw_whole_menu(rng, "layers", 4)
+    problem = draw_whole_menu(rng, "layers", 4, pairs=True)
     menus = [with_menu(problem, menu).actions for menu in MENUS]
     assert menus[0] == ("keep", "recompute")
     assert menus[-1] == problem.actions
@@ -54,7 +54,8 @@ def test_each_menu_has_all_of_the_one_before(rng):
 
 def test_budgets(rng):
     """A share of 0 is the least peak of the menu, under the host's budget."""
-    problem = with_budgets(draw_whole_menu(rng, "stages", 8), "offload", 0.0, 0.2)
+    problem = draw_whole_menu(rng, "layers", 8, pairs=True)
+    problem = with_budgets(problem, "offload", 0.0, 0.2)
     least = safest_plan(with_menu(problem, "offload")).peak_bytes
     assert least == problem.budget_bytes
     assert problem.host_budget_bytes == pytest.approx(

@@ -83,7 +83,7 @@ def problem(request, rng, random_problem, transformer_problem, resnet_problem,
         "random with all": lambda: random_problem(
             rng, 8, 4, host=True, nets_by_action=True, pairs=True
         ),
-        "twelve actions": lambda: whole_menu_problem(rng, "stages", 12),
+        "twelve actions": lambda: whole_menu_problem(rng, "layers", 12, pairs=True),
         "random with host": lambda: random_problem(rng, 10, 3, host=True),
     }[request.param]()
     return budget_between(made, 0.5)

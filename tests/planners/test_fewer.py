@@ -18,7 +18,7 @@ def menus_below(problem):
 
 def test_what_is_left_out_first(rng, whole_menu_problem):
     """Lossy actions, then those of the host, then all but the ends."""
-    problem = whole_menu_problem(rng, "stages", 6)
+    problem = whole_menu_problem(rng, "layers", 6, pairs=True)
     lossy = ("pool", "pool4", "quantize", "quantize4")
     exact = tuple(name for name in problem.actions if name not in lossy)
     on_device = tuple(name for name in exact if not name.startswith("offload"))
@@ -38,7 +38,7 @@ def test_an_event_that_cannot_do_without(make_problem):
 
 def test_tables_are_those_of_the_actions(rng, whole_menu_problem):
     """Each table loses the same columns; lossy names go with them."""
-    problem = whole_menu_problem(rng, "stages", 6)
+    problem = whole_menu_problem(rng, "layers", 6, pairs=True)
     at = [0, problem.actions.index("pool"), problem.actions.index("recompute")]
     fewer = with_actions(problem, at)
     assert fewer.actions == ("keep", "pool", "recompute")
@@ -53,7 +53,7 @@ def test_more_actions_never_cost_more(rng, whole_menu_problem, kind):
     """Not even to a search that leaves out nearly all."""
     planner = Marginal(width=2, widest=2)
     for share, host_share in ((0.02, None), (0.1, 0.2), (0.3, None), (0.5, 0.1)):
-        problem = whole_menu_problem(rng, kind, 12, jitter=0.05)
+        problem = whole_menu_problem(rng, kind, 12, pairs=kind != "pair", jitter=0.05)
         problem = with_budgets(problem, "whole layers", share, host_share)
         costs = [planner.plan(with_menu(problem, menu)).extra_cost for menu in MENUS]
         assert sorted(costs, reverse=True) == pytest.approx(costs)

@@ -111,11 +111,11 @@ def test_an_input_larger_than_all_that_is_held(make_problem):
         assert made.peak_bytes == 54.0
 
 
-@pytest.mark.parametrize("menu_kind", ["stages", "pair"])
-def test_twelve_actions(rng, whole_menu_problem, budget_between, menu_kind):
+@pytest.mark.parametrize("kind", ["layers", "mixture"])
+def test_twelve_actions(rng, whole_menu_problem, budget_between, kind):
     """With the proportions of layers the search agrees with the solver."""
     for share in (0.1, 0.4):
-        problem = whole_menu_problem(rng, menu_kind, 8, jitter=0.02)
+        problem = whole_menu_problem(rng, kind, 8, pairs=True, jitter=0.02)
         problem = budget_between(problem, share)
         plan, solved = Marginal().plan(problem), Optimal()._solve(problem)
         assert plan.extra_cost == pytest.approx(solved.extra_cost)

@@ -1,8 +1,8 @@
 """Does a plan cost more where there are more actions to choose from? It should not.
 
-Problems of twelve actions are drawn at random (see `mimose.bench.menus`): in those of
-convolutional nets what an action frees depends on the layer before, and in most the
-host has room for a part of what could be copied there. Each is planned by ``marginal``
+Problems of twelve actions are drawn at random (see `mimose.bench.menus`): in half of
+them what an action frees depends on the layer before, and in most the host has room for
+a part of what could be copied there. Each is planned by ``marginal``
 and by ``optimal`` with four menus, each of which has all actions of the one before it:
 whole layers, rebuilt tensors, copies to the host, lossy actions. At the same budgets
 none may cost more than the one before. Told as well are how far ``marginal`` is from
@@ -58,6 +58,8 @@ class MenuChainRow(Row):
     problem: int
     kind: str
     events: int
+    pairs: bool
+    """Whether what an action frees depends on the layer before."""
     jitter: float
     """By how much like layers differ."""
     masked: bool
@@ -107,8 +109,8 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     for menu in MENUS:
         own = [row for row in rows if row.menu == menu]
         answer.table += [
-            _line(menu, "pairs", [row for row in own if row.kind == "stages"]),
-            _line(menu, "no pairs", [row for row in own if row.kind != "stages"]),
+            _line(menu, "pairs", [row for row in own if row.pairs]),
+            _line(menu, "no pairs", [row for row in own if not row.pairs]),
         ]
     hosts = [row for row in rows if row.binds_host]
     answer.table.append(_line("host limited", "any", hosts))
@@ -196,6 +198,7 @@ def _drawn(
         drawn: dict[str, Any] = {
             "kind": KINDS[index % len(KINDS)],
             "events": int(rng.integers(_FEWEST, _MOST + 1)),
+            "pairs": index // len(KINDS) % 2 == 0,
             "jitter": float(rng.choice(_JITTERS)),
             "masked": bool(rng.random() < 0.5),
             "nets_differ": bool(rng.random() < 0.5),
@@ -204,6 +207,7 @@ def _drawn(
             rng,
             drawn["kind"],
             drawn["events"],
+            pairs=drawn["pairs"],
             jitter=drawn["jitter"],
             nets_by_action=drawn["nets_differ"],
             masked=drawn["masked"],
