@@ -39,6 +39,7 @@ PROOFS = (
     "stepcost",
     "tight",
     "trainer",
+    "unbiased",
     "weight",
     "windows",
 )
