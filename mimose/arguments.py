@@ -42,6 +42,23 @@ def check_choices(
         raise ValueError(msg)
 
 
+def check_max_error(max_error: float | None) -> None:
+    """Make sure that a bound on gradients' errors can be used.
+
+    Raises:
+        ValueError: It is no number above 0.
+    """
+    if max_error is None:
+        return
+    is_number = isinstance(max_error, (int, float)) and not isinstance(max_error, bool)
+    if not is_number or not max_error > 0.0:
+        msg = (
+            f"max_error must be None or a number above 0, a part of the gradient's "
+            f"norm such as 0.01, got {max_error!r}"
+        )
+        raise ValueError(msg)
+
+
 def check_watched(loader: object, ahead: int) -> None:
     """Make sure that batches can be taken from a loader, and so many ahead.
 

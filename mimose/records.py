@@ -185,6 +185,9 @@ class Summary:
     """Units that cannot be recomputed, and why."""
     inexact_units: Mapping[str, str] = field(default_factory=dict)
     """Units that are recomputed but not to the bit on this device, and why."""
+    gradient_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By lossy action and layer: the largest change of the layer's gradient that was
+    measured, as a part of its norm."""
     timed_plans: int = 0
     """Recorded steps in which a plan added time that was predicted and measured."""
     extra_seconds: float | None = None

@@ -14,12 +14,14 @@ from torch.utils.checkpoint import CheckpointError
 
 from mimose.arguments import (
     check_choices,
+    check_max_error,
     check_shapes,
     check_watched,
     refuse_no_model,
 )
 from mimose.budget import format_bytes
 from mimose.exceptions import (
+    BudgetError,
     MimoseError,
     RecomputationError,
     StateMismatchError,
@@ -32,13 +34,17 @@ from mimose.predictors import make_predictor
 from mimose.records import Summary
 from mimose.report import text as _report
 from mimose.report.columns import terminal_width
-from mimose.run.actions.registry import choose
+from mimose.run.actions.base import Means
+from mimose.run.actions.offload.budget import make_host
+from mimose.run.actions.offload.codec import OffloadCodec
+from mimose.run.actions.registry import choose, need_host
 from mimose.run.attachment import Attachment, refuse_second
 from mimose.run.engine import Engine, Options
 from mimose.run.retry import Gradients
 from mimose.run.watched import Watches
 from mimose.state import describe, refuse_other
 from mimose.types import StepInput
+from mimose.watch.placement import only_device
 from mimose.watch.size_table import Table
 from mimose.watch.units import UnitsSpec
 
@@ -67,6 +73,8 @@ def attach(
     max_records: int = 10_000,
     hard_limit: bool = False,
     cost: str = "auto",
+    max_error: float | None = None,
+    host_budget: float | str | None = None,
 ) -> Session:
     """Plan every training step of a model within a memory budget.
 
@@ -89,8 +97,10 @@ def attach(
             ``(name, module)``.
         actions: What may happen to a layer's activations: ``"exact"`` to keep or
             recompute whole layers; ``"fine"`` for the exact actions between these as
-            well, which rebuild tensors one by one; or names, such as ``("keep",
-            "lean", "recompute")``.
+            well, which rebuild tensors one by one; ``"all"`` for lossy ones and those
+            that use the host's memory as well; or names, such as ``("keep", "lean",
+            "recompute")``. Only ``"all"``, ``"pool"``, ``"pool4"``, ``"quantize"`` and
+            ``"quantize4"`` change gradients.
         planner: ``"auto"``, ``"marginal"``, ``"optimal"``, ``"greedy"`` (Mimose's
             Algorithm 1), ``"none"``, ``"full"``, ``"every-K"``, or a `Planner` such as
             `mimose.planners.Static`.
@@ -117,12 +127,20 @@ def attach(
         cost: What plans are to save: ``"seconds"``, learned from the steps;
             ``"flops"``, so that equal runs make equal plans; or ``"auto"``, seconds
             where an action is in use whose FLOPs do not tell its time.
+        max_error: The largest change of a layer's gradient by a lossy action, as a
+            part of the gradient's norm, such as 0.01. It is measured on each layer, in
+            its first call under the action and again every 256 calls, and a layer
+            where it is larger does not run so any more. None for any.
+        host_budget: The most memory of the host that ``"offload"`` and
+            ``"offload_input"`` may hold, as `budget` but for ``"+…"``: ``"16GiB"``, or
+            a share of what is free there as the session begins. None for half of it.
 
     Returns:
         The session; also a context manager.
 
     Raises:
-        BudgetError: The budget cannot be read, or no wall can be set at it.
+        BudgetError: A budget cannot be read, no wall can be set at it, or there is
+            nothing that a budget of the host would be for.
         InfeasibleBudgetError: More than the budget is held already.
         NoUnitsError: No modules to plan for were found.
         AlreadyAttachedError: The model has a session already.
@@ -132,11 +150,14 @@ def attach(
         TypeError: The model is no module.
     """
     check_choices(on_infeasible, cache_size, max_records, round_to, cost)
+    check_max_error(max_error)
     if isinstance(predictor, str):
         make_predictor(predictor)
+    host = _host(model, actions, host_budget)
     options = Options(
         budget=budget,
-        actions=choose(actions),
+        actions=choose(actions, Means(max_error, host)),
+        host=host,
         units=units,
         planner=make_planner(planner),
         predictor=predictor,
@@ -151,6 +172,22 @@ def attach(
         refine=refine,
     )
     return Session(model, options)
+
+
+def _host(
+    model: nn.Module, actions: str | Sequence[str], host_budget: float | str | None
+) -> OffloadCodec | None:
+    """Return what holds tensors on the host; None where nothing does."""
+    if need_host(actions):
+        refuse_no_model(model)
+        return make_host(only_device(model), host_budget)
+    if host_budget is not None:
+        msg = (
+            f"host_budget {host_budget!r}: none of the actions {actions!r} holds "
+            f"anything on the host; add 'offload' or 'offload_input', or leave it out"
+        )
+        raise BudgetError(msg)
+    return None
 
 
 class Session:
@@ -413,6 +450,7 @@ class Session:
             kept_units=dict(self._engine.findings.kept),
             **self._engine.footprint.told(),
             inexact_units=dict(self._engine.findings.inexact),
+            gradient_errors=self._engine.gradient_errors,
             largest_to_come=self._engine.epoch.largest,
             least_peak_to_come=self._engine.epoch.least_peak_bytes,
         )

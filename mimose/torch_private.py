@@ -43,6 +43,7 @@ __all__ = [
     "current_graph_task",
     "device_statistics",
     "drop_saved_hooks",
+    "empty_host_cache",
     "eval_frame_callback",
     "is_checkpoint_debugged",
     "is_from_checkpoint",
@@ -387,3 +388,16 @@ def allocator_settings() -> str:
     """
     settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     return "" if settings is None else str(settings())
+
+
+def empty_host_cache() -> None:
+    """Unpin what the allocator of pinned memory keeps for whoever asks next.
+
+    ``torch.accelerator.empty_host_cache`` is public where torch has it (#171270), and
+    not to be called on devices without such an allocator (#197561). Before it CUDA had
+    one of its own (#134332). Where neither is there nothing is unpinned.
+    """
+    empty = getattr(torch.accelerator, "empty_host_cache", None)
+    empty = empty or getattr(torch._C, "_host_emptyCache", None)
+    if empty is not None:
+        empty()

@@ -91,6 +91,17 @@ class Measured:
     """Bytes of the larger storages that it reads, by identity."""
     saved_inputs: set[int] = field(default_factory=set)
     """Those of them that it would hold if it were kept."""
+    host_bytes: dict[str, float] = field(default_factory=dict)
+    """By action, what it held on the host."""
+    output_bytes: dict[str, float] = field(default_factory=dict)
+    """By action, what it saves itself of what it returns."""
+    handed_bytes: float = 0.0
+    """Of its input, that it let go."""
+    gone_bytes: float = 0.0
+    """Of these, that had gone as the next segment but one began: nobody else held
+    them."""
+    is_gone: Callable[[], bool] | None = None
+    """Whether they have gone by now; None once that was asked."""
     has_gradient: bool = False
 
     def leave(self, sizes: Sizes) -> None:
@@ -117,6 +128,7 @@ class Measured:
     def keep(self, action: str) -> None:
         """Take note that it was kept, whatever was meant to be done."""
         self.action = action
+        self.handed_bytes, self.is_gone = 0.0, None
 
     def add_flops(self, flops: int) -> None:
         """Take in what its backward has run again."""
@@ -125,6 +137,44 @@ class Measured:
     def tell_held(self, action: str, n_bytes: float) -> None:
         """Take in what was held under the action that it ran under."""
         self.held_bytes = {**self.held_bytes, action: n_bytes}
+
+    def tell_packed(
+        self, action: str, *, host_bytes: float, saved_output_bytes: float
+    ) -> None:
+        """Take in what else was held under the action that it ran under.
+
+        Args:
+            action: The action.
+            host_bytes: On the host.
+            saved_output_bytes: Of what it returns, for its own backward.
+        """
+        self.host_bytes = {**self.host_bytes, action: host_bytes}
+        self.tell_outputs(action, saved_output_bytes)
+
+    def tell_outputs(self, action: str, n_bytes: float) -> None:
+        """Take in what it saves of what it returns, under an action."""
+        self.output_bytes = {**self.output_bytes, action: n_bytes}
+
+    def tell_released(self, n_bytes: float, is_gone: Callable[[], bool]) -> None:
+        """Take note that it let its input go.
+
+        Args:
+            n_bytes: The input's.
+            is_gone: Tells whether nobody holds it any more.
+        """
+        self.handed_bytes, self.is_gone = n_bytes, is_gone
+
+    def settle(self) -> None:
+        """Look whether its input has gone, once its caller could let go of it."""
+        if self.is_gone is not None:
+            self.gone_bytes = self.handed_bytes if self.is_gone() else 0.0
+            self.is_gone = None
+
+    def withdraw(self, action: str) -> None:
+        """Take back what was told of what it held under an action."""
+        for told in ("held_bytes", "host_bytes", "output_bytes"):
+            left = {a: n for a, n in getattr(self, told).items() if a != action}
+            setattr(self, told, left)
 
     def count(
         self, held_bytes: dict[str, float], copied_bytes: float, *, flops: int

@@ -86,11 +86,12 @@ RECOMPUTE = ActionSpec(name="recompute", code="r", resources=frozenset({"compute
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """The actions in use, from the one that holds most to the one that holds least.
+    """The actions in use.
 
     The first is what happens without any plan: nothing is dropped, nothing costs. The
-    last is the least: what can run at all runs under it, so steps are collected and
-    run again under it.
+    last is the least that any layer can do with, by itself and on its device: what can
+    run at all runs under it, so steps are collected and run again under it. Actions
+    that pack, or copy to the host, may hold less.
 
     Raises:
         ValueError: There is none, or two share a name or a code.
@@ -123,7 +124,7 @@ class Menu:
 
     @property
     def least(self) -> str:
-        """The action that holds least."""
+        """The action under which what can run at all runs."""
         return self.specs[-1].name
 
     @property
@@ -135,6 +136,10 @@ class Menu:
     def lossy(self) -> frozenset[str]:
         """The actions that change gradients."""
         return frozenset(spec.name for spec in self.specs if not spec.is_exact)
+
+    def hands_on(self, name: str) -> bool:
+        """Whether a layer under an action holds nothing of what it returns."""
+        return name == self.least or self.spec(name).packs or self.spec(name).recomputes
 
     def spec(self, name: str) -> ActionSpec:
         """Return the action of a name.

@@ -35,8 +35,8 @@ class PlanningProblem:
     """One training step's memory and costs, for one shape of the batch.
 
     There are E events, in the order in which they run forward, and K actions, in the
-    order of their `Menu`: ``"keep"`` is the first, and the last holds least. Sizes are
-    bytes. Numbers must be finite, also
+    order of their `Menu`: ``"keep"`` is the first, and the last is what an event runs
+    under where nothing is known of it. Sizes are bytes. Numbers must be finite, also
     where an action is not allowed (they are not read there); the two budgets alone
     may be infinite. Arrays are taken as they are, without a copy: neither the
     caller nor a planner writes to them afterwards.
@@ -51,7 +51,8 @@ class PlanningProblem:
     """(E,) names in forward order, such as ``"encoder.layer.3#0"``."""
 
     actions: tuple[str, ...]
-    """(K,) names of the actions, ``"keep"`` first, the one that holds least last."""
+    """(K,) names of the actions, ``"keep"`` first, the plainest of those that hold
+    little last."""
 
     allowed: BoolArray
     """(E, K) whether the event may run under the action."""

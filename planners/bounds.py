@@ -11,6 +11,7 @@ import numpy as np
 
 from .base import FloatArray, IntArray
 from .dive import dive
+from .limits import Limits
 from .pauses import give_way
 from .prefix import PrefixForm
 from .relaxed import relaxed_rests
@@ -22,8 +23,9 @@ class Bounds:
     Args:
         form: The step, in prefix form.
         cost: (E, K) what the action costs.
-        headroom: (E + 1,) the most that may be held before each event, and at the end.
-        limit: (E, K) the most that may be held before the event under the action.
+        headroom: (2, E + 1) the most that may be held before each event, and at the
+            end, see ``limits.py``.
+        limits: The same by the event's action.
         budget_bytes: The highest level allowed.
     """
 
@@ -32,12 +34,14 @@ class Bounds:
         form: PrefixForm,
         cost: FloatArray,
         headroom: FloatArray,
-        limit: FloatArray,
+        limits: Limits,
         budget_bytes: float,
     ) -> None:
-        self._rests = relaxed_rests(form, cost, headroom)
+        self._rests = relaxed_rests(form, cost, headroom[0])
         give_way()
-        self.known: IntArray | None = dive(form, cost, limit, budget_bytes, self._rests)
+        self.known: IntArray | None = dive(
+            form, cost, limits, budget_bytes, self._rests
+        )
         """(E,) actions of the first walk; None where none was found."""
         self.known_cost = math.inf
         """What it costs."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .base import FloatArray, IntArray
+from .limits import Limits
 from .pauses import give_way
 from .prefix import PrefixForm
 from .relaxed import Rest
@@ -16,7 +17,7 @@ from .relaxed import Rest
 def dive(
     form: PrefixForm,
     cost: FloatArray,
-    limit: FloatArray,
+    limits: Limits,
     budget_bytes: float,
     rests: Sequence[Rest],
 ) -> IntArray | None:
@@ -25,8 +26,7 @@ def dive(
     Args:
         form: The step, in prefix form.
         cost: (E, K) what the action costs.
-        limit: (E, K) the most that may be held before the event; -inf where the action
-            is not allowed.
+        limits: The most that may be held.
         budget_bytes: The highest level allowed.
         rests: (E + 1,) what the rest costs at least, by the number of events behind.
 
@@ -34,16 +34,28 @@ def dive(
         (E,) actions. None where it ends before the last event: with nets that depend
         on the action it may.
     """
-    held, level = 0.0, form.step_bytes
+    held, level, is_saved = 0.0, form.step_bytes, False
     choice = []
-    tables = form.held_bytes, cost, limit, form.extra_bytes, form.backward_bytes
+    tables = (
+        form.held_bytes,
+        form.shared_bytes,
+        form.saves_output,
+        cost,
+        limits.before,
+        limits.behind,
+        form.extra_bytes,
+        form.backward_bytes,
+    )
     rows = zip(*(table.tolist() for table in tables), rests[1:], strict=True)
-    for holds, costs, limits, extras, backwards, rest in rows:
+    for holds, shares, saves, costs, before, behind, extras, backwards, rest in rows:
         give_way()
+        if is_saved:
+            holds = [sum(both) for both in zip(holds, shares, strict=True)]
         hopes = [
             (spent + rest.at(held + holds[action]), action)
             for action, spent in enumerate(costs)
-            if held <= limits[action]
+            if held <= before[action]
+            and held + holds[action] <= behind[action]
             and level + extras[action] <= budget_bytes
             and held + backwards[action] <= budget_bytes
         ]
@@ -51,6 +63,6 @@ def dive(
             return None
         _, action = min(hopes)
         level = max(level + extras[action], held + backwards[action])
-        held += holds[action]
+        held, is_saved = held + holds[action], saves[action]
         choice.append(action)
     return np.array(choice, dtype=np.intp)

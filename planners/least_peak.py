@@ -4,15 +4,16 @@ There (see Note: [Prefix form] in ``prefix.py``) a walk over the events has to r
 three numbers: the bytes held, the level, which is the highest that the backwards of its
 events will reach if those of later events leave the least they can, and the highest
 peak of its forwards. Of two walks that have come equally far, the one that is no larger
-in any of the three is at least as good, and the other is dropped. Where too many are
-left, those of the least bound on the final peak stay.
+in any of the three is at least as good, and the other is dropped, unless the next event
+may share what the last one has saved, and only the first has. Where too many are left,
+those of the least bound on the final peak stay.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from .base import FloatArray, IntArray
+from .base import BoolArray, FloatArray, IntArray
 from .pauses import give_way
 from .prefix import PrefixForm, least_peak_choice, least_suffix, prefix_peak
 
@@ -28,14 +29,22 @@ class _Labels(NamedTuple):
     level: FloatArray
     peak: FloatArray
     """Of their forwards."""
+    saved: BoolArray
+    """Whether their last event saved an output that the next one may share."""
 
     def picked(self, at: IntArray) -> "_Labels":
         """Read some of them, of (K, n) or (n,) arrays."""
-        return _Labels(*(numbers.ravel()[at] for numbers in self))
+        held, level, peak = (numbers.ravel()[at] for numbers in self[:3])
+        return _Labels(held, level, peak, self.saved.ravel()[at])
 
-    def bound(self, suffix_bytes: float) -> FloatArray:
-        """Return (n,) the least that they can end with."""
-        peak = np.maximum(self.peak, self.held + suffix_bytes)
+    def bound(self, suffix_bytes: FloatArray) -> FloatArray:
+        """Return (n,) the least that they can end with.
+
+        Args:
+            suffix_bytes: (2,) what the rest needs, by whether its input is saved.
+        """
+        rest = suffix_bytes[self.saved.astype(np.intp)]
+        peak = np.maximum(self.peak, self.held + rest)
         least: FloatArray = np.maximum(peak, self.level)
         return least
 
@@ -55,7 +64,7 @@ def least_peak(form: PrefixForm, cost: FloatArray) -> IntArray:
     if not form.has_extra:
         return guess
     suffix, peak = least_suffix(form), prefix_peak(form, guess)
-    if peak <= max(float(suffix[0]), form.step_bytes):
+    if peak <= max(float(suffix[0, 0]), form.step_bytes):
         return guess
     choice = _search(form, suffix, peak * (1 + _ROUNDING))
     if choice is None or prefix_peak(form, choice) > peak:
@@ -65,9 +74,10 @@ def least_peak(form: PrefixForm, cost: FloatArray) -> IntArray:
 
 def _search(form: PrefixForm, suffix: FloatArray, highest: float) -> IntArray | None:
     """Walk the events once, below a peak; carry on the labels that none other beats."""
-    labels = _Labels(np.zeros(1), np.full(1, form.step_bytes), np.zeros(1))
+    none = np.zeros(1, dtype=np.bool_)
+    labels = _Labels(np.zeros(1), np.full(1, form.step_bytes), np.zeros(1), none)
     trail: list[tuple[IntArray, int]] = []
-    for event, suffix_bytes in enumerate(suffix[1:].tolist()):
+    for event, suffix_bytes in enumerate(suffix.T[1:]):
         give_way()
         n_before = len(labels.held)
         grown = _grown(labels, form, event)
@@ -80,7 +90,7 @@ def _search(form: PrefixForm, suffix: FloatArray, highest: float) -> IntArray | 
             return None
         trail.append((stay, n_before))
         labels = grown.picked(stay)
-    peaks = labels.bound(float(suffix[-1]))
+    peaks = labels.bound(suffix[:, -1])
     lowest = (peaks <= peaks.min()).nonzero()[0]
     return _trace(trail, int(lowest[labels.held[lowest].argmin()]))
 
@@ -89,10 +99,15 @@ def _grown(labels: _Labels, form: PrefixForm, event: int) -> _Labels:
     """Walk one more event, by each action: (K, n) numbers."""
     forward = labels.held + form.forward_bytes[event][:, None]
     backward = labels.held + form.backward_bytes[event][:, None]
+    shared = form.shared_bytes[event][:, None]
+    saves = form.saves_output[event][:, None]
     return _Labels(
-        held=labels.held + form.held_bytes[event][:, None],
+        held=labels.held
+        + form.held_bytes[event][:, None]
+        + np.where(labels.saved, shared, 0.0),
         level=np.maximum(labels.level + form.extra_bytes[event][:, None], backward),
         peak=np.maximum(labels.peak, forward),
+        saved=np.broadcast_to(saves, forward.shape),
     )
 
 
@@ -113,9 +128,10 @@ def _lowest(bound: FloatArray, level: FloatArray) -> IntArray:
 
 def _undominated(labels: _Labels) -> IntArray:
     """Positions of the labels that no other beats, those that hold least first."""
-    order: IntArray = np.lexsort((labels.peak, labels.level, labels.held))
-    level, peak = labels.level[order], labels.peak[order]
+    order: IntArray = np.lexsort((labels.saved, labels.peak, labels.level, labels.held))
+    level, peak, saved = labels.level[order], labels.peak[order], labels.saved[order]
     beats = (level[:, None] <= level) & (peak[:, None] <= peak)
+    beats &= saved[:, None] <= saved
     # Who comes before in the order holds no more; of equals the first stays.
     is_beaten = np.triu(beats, 1).any(axis=0)
     return order[~is_beaten]

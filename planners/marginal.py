@@ -1,15 +1,17 @@
 """The planner for the critical path: near the optimum in a millisecond or two."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
-from .base import FloatArray, IntArray, Plan, PlanningProblem
+from .base import FloatArray, Plan, PlanningProblem
 from .choices import cheapest_choice
+from .errors import InfeasibleBudgetError
+from .fewer import with_fewer_actions
 from .frontier import Walk
+from .give_back import give_back
 from .pauses import give_way
 from .prefix import PrefixForm, prefix_form, prefix_peak
+from .pricing import walk_within_host
 from .safest import infeasible, safest_choice
 from .timeline import fits, judge, keeps_host_budget
 from .walks import find_walk
@@ -18,7 +20,6 @@ from .walks import find_walk
 # little more than the budget, so that no plan is lost to rounding, then, should the
 # judge object, less than the budget by more than rounding.
 _BUDGET_FACTORS = (1 + 2.0**-38, 1 - 2.0**-38)
-_PRICE_HALVINGS = 8
 # A walk that may cost more than the best by a greater part is searched for again, so
 # many times as wide.
 _TOLERANCE = 0.01
@@ -36,9 +37,11 @@ class Marginal:
     cheapest. If one that was left out might be cheaper by more than a hundredth, the
     search is made again, wider. With events of few families nothing is lost, as a rule,
     and the plan is the optimum, which ``Plan.optimal`` then says. Where actions need
-    the host and its budget binds, host bytes get a price, found by halving.
+    the host and its budget binds, host bytes get a price, see ``pricing.py``.
 
-    It always keeps the budget where the plan of the least peak does.
+    It always keeps the budget where the plan of the least peak does. And where it does
+    not prove its plan, it makes one of fewer actions as well (``fewer.py``), so that
+    nothing gets dearer by allowing more.
     """
 
     name: ClassVar[str] = "marginal"
@@ -68,6 +71,20 @@ class Marginal:
         Raises:
             InfeasibleBudgetError: The plan of the least peak exceeds the budget.
         """
+        made = self._plan(problem)
+        fewer = None if made.optimal else with_fewer_actions(problem)
+        if fewer is None:
+            return made
+        try:
+            other = self.plan(fewer)
+        except InfeasibleBudgetError:
+            return made
+        if made.extra_cost <= other.extra_cost:
+            return made
+        return replace(other, optimal=False)
+
+    def _plan(self, problem: PlanningProblem) -> Plan:
+        """Search once."""
         form = prefix_form(problem)
         give_way()
         for factor in _BUDGET_FACTORS:
@@ -77,7 +94,7 @@ class Marginal:
             give_way()
             proved = walk.exact and factor > 1
             made = judge(problem, walk.choice, planner=self.name, optimal=proved)
-            if made.peak_bytes <= problem.budget_bytes:
+            if fits(problem, walk.choice):
                 return made
         return self._plan_from_safest(problem, form)
 
@@ -92,7 +109,14 @@ class Marginal:
             walk = self._wide_enough(form, problem.cost, budget)
         if walk is None or keeps_host_budget(problem, walk.choice):
             return walk
-        return self._frugal_walk(problem, form, budget)
+        return walk_within_host(
+            problem,
+            form,
+            walk.choice,
+            budget,
+            width=self.width,
+            tolerance=_TOLERANCE,
+        )
 
     def _wide_enough(
         self, form: PrefixForm, cost: FloatArray, budget: float
@@ -106,66 +130,9 @@ class Marginal:
             walk = find_walk(form, cost, budget, width=width) or walk
         return walk
 
-    def _frugal_walk(
-        self, problem: PlanningProblem, form: PrefixForm, budget: float
-    ) -> Walk | None:
-        """A cheap walk within both budgets, by a price on host bytes."""
-        host = problem.host_bytes
-        budget = min(budget, _highest_peak(problem, form))
-        frugal = find_walk(form, host, budget, width=self.width)
-        if frugal is None or not keeps_host_budget(problem, frugal.choice):
-            return None
-        low, high = 0.0, float(np.abs(problem.cost).sum() / host[host > 0].min())
-        for _ in range(_PRICE_HALVINGS):
-            price = (low + high) / 2
-            cost = problem.cost + price * host
-            walk = find_walk(form, cost, budget, width=self.width)
-            if walk is not None and keeps_host_budget(problem, walk.choice):
-                frugal, high = walk, price
-            else:
-                low = price
-        if not fits(problem, frugal.choice):
-            return frugal
-        return Walk(choice=give_back(problem, frugal.choice), exact=False)
-
     def _plan_from_safest(self, problem: PlanningProblem, form: PrefixForm) -> Plan:
         """The plan of the least peak, less what it need not pay."""
         choice = safest_choice(problem, form)
         if not fits(problem, choice):
             raise infeasible(problem)
         return judge(problem, give_back(problem, choice), planner=self.name)
-
-
-def give_back(problem: PlanningProblem, choice: IntArray) -> IntArray:
-    """Take cheaper actions wherever the budgets allow, the greatest saving first.
-
-    Args:
-        problem: The step.
-        choice: (E,) actions within both budgets.
-
-    Returns:
-        (E,) actions within both budgets that cost no more.
-    """
-    events = np.arange(len(choice))
-    saving = problem.cost[events, choice][:, None] - problem.cost
-    saving[~problem.allowed] = 0.0
-    better = choice.copy()
-    for flat in np.argsort(-saving, axis=None, kind="stable").tolist():
-        event, action = divmod(flat, saving.shape[1])
-        if saving[event, action] <= 0:
-            break
-        give_way()
-        if problem.cost[event, action] >= problem.cost[event, better[event]]:
-            continue
-        tried = better.copy()
-        tried[event] = action
-        if fits(problem, tried):
-            better = tried
-    return better
-
-
-def _highest_peak(problem: PlanningProblem, form: PrefixForm) -> float:
-    """A level that no plan exceeds, in place of an infinite budget."""
-    needs = form.need_bytes[problem.allowed]
-    own = float(needs.max(initial=max(form.head_bytes, form.step_bytes)))
-    return own + float(problem.held_bytes.sum()) + float(form.extra_bytes.sum())

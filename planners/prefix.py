@@ -17,15 +17,24 @@ Where nets do not depend on the action, x is zero everywhere, and one number an 
 is enough: ``need_bytes``, the larger of the two. A plan then is a walk over the events
 in order that only has to remember how many bytes it holds: fewer is never worse. This
 is a knapsack with a limit at every item; see ``frontier.py``. Where they do depend on
-it, a walk remembers how high its backwards will rise, too; see ``labels.py``.
+it, a walk remembers how high its backwards will rise, too; see ``least_peak.py``.
+
+What an event holds may depend on the action of the one before (Note: [Boundaries] in
+``timeline.py``): where it lets its input go, it holds that much less, unless the other
+has saved it. Its own needs do not. So ``held_bytes`` counts the input as gone, and
+``shared_bytes`` is what is held on top if the event before ``saves_output``. A walk
+remembers one more bit, whether its last event has done so, and not having done so is
+never worse. Where the event before has no choice about it, nothing is left to remember.
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
-from .base import FloatArray, IntArray, PlanningProblem
+from .base import BoolArray, FloatArray, IntArray, PlanningProblem
 from .pauses import give_way
 
 
@@ -37,7 +46,16 @@ class PrefixForm:
     """
 
     held_bytes: FloatArray
-    """(E, K) bytes held from the event's exit to its backward."""
+    """(E, K) bytes held from the event's exit to its backward, at the least."""
+
+    shared_bytes: FloatArray
+    """(E, K) bytes held on top where the event before has saved its output."""
+
+    saves_output: BoolArray
+    """(E, K) whether the event saves its output, where the next one may share it."""
+
+    has_pairs: bool
+    """Whether what any event holds depends on the action of the one before."""
 
     forward_bytes: FloatArray
     """(E, K) peak of the gap before it and of the forward, less what the events before
@@ -79,7 +97,7 @@ def prefix_form(problem: PlanningProblem) -> PrefixForm:
         What each event needs over the bytes held by the events before it.
     """
     nets, gaps = problem.backward_net_bytes, problem.gap_bytes
-    held = problem.held_bytes
+    held, shared, saves = _boundaries(problem)
     least = np.where(problem.allowed, nets, np.inf).min(axis=1)
     extra = np.where(problem.allowed, nets - least[:, None], 0.0)
     entered = problem.start_bytes + np.cumsum(gaps)
@@ -89,12 +107,17 @@ def prefix_form(problem: PlanningProblem) -> PrefixForm:
     arrived = entered[-1] + (least.sum() - np.cumsum(least))
 
     gap = (before_gap + gap_excess)[:-1, None]
-    forward = entered[:-1, None] + np.maximum(problem.forward_excess_bytes, held)
+    stated = problem.held_bytes
+    forward = entered[:-1, None] + np.maximum(problem.forward_excess_bytes, stated)
     forward = np.where(problem.allowed, np.maximum(forward, gap), np.inf)
-    backward = arrived[:, None] + np.maximum(held + problem.backward_excess_bytes, nets)
+    risen = np.maximum(stated + problem.backward_excess_bytes, nets)
+    backward = arrived[:, None] + risen
     backward = np.where(problem.allowed, backward, np.inf)
     return PrefixForm(
         held_bytes=held,
+        shared_bytes=shared,
+        saves_output=saves,
+        has_pairs=bool(np.count_nonzero(shared)),
         forward_bytes=forward,
         backward_bytes=backward,
         need_bytes=np.maximum(forward, backward),
@@ -105,6 +128,22 @@ def prefix_form(problem: PlanningProblem) -> PrefixForm:
         + problem.optimizer_state_bytes
         + problem.step_excess_bytes,
     )
+
+
+def _boundaries(problem: PlanningProblem) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """Return (E, K) held at the least, shared on top, and who saves what is shared."""
+    held, allowed = problem.held_bytes, problem.allowed
+    shared = np.zeros_like(held)
+    releases = np.logical_and(problem.releases_input, allowed)
+    if not np.count_nonzero(releases):
+        return held, shared, np.zeros_like(releases)
+    saves = np.logical_and(problem.saves_output, allowed)
+    goes = np.where(releases, problem.input_bytes[:, None], 0.0)
+    goes[1:][np.logical_and.reduce(saves[:-1] == allowed[:-1], axis=1)] = 0.0
+    may_save = np.logical_or.reduce(saves[:-1], axis=1)
+    shared[1:] = np.where(may_save[:, None], goes[1:], 0.0)
+    is_shared = np.append(np.logical_or.reduce(shared[1:] > 0, axis=1), False)
+    return held - goes, shared, saves & is_shared[:, None]
 
 
 def prefix_peak(form: PrefixForm, choice: IntArray) -> float:
@@ -119,6 +158,9 @@ def prefix_peak(form: PrefixForm, choice: IntArray) -> float:
     """
     events = np.arange(len(choice))
     holds = form.held_bytes[events, choice]
+    if form.has_pairs:
+        saves = form.saves_output[events, choice][:-1]
+        holds[1:] += np.where(saves, form.shared_bytes[events, choice][1:], 0.0)
     before = holds.cumsum() - holds
     extra = form.extra_bytes[events, choice]
     total = float(extra.sum())
@@ -141,27 +183,41 @@ def least_suffix(form: PrefixForm) -> FloatArray:
         form: The step, in prefix form.
 
     Returns:
-        (E + 1,) bytes; the first entry is the least peak of the whole step, the
-        optimizer's left aside.
+        (2, E + 1) bytes, where the event before has not saved its output and where it
+        has; the first entry is the least peak of the whole step, the optimizer's left
+        aside.
     """
-    least = form.head_bytes
-    backwards = [least]
-    rows = list(zip(form.need_bytes.tolist(), form.held_bytes.tolist(), strict=True))
-    for needs, holds in reversed(rows):
+    free = shared = form.head_bytes
+    backwards = [(free, shared)]
+    for needs, holds, shares, saves in reversed(_rows(form)):
         give_way()
-        after, least = least, math.inf
-        for need, hold in zip(needs, holds, strict=True):
-            peak = need if need > after + hold else after + hold
-            if peak < least:
-                least = peak
-        backwards.append(least)
-    return np.array(backwards[::-1])
+        if not form.has_pairs:
+            free = shared = _least_need(needs, holds, repeat(free))
+        else:
+            behind = [shared if is_saved else free for is_saved in saves]
+            free = _least_need(needs, holds, behind)
+            holds = [hold + share for hold, share in zip(holds, shares, strict=True)]
+            shared = _least_need(needs, holds, behind)
+        backwards.append((free, shared))
+    return np.array(backwards[::-1]).T
+
+
+def _least_need(
+    needs: Sequence[float], holds: Sequence[float], behind: Iterable[float]
+) -> float:
+    """Return what an event and those behind it need, by the best of its actions."""
+    least = math.inf
+    for need, hold, after in zip(needs, holds, behind, strict=False):
+        peak = need if need > after + hold else after + hold
+        if peak < least:
+            least = peak
+    return least
 
 
 def least_peak_choice(form: PrefixForm, cost: FloatArray) -> IntArray:
     """Choose the actions of the least peak, whatever they need on the host.
 
-    Where nets depend on the action it is a guess; see `labels.least_peak`.
+    Where nets depend on the action it is a guess; see `least_peak.least_peak`.
 
     Args:
         form: The step, in prefix form.
@@ -170,9 +226,27 @@ def least_peak_choice(form: PrefixForm, cost: FloatArray) -> IntArray:
     Returns:
         (E,) actions; among equals the one that holds least, then the cheapest.
     """
-    least, held = least_suffix(form), form.held_bytes
-    peak = np.maximum(form.need_bytes, least[1:, None] + held)
-    holds = np.where(peak <= least[:-1, None], held, np.inf)
-    holds_least = holds <= holds.min(axis=1, initial=np.inf, keepdims=True)
-    choice: IntArray = np.where(holds_least, cost, np.inf).argmin(axis=1)
-    return choice
+    least: list[list[float]] = least_suffix(form).tolist()
+    is_saved = False
+    choice = []
+    rows = zip(_rows(form), cost.tolist(), strict=True)
+    for event, ((needs, holds, shares, saves), costs) in enumerate(rows):
+        give_way()
+        own = [h + s if is_saved else h for h, s in zip(holds, shares, strict=True)]
+        best = min(
+            (own[action], costs[action], action)
+            for action, need in enumerate(needs)
+            if max(need, least[saves[action]][event + 1] + own[action])
+            <= least[is_saved][event]
+        )
+        choice.append(best[-1])
+        is_saved = saves[best[-1]]
+    return np.array(choice, dtype=np.intp)
+
+
+def _rows(
+    form: PrefixForm,
+) -> list[tuple[list[float], list[float], list[float], list[bool]]]:
+    """Return (E,) needs, bytes held, bytes shared and who saves, (K,) each."""
+    tables = form.need_bytes, form.held_bytes, form.shared_bytes, form.saves_output
+    return list(zip(*(table.tolist() for table in tables), strict=True))

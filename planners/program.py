@@ -35,11 +35,15 @@ class Program:
 
     Its columns: x[e, a] in {0, 1}; held[e], what events 0 .. e hold; where nets depend
     on the action, left[e], what the backwards of events e .. E - 1 leave beyond their
-    least; and the peak. Bytes count from ``origin_bytes`` and are divided by
-    ``unit_bytes``.
+    least; where neighbours may share, shared[e], whether event e would let its input go
+    and the event before has saved it; and the peak. Bytes count from ``origin_bytes``
+    and are divided by ``unit_bytes``.
     """
 
     allowed: FloatArray
+    least_held: float
+    """What held[e] cannot go below: zero, or, where events let go more than they hold,
+    nothing."""
     rows: LinearConstraint
     n_columns: int
     origin_bytes: float
@@ -70,6 +74,7 @@ class Program:
         lowest, highest = np.zeros((2, self.n_columns))
         highest[:n_choices] = self.allowed.ravel()
         highest[n_choices:-1] = np.inf
+        lowest[n_choices : n_choices + len(self.allowed)] = self.least_held
         lowest[-1], highest[-1] = -np.inf, peak
         give_way()
         result = milp(
@@ -137,7 +142,7 @@ def build_program(problem: PlanningProblem, host_budget_bytes: float) -> Program
     give_way()
     n_events, n_actions = problem.allowed.shape
     n_choices = n_events * n_actions
-    n_sums = n_events * (1 + form.has_extra)
+    n_sums = n_events * (1 + form.has_extra + form.has_pairs)
     n_columns = n_choices + n_sums + 1
     origin = min(form.head_bytes, float(form.need_bytes.min()))
     if form.has_extra:
@@ -149,6 +154,7 @@ def build_program(problem: PlanningProblem, host_budget_bytes: float) -> Program
     of_event = event.repeat(n_actions)
     held = n_choices + event
     left = held + n_events
+    shared = n_columns - 1 - n_events + event
     one, later = np.ones(n_events), event[1:]
     peak = np.full(n_events, n_columns - 1)
 
@@ -176,14 +182,29 @@ def build_program(problem: PlanningProblem, host_budget_bytes: float) -> Program
     # Every event runs under exactly one action.
     rows.add(1, 1, (np.ones(n_choices), of_event, choice), n_rows=n_events)
     # held[e] = held[e - 1] + what event e holds.
+    whole = form.shared_bytes.max(axis=1) / unit
+    on_top = [(whole, event, shared)] if form.has_pairs else []
     rows.add(
         0,
         0,
-        (problem.held_bytes.ravel() / unit, of_event, choice),
+        (form.held_bytes.ravel() / unit, of_event, choice),
         (one[1:], later, held[:-1]),
+        *on_top,
         (-one, event, held),
         n_rows=n_events,
     )
+    if form.has_pairs:
+        # shared[e] >= whether event e shares + whether e - 1 has saved - 1.
+        shares = (form.shared_bytes[1:] > 0).ravel().astype(np.float64)
+        saves = form.saves_output[:-1].ravel().astype(np.float64)
+        rows.add(
+            -np.inf,
+            1,
+            (shares, of_event[:-n_actions], choice[n_actions:]),
+            (saves, of_event[:-n_actions], choice[:-n_actions]),
+            (-one[1:], event[:-1], shared[1:]),
+            n_rows=n_events - 1,
+        )
     if form.has_extra:
         # left[e] = left[e + 1] + what event e leaves beyond its least.
         rows.add(
@@ -208,6 +229,7 @@ def build_program(problem: PlanningProblem, host_budget_bytes: float) -> Program
         rows.add(-np.inf, host_budget_bytes / unit_host, host, n_rows=1)
     return Program(
         allowed=problem.allowed.astype(np.float64),
+        least_held=0.0 if form.held_bytes.min() >= 0 else -np.inf,
         rows=rows.joined(),
         n_columns=n_columns,
         origin_bytes=origin,

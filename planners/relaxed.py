@@ -43,6 +43,7 @@ def relaxed_rests(
 ) -> list[Rest]:
     """What the rest of a walk costs at least, were events divisible.
 
+    Events hold what they do at the least, whatever the one before has saved.
     Goes backwards: one more event moves the function to the left by what the event
     holds when it costs least, puts the event's own pieces in their places, and cuts
     off what exceeds the headroom.

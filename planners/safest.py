@@ -1,13 +1,22 @@
-"""The plan with the least peak, found fast."""
+"""The plan with the least peak, found fast.
+
+Note: [Lossy actions]. Whoever allows lossy actions has planners choose them where they
+cost least. But a plan of the least peak is what a step falls back on, and nobody asked
+for noise in gradients where there is memory enough. So it holds exact actions alone
+(but where an event has none) as long as such a plan keeps the budget. Where none does,
+lossy ones are taken as well, and the least peak that is reported is theirs: with them
+the budget may be kept, and the error that says it cannot would not be true.
+"""
 
 import numpy as np
 
 from .base import IntArray, Plan, PlanningProblem
+from .choices import without_lossy
 from .errors import InfeasibleBudgetError
 from .least_peak import least_peak
 from .pauses import give_way
 from .prefix import PrefixForm, prefix_form
-from .timeline import judge, keeps_host_budget, lay_out, peak_bytes
+from .timeline import fits, judge, keeps_host_budget, lay_out, peak_bytes
 from .walks import find_walk
 
 _WIDTH = 64
@@ -23,7 +32,8 @@ def safest_plan(problem: PlanningProblem) -> Plan:
     the action, see ``least_peak.py``.
 
     Args:
-        problem: The step to plan; its budget is not read.
+        problem: The step to plan; its budget is read only where it may be kept without
+            its lossy actions, see Note: [Lossy actions].
 
     Returns:
         The plan. Among actions that reach the same peak, the one that holds least.
@@ -54,9 +64,19 @@ def safest_choice(problem: PlanningProblem, form: PrefixForm | None = None) -> I
         form: Its prefix form, if it is at hand.
 
     Returns:
-        (E,) index of each event's action.
+        (E,) index of each event's action, exact ones where they suffice: Note: [Lossy
+        actions].
     """
-    form = prefix_form(problem) if form is None else form
+    exact = without_lossy(problem)
+    if exact is not None:
+        choice = _least_peak(exact, prefix_form(exact))
+        if fits(problem, choice):
+            return choice
+    return _least_peak(problem, prefix_form(problem) if form is None else form)
+
+
+def _least_peak(problem: PlanningProblem, form: PrefixForm) -> IntArray:
+    """Choose among all actions that are allowed."""
     give_way()
     choice = least_peak(form, problem.cost)
     give_way()

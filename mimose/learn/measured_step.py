@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mimose.learn.again import fall, rise_of_all
 from mimose.learn.copies import copied_bytes, evened, gone_before_loss, gone_bytes
-from mimose.learn.layout import gaps_of, neighbours_of
+from mimose.learn.layout import AdjacentFamilies, gaps_of, neighbours_of
 from mimose.learn.model import (
     CostModel,
     Key,
@@ -166,6 +166,7 @@ class _Step:
                 self.add(("excess", family, "forward", action), sizes, excess)
             for action, cost in sample.cost.items():
                 self.add(("exact", family, "whole cost", action), sizes, cost)
+            self._add_packed(index, around[index])
             if not self._is_alike(event, self._events[index - 1] if index else None):
                 continue
             key = backward_key(self._facts, family, around[index])
@@ -177,6 +178,28 @@ class _Step:
                 for action, net in sample.backward_net_bytes.items():
                     self.add(("net", *key, action), sizes, net)
 
+    def _add_packed(self, index: int, around: AdjacentFamilies) -> None:
+        """Sort what is held elsewhere, and what two neighbours hold between them.
+
+        See Note: [Boundaries] in ``planners/timeline.py``.
+        """
+        event, family = self._events[index], self._pattern.events[index].family
+        sizes = numbers(event.sizes)
+        for action, n_bytes in event.host_bytes.items():
+            self.add(("exact", family, "host", action), sizes, n_bytes)
+        for action, n_bytes in event.output_bytes.items():
+            self.add(("exact", family, "output", action), sizes, n_bytes)
+        behind = self._events[index - 1] if index else None
+        if event.handed_bytes and (event.gone_bytes or self._hands_on(behind)):
+            key = "exact", family, "input", around, event.action
+            self.add(key, sizes, event.gone_bytes)
+
+    def _hands_on(self, behind: Measured | None) -> bool:
+        """Whether a layer is known not to have saved what it returned itself."""
+        if behind is None or behind.action == self._model.menu.least:
+            return True
+        return behind.output_bytes.get(behind.action) == 0.0
+
     def _is_alike(self, event: Measured, behind: Measured | None) -> bool:
         """Whether a pair is like those that plans are made of.
 
@@ -184,8 +207,9 @@ class _Step:
         """
         if behind is None or behind.action == event.action:
             return True
-        if self._model.menu.least not in (behind.action, event.action):
-            return True  # both hold what lies between them, if anybody does
+        menu = self._model.menu
+        if menu.hands_on(behind.action) == menu.hands_on(event.action):
+            return True  # both hold what they return, if they save it, or neither
         return any(self._model.is_settled(e.unit) for e in (event, behind))
 
     def add_outside(self, sample: StepSample) -> None:

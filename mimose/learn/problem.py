@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from mimose.learn.again import planned_rise
 from mimose.learn.costs import cost_of, work_of
+from mimose.learn.elsewhere import boundaries, elsewhere
 from mimose.learn.heads import Heads, actions_of_last, head_series, heads
 from mimose.learn.layout import AdjacentFamilies, Layout
 from mimose.learn.model import CostModel, backward_key, gap_key, is_turn
@@ -32,6 +34,8 @@ class Memory(NamedTuple):
     optimizer_excess_bytes: float
     state_to_come_bytes: float = 0.0
     """Optimizer state that is made after this step, and is there from then on."""
+    host_budget_bytes: float = math.inf
+    """For what actions hold on the host."""
 
     @property
     def with_state(self) -> Memory:
@@ -120,6 +124,7 @@ class _Layer:
         self._model = model
         self._menu = model.menu
         self._family = family
+        self._around = neighbours
         self._backward = backward_key(facts, family, neighbours)
         self._turn_sizes = facts.sizes if is_turn(neighbours) else None
 
@@ -200,7 +205,9 @@ class _Layer:
             yield f"gradients ({action})", self.net(action, sizes), behind
 
     def numbers(self, sizes: Sizes, beyond: Mapping[str, float]) -> NDArray[np.float64]:
-        """Return (5, K): held, forward and backward excess, net, and cost, by action.
+        """Return (8, K), by action: held, forward and backward excess, net, cost.
+
+        Behind them what `elsewhere` tells.
 
         Args:
             sizes: The layer's own.
@@ -211,7 +218,9 @@ class _Layer:
         behind = self._turn_sizes or sizes
         held = [self.held(action).predict(sizes) for action in names]
         held[0] = max(held[0], held[-1])
-        held[1:] = [min(n_bytes, held[0]) for n_bytes in held[1:]]
+        for index, spec in enumerate(self._menu.specs[1:], 1):
+            if not spec.packs:  # which may hold its input in another form
+                held[index] = min(held[index], held[0])
         give_way()
         forward = [self.forward(action, sizes).predict(sizes) for action in names]
         give_way()
@@ -222,7 +231,7 @@ class _Layer:
             over = series.predict(behind) + beyond.get(spec.name, 0.0)
             if spec.recomputes or not is_own:
                 # What running again brings back was left out of the readings.
-                over += held[0] - held[index]
+                over += max(0.0, held[0] - held[index])
             backward.append(max(forward[0], over) if spec.recomputes else over)
         give_way()
         net = [self.net(action, sizes).predict(behind) for action in names]
@@ -236,7 +245,8 @@ class _Layer:
             give_way()
             work = work_of(self._model, self._family, spec, sizes, held[0] - own)
             cost.append(cost_of(self._model, self._family, spec.name, work))
-        return np.array((held, forward, backward, net, cost))
+        told = elsewhere(self._model, self._family, self._around, sizes)
+        return np.array((held, forward, backward, net, cost, *told))
 
     def _first_backward(self, sizes: Sizes, least_held: float, beyond: float) -> float:
         """Return the excess of the backward of a layer that kept everything.
@@ -288,7 +298,9 @@ def fill_problem(
     found = heads(model, facts, pattern, released)
     give_way()
     table = _class_table(model, facts, pattern, found)[layout.of_event]
-    held, forward, backward, net, cost = table.transpose(1, 0, 2)
+    held, forward, backward, net, cost, *others = table.transpose(1, 0, 2)
+    host, given, saved = others
+    input_bytes, releases = boundaries(given)
     backward, net = _freed_by_makers(model, pattern, held, backward, net)
     give_way()
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
@@ -320,9 +332,12 @@ def fill_problem(
         optimizer_state_bytes=memory.state_to_come_bytes,
         step_excess_bytes=memory.optimizer_excess_bytes,
         budget_bytes=max(0.0, budget),
-        host_bytes=np.zeros(shape),
-        host_budget_bytes=float("inf"),
+        host_bytes=host,
+        host_budget_bytes=memory.host_budget_bytes,
         lossy=menu.lossy,
+        input_bytes=input_bytes,
+        releases_input=releases,
+        saves_output=saved > 0.0,
     )
 
 
@@ -380,9 +395,9 @@ def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
 def _class_table(
     model: CostModel, facts: StepInput, pattern: Pattern, found: Heads
 ) -> NDArray[np.float64]:
-    """Return (n_classes, 5, K) numbers: see `_Layer.numbers`."""
+    """Return (n_classes, 8, K) numbers: see `_Layer.numbers`."""
     own, layout = pattern.own_sizes(facts.sizes), pattern.layout
-    table = np.zeros((len(layout.classes), 5, len(model.menu.names)))
+    table = np.zeros((len(layout.classes), 8, len(model.menu.names)))
     for number, (index, neighbours) in enumerate(layout.classes):
         give_way()
         layer = _Layer(model, facts, pattern.events[index].family, neighbours)

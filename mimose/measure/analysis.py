@@ -119,7 +119,7 @@ def _forward_segments(
     gaps: list[SegmentSample] = []
     level = float(marks[0].live_bytes)
     entry = level
-    for mark in marks[1:]:
+    for before, mark in itertools.pairwise(marks):
         if mark.kind == "enter":
             gaps.append(_between(mark, level))
             level = entry = float(mark.live_bytes)
@@ -127,14 +127,25 @@ def _forward_segments(
             excess[mark.event] = _over(mark, entry, events)
         elif mark.kind == "exit":
             event = events[mark.event]
+            over = _over(mark, entry, events)
             if mark.event not in excess:
-                excess[mark.event] = _over(mark, entry, events)
+                excess[mark.event] = over
+            elif before.kind == "let_go":  # packing takes memory of its own
+                excess[mark.event] = _higher(excess[mark.event], over)
             held = event.held_bytes.get(event.action)
             level = float(mark.live_bytes) if held is None else entry + held
+            level -= event.gone_bytes
         elif mark.kind == "root_exit":
             gaps.append(_between(mark, level))
             level = float(mark.live_bytes)
     return excess, gaps, level
+
+
+def _higher(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    """Return the higher of two readings; nothing where one was disturbed."""
+    return {
+        action: max(one[action], other[action]) for action in one if action in other
+    }
 
 
 def _over(mark: Mark, entry: float, events: Sequence[Measured]) -> dict[str, float]:
@@ -178,7 +189,8 @@ def _backward_segment(
     held = event.held_bytes
     if len(marks) < 2 or (event.action != first and not held):
         return None, None
-    arrival = marks[0].live_bytes
+    # As if the input that was let go were there.
+    arrival = marks[0].live_bytes + event.gone_bytes
     added = 0.0
     excess = 0.0
     is_clean = True

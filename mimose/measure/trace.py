@@ -94,6 +94,9 @@ class Trace:
         """Read the meter at a boundary; the first mark only starts the peak."""
         if self.is_closed:
             return
+        if kind in ("enter", "root_exit"):
+            for before in self.events[: event if event >= 0 else None]:
+                before.settle()
         live, peak, files = self._meter.read()
         self._meter.reset_peak()
         if not self.marks:

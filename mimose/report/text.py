@@ -36,6 +36,7 @@ def summarise(
     fragmentation: float | None = None,
     given_back: int | None = None,
     inexact_units: Mapping[str, str],
+    gradient_errors: Mapping[str, Mapping[str, float]],
     largest_to_come: Mapping[str, int] | None = None,
     least_peak_to_come: float | None = None,
 ) -> Summary:
@@ -52,6 +53,7 @@ def summarise(
         fragmentation: On an accelerator, reserved growth for each byte of growth.
         given_back: On an accelerator, how often free blocks were given back.
         inexact_units: Units that are recomputed, but not to the bit, and why.
+        gradient_errors: By lossy action and layer.
         largest_to_come: Of the shapes that were told beforehand.
         least_peak_to_come: What it takes under any plan.
     """
@@ -89,6 +91,7 @@ def summarise(
         fragmentation=fragmentation,
         given_back=given_back,
         inexact_units=inexact_units,
+        gradient_errors=gradient_errors,
         timed_plans=len(timed),
         extra_seconds=sum(r.extra_seconds or 0.0 for r in timed) if timed else None,
         extra_error_p50=float(np.quantile(misses, 0.5)) if misses else None,
@@ -112,8 +115,20 @@ def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
         _reasons(records, width),
         _reasoned("Layers that are always kept", kept, width),
         _reasoned("Layers not exact when recomputed", inexact, width),
+        _listed(_LOSSY, _lossy(summary.gradient_errors), width),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+_LOSSY = "Lossy actions: change of a layer's gradient, in % of its norm"
+
+
+def _lossy(errors: Mapping[str, Mapping[str, float]]) -> list[str]:
+    return [
+        f"{action}: {100 * min(found.values()):.2g} to {100 * max(found.values()):.2g} "
+        f"in {len(found)} layers"
+        for action, found in errors.items()
+    ]
 
 
 def _reasoned(title: str, units: Mapping[str, str], width: int) -> list[str]:

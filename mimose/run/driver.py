@@ -58,6 +58,8 @@ class Parts:
     device: torch.device
     footprint: Footprint
     budget_bytes: int
+    host_budget_bytes: float
+    """For what plans hold on the host."""
     menu: Menu
     """The actions in use."""
     action_at: Callable[[int], str] | None
@@ -254,6 +256,7 @@ class Driver:
             optimizers.excess_bytes,
             # Nothing is planned before the first step was measured.
             optimizers.state_to_come_bytes if self._learner.model.n_steps else 0.0,
+            self._parts.host_budget_bytes,
         )
 
     def _decide(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -22,7 +23,14 @@ from mimose.measure.meters import BasicMeter, Meter, make_meter
 from mimose.planners import FixedPlanner, Planner, refiner_of
 from mimose.records import Records
 from mimose.run.actions.base import Action
-from mimose.run.actions.registry import choose, load_state, menu_of, state_of
+from mimose.run.actions.offload.codec import OffloadCodec
+from mimose.run.actions.registry import (
+    choose,
+    gradient_errors,
+    load_state,
+    menu_of,
+    state_of,
+)
 from mimose.run.ahead import Ahead
 from mimose.run.allocator_footprint import Ratios, make_footprint
 from mimose.run.device_checks import DeviceChecks
@@ -65,6 +73,8 @@ class Options:
     """What plans save."""
     refine: bool = True
     """Whether there is a daemon, and plans are refined."""
+    host: OffloadCodec | None = None
+    """Holds tensors on the host, within a budget of its own."""
     reserve: Reserve | None = None
     """Another reserve than the usual, such as one with parts left out."""
     ratios: Ratios | None = None
@@ -96,6 +106,10 @@ class Engine:
         )
         kinds = kinds_of(options.predictor, meter.noise_bytes)
         self._actions = options.actions
+        self.host_memory = None if options.host is None else options.host.memory
+        host_budget = math.inf
+        if self.host_memory is not None:
+            host_budget = float(self.host_memory.budget_bytes)
         menu = menu_of(options.actions)
         replays = any(spec.replays for spec in menu.specs)
         by_seconds = replays if options.cost == "auto" else options.cost == "seconds"
@@ -184,6 +198,7 @@ class Engine:
                 device=self.device,
                 footprint=self.footprint,
                 budget_bytes=self.budget_bytes,
+                host_budget_bytes=host_budget,
                 menu=self.learner.model.menu,
                 action_at=action_at,
                 learner=self.learner,
@@ -208,6 +223,11 @@ class Engine:
                 epoch=self.epoch,
             )
         )
+
+    @property
+    def gradient_errors(self) -> Mapping[str, Mapping[str, float]]:
+        """By lossy action and layer, the change of its gradient as measured."""
+        return gradient_errors(self._actions)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON."""

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from mimose.bench.menus import draw_whole_menu
 from mimose.bench.problems import draw_problem
 from mimose.planners import PlanningProblem, host_bytes, peak_bytes, safest_plan
 
@@ -46,7 +47,9 @@ def _budget_between(problem, share):
     return _with(problem, budget_bytes=least + share * max(keep - least, 0.0))
 
 
-def _random(rng, n_events, n_actions=2, *, host=False, nets_by_action=False):
+def _random(
+    rng, n_events, n_actions=2, *, host=False, nets_by_action=False, pairs=False
+):
     """Anything a problem may be: signed nets, forbidden actions, no order in bytes."""
     names = ("keep", "recompute", "offload", "selective")[:n_actions]
     table = (n_events, n_actions)
@@ -62,6 +65,13 @@ def _random(rng, n_events, n_actions=2, *, host=False, nets_by_action=False):
     if host and n_actions > 2:
         host_need[:, 2] = whole(n_events)
     nets = whole(*table, low=-500) if nets_by_action else whole(n_events, low=-500)
+    boundaries = {}
+    if pairs:
+        boundaries = {
+            "input_bytes": whole(n_events),
+            "releases_input": rng.random(table) < 0.5,
+            "saves_output": rng.random(table) < 0.5,
+        }
     return _problem(
         n_events,
         actions=names,
@@ -82,6 +92,7 @@ def _random(rng, n_events, n_actions=2, *, host=False, nets_by_action=False):
             np.where(allowed, host_need, np.inf).min(axis=1).sum()
             + host_need.sum() * rng.uniform(0, 0.3)
         ),
+        **boundaries,
     )
 
 
@@ -179,6 +190,12 @@ def resnet_problem():
 def measured_problem():
     """Draw a problem of up to six actions with the proportions of measured layers."""
     return draw_problem
+
+
+@pytest.fixture(scope="session")
+def whole_menu_problem():
+    """Draw a problem of twelve actions."""
+    return draw_whole_menu
 
 
 @pytest.fixture(scope="session")

@@ -61,10 +61,13 @@ def planner(planner_name):
         "random with nets",
         "six actions",
         "six actions with masks",
+        "random with pairs",
+        "random with all",
+        "twelve actions",
     ]
 )
 def problem(request, rng, random_problem, transformer_problem, resnet_problem,
-            measured_problem, budget_between):  # fmt: skip
+            measured_problem, whole_menu_problem, budget_between):  # fmt: skip
     """Each kind of problem in turn, half-way between least peak and keeping all."""
     made = {
         "transformer": lambda: transformer_problem(rng, 12),
@@ -76,6 +79,11 @@ def problem(request, rng, random_problem, transformer_problem, resnet_problem,
         "six actions with masks": lambda: measured_problem(
             rng, "mixture", 12, jitter=0.02, masked=True
         ),
+        "random with pairs": lambda: random_problem(rng, 10, 4, pairs=True),
+        "random with all": lambda: random_problem(
+            rng, 8, 4, host=True, nets_by_action=True, pairs=True
+        ),
+        "twelve actions": lambda: whole_menu_problem(rng, "stages", 12),
         "random with host": lambda: random_problem(rng, 10, 3, host=True),
     }[request.param]()
     return budget_between(made, 0.5)

@@ -6,6 +6,7 @@ import pytest
 from mimose.bench.problems import KINDS, with_budget
 from mimose.planners import Marginal, Optimal, peak_bytes
 from mimose.planners.dive import dive
+from mimose.planners.limits import limits_of
 from mimose.planners.prefix import least_suffix, prefix_form
 from mimose.planners.relaxed import relaxed_rests
 
@@ -14,11 +15,9 @@ def first_walk(problem):
     """Dive into a problem."""
     form = prefix_form(problem)
     headroom = problem.budget_bytes - least_suffix(form)
-    limit = np.minimum(
-        problem.budget_bytes - form.need_bytes, headroom[1:, None] - form.held_bytes
-    )
-    rests = relaxed_rests(form, problem.cost, headroom)
-    return dive(form, problem.cost, limit, problem.budget_bytes, rests)
+    limits = limits_of(form, headroom, problem.budget_bytes)
+    rests = relaxed_rests(form, problem.cost, headroom[0])
+    return dive(form, problem.cost, limits, problem.budget_bytes, rests)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -14,7 +14,7 @@ from mimose.planners import (
 )
 from mimose.planners import marginal as module
 from mimose.planners.choices import least_choice
-from mimose.planners.marginal import give_back
+from mimose.planners.give_back import give_back
 from mimose.planners.prefix import prefix_form
 
 SHARES = (0.02, 0.2, 0.4, 0.6, 0.8, 0.98)

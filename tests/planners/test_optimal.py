@@ -12,6 +12,7 @@ from mimose.planners import (
     Optimal,
     least_peak_plan,
     peak_bytes,
+    pricing,
     program,
     safest_plan,
 )
@@ -167,11 +168,12 @@ def test_infeasible_without_a_search(make_problem, monkeypatch):
 
 
 @pytest.fixture
-def unproved(rng, random_problem, budget_between):
-    """A problem that the search cannot prove: the host's budget binds.
+def unproved(rng, random_problem, budget_between, monkeypatch):
+    """A problem that a narrow search cannot prove: the host's budget binds.
 
     Keeping everything is over the budget.
     """
+    monkeypatch.setattr(pricing, "_WIDTHS", (2,))
     while True:
         problem = budget_between(random_problem(rng, 6, 3, host=True), 0.5)
         keeps_all = peak_bytes(problem, np.zeros(6, dtype=np.intp))

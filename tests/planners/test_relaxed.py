@@ -12,7 +12,7 @@ from mimose.planners.relaxed import relaxed_rests
 def rests_of(problem):
     """The bounds of a problem's walks, by the number of events behind."""
     form = prefix_form(problem)
-    headroom = problem.budget_bytes - least_suffix(form)
+    headroom = problem.budget_bytes - least_suffix(form)[0]
     return relaxed_rests(form, problem.cost, headroom)
 
 
@@ -53,3 +53,15 @@ def test_one_place_as_many(rng, measured_problem):
         expected = np.interp(places, *rest)
         actual = [rest.at(float(place)) for place in places]
         assert expected == pytest.approx(actual)
+
+
+def test_no_plan_costs_less_with_pairs(
+    rng, random_problem, budget_between, every_choice
+):
+    """Nor where what is held depends on pairs of events."""
+    for _ in range(20):
+        problem = budget_between(random_problem(rng, 5, 3, pairs=True), 0.4)
+        choices = every_choice(problem)
+        fits = peak_bytes(problem, choices) <= problem.budget_bytes
+        costs = problem.cost[np.arange(5), choices].sum(axis=1)[fits]
+        assert rests_of(problem)[0].at(0.0) <= costs.min() * (1 + 1e-12)

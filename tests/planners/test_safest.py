@@ -3,17 +3,26 @@
 import numpy as np
 import pytest
 
-from mimose.planners import least_peak_plan, peak_bytes, safest_plan
+from mimose.planners import (
+    InfeasibleBudgetError,
+    Marginal,
+    least_peak_plan,
+    peak_bytes,
+    safest_plan,
+)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("nets_by_action", [False, True])
 @pytest.mark.parametrize("n_events", [0, 1, 5, 8])
 def test_equals_brute_force(
-    rng, random_problem, every_choice, n_events, nets_by_action
+    rng, random_problem, every_choice, n_events, nets_by_action, pairs
 ):
     """No choice has a lower peak."""
     for _ in range(20):
-        problem = random_problem(rng, n_events, 3, nets_by_action=nets_by_action)
+        problem = random_problem(
+            rng, n_events, 3, nets_by_action=nets_by_action, pairs=pairs
+        )
         expected = peak_bytes(problem, every_choice(problem)).min()
         assert expected == safest_plan(problem).peak_bytes
 
@@ -38,6 +47,59 @@ def test_does_not_read_the_budget(rng, resnet_problem, with_fields):
     problem = resnet_problem(rng, 8)
     expected = safest_plan(problem)
     assert expected == safest_plan(with_fields(problem, budget_bytes=0.0))
+
+
+def lossy_problem(make_problem, **fields):
+    """Three layers that a lossy action would bring down to 100, an exact one to 106."""
+    return make_problem(
+        3,
+        actions=("keep", "quantize", "recompute"),
+        held_bytes=np.array([[4.0, 0.0, 2.0]] * 3),
+        cost=np.array([[0.0, 1.0, 2.0]] * 3),
+        lossy=frozenset({"quantize"}),
+        start_bytes=100.0,
+        **fields,
+    )
+
+
+@pytest.mark.parametrize(
+    ("budget", "actions", "peak"),
+    [
+        (106.0, ("recompute",) * 3, 106.0),
+        (105.0, ("quantize",) * 3, 100.0),
+        (99.0, ("quantize",) * 3, 100.0),
+    ],
+)
+def test_lossy_where_nothing_else_fits(make_problem, budget, actions, peak):
+    """Exact actions alone, unless they cannot keep the budget."""
+    plan = safest_plan(lossy_problem(make_problem, budget_bytes=budget))
+    assert (actions, peak) == (plan.actions, plan.peak_bytes)
+
+
+def test_lossy_where_an_event_has_nothing_else(make_problem):
+    """Such an event takes what it has, the others stay exact."""
+    allowed = np.ones((3, 3), dtype=bool)
+    allowed[1] = [False, True, False]
+    plan = safest_plan(lossy_problem(make_problem, allowed=allowed))
+    assert plan.actions == ("recompute", "quantize", "recompute")
+
+
+def test_the_least_peak_that_is_told_is_any_plan_s(make_problem):
+    """What no exact plan reaches counts as reachable."""
+    with pytest.raises(InfeasibleBudgetError) as told:
+        Marginal().plan(lossy_problem(make_problem, budget_bytes=99.0))
+    assert told.value.least_peak_bytes == 100.0
+
+
+def test_lossy_within_the_host_budget(make_problem):
+    """Where exact actions need too much of the host, lossy ones are taken."""
+    problem = lossy_problem(
+        make_problem,
+        allowed=np.array([[False, True, True]] * 3),
+        host_bytes=np.array([[0.0, 0.0, 1.0]] * 3),
+        host_budget_bytes=2.0,
+    )
+    assert "quantize" in safest_plan(problem).actions
 
 
 def test_holds_least_among_equals(make_problem):

@@ -12,6 +12,7 @@ from mimose.measure.gauges import Counted, Gauge
 from mimose.measure.stopwatch import UNTIMED, Stopwatch
 from mimose.measure.trace import Trace
 from mimose.planners import ActionSpec
+from mimose.run.actions.offload.codec import NO_HEADROOM, Headroom, OffloadCodec
 from mimose.run.unit import Unit
 from mimose.types import OnRecompute
 
@@ -57,10 +58,25 @@ class UnitCall(NamedTuple):
     """Has to see the forward run again, such as to count its FLOPs."""
     stopwatch: Stopwatch = UNTIMED
     """Times what the action does beyond the forward."""
+    headroom: Headroom = NO_HEADROOM
+    """What the step's plan leaves free around it."""
 
     def forward(self) -> Any:
         """Run the unit's own forward."""
         return self.unit.forward(*self.args, **self.kwargs)
+
+
+class Means(NamedTuple):
+    """What a session gives its actions."""
+
+    max_error: float | None = None
+    """The largest change of a layer's gradient that is allowed, as a part of its norm;
+    None for any."""
+    host: OffloadCodec | None = None
+    """Holds storages on the host; None where the model is there itself."""
+
+
+NO_MEANS = Means()
 
 
 class Action(Protocol):

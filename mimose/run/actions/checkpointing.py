@@ -32,6 +32,7 @@ from mimose.exact.handed import Handed, HandedObjects
 from mimose.exact.input_watch import Marks, is_edited, marks
 from mimose.exact.random_state import RandomState, accelerators
 from mimose.measure.stopwatch import UNTIMED, Stopwatch
+from mimose.run.actions.offload.away import AwayInput
 from mimose.torch_private import is_checkpoint_debugged, pytree
 from mimose.types import OnRecompute
 
@@ -56,6 +57,7 @@ def recompute(
     handed: HandedObjects | None = None,
     early_stop: bool = True,
     stopwatch: Stopwatch = UNTIMED,
+    away: AwayInput | None = None,
 ) -> Any:
     """Call `forward` now without keeping its activations, and again in backward.
 
@@ -77,6 +79,7 @@ def recompute(
         early_stop: Whether the recomputation may end at the last tensor that is
             needed.
         stopwatch: Times the recomputation, and is told to leave the forward out.
+        away: One of the tensors, which is held elsewhere until then.
 
     Returns:
         What `forward` returns.
@@ -88,9 +91,21 @@ def recompute(
     """
     call = _positional(args, kwargs, handed)
     own = None if call.rebuild is None else (args, kwargs)
+    sent = _Sent(away, call.tensors) if away is not None else None
+    if sent is not None:
+        own, call = (args, kwargs), call._replace(tensors=sent.stand_ins)
     names = not is_checkpoint_debugged()  # only then may regions have a context
     region = _Region(
-        forward, own, call, handed, on_recompute, guard, devices, stopwatch, names=names
+        forward,
+        own,
+        call,
+        handed,
+        on_recompute,
+        guard,
+        devices,
+        stopwatch,
+        sent,
+        names=names,
     )
     options: dict[str, Any] = {}
     if (buffers is not None or guard is not None) and names:
@@ -121,6 +136,33 @@ class _Passed(NamedTuple):
     """Those among them that may change."""
 
 
+class _Sent:
+    """A tensor that is held elsewhere, and its places among a call's tensors.
+
+    Args:
+        away: Holds it.
+        tensors: The call's, by position.
+
+    Attributes:
+        stand_ins: What is passed by position in the forward.
+    """
+
+    __slots__ = ("_away", "_places", "stand_ins")
+
+    def __init__(self, away: AwayInput, tensors: Sequence[Any]) -> None:
+        self._away = away
+        self._places = [i for i, each in enumerate(tensors) if away.is_of(each)]
+        self.stand_ins = self._with(tensors, away.stand_in)
+
+    def brought(self, given: Sequence[Any]) -> Sequence[Any]:
+        """Return what was passed by position, the tensor among them."""
+        return self._with(given, self._away.bring())
+
+    def _with(self, given: Sequence[Any], tensor: torch.Tensor) -> Sequence[Any]:
+        places = self._places
+        return [tensor if i in places else each for i, each in enumerate(given)]
+
+
 class _Region:
     """What `checkpoint` calls: the forward, and in backward `on_recompute`.
 
@@ -140,6 +182,7 @@ class _Region:
         "_own",
         "_random",
         "_rebuild",
+        "_sent",
         "_state",
         "_stopwatch",
     )
@@ -154,6 +197,7 @@ class _Region:
         guard: ModuleGuard | None,
         devices: tuple[torch.device, ...],
         stopwatch: Stopwatch,
+        sent: _Sent | None,
         *,
         names: bool,
     ) -> None:
@@ -167,6 +211,7 @@ class _Region:
         self._devices = devices
         self._names = names
         self._stopwatch = stopwatch
+        self._sent = sent
         self._random: RandomState | None = None
         self._state: GuardState | None = None
         self._marks: Marks | None = None
@@ -230,6 +275,8 @@ class _Region:
         """Recompute from the random state of the first call; put back what is now."""
         before = self._random
         assert before is not None
+        if self._sent is not None:
+            given = self._sent.brought(given)
 
         def forward() -> Any:
             before.restore()

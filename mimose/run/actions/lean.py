@@ -17,9 +17,9 @@ from mimose.exceptions import RecomputationError
 from mimose.measure.gauges import Counted
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners import ActionSpec
-from mimose.run.actions.base import Probe, UnitCall
+from mimose.run.actions.base import Means, Probe, UnitCall
 from mimose.run.actions.keep import Keep
-from mimose.run.actions.replay.book import NOTHING, RecipeBook
+from mimose.run.actions.replay.book import NOTHING, Found, RecipeBook
 from mimose.run.actions.replay.rebuild import drop
 from mimose.run.actions.replay.unit_graph import Nodes, Ran
 from mimose.run.unit import Unit
@@ -47,8 +47,9 @@ class Lean:
         self._share = share
         self._book = RecipeBook(share)
 
-    def anew(self) -> Lean:
+    def anew(self, means: Means) -> Lean:
         """Return the same action, which knows no recipe yet."""
+        del means
         return Lean(self.spec, self._share)
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,8 +105,7 @@ class Lean:
                 raise
             call.unit.exclude(self.spec.name, f"{type(error).__name__}: {error}")
         else:
-            if found.recipe is not None:
-                freed = drop(found.recipe, ran, _Watch(self.spec.name, call, probe))
+            freed = self._let_go(found, ran, call, probe)
         if found.is_trial:
             call.stopwatch.spoil()
         call.stopwatch.stop(entered)
@@ -118,6 +118,14 @@ class Lean:
                 event.tell_held(self.spec.name, left)
         return output
 
+    def _let_go(
+        self, found: Found, ran: Ran, call: UnitCall, probe: Probe | None
+    ) -> float:
+        """Let go what a recipe rebuilds; return the bytes that went."""
+        if found.recipe is None:
+            return 0.0
+        return drop(found.recipe, ran, CallWatch(self.spec.name, call, probe))
+
     def _kept_bytes(self, probe: Probe) -> float:
         """Return what the call holds as long as nothing is let go."""
         event = probe.trace.events[probe.index]
@@ -128,7 +136,7 @@ class Lean:
         del counted
 
 
-class _Watch:
+class CallWatch:
     """Is told of what happens in a call's backward; holds nothing of the call."""
 
     __slots__ = ("_action", "_add_flops", "_unit", "answers", "stopwatch")

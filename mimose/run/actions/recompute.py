@@ -13,6 +13,7 @@ from mimose.measure.gauges import Counted
 from mimose.planners.actions import RECOMPUTE
 from mimose.run.actions.base import Probe, UnitCall
 from mimose.run.actions.checkpointing import recompute
+from mimose.run.actions.offload.away import AwayInput
 from mimose.run.actions.region import Inputs, Region, has_outer_modes
 from mimose.run.comparison import Comparison
 from mimose.run.unit import Unit
@@ -46,8 +47,11 @@ class Recompute:
 
     def _run(self, call: UnitCall, probe: Probe | None) -> Any:
         unit, on_recompute = call.unit, call.on_recompute
+        away = self._send_away(call, probe)
         if unit.is_settled and probe is None and on_recompute is None:
-            inputs = None if has_outer_modes() else Inputs.of(call.args, call.kwargs)
+            inputs = None
+            if not has_outer_modes():
+                inputs = Inputs.of(call.args, call.kwargs, away)
             if inputs is not None:
                 region = Region(unit, inputs, call.stopwatch)
                 output = region.run(call.args, call.kwargs)
@@ -81,6 +85,7 @@ class Recompute:
                 handed=unit.handed,
                 early_stop=not is_whole,
                 stopwatch=call.stopwatch,
+                away=away,
             )
         except RuntimeError as error:
             if _UNSAVABLE not in str(error):
@@ -101,6 +106,11 @@ class Recompute:
             if not unit.guard.changes_weights:
                 comparison.take(output)
         return output
+
+    def _send_away(self, call: UnitCall, probe: Probe | None) -> AwayInput | None:
+        """Return what holds an input elsewhere until it runs again; None: nothing."""
+        del call, probe
+        return None
 
     def held_bytes(self, counted: Counted) -> float:
         """Return what of the call is handed on: its outputs."""

@@ -31,6 +31,7 @@ from mimose.exact.guard import GuardState
 from mimose.exact.input_watch import Marks
 from mimose.exact.random_state import RandomState, accelerators
 from mimose.measure.stopwatch import Stopwatch
+from mimose.run.actions.offload.away import AwayInput
 from mimose.run.unit import Unit
 from mimose.torch_private import (
     NO_GRAPH_TASK,
@@ -65,24 +66,36 @@ class Inputs:
         tensors: All tensors among them.
         versions: How often each was changed in place.
         noted: The caller's tensors, which are not held.
+        away: The one among them that is held elsewhere; stands in its place.
     """
 
-    __slots__ = ("_seen", "args", "kwargs", "noted", "tensors", "versions")
+    __slots__ = ("_seen", "args", "away", "kwargs", "noted", "tensors", "versions")
 
-    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        away: AwayInput | None = None,
+    ) -> None:
+        self.away = away
         self.noted: Marks = []
         self.tensors: list[torch.Tensor] = []
         self.versions: list[int] = []
-        self._seen: dict[int, torch.Tensor] = {}
+        self._seen: dict[int, Any] = {}
         self.args = [self._again(value) for value in args]
         self.kwargs = {name: self._again(value) for name, value in kwargs.items()}
         self._seen.clear()
 
     @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs | None:
+    def of(
+        cls,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        away: AwayInput | None = None,
+    ) -> Inputs | None:
         """Take a call's arguments; None where some are of another kind."""
         try:
-            return cls(args, kwargs)
+            return cls(args, kwargs, away)
         except _NotPlainError:
             return None
 
@@ -90,6 +103,28 @@ class Inputs:
     def are_edited(self) -> bool:
         """Whether a tensor was changed in place since."""
         return list(map(version_of, self.tensors)) != self.versions
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The accelerators that the tensors are on."""
+        away = () if self.away is None else (self.away.stand_in,)
+        return accelerators((*self.tensors, *away))
+
+    def given(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return the arguments, once more; what is away is brought."""
+        if self.away is None:
+            return self.args, self.kwargs
+        brought = self.away.bring()
+        args = [self._filled(value, brought) for value in self.args]
+        kwargs = {n: self._filled(value, brought) for n, value in self.kwargs.items()}
+        return args, kwargs
+
+    def _filled(self, value: Any, brought: torch.Tensor) -> Any:
+        if value is self.away:
+            return brought
+        if type(value) is tuple:
+            return tuple([self._filled(item, brought) for item in value])
+        return value
 
     def _again(self, value: Any) -> Any:
         """Return what is passed again: a tensor with a graph is cut off from it."""
@@ -102,13 +137,17 @@ class Inputs:
             return tuple([self._again(item) for item in value])
         raise _NotPlainError
 
-    def _tensor(self, value: torch.Tensor) -> torch.Tensor:
+    def _tensor(self, value: torch.Tensor) -> Any:
         found = self._seen.get(id(value))
         if found is not None:
             return found
         if value.is_inference():
             raise _NotPlainError
         counted = version_of(value)
+        if self.away is not None and self.away.is_of(value):
+            self._seen[id(value)] = self.away
+            self.noted.append((weakref.ref(value), counted))
+            return self.away
         again = value if value.is_leaf else value.detach().requires_grad_()
         self._seen[id(value)] = again
         self.noted.append((weakref.ref(value), counted))
@@ -162,7 +201,7 @@ class Region:
         self._stopwatch = stopwatch
         self._holders: list[weakref.ref[_Holder]] = []
         self._state: GuardState | None = None
-        devices = accelerators(inputs.tensors)
+        devices = inputs.devices
         if devices != unit.devices:
             devices = tuple(dict.fromkeys((*unit.devices, *devices)))
         self._random = RandomState(devices)
@@ -262,14 +301,15 @@ class Region:
                 raise StopRecomputation
             return tensor
 
-        inputs, outer = self._inputs, top_saved_hooks(False)
+        args, kwargs = self._inputs.given()
+        outer = top_saved_hooks(False)
         with _GENERATORS:
             now = self._random.as_now()
             try:
                 push_saved_hooks(pack, _same)
                 self._random.restore()
                 with torch.enable_grad():
-                    self._unit.forward(*inputs.args, **inputs.kwargs)
+                    self._unit.forward(*args, **kwargs)
             except StopRecomputation:
                 pass
             finally:

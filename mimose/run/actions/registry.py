@@ -14,10 +14,19 @@ from mimose.planners.actions import (
     LEAN_10,
     LEAN_50,
     LEAN_80,
+    POOL,
+    POOL_4,
+    QUANTIZE,
+    QUANTIZE_4,
 )
-from mimose.run.actions.base import Action
+from mimose.run.actions.base import NO_MEANS, Action, Means
 from mimose.run.actions.keep import Keep
 from mimose.run.actions.lean import Lean
+from mimose.run.actions.offload.action import Offload
+from mimose.run.actions.offload_input import OffloadInput
+from mimose.run.actions.packing.action import Packing
+from mimose.run.actions.packing.pooling import Pool
+from mimose.run.actions.packing.quantizing import Quantize
 from mimose.run.actions.recompute import Recompute
 
 _ACTIONS: list[Action] = [
@@ -26,10 +35,17 @@ _ACTIONS: list[Action] = [
     Lean(LEAN_10, 0.1),
     Lean(LEAN_50, 0.5),
     Lean(LEAN_80, 0.8),
+    Packing(POOL, lambda _: Pool(2)),
+    Packing(POOL_4, lambda _: Pool(4)),
+    Packing(QUANTIZE, lambda _: Quantize(8)),
+    Packing(QUANTIZE_4, lambda _: Quantize(4)),
+    Offload(),
+    OffloadInput(),
     Recompute(),
 ]
-"""From the one that holds most to the one that holds least."""
-_WORDS = {"exact": EXACT_MENU.names, "fine": FINE_MENU.names}
+"""Keeping first; last what runs where nothing is known."""
+_OWN = frozenset(action.spec.name for action in _ACTIONS)
+_WORDS = {"exact": EXACT_MENU.names, "fine": FINE_MENU.names, "all": tuple(_OWN)}
 """Menus that have a word."""
 
 
@@ -47,41 +63,71 @@ def forget(action: Action) -> None:
     _ACTIONS.remove(action)
 
 
-def choose(actions: str | Sequence[str]) -> tuple[Action, ...]:
-    """Return the actions that a session may use, the one that holds most first.
+def choose(actions: str | Sequence[str], means: Means = NO_MEANS) -> tuple[Action, ...]:
+    """Return the actions that a session may use, the one that keeps first.
 
     Args:
         actions: ``"exact"`` for whole layers, kept or recomputed (and exact actions
-            that were registered); ``"fine"`` for those between them as well; or names.
+            that were registered); ``"fine"`` for those between them as well; ``"all"``
+            for all there are, lossy ones among them; or names.
+        means: What the session gives them.
 
     Raises:
         ValueError: A name is unknown, or keeping or the least is not among them.
     """
-    names = [action.spec.name for action in _ACTIONS]
+    chosen = _named(actions)
     if isinstance(actions, str):
         if actions in _WORDS:
-            return _own(filter(partial(_is_of, _WORDS[actions]), _ACTIONS))
+            return _own((a for a in chosen if _is_possible(a, means)), means)
         actions = (actions,)
+    names = [action.spec.name for action in _ACTIONS]
     unknown = [name for name in actions if name not in names]
     needed = {names[0], names[-1]}
     if unknown or not needed <= set(actions):
         msg = (
-            f"actions must be 'exact', 'fine', or {names[0]!r} and {names[-1]!r} with "
-            f"any of {names[1:-1]!r} between them, got {tuple(actions)!r}"
+            f"actions must be 'exact', 'fine', 'all', or {names[0]!r} and "
+            f"{names[-1]!r} with any of {names[1:-1]!r} between them, got "
+            f"{tuple(actions)!r}"
         )
         raise ValueError(msg)
-    return _own(action for action in _ACTIONS if action.spec.name in actions)
+    elsewhere = [a.spec.name for a in chosen if not _is_possible(a, means)]
+    if elsewhere:
+        msg = (
+            f"actions {elsewhere!r} hold tensors on the host for a model that is on an "
+            f"accelerator, and this one is on the host itself: leave them out"
+        )
+        raise ValueError(msg)
+    return _own(chosen, means)
 
 
-def _own(actions: Iterable[Action]) -> tuple[Action, ...]:
+def need_host(actions: str | Sequence[str]) -> bool:
+    """Whether any of the actions that `choose` is asked for holds tensors there."""
+    return any(action.spec.needs_host for action in _named(actions))
+
+
+def _named(actions: str | Sequence[str]) -> list[Action]:
+    """Return the actions of a word, or those of names as far as they are known."""
+    if isinstance(actions, str) and actions in _WORDS:
+        return list(filter(partial(_is_of, _WORDS[actions]), _ACTIONS))
+    names = (actions,) if isinstance(actions, str) else actions
+    return [action for action in _ACTIONS if action.spec.name in names]
+
+
+def _own(actions: Iterable[Action], means: Means) -> tuple[Action, ...]:
     """Return actions for one session: what they learn of its units is its own."""
-    return tuple(a.anew() if isinstance(a, Lean) else a for a in actions)
+    own = (Lean, OffloadInput)
+    return tuple(a.anew(means) if isinstance(a, own) else a for a in actions)
+
+
+def _is_possible(action: Action, means: Means) -> bool:
+    """Whether a session has all that an action needs."""
+    return means.host is not None or not action.spec.needs_host
 
 
 def _is_of(names: Sequence[str], action: Action) -> bool:
-    """Whether a menu has an action: one of its own, or a registered one."""
+    """Whether a menu has an action: one of its own, or an exact one registered."""
     spec = action.spec
-    return spec.name in names or (spec.is_exact and spec.name not in FINE_MENU.names)
+    return spec.name in names or (spec.is_exact and spec.name not in _OWN)
 
 
 def state_of(actions: Iterable[Action]) -> dict[str, Any]:
@@ -99,6 +145,12 @@ def load_state(actions: Iterable[Action], state: Mapping[str, Any]) -> None:
     for action in actions:
         if isinstance(action, Lean):
             action.load_state_dict(state.get(action.spec.name, {}))
+
+
+def gradient_errors(actions: Iterable[Action]) -> dict[str, Mapping[str, float]]:
+    """Return, by lossy action and layer, the change of its gradient as measured."""
+    packing = (action for action in actions if isinstance(action, Packing))
+    return {a.spec.name: a.gradient_errors for a in packing if a.gradient_errors}
 
 
 def menu_of(actions: Sequence[Action]) -> Menu:

@@ -106,5 +106,5 @@ def test_a_state_of_another_menu_is_refused(toys, meter, twin):
 @pytest.mark.parametrize("actions", [(), ("keep",), ("keep", "fold"), "fold"])
 def test_actions_that_cannot_be_chosen(actions):
     """Keeping and the least are always there, and names are known."""
-    with pytest.raises(ValueError, match="actions must be 'exact', 'fine', or 'keep'"):
+    with pytest.raises(ValueError, match="must be 'exact', 'fine', 'all', or 'keep'"):
         choose(actions)

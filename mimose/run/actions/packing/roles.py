@@ -64,6 +64,8 @@ _ROLES: Mapping[tuple[str, str], Role] = {
     ("MaxPool2DWithIndicesBackward0", "result1"): Role.WINDOW_INDEX,
     ("SigmoidBackward0", "result"): Role.VALUE,
     ("TanhBackward0", "result"): Role.VALUE,
+    ("SoftmaxBackward0", "result"): Role.VALUE,
+    ("SafeSoftmaxBackward0", "result"): Role.VALUE,
     ("DivBackward0", "self"): Role.VALUE,
     ("MulBackward0", "self"): Role.VALUE,
     ("MulBackward0", "other"): Role.VALUE,

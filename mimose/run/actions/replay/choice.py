@@ -24,6 +24,7 @@ from mimose.run.actions.replay.recipe import (
     Step,
     Unknown,
     UnknownError,
+    are_positions,
     owners_in,
     placed,
 )
@@ -105,7 +106,7 @@ class Choice:
 
     def _is_droppable(self, key: int, storage: Saved) -> bool:
         if storage.root is None:
-            return all(_is_noise(self._graph, slot) for slot in storage.slots)
+            return all(_is_packed(self._graph, slot) for slot in storage.slots)
         try:
             self._program((key,)).value(storage.root)
         except UnknownError as error:
@@ -204,8 +205,11 @@ def _tells(tensor: torch.Tensor) -> bool:
     return bool(tensor.count_nonzero())
 
 
-def _is_noise(graph: UnitGraph, slot: Slot) -> bool:
+def _is_packed(graph: UnitGraph, slot: Slot) -> bool:
+    """Whether what a node has saved can be held in fewer bytes."""
     tensor = graph.slots[slot]
+    if are_positions(graph, slot):
+        return tensor.dtype == torch.int64 and tensor.is_contiguous()
     return tensor.grad_fn is None and scale_of(tensor) is not None
 
 

@@ -68,6 +68,9 @@ class Operator:
     """Whether its output lies in its operand's storage."""
     has_many: bool = False
     """Whether it returns several tensors."""
+    positions: str = ""
+    """Under this name it saves positions in the planes of its first operand: they are
+    held in fewer bytes, and not found again."""
     flops: Flops | None = None
     """Of the dear ones: products of matrices, convolutions and attention. None for
     what waits for memory alone."""
@@ -138,9 +141,41 @@ def _native_dropout(p: float, x: Any, mask: Any) -> Any:
     return x.mul(mask).mul_(1.0 / (1.0 - p) if p < 1.0 else 0.0)
 
 
-def _batch_norm(told: tuple[bool, float], x: Any, weight: Any, bias: Any) -> Any:
+def _batch_norm(
+    told: tuple[bool, float], x: Any, weight: Any, bias: Any, mean: Any, rstd: Any
+) -> Any:
+    """Normalize by the mean and deviation that were saved, if that gives the same bits.
+
+    A CPU multiplies by ``rstd * weight``, whoever found it: as evaluation does, with a
+    variance of one. To find mean and deviation again takes eight times as long.
+    """
+    if x.is_cpu and rstd.dtype in (torch.float32, torch.float64):
+        scale = rstd if weight is None else rstd * weight
+        one = torch.ones_like(rstd)
+        return torch.native_batch_norm(x, scale, bias, mean, one, False, 0.0, 0.0)
     _, eps = told
     return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+
+
+def _pooled(_: Any, x: Any, positions: Any) -> Any:
+    """Take the elements that a pool has found: to look again takes ten times as long."""
+    found = x.flatten(-2).gather(-1, positions.flatten(-2))
+    return found.view(positions.shape)
+
+
+_AVERAGE = (
+    "kernel_size",
+    "stride",
+    "padding",
+    "ceil_mode",
+    "count_include_pad",
+    "divisor_override",
+)
+
+
+def _sized(node: Any, *told: Any) -> list[Any]:
+    scales = [saved_value(node, f"scales_{axis}") for axis in "hw"]
+    return [saved_value(node, "output_size"), *told, *scales]
 
 
 def _beta_alpha(node: Any) -> dict[str, Any]:
@@ -284,10 +319,39 @@ OPERATORS: Mapping[str, Operator] = {
         has_many=True,
     ),
     "NativeBatchNormBackward0": Operator(
-        (Operand(0, "input"), Operand(1, "weight"), Operand(2)),
+        (
+            Operand(0, "input"),
+            Operand(1, "weight"),
+            Operand(2),
+            Operand(None, "result1"),
+            Operand(None, "result2"),
+        ),
         _batch_norm,
         lambda node: (saved_value(node, "training"), saved_value(node, "eps")),
         has_many=True,
+    ),
+    # ---------------------------------------------------------- pools and other sizes
+    "MaxPool2DWithIndicesBackward0": Operator(
+        (Operand(0, "self"), Operand(None, "result1")), _pooled, positions="result1"
+    ),
+    "AvgPool2DBackward0": Operator(
+        _X,
+        lambda told, x: functional.avg_pool2d(x, *told),
+        lambda node: [saved_value(node, name) for name in _AVERAGE],
+    ),
+    "AdaptiveAvgPool2DBackward0": Operator(
+        _X, lambda shape, x: functional.adaptive_avg_pool2d(x, shape[-2:]), _shape
+    ),
+    "UpsampleNearest2DBackward0": Operator(
+        _X_ONLY, lambda told, x: _aten.upsample_nearest2d(x, *told), _sized
+    ),
+    "UpsampleBilinear2DBackward0": Operator(
+        _X_ONLY,
+        lambda told, x: _aten.upsample_bilinear2d(x, *told),
+        lambda node: _sized(node, saved_value(node, "align_corners")),
+    ),
+    "ConstantPadNdBackward0": Operator(
+        _X_ONLY, lambda pad, x: functional.pad(x, pad), _saved("pad")
     ),
     # ---------------------------------------------------------------------- views
     "ViewBackward0": _view(lambda x, shape: x.view(shape), _shape),

@@ -10,7 +10,7 @@ to something else, which is an error and not a gradient.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -20,7 +20,7 @@ from mimose.exact.late_answers import LateAnswers
 from mimose.exceptions import RecomputationError, first_line
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.measure.stopwatch import Stopwatch
-from mimose.run.actions.replay import noise
+from mimose.run.actions.replay import noise, positions
 from mimose.run.actions.replay.operators import (
     OPERATORS,
     causal_mask,
@@ -56,6 +56,14 @@ class Watch(Protocol):
 
     def refuse(self, why: str) -> NoReturn:
         """Raise the error that names the unit."""
+        ...
+
+
+class Lent(Protocol):
+    """Stands for a tensor that is held otherwise."""
+
+    def lend(self) -> torch.Tensor:
+        """Return the tensor."""
         ...
 
 
@@ -104,6 +112,7 @@ class Rebuild:
         "_inputs",
         "_left",
         "_made",
+        "_readers",
         "_recipe",
         "_sources",
         "_task",
@@ -124,6 +133,7 @@ class Rebuild:
         # Detached, each of them: one may be edited later, and get a graph.
         self._inputs = tuple(tensor.detach() for tensor in inputs)
         self._made: dict[int, Any] = {}
+        self._readers = list(recipe.readers)
         self._left = list(recipe.readers)
         self._users = list(recipe.users)
         self._task = NO_GRAPH_TASK
@@ -139,9 +149,24 @@ class Rebuild:
             if not self._users[index]:
                 self._sources[index] = None
 
-    def hold(self, step: int, packed: noise.Noise | torch.Tensor) -> None:
-        """Take in noise, as it is let go."""
-        self._sources[step] = _counted(packed)
+    def leave_out(self, step: int) -> None:
+        """Take note that one tensor is not asked for, in no backward.
+
+        Args:
+            step: That would rebuild it.
+        """
+        self.let_go(step)
+        asked = [step]
+        while asked:
+            index = asked.pop()
+            self._readers[index] -= 1
+            if not self._readers[index]:  # it does not run, and asks for nothing
+                asked.extend(self._recipe.steps[index].operands)
+
+    def hold(self, step: int, tensor: torch.Tensor) -> int:
+        """Take in a tensor that is held in fewer bytes; return how many."""
+        self._sources[step] = _packed(self._recipe, step, tensor, self._sources[step])
+        return _held_bytes(self._sources[step][0])
 
     def unpack(self, place: Place) -> torch.Tensor:
         """Return a dropped tensor, as a hook on it has to; that is timed."""
@@ -161,7 +186,7 @@ class Rebuild:
         """
         task = current_graph_task()
         if task != self._task or task == NO_GRAPH_TASK:
-            self._task, self._left = task, list(self._recipe.readers)
+            self._task, self._left = task, list(self._readers)
             self._made.clear()
         with torch.no_grad():
             try:
@@ -222,10 +247,13 @@ class Rebuild:
         if step.source not in _TENSORS:
             return source
         held, counted = source
+        if counted == _LENT:
+            lent: torch.Tensor = held.lend()
+            return lent
         if isinstance(held, torch.Tensor) and version(held) != counted:
             why = "a tensor that others are rebuilt from was edited in place"
             self._watch.refuse(why)
-        return noise.unpack(held) if step.source is Source.NOISE else held
+        return held if step.source not in _PACKED else _unpacked(held)
 
     def _run(self, step: Step, told: Any) -> Any:
         operands = [self.value(operand) for operand in step.operands]
@@ -237,57 +265,78 @@ class Rebuild:
         return made
 
 
+_LENT = -1
+"""In the place of a version: the tensor is held otherwise."""
 _OTHERWISE = "what it saved was rebuilt to something else"
-_MADE = frozenset((Source.RUN, Source.PART, Source.NOISE, Source.CAUSAL))
-_TENSORS = frozenset(
-    (Source.SAVED, Source.WHOLE, Source.INPUT, Source.WEIGHT, Source.NOISE)
-)
+_PACKED = frozenset((Source.NOISE, Source.POSITIONS))
+_MADE = _PACKED | {Source.RUN, Source.PART, Source.CAUSAL}
+_TENSORS = _PACKED | {Source.SAVED, Source.WHOLE, Source.INPUT, Source.WEIGHT}
 
 
-def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
+def drop(
+    recipe: Recipe,
+    ran: Ran,
+    watch: Watch,
+    *,
+    inputs: Sequence[torch.Tensor] | None = None,
+    lent: Mapping[int, Lent] | None = None,
+    inexact: Collection[int] = (),
+    served: Collection[Slot] = (),
+) -> float:
     """Let go what a recipe can rebuild, and have it rebuilt in backward.
 
     Args:
         recipe: Right for this call.
         ran: The call.
         watch: Is told what happens in backward.
+        inputs: Of the call's those that are held, if not all are.
+        lent: By step, what stands for the tensor that it begins with.
+        inexact: Steps that begin with something near to what was saved: what rests on
+            them is not compared.
+        served: What need not be rebuilt.
 
     Returns:
         The bytes that went, less those that are held in their place.
     """
-    rebuild = Rebuild(recipe, sources_of(recipe, ran), watch, ran.inputs)
+    held = ran.inputs if inputs is None else inputs
+    rebuild = Rebuild(recipe, sources_of(recipe, ran, lent or {}), watch, held)
     freed: dict[int, int] = {}
 
     def pack(step: int, tensor: torch.Tensor) -> Place:
         tensor, sealed = tensor.detach(), None
         if step not in freed:
             freed[step] = tensor.untyped_storage().nbytes()
-            if recipe.steps[step].source is Source.NOISE:
-                packed = noise.pack(tensor)
-                rebuild.hold(step, packed)
-                freed[step] -= noise.held_bytes(packed)
-            else:
+            if recipe.steps[step].source in _PACKED:
+                freed[step] -= rebuild.hold(step, tensor)
+            elif not any(each in inexact for each in recipe.needs[step]):
                 sealed = seal(tensor)
                 freed[step] -= sealed.n_bytes
         return Place(step, tensor, sealed, rebuild)
 
     for slot, step in recipe.drops:
+        if slot in served:
+            rebuild.leave_out(step)
+            continue
         handle = saved_handle(ran.nodes.nodes[slot.node], slot.name)
         handle.register_hooks(partial(pack, step), rebuild.unpack)
     return float(sum(freed.values()))
 
 
-def sources_of(recipe: Recipe, ran: Ran) -> list[Any]:
+def sources_of(recipe: Recipe, ran: Ran, lent: Mapping[int, Lent]) -> list[Any]:
     """Read what a recipe's steps begin with.
 
     Args:
         recipe: The recipe.
         ran: The call.
+        lent: By step, what stands for a tensor.
 
     Raises:
         RuntimeError: A saved tensor was edited in place.
     """
-    return [_source(step, ran) for step in recipe.steps]
+    return [
+        (lent[index], _LENT) if index in lent else _source(step, ran)
+        for index, step in enumerate(recipe.steps)
+    ]
 
 
 def _source(step: Step, ran: Ran) -> Any:
@@ -297,18 +346,57 @@ def _source(step: Step, ran: Ran) -> Any:
         return getattr(ran.module.get_submodule(step.told), step.name)
     if step.source is Source.NUMBER:
         return step.told.value
-    tensor = _tensor(step, ran.nodes, ran.inputs)
+    if step.source is Source.POSITIONS:
+        pooled: torch.Tensor = saved_value(ran.nodes.nodes[step.node], "self")
+        return pooled.shape[-2:].numel()
+    tensor = tensor_of(step, ran.nodes, ran.inputs)
     return None if tensor is None else _counted(tensor)
 
 
-def _counted(held: noise.Noise | torch.Tensor) -> tuple[Any, int]:
-    """Return what is held with its version; bits are nobody else's."""
+def _counted(held: Any) -> tuple[Any, int]:
+    """Return what is held with its version; what is packed is nobody else's."""
     return held, version(held) if isinstance(held, torch.Tensor) else 0
 
 
-def _tensor(
+def _packed(recipe: Recipe, step: int, tensor: torch.Tensor, told: Any) -> Any:
+    """Return a tensor in fewer bytes, with its version.
+
+    Args:
+        recipe: The call's.
+        step: That gives the tensor.
+        tensor: What goes.
+        told: What the step begins with.
+    """
+    if recipe.steps[step].source is Source.POSITIONS:
+        return _counted(positions.pack(tensor, told))
+    return _counted(noise.pack(tensor))
+
+
+def _unpacked(held: Any) -> torch.Tensor:
+    if isinstance(held, positions.Positions):
+        return positions.unpack(held)
+    return noise.unpack(held)
+
+
+def _held_bytes(held: Any) -> int:
+    if isinstance(held, positions.Positions):
+        return held.values.nbytes
+    return noise.held_bytes(held)
+
+
+def tensor_of(
     step: Step, nodes: Nodes, inputs: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
+    """Return the tensor that a step begins with; None where it begins with none.
+
+    Args:
+        step: Of a recipe.
+        nodes: The call's.
+        inputs: The call's.
+
+    Raises:
+        RuntimeError: It was edited in place since it was saved.
+    """
     if step.source is Source.SAVED:
         saved: torch.Tensor = saved_value(nodes.nodes[step.node], step.name)
         return _detached(saved)
@@ -346,11 +434,11 @@ def evaluate(
         slots: The saved tensors.
         watch: Is told what happens.
     """
-    sources = sources_of(recipe, ran)
+    sources = sources_of(recipe, ran, {})
     for index, step in enumerate(recipe.steps):
-        if step.source is Source.NOISE:
-            noisy = slots[Slot(step.node, step.name)].detach()
-            sources[index] = _counted(noise.pack(noisy))
+        if step.source in _PACKED:
+            whole = slots[Slot(step.node, step.name)].detach()
+            sources[index] = _packed(recipe, index, whole, sources[index])
 
     def value(index: int) -> Any:
         # Each by itself: all at once would need as much memory as was to be freed.

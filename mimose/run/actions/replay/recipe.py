@@ -54,6 +54,8 @@ class Source(enum.Enum):
     WEIGHT = enum.auto()
     NOISE = enum.auto()
     """Zeros and one other number, held as bits."""
+    POSITIONS = enum.auto()
+    """Where a pool found what it took, held in few bytes."""
     NUMBER = enum.auto()
     CAUSAL = enum.auto()
     """The mask that attention makes for itself, of the first operand's shape."""
@@ -269,7 +271,8 @@ class Program:
         if self._graph.storages[self._graph.storage_of(slot)].root is not None:
             raise BarrierError(self._graph.kinds[slot.node])
         storage = self._graph.storage_of(slot)
-        return self._add(("noise", storage), Step(Source.NOISE, *slot))
+        source = Source.POSITIONS if are_positions(self._graph, slot) else Source.NOISE
+        return self._add((source, storage), Step(source, *slot))
 
     def value(self, value: Value) -> int:
         """Return the step that comes to a value.
@@ -387,7 +390,13 @@ class Program:
 
 _NO_STEP = Step(Source.NOTHING)
 _GIVEN = frozenset((Source.NUMBER, Source.EPSILON))
-_SLOTS = frozenset((Source.SAVED, Source.WHOLE, Source.NOISE))
+_SLOTS = frozenset((Source.SAVED, Source.WHOLE, Source.NOISE, Source.POSITIONS))
+
+
+def are_positions(graph: UnitGraph, slot: Slot) -> bool:
+    """Whether a node has saved positions under a name."""
+    operator = OPERATORS.get(graph.kinds[slot.node])
+    return operator is not None and operator.positions == slot.name
 
 
 def run_with(

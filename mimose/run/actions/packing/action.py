@@ -1,0 +1,153 @@
+"""Packing what a call saved, on top of rebuilding what is cheap to rebuild."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from mimose.measure.stopwatch import Stopwatch
+from mimose.planners import ActionSpec
+from mimose.run.actions.base import NO_MEANS, Means, Probe, UnitCall
+from mimose.run.actions.lean import CallWatch, Lean
+from mimose.run.actions.packing.base import Codec
+from mimose.run.actions.packing.bits import Bits
+from mimose.run.actions.packing.errors import GradientErrors
+from mimose.run.actions.packing.gradient_error import BesideCodec, Trial
+from mimose.run.actions.packing.held import Part
+from mimose.run.actions.packing.stash import Stash, pack
+from mimose.run.actions.replay.book import Found
+from mimose.run.actions.replay.rebuild import drop
+from mimose.run.actions.replay.unit_graph import Ran
+from mimose.run.unit import Unit
+from mimose.torch_private import storage_key
+
+
+class Packing(Lean):
+    """Rebuilds what takes no product of matrices, and packs what is left.
+
+    What activations, norms and dropout have saved is rebuilt, as under ``lean``, from
+    what the codec gives back; so a lossy codec is closer to the true gradient and holds
+    less than it would by itself.
+
+    Args:
+        spec: The action's.
+        make_codec: Makes the codec, anew for each session.
+        means: What the session gives it.
+    """
+
+    def __init__(
+        self,
+        spec: ActionSpec,
+        make_codec: Callable[[Means], Codec],
+        means: Means = NO_MEANS,
+    ) -> None:
+        super().__init__(spec, 0.0)
+        self._make_codec = make_codec
+        self._codec = make_codec(means)
+        self._bits = Bits()
+        self._errors = GradientErrors(means.max_error)
+
+    @property
+    def gradient_errors(self) -> Mapping[str, float]:
+        """By layer, the largest change of its gradient that was measured."""
+        return dict(self._errors.found)
+
+    def anew(self, means: Means) -> Packing:
+        """Return the same action, which knows no recipe yet."""
+        return Packing(self.spec, self._make_codec, means)
+
+    def refuses(self, unit: Unit) -> str:
+        """Return why nothing of a call can be packed."""
+        why = super().refuses(unit)
+        if why or self.spec.is_exact:
+            return why
+        return self._errors.cannot_be_bounded(unit)
+
+    def _let_go(
+        self, found: Found, ran: Ran, call: UnitCall, probe: Probe | None
+    ) -> float:
+        if found.is_put_off or not ran.outputs:
+            return 0.0
+        if self.spec.is_exact or not self._errors.is_due(call.unit):
+            if probe is not None:
+                probe.trace.mark("let_go", probe.index)
+            return self._pack(self._codec, found, ran, call, probe)
+        call.stopwatch.spoil()
+        trial, both = Trial(ran), BesideCodec(self._codec)
+        freed = self._pack(both, found, ran, call, probe)
+        why = self._errors.refuse(call.unit, trial.error())
+        both.settle(is_exact=bool(why) and probe is not None)
+        if why:
+            call.unit.exclude(self.spec.name, why)
+            if probe is not None:
+                probe.trace.events[probe.index].keep(self._keep.spec.name)
+        return freed
+
+    def _pack(
+        self,
+        codec: Codec,
+        found: Found,
+        ran: Ran,
+        call: UnitCall,
+        probe: Probe | None,
+    ) -> float:
+        recipe, give = found.recipe, _Give(call.stopwatch)
+        stash = pack(recipe, ran, self._bits, codec, give)
+        freed = stash.freed_bytes
+        if recipe is not None:
+            freed += drop(
+                recipe,
+                ran,
+                CallWatch(self.spec.name, call, probe),
+                inputs=stash.inputs,
+                lent=stash.lent,
+                inexact=stash.inexact,
+                served=stash.served,
+            )
+        if probe is not None:
+            self._tell(probe, stash, ran.inputs)
+        return freed
+
+    def _tell(self, probe: Probe, stash: Stash, inputs: Sequence[torch.Tensor]) -> None:
+        event = probe.trace.events[probe.index]
+        event.tell_packed(
+            self.spec.name,
+            host_bytes=stash.host_bytes,
+            saved_output_bytes=stash.saved_output_bytes,
+        )
+        event.tell_outputs(self._keep.spec.name, stash.output_bytes)
+        for storage in map(torch.Tensor.untyped_storage, inputs):
+            if storage_key(storage) in stash.released:
+                event.tell_released(storage.nbytes(), Gone(storage))
+                break
+
+
+class Gone:
+    """Whether a storage has gone; does not hold it."""
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._reference = weakref.ref(storage)
+
+    def __call__(self) -> bool:
+        """Return True once it has."""
+        return self._reference() is None
+
+
+class _Give:
+    """Returns packed tensors, and times that."""
+
+    __slots__ = ("_stopwatch",)
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self._stopwatch = stopwatch
+
+    def __call__(self, part: Part) -> torch.Tensor:
+        began = self._stopwatch.start()
+        try:
+            return part.lend()
+        finally:
+            self._stopwatch.stop(began)

@@ -1,0 +1,161 @@
+"""By how much a lossy action changes a layer's gradient: measured, not assumed.
+
+Note: [Gradient error]
+Right after a call has run its gradient is taken for one drawn gradient of what it
+returned, normally distributed: once from what autograd has saved, once more when that
+was packed. The error is the norm of the difference over the norm of the gradient, of
+all weights together or of the input, whichever is larger. It is taken in a layer's
+first call under an action and in one of many afterwards. What is drawn comes from a
+generator of its own, and no weight's gradient is written to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from mimose.exact.autocast import in_autocast
+from mimose.run.actions.packing.base import Codec, Packed, SavedStorage
+from mimose.run.actions.replay.unit_graph import Ran
+
+Gradients = Sequence[torch.Tensor | None]
+
+
+class Trial:
+    """One measurement: before a call is packed, and behind it.
+
+    Args:
+        ran: The call, nothing packed yet.
+    """
+
+    def __init__(self, ran: Ran) -> None:
+        self._outputs = [t for t in ran.outputs if t.is_floating_point()]
+        self._weights = [p for p in ran.module.parameters() if p.requires_grad]
+        self._inputs = [t for t in ran.inputs if t.grad_fn is not None]
+        device = ran.outputs[0].device
+        kinds = {device.type, "cpu"}
+        self._kinds = tuple(sorted(kinds))
+        generator = torch.Generator().manual_seed(_SEED)
+        self._drawn = [
+            torch.randn(t.shape, generator=generator).to(device, t.dtype)
+            for t in self._outputs
+        ]
+        self._exact = self._gradients()
+
+    def error(self) -> float:
+        """Return the error, now that the call is packed; infinite for no number."""
+        exact, packed = self._exact, self._gradients()
+        n_inputs = len(self._inputs)
+        parts = (
+            (exact[:n_inputs], packed[:n_inputs]),
+            (exact[n_inputs:], packed[n_inputs:]),
+        )
+        found = max(_relative_error(*part) for part in parts)
+        return math.inf if math.isnan(found) else found
+
+    def _gradients(self) -> Gradients:
+        with in_autocast(self._kinds, ()):
+            return torch.autograd.grad(
+                self._outputs,
+                [*self._inputs, *self._weights],
+                self._drawn,
+                retain_graph=True,
+                allow_unused=True,
+            )
+
+
+_SEED = 5
+
+
+def _relative_error(exact: Gradients, other: Gradients) -> float:
+    """Return the norm of the difference over the norm; 0 where nothing is there."""
+    off, whole = 0.0, 0.0
+    for one, two in zip(exact, other, strict=True):
+        if one is not None and two is not None:
+            off = math.hypot(off, _norm(two - one))
+            whole = math.hypot(whole, _norm(one))
+    if not whole:
+        return 0.0 if not off else math.inf
+    return off / whole
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def unmeasurable(module: nn.Module, n_calls: int) -> str:
+    """Return why a layer's gradient cannot be taken by itself; "" if it can.
+
+    Args:
+        module: The layer.
+        n_calls: How often it was called in the running forward, this call included.
+    """
+    if any(p._backward_hooks for p in module.parameters()):
+        return "hooks on its weights would be called for gradients that are none"
+    if any(m._backward_hooks or m._backward_pre_hooks for m in module.modules()):
+        return "its backward hooks would be called for gradients that are none"
+    if n_calls > 1:
+        return "its gradient goes on to its earlier calls"
+    return ""
+
+
+class Beside:
+    """A packed storage, with what was there beside it until that was measured.
+
+    Args:
+        packed: The storage.
+        whole: What was there.
+    """
+
+    def __init__(self, packed: Packed, whole: torch.Tensor) -> None:
+        self.packed = packed
+        self.device_bytes = packed.device_bytes
+        self.host_bytes = packed.host_bytes
+        self._whole: torch.Tensor | None = whole
+        self._is_exact = False
+
+    def settle(self, *, is_exact: bool) -> None:
+        """Give what was there from now on, or let it go."""
+        self._is_exact = is_exact
+        if not is_exact:
+            self._whole = None
+
+    def unpack(self) -> torch.Tensor:
+        """Return what was packed, or what was there."""
+        if self._is_exact and self._whole is not None:
+            return self._whole
+        return self.packed.unpack()
+
+
+class BesideCodec:
+    """Packs as another codec does, and holds what was there.
+
+    Args:
+        codec: The other.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self.is_exact = codec.is_exact
+        self._packed: list[Beside] = []
+
+    def takes(self, saved: SavedStorage) -> bool:
+        """Whether the other takes a storage."""
+        return self._codec.takes(saved)
+
+    def pack(self, saved: SavedStorage) -> Beside | None:
+        """Pack a storage."""
+        packed = self._codec.pack(saved)
+        if packed is None:
+            return None
+        self._packed.append(Beside(packed, saved.whole))
+        return self._packed[-1]
+
+    def settle(self, *, is_exact: bool) -> None:
+        """Give what was there from now on, or let it go."""
+        for packed in self._packed:
+            packed.settle(is_exact=is_exact)
+        self._packed.clear()
