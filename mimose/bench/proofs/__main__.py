@@ -43,6 +43,7 @@ PROOFS = (
     "stepcost",
     "tight",
     "trainer",
+    "unbiased",
     "weight",
     "windows",
 )

@@ -14,7 +14,14 @@ import torch
 
 from mimose.run.actions.flags import pack_flags, unpack_flags
 from mimose.run.actions.packing.base import Packed, Role, SavedStorage
-from mimose.run.actions.packing.memory import Form, fills, flat, own_bytes, slices
+from mimose.run.actions.packing.memory import (
+    Form,
+    fills,
+    flat,
+    is_alike,
+    own_bytes,
+    slices,
+)
 from mimose.tensors import bits
 
 _PLACES = 16
@@ -37,7 +44,7 @@ class Bits:
             return _same_windows(saved)
         if not roles <= {Role.SIGN, Role.SHAPE}:
             return False
-        return Role.SIGN not in roles or saved.whole.is_floating_point()
+        return is_alike(saved) and saved.whole.is_floating_point()
 
     def pack(self, saved: SavedStorage) -> Packed:
         """Pack a storage that is taken."""

@@ -37,6 +37,12 @@ def slices(n: int, at_once: int, device: torch.device) -> Iterator[slice]:
         yield slice(start, min(start + at_once, n))
 
 
+def is_alike(saved: SavedStorage) -> bool:
+    """Whether all who read a storage read the same kind of number."""
+    dtype = saved.whole.dtype
+    return all(reader.tensor.dtype == dtype for reader in saved.readers)
+
+
 def fills(tensor: torch.Tensor, saved: SavedStorage) -> bool:
     """Whether a tensor has each element of a storage once, in any order."""
     whole = saved.whole

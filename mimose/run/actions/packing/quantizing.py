@@ -24,7 +24,13 @@ from mimose.run.actions.packing.bits import (
     signs_of,
     unpack_halves,
 )
-from mimose.run.actions.packing.memory import Form, flat, own_bytes, slices
+from mimose.run.actions.packing.memory import (
+    Form,
+    flat,
+    is_alike,
+    own_bytes,
+    slices,
+)
 
 GROUP = 128
 """Elements that share a least and a step."""
@@ -70,7 +76,7 @@ class Quantize:
         whole = saved.whole
         is_large = whole.nbytes >= _LEAST_BYTES
         is_read = saved.is_source or bool(roles & _VALUES)
-        return is_read and is_large and whole.dtype in _DTYPES
+        return is_read and is_large and whole.dtype in _DTYPES and is_alike(saved)
 
     def pack(self, saved: SavedStorage) -> Packed | None:
         """Pack a storage that is taken, if all its values are finite."""

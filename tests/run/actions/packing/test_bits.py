@@ -145,6 +145,8 @@ def test_what_is_not_taken():
     for role in (Role.VALUE, Role.CONVOLUTION_WEIGHT, Role.FRAGILE):
         readers = [sign, Reader(role, x)]
         assert not codec.takes(SavedStorage(x, readers, is_source=False))
+    other = Reader(Role.SIGN, x.view(torch.bfloat16))
+    assert not codec.takes(SavedStorage(x, [other], is_source=False))
     indices = torch.zeros(1, 1, 4, 4, dtype=torch.int64)
     one = ((1, 1),) * 4
     for kernel, shown, is_taken in (

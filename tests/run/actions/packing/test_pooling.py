@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from mimose.bench.proofs.packed_call import packed_call
 from mimose.run.actions.packing import pooling
@@ -146,6 +147,28 @@ def test_only_gradients_of_weights_are_others(factor, layout):
     for name, one, other in zip(("x", *names), expected, found, strict=True):
         assert torch.equal(one, other) is not name.endswith("weight"), name
     assert call.device_bytes < call.saved_bytes / 3
+
+
+@pytest.mark.parametrize("factor", [2, 4])
+@pytest.mark.parametrize("coarse", [8, 32])
+def test_zeros_that_are_known_make_the_gradient_better(factor, coarse):
+    """Means over what is not zero, put where it was; smooth images and noise."""
+    torch.manual_seed(0)
+    drawn = torch.randn(8, 16, coarse, coarse)
+    x = functional.interpolate(drawn, (32, 32), mode="bicubic").relu_()
+    model = nn.Conv2d(16, 16, 3, padding=1)
+    direction = model(x).detach()
+
+    def gradient(operand):
+        return torch.nn.grad.conv2d_weight(
+            operand, model.weight.shape, direction, padding=1
+        )
+
+    weight, exact, errors = Role.CONVOLUTION_WEIGHT, gradient(x), []
+    for roles in ((weight, Role.SIGN), (weight,)):
+        operand = _unpacked(Pool(factor).pack(_saved(x, *roles)), x)
+        errors.append(float((gradient(operand) - exact).norm() / exact.norm()))
+    assert errors[0] < 0.9 * errors[1]
 
 
 def test_what_is_alike_within_its_blocks_has_the_same_gradient():

@@ -208,6 +208,8 @@ def test_what_is_not_taken():
     assert not quantize.takes(_saved(x, Role.WINDOW_INDEX))
     assert not quantize.takes(_saved(x[:1000]))
     assert not quantize.takes(_saved(torch.arange(2048)))
+    other = Reader(Role.VALUE, x.view(torch.bfloat16))
+    assert not quantize.takes(SavedStorage(x, [other], is_source=False))
     with pytest.raises(ValueError, match="got bits=5"):
         Quantize(5)
 

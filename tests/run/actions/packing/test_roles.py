@@ -145,7 +145,7 @@ def test_a_max_pool_whose_input_was_let_go():
             {"NativeBatchNorm.result1", "NativeBatchNorm.result2"},
             {"NativeBatchNorm.input"},
         ),
-        (lambda x: x.clone().softmax(-1), {"Softmax.result"}, set()),
+        (lambda x: x.clone().softmax(-1), set(), {"Softmax.result"}),
         (lambda x: x.clone().log_softmax(-1), {"LogSoftmax.result"}, set()),
         (lambda x: x.clone() / x.exp(), {"Div.other", "Exp.result"}, {"Div.self"}),
         (lambda x: x.clone().amax(-1), {"Amax.result", "Amax.self"}, set()),
@@ -158,7 +158,7 @@ def test_a_max_pool_whose_input_was_let_go():
     ],
 )
 def test_what_a_small_change_would_spoil(run, fragile, smooth):
-    """Statistics, what sums up to one, indices, masks, divisors, and the unknown."""
+    """Statistics, logarithms, indices, masks, divisors, and the unknown."""
     found = {name: role for name, (role, _) in _readers(run, _leaf(4, 6, 8)).items()}
     assert fragile == {name for name, role in found.items() if role is Role.FRAGILE}
     assert smooth == {name for name, role in found.items() if role is Role.VALUE}
