@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 pytest.importorskip("transformers")
@@ -44,10 +46,6 @@ def test_what_is_judged(rows: list[unbiased.UnbiasedRow]) -> None:
     assert [1, 4] == [row.draws for row in own]
     bars = list(unbiased._judge(own))
     assert [True, True] == [bar.holds for bar in bars]
-    biased = [own[0], type(own[1])(**{**_fields(own[1]), "weight_error": 0.006})]
+    biased = [own[0], dataclasses.replace(own[1], weight_error=0.006)]
     assert not next(iter(unbiased._judge(biased))).holds
     assert not next(iter(unbiased._judge(own[:1]))).holds
-
-
-def _fields(row: unbiased.UnbiasedRow) -> dict[str, object]:
-    return {name: getattr(row, name) for name in row.__dataclass_fields__}

@@ -23,7 +23,7 @@ def pack_flags(flags: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_flags(packed: torch.Tensor, n_flags: int) -> torch.Tensor:
-    """Return (n,) the flags that were packed.
+    """Return (n,) the flags that were packed; their storage may hold some more.
 
     Args:
         packed: What `pack_flags` returned.

@@ -80,7 +80,8 @@ def unpack(noise: Noise | torch.Tensor) -> torch.Tensor:
     n_elements = math.prod(noise.shape)
     is_there = unpack_flags(noise.bits, n_elements)
     if noise.dtype == torch.bool:
-        return is_there.view(noise.shape)
+        # A storage of its own: there may be more flags than elements in that one.
+        return is_there.clone().view(noise.shape)
     return is_there.to(noise.dtype).mul_(noise.scale).view(noise.shape)
 
 
