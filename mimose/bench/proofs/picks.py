@@ -47,7 +47,7 @@ SHAPES: Mapping[str, tuple[Mapping[str, int], ...]] = {
 }
 """By workload: the batches that are planned, the smallest first."""
 SHARES = (0.02, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
-RUN_SHARES = (0.2, 0.45)
+RUN_SHARES = (0.1, 0.3, 0.6)
 OPTIONS = (
     device("sim"),
     (
@@ -55,13 +55,13 @@ OPTIONS = (
         {
             "nargs": "+",
             "choices": tuple(SHAPES),
-            "default": ["qa-bert", "lm-gpt2", "ic-digits-50"],
+            "default": ["qa-bert", "ic-digits-50"],
         },
     ),
     ("--scale", {"choices": SCALES, "default": "small"}),
     count("--learn", 40, "passes over the shapes to try actions in, at the most"),
-    count("--timed", 6, "passes under random plans, to time them"),
-    count("--rounds", 4, "over the shapes, where plans are run"),
+    count("--timed", 4, "passes under random plans, to time them"),
+    count("--rounds", 3, "over the shapes, where plans are run"),
 )
 PLANNED, RAN = "planned", "ran"
 BARE = "bare"
