@@ -5,8 +5,8 @@ under plans made at random. Then, for batches of several sizes and budgets betwe
 everything recomputed and everything kept, the learned problem is planned three times:
 with the exact actions that stay on the device (``fine``), with those of the host
 besides (``exact``), and with the lossy ones as well (``all``). Rows have each plan,
-which segment binds, and what each action costs a byte. At some budgets two sessions
-then train on the same batches, one held to ``fine``, beside a bare model.
+which segment binds, and what each action costs a byte. At some budgets the plans of the
+smallest and the largest menu are then run on the same batches, beside a bare model.
 
     python -m mimose.bench.proofs picks --threads 1
     python -m mimose.bench.proofs picks --threads 1 --workloads ic-digits --scale tiny
@@ -84,19 +84,17 @@ class PickRow(Row):
     budget_share: float
     """Of the way from recomputing everything to keeping everything, at these sizes."""
     round: int
-    """Of the runs; -1 for what is planned alone."""
+    """Of the runs; -1 for one that does not count, since layers meet an action first,
+    and for what is planned alone."""
     plan: str
     """A letter for each layer's call, as the menu of all actions has it."""
     budget_bytes: float | None
     """For the step's growth."""
     growth_bytes: int | None
-    """Measured."""
+    """Measured; None for what is planned alone, and the bare model."""
     predicted_growth_bytes: float | None
-    """None where a step tries an action, and for the bare model."""
     predicted_seconds: float | None
     """That the plan adds to the step."""
-    extra_seconds: float | None
-    """That it was measured to add; None where a step measured something else."""
     step_seconds: float | None
     """Of the process, for forward and backward."""
     is_proved: bool
@@ -207,15 +205,12 @@ def extra_by_menu(share: float, rows: Iterable[PickRow]) -> dict[str, float]:
     """Return the seconds that runs at a budget took beyond the bare model's, by menu.
 
     Of each plan of a batch the quickest run counts, whoever ran it: other work on the
-    machine slows, and never speeds. The last plan that a menu had for a batch is its
-    own: it knows most.
+    machine slows, and never speeds.
     """
     quickest: dict[tuple[str, str], float] = {}
     plans: dict[str, dict[str, str]] = {}
     for row in rows:
-        if row.part != RAN or row.budget_share != share or not row.step_seconds:
-            continue
-        if row.menu == BARE or row.predicted_growth_bytes is not None:
+        if row.budget_share == share and row.round >= 0 and row.step_seconds:
             key = row.sizes, row.plan
             quickest[key] = min(quickest.get(key, row.step_seconds), row.step_seconds)
             plans.setdefault(row.menu, {})[row.sizes] = row.plan

@@ -1,8 +1,7 @@
-"""Menus of `picks`: parts of a planning problem, and a planner that is held to one."""
+"""Menus of `picks`: parts of a planning problem, and a planner to learn them by."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mimose.bench.grid.menu import ALL, ALL_MENU, FINE
-from mimose.planners import Marginal, Plan, PlanningProblem
+from mimose.planners import Plan, PlanningProblem
 from mimose.planners.choices import keep_choice, least_choice
 from mimose.planners.timeline import judge, peak_bytes
 
@@ -50,28 +49,6 @@ def budget_at(problem: PlanningProblem, share: float) -> float:
     least = float(peak_bytes(whole, least_choice(whole)))
     most = float(peak_bytes(whole, keep_choice(whole)))
     return least + share * max(0.0, most - least)
-
-
-class AtShare:
-    """Plans for a share of the way from recomputing all to keeping all.
-
-    Args:
-        names: Of the actions that it may choose.
-        shares: By turns.
-    """
-
-    name = "at a share"
-
-    def __init__(self, names: Sequence[str], *shares: float) -> None:
-        self._names = names
-        self._shares = itertools.cycle(shares)
-        self._planner = Marginal()
-
-    def plan(self, problem: PlanningProblem) -> Plan:
-        """Make the plan for the next share; the problem's budget is not read."""
-        budget = budget_at(problem, next(self._shares))
-        part = restricted(replace(problem, budget_bytes=budget), self._names)
-        return self._planner.plan(part)
 
 
 class Anything:

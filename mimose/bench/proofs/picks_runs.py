@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import time
@@ -18,15 +17,10 @@ from mimose.bench.grid.workload import Workload
 from mimose.bench.grid.workloads import workload_named
 from mimose.bench.proofs.common import AMPLE_BYTES
 from mimose.bench.proofs.loop import Loop
+from mimose.bench.proofs.menu_times import Playback
 from mimose.bench.proofs.models import argument_sizes
 from mimose.bench.proofs.picks import BARE, PLANNED, RAN
-from mimose.bench.proofs.picks_menus import (
-    MENUS,
-    Anything,
-    AtShare,
-    budget_at,
-    restricted,
-)
+from mimose.bench.proofs.picks_menus import MENUS, Anything, budget_at, restricted
 from mimose.bench.zoo import Batch
 from mimose.planners import Marginal, Planner, PlanningProblem
 from mimose.session import Session, attach
@@ -34,13 +28,13 @@ from mimose.session import Session, attach
 _GIB = 2**30
 _ARMS = ("fine", "all")
 """Menus that plans are run of."""
-_NOT_RUN = {"part": PLANNED, "round": -1, "extra_seconds": None, "step_seconds": None}
+_NOT_RUN = {"part": PLANNED, "round": -1, "growth_bytes": None, "step_seconds": None}
 
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Learn, then plan every cell, then run plans of two menus."""
     cells = _Cells(task)
-    state, problems = cells.learned()
+    problems = cells.learned()
     for shape, problem in zip(task["shapes"], problems, strict=True):
         for share in task["shares"]:
             for menu, names in MENUS.items():
@@ -50,7 +44,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                     **_planned(problem, share, names),
                 }
     for share in task["run_shares"]:
-        yield from cells.run(share, state)
+        yield from cells.run(share, problems)
 
 
 class _Cells:
@@ -71,8 +65,8 @@ class _Cells:
             "budget_share": share,
         }
 
-    def learned(self) -> tuple[Mapping[str, Any], list[PlanningProblem]]:
-        """Return what random plans teach, and what a planner is then given."""
+    def learned(self) -> list[PlanningProblem]:
+        """Return what a planner is given for each shape when all actions are known."""
         loop, planner = self._loop(), Anything(self._task["seed"])
         with self._attached(loop, planner) as session:
             n_passes = 0
@@ -82,11 +76,10 @@ class _Cells:
             for _ in range(self._task["timed"]):
                 for shape in self._shapes:
                     loop.step(self._batch(shape))
-            problems = [
+            return [
                 session.planning_problem(argument_sizes(self._batch(shape)))
                 for shape in self._shapes
             ]
-            return session.state_dict(), problems
 
     def _shows_more(self, loop: Loop, session: Session) -> bool:
         """Run every shape once; return whether an action was still to be tried."""
@@ -97,25 +90,30 @@ class _Cells:
             shows |= record.phase != "plan" or record.predicted_growth_bytes is None
         return shows
 
-    def run(self, share: float, state: Mapping[str, Any]) -> Iterator[Any]:
-        """Train under plans of two menus at a budget, and bare, on the same batches."""
-        loops = {name: self._loop() for name in (BARE, *_ARMS)}
-        sessions: dict[str, Session] = {}
-        with contextlib.ExitStack() as stack:
-            for menu in _ARMS:
-                planner = AtShare(MENUS[menu], share)
-                session = self._attached(loops[menu], planner)
-                sessions[menu] = stack.enter_context(session)
-                session.load_state_dict(state)
-            order = list(loops)
-            for number in range(self._task["rounds"]):
-                for shape in self._shapes:
-                    batch = self._batch(shape)
+    def run(self, share: float, problems: Sequence[PlanningProblem]) -> Iterator[Any]:
+        """Train on each shape bare and under the plans of two menus, by turns."""
+        bare, loop, planner = self._loop(), self._loop(), Playback()
+        with self._attached(loop, planner) as session:
+            for shape, problem in zip(self._shapes, problems, strict=True):
+                batch = self._batch(shape)
+                told = {arm: _planned(problem, share, MENUS[arm]) for arm in _ARMS}
+                told[BARE] = dict.fromkeys(told["all"]) | _NO_PLAN
+                chosen = {arm: _actions(each["plan"]) for arm, each in told.items()}
+                order = [BARE, *_ARMS]
+                for number in range(-1, self._task["rounds"]):
                     order = [*order[1:], order[0]]
-                    for name in order:
-                        told = _run(loops[name], batch, sessions.get(name))
-                        place = self.place(shape, share, name)
-                        yield {**place, "part": RAN, "round": number, **told}
+                    for arm in order:
+                        planner.actions = chosen[arm]
+                        seconds = _step(bare if arm == BARE else loop, batch)
+                        growth = session.records[-1].observed_growth_bytes
+                        yield {
+                            **self.place(shape, share, arm),
+                            **told[arm],
+                            "part": RAN,
+                            "round": number,
+                            "growth_bytes": None if arm == BARE else growth,
+                            "step_seconds": seconds,
+                        }
 
     def _loop(self) -> Loop:
         torch.manual_seed(self._task["seed"])
@@ -142,31 +140,21 @@ class _Cells:
         return self._workload.batch(shape, self._task["scale"], generator)
 
 
-def _run(loop: Loop, batch: Batch, session: Session | None) -> dict[str, Any]:
-    """Run a step; tell what it took, and what its record says."""
+_NO_PLAN = {"plan": "", "binds": "", "prices": "", "is_proved": False}
+
+
+def _actions(plan: str) -> tuple[str, ...]:
+    names = {spec.code: spec.name for spec in ALL_MENU.specs}
+    return tuple(names[code] for code in plan)
+
+
+def _step(loop: Loop, batch: Batch) -> float:
+    """Run a step; return the process's seconds."""
     gc.collect()
     torch.manual_seed(0)
     began = time.process_time()
     loop.step(batch)
-    told: dict[str, Any] = {
-        "step_seconds": time.process_time() - began,
-        "growth_bytes": None,
-        **dict.fromkeys(("plan", "binds", "prices"), ""),
-        **dict.fromkeys(("budget_bytes", "predicted_growth_bytes")),
-        **dict.fromkeys(("predicted_seconds", "extra_seconds")),
-        "is_proved": False,
-    }
-    if session is None:
-        return told
-    record = session.records[-1]
-    return {
-        **told,
-        "plan": ALL_MENU.codes(record.actions),
-        "growth_bytes": record.observed_growth_bytes,
-        "predicted_growth_bytes": record.predicted_growth_bytes,
-        "predicted_seconds": record.predicted_extra_seconds,
-        "extra_seconds": record.extra_seconds,
-    }
+    return time.process_time() - began
 
 
 def _planned(
@@ -179,7 +167,6 @@ def _planned(
     return {
         "plan": ALL_MENU.codes(plan.actions),
         "budget_bytes": budget - problem.start_bytes,
-        "growth_bytes": None,
         "predicted_growth_bytes": plan.growth_bytes,
         "predicted_seconds": plan.extra_cost,
         "is_proved": plan.optimal,
