@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -24,6 +26,16 @@ def test_events_tell_times(sim):
     assert added > 0.0
     assert forward > 0.0
     assert before == sim.waits()
+
+
+def test_the_clock_is_what_the_process_computes(sim):
+    """What other programs take meanwhile is none of the device's time."""
+    watch = EventStopwatch(torch.device("sim"))
+    entered = watch.start()
+    time.sleep(0.2)
+    watch.stop(entered)
+    added, _ = watch.read()
+    assert added < 0.1
 
 
 def test_one_step_in_five_is_timed(toys, monkeypatch):
