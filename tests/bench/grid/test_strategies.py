@@ -77,6 +77,26 @@ def test_one_thing_for_every_layer_is_exact(name, tmp_path):
     _assert_equal(bare, trained.step())
 
 
+@pytest.mark.parametrize(("name", "plan"), [("pool", "pppppp"), ("quantize", "qqqqqq")])
+def test_a_lossy_one_leaves_the_loss_as_it_is(name, plan, tmp_path):
+    """Gradients are others, and as they were when it is closed."""
+    trained = _Trained(tmp_path)
+    bare = trained.step()
+    applied = STRATEGIES[name].apply(trained.setup)
+    loss, gradients = trained.step()
+    assert applied.facts().plan == plan
+    assert torch.equal(bare[0], loss)
+    changed = [n for n in bare[1] if not _is_equal(bare[1][n], gradients[n])]
+    assert changed
+    assert all(".layer." in name or "embeddings" in name for name in changed)
+    applied.close()
+    _assert_equal(bare, trained.step())
+
+
+def _is_equal(one, other):
+    return one is other or torch.equal(one, other)
+
+
 def test_who_is_told_plans_from_the_first_step_on(tmp_path):
     """What one has learned beforehand the other takes over; both are exact."""
     trained = _Trained(tmp_path, lengths=(16, 20, 24, 28, 32))
