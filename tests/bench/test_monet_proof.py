@@ -1,6 +1,7 @@
 """The comparison with MONeT: what is read from its table, timed, and judged."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,12 @@ pytest.importorskip("transformers")
 from mimose.bench.proofs import monet, monet_runs
 from mimose.bench.proofs.common import Settings
 from mimose.bench.proofs.monet_cases import CASES
+from mimose.bench.proofs.monet_page import page
 from mimose.bench.proofs.monet_published import CURVES, published
+from mimose.bench.rows import read
 from mimose.planners import Optimal, PlanningProblem
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_every_published_model_is_trained():
@@ -162,3 +167,20 @@ def test_what_cannot_be_reached_says_what_binds():
     [note] = monet._notes([row])
     assert "least is 50.0%" in note
     assert "backward of b" in note
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")
+def test_the_table_of_the_documentation_comes_from_the_rows():
+    """Every number of it; and every plan was exact."""
+    rows = read(DOCS / "results" / "cpu" / "monet.csv", monet.MonetRow)
+    assert page(rows) in (DOCS / "bench.md").read_text(encoding="utf-8")
+    assert all(row.is_exact for row in rows)
+    assert set(monet.MODELS) == {row.model for row in rows}
+
+
+def test_a_line_of_the_table_has_both_planners():
+    """And says where MONeT's rows end."""
+    rows = [_row(), _row(planner="marginal", overhead=0.2), _row(model="vgg16")]
+    _, _, first, second = page(rows).splitlines()
+    assert "| +10.0% | +20.0% | 10.0% | +11.9% | 1.0 / 1.0 |" in first
+    assert "+9.1%, its least, at 39.0%" in second
