@@ -164,8 +164,9 @@ def test_the_memory_of_so_much_time():
 def test_what_cannot_be_reached_says_what_binds():
     """And the least there is."""
     row = dataclasses.replace(_row(), is_reached=False, growth_bytes=150)
-    [note] = monet._notes([row])
-    assert "least is 50.0%" in note
+    [note] = monet._notes([row, _row(planner="", growth_bytes=120)])
+    assert "50.0%" in note
+    assert "least of any plan was 40.0%" in note
     assert "backward of b" in note
 
 

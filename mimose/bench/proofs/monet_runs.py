@@ -46,7 +46,7 @@ _BISECTIONS = 12
 _PLAIN_STEPS = 5
 _SHARES = (1 / 2, 1 / 3)
 """Of plain training's growth, that are planned for."""
-_TRIES = 3
+_TRIES = 6
 _MENU = FINE_MENU.names
 
 
