@@ -68,7 +68,7 @@ CASES: Mapping[str, Case] = {
         Case(
             name="resnet50",
             build=convnets.resnet50,
-            batch_size=16,
+            batch_size=8,
             length=128,
             units=("stem", *(f"layers.{i}" for i in range(10))),
         ),
@@ -108,7 +108,7 @@ CASES: Mapping[str, Case] = {
         Case(
             name="bert",
             build=_bert,
-            batch_size=16,
+            batch_size=8,
             length=128,
             units=(),
             is_text=True,
