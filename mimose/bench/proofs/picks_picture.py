@@ -97,15 +97,17 @@ def _draw_cell(axes: Axes, rows: Sequence[PickRow]) -> None:
         places += [*(f"{row.budget_share:g}" for row in own), _GAP]
         shares += [*(row.shares for row in own), {}]
     draw_shares(axes, places, shares, ALL)
-    axes.set_xticks(middles, [_size(sizes) for sizes in shapes], fontsize=8)
+    names, sizes_told = zip(*map(_grows, shapes), strict=True)
+    axes.set_xticks(middles, sizes_told, fontsize=8)
+    axes.set_xlabel(names[0], fontsize=8)
     axes.tick_params(axis="x", length=0)
     tidy(axes)
 
 
-def _size(sizes: str) -> str:
-    """Write a batch's sizes below its bars: that which grows."""
+def _grows(sizes: str) -> tuple[str, str]:
+    """Return the name and the number of what grows from batch to batch."""
     name, size = list(json.loads(sizes).items())[-1]
-    return f"{name} {size}"
+    return name, str(size)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
