@@ -136,6 +136,19 @@ def clear_hooks(module: nn.Module) -> None:
     module._forward_pre_hooks.clear()
 
 
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks on its backward, which no public form lists.
+
+    No thread found.
+    """
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def has_gradient_hooks(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has hooks on its gradient. No thread found."""
+    return bool(tensor._backward_hooks)
+
+
 ConvNd = conv._ConvNd
 """What convolutions of any number of dimensions share. No thread found; without it each
 public class would have to be named."""

@@ -21,6 +21,7 @@ from torch import nn
 from mimose.exact.autocast import in_autocast
 from mimose.run.actions.packing.base import Codec, Packed, SavedStorage
 from mimose.run.actions.replay.unit_graph import Ran
+from mimose.torch_private import has_backward_hooks, has_gradient_hooks
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -87,9 +88,9 @@ def unmeasurable(module: nn.Module, n_calls: int) -> str:
         module: The layer.
         n_calls: How often it was called in the running forward, this call included.
     """
-    if any(p._backward_hooks for p in module.parameters()):
+    if any(map(has_gradient_hooks, module.parameters())):
         return "hooks on its weights would be called for gradients that are none"
-    if any(m._backward_hooks or m._backward_pre_hooks for m in module.modules()):
+    if any(map(has_backward_hooks, module.modules())):
         return "its backward hooks would be called for gradients that are none"
     if not any(p.requires_grad for p in module.parameters()):
         return "it has no weights that learn"

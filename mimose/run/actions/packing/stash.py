@@ -105,6 +105,8 @@ class _Packer:
         for key in list(self._graph.storages):
             storage = self._graph.storages.pop(key)
             slots = [slot for slot in storage.slots if slot not in self._dropped]
+            if not all(self._graph.slots[slot].dim() for slot in slots):
+                continue  # numbers, some of which torch takes for no tensors
             tensors = [self._graph.slots.pop(slot).detach() for slot in slots]
             if slots and key not in self._stays:
                 self._take(key, storage.n_bytes, slots, tensors)

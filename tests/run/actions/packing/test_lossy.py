@@ -98,7 +98,7 @@ def test_pooling_changes_weights_of_convolutions_alone(toys):
 
 @pytest.mark.parametrize("action", ["pool", "quantize"])
 def test_a_bound_is_kept(toys, action):
-    """A layer that is changed by more does not run so again, and the report says why."""
+    """A layer that is changed by more does not run so again."""
     exact, _, _ = _gradients(_Images(), _smooth(), n_steps=2)
     options = _always(toys, action, max_error=1e-4)
     found, _, summary = _gradients(_Images(), _smooth(), options, n_steps=2)
