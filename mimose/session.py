@@ -37,7 +37,7 @@ from mimose.report.columns import terminal_width
 from mimose.run.actions.base import Means
 from mimose.run.actions.offload.budget import make_host
 from mimose.run.actions.offload.codec import OffloadCodec
-from mimose.run.actions.registry import choose, need_host
+from mimose.run.actions.registry import any_lossy, choose, need_host
 from mimose.run.attachment import Attachment, refuse_second
 from mimose.run.engine import Engine, Options
 from mimose.run.retry import Gradients
@@ -82,7 +82,7 @@ def attach(
     enabled, gets a plan for the shape of its inputs: which layers keep their
     activations, and which recompute them in backward. Evaluation passes straight
     through. Gradients, random state and buffers are bit for bit those of the bare
-    model.
+    model, unless lossy actions are asked for.
 
     Args:
         model: The model, on its device. Its names, `state_dict` and configuration do
@@ -129,8 +129,10 @@ def attach(
             where an action is in use whose FLOPs do not tell its time.
         max_error: The largest change of a layer's gradient by a lossy action, as a
             part of the gradient's norm, such as 0.01. It is measured on each layer, in
-            its first call under the action and again every 256 calls, and a layer
-            where it is larger does not run so any more. None for any.
+            its first call under the action and, where a step has room for it, again
+            after 256: its backward runs twice more there, hooks of tensors inside
+            included. A layer where it is larger, or cannot be measured, does not run
+            so any more. None for any, and nothing is measured.
         host_budget: The most memory of the host that ``"offload"`` and
             ``"offload_input"`` may hold, as `budget` but for ``"+…"``: ``"16GiB"``, or
             a share of what is free there as the session begins. None for half of it.
@@ -151,6 +153,12 @@ def attach(
     """
     check_choices(on_infeasible, cache_size, max_records, round_to, cost)
     check_max_error(max_error)
+    if max_error is not None and not any_lossy(actions):
+        msg = (
+            f"max_error {max_error!r}: none of the actions {actions!r} changes "
+            f"gradients; add 'pool' or 'quantize', or leave it out"
+        )
+        raise ValueError(msg)
     if isinstance(predictor, str):
         make_predictor(predictor)
     host = _host(model, actions, host_budget)

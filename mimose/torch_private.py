@@ -22,6 +22,7 @@ from torch import nn
 from torch._subclasses import fake_tensor
 from torch.autograd import Variable
 from torch.nn.modules import conv
+from torch.nn.modules import module as _modules
 from torch.utils import _python_dispatch, _pytree, checkpoint
 
 __all__ = [
@@ -45,6 +46,9 @@ __all__ = [
     "drop_saved_hooks",
     "empty_host_cache",
     "eval_frame_callback",
+    "has_backward_hooks",
+    "has_global_backward_hooks",
+    "has_gradient_hooks",
     "is_checkpoint_debugged",
     "is_from_checkpoint",
     "keeps_graph",
@@ -142,6 +146,11 @@ def has_backward_hooks(module: nn.Module) -> bool:
     No thread found.
     """
     return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def has_global_backward_hooks() -> bool:
+    """Whether all modules' backwards have hooks in common. No thread found."""
+    return bool(_modules._global_backward_hooks or _modules._global_backward_pre_hooks)
 
 
 def has_gradient_hooks(tensor: torch.Tensor) -> bool:

@@ -52,5 +52,5 @@ def with_fewer_actions(problem: PlanningProblem) -> PlanningProblem | None:
             try:
                 return with_actions(problem, at)
             except ValueError:
-                return None
+                continue
     return None

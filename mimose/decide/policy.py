@@ -14,7 +14,7 @@ from mimose.decide.plan_cache import CachedPlan
 from mimose.decide.planning import Order, PlanMaker, as_ran, at_sizes
 from mimose.decide.plans import Plans, under
 from mimose.decide.reserve import PredictedStep, Reserve
-from mimose.decide.trying import Tries, trying
+from mimose.decide.trying import Tries, trying, worth_trying
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.costs import event_seconds
 from mimose.learn.learner import Learner
@@ -247,7 +247,7 @@ class Policy:
         tries: Tries = ()
         n_steps = self._learner.n_steps
         if self.reserve.is_open(n_steps) and not (self._static_is_made or ran):
-            tries = untold(model, upper)
+            tries = worth_trying(untold(model, upper), model.menu, made.plan)
         is_turn = not (decision.is_measured and n_steps % 2)
         tried = trying(model, facts, decision, tries) if is_turn else decision
         is_untold = any(tries) and decision.is_measured

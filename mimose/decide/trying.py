@@ -8,10 +8,28 @@ from typing import TypeAlias
 
 from mimose.decide.decision import Decision
 from mimose.learn.model import CostModel
+from mimose.planners import Menu, Plan
 from mimose.types import StepInput
 
 Tries: TypeAlias = tuple[tuple[str, ...], ...]
 """By event, actions of which too little is known."""
+
+
+def worth_trying(tries: Tries, menu: Menu, plan: Plan) -> Tries:
+    """Return what there is to try beside a plan.
+
+    Lossy actions change gradients as they are tried: not where all can be kept.
+
+    Args:
+        tries: By event, actions of which too little is known.
+        menu: The actions in use.
+        plan: The step's.
+    """
+    if not menu.lossy or any(action != menu.first for action in plan.actions):
+        return tries
+    return tuple(
+        tuple(action for action in each if action not in menu.lossy) for each in tries
+    )
 
 
 def trying(

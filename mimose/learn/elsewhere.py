@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mimose.learn.layout import AdjacentFamilies
 from mimose.learn.model import CostModel
+from mimose.planners import ActionSpec
 from mimose.types import Sizes
 
 
@@ -44,14 +45,32 @@ def elsewhere(
         return Elsewhere(nothing, nothing, nothing)
     host, given, saved = [], [], []
     for spec in menu.specs:
-        host.append(_told(model, sizes, family, "host", spec.name))
-        given.append(_told(model, sizes, family, "input", around, spec.name))
+        host.append(_on_host(model, sizes, family, spec))
+        given.append(_let_go(model, sizes, family, around, spec.name))
         saved.append(float(_saves(model, sizes, family, spec.name)))
     return Elsewhere(host, given, saved)
 
 
-def _told(model: CostModel, sizes: Sizes, *key: object) -> float:
-    series = model.exact(*key)
+def _on_host(model: CostModel, sizes: Sizes, family: str, spec: ActionSpec) -> float:
+    """Return what an action holds on the host; if nobody told, all that is kept."""
+    series = model.exact(family, "host", spec.name)
+    if not series.doubt(sizes):
+        return series.predict(sizes)
+    kept = model.exact(family, "held", model.menu.first)
+    return kept.predict(sizes) if spec.needs_host else 0.0
+
+
+def _let_go(
+    model: CostModel,
+    sizes: Sizes,
+    family: str,
+    around: AdjacentFamilies,
+    action: str,
+) -> float:
+    """Return what goes of a layer's input; nothing, if it has ever stayed."""
+    if len(model.exact(family, "input that stays", around, action)):
+        return 0.0
+    series = model.exact(family, "input", around, action)
     return 0.0 if series.doubt(sizes) else series.predict(sizes)
 
 

@@ -191,8 +191,10 @@ class _Step:
             self.add(("exact", family, "output", action), sizes, n_bytes)
         behind = self._events[index - 1] if index else None
         if event.handed_bytes and (event.gone_bytes or self._hands_on(behind)):
-            key = "exact", family, "input", around, event.action
-            self.add(key, sizes, event.gone_bytes)
+            # What stays once, for what runs between has saved it, may stay again.
+            what = "input" if event.gone_bytes else "input that stays"
+            key = "exact", family, what, around, event.action
+            self.add(key, sizes, event.handed_bytes)
 
     def _hands_on(self, behind: Measured | None) -> bool:
         """Whether a layer is known not to have saved what it returned itself."""

@@ -44,7 +44,7 @@ from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.refusals import Refusals
 from mimose.run.retry import Retry
 from mimose.run.rollback import Rollback
-from mimose.run.unit import Unit
+from mimose.run.unit import Unit, note_shared_weights
 from mimose.run.writers import Writers
 from mimose.watch.compiled import refuse_compiled
 from mimose.watch.describe import Describer
@@ -133,6 +133,7 @@ class Engine:
             Unit(i, name, module, self.findings, knowledge)
             for i, (name, module) in enumerate(found)
         ]
+        note_shared_weights(self.units)
         self.events = EventRunner(
             self.units,
             options.actions,

@@ -19,6 +19,17 @@ from mimose.run.findings import Findings
 from mimose.watch.compiled import is_compiled
 
 
+def note_shared_weights(units: Sequence[Unit]) -> None:
+    """Tell units that have a weight in common."""
+    owners: dict[int, set[int]] = {}
+    for unit in units:
+        for weight in unit.module.parameters():
+            owners.setdefault(id(weight), set()).add(unit.index)
+    shared = set().union(*(who for who in owners.values() if len(who) > 1))
+    for unit in units:
+        unit.shares_weights = unit.index in shared
+
+
 class Unit:
     """A module planned for, and where its calls stand in the running step.
 
@@ -64,6 +75,8 @@ class Unit:
         self.devices = accelerators_of(module)
         """Where its weights are; on a CPU none."""
         self.guard = ModuleGuard(name, module, self)
+        self.shares_weights = False
+        """Whether another unit has one of its weights."""
 
     def plan(self, actions: tuple[str, ...], kept: str) -> None:
         """Take the actions of the calls to come, none of which was made.

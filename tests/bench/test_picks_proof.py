@@ -27,7 +27,7 @@ WHOLE = "keep", "recompute"
 @pytest.fixture
 def problem() -> PlanningProblem:
     """A step of eight layers that may run under any of twelve actions."""
-    return draw_whole_menu(np.random.default_rng(1), "layers", 8)
+    return draw_whole_menu(np.random.default_rng(1), "layers", 8, pairs=True)
 
 
 def test_a_part_of_a_menu_is_a_problem_of_its_own(problem: PlanningProblem) -> None:

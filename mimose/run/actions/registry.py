@@ -105,6 +105,11 @@ def need_host(actions: str | Sequence[str]) -> bool:
     return any(action.spec.needs_host for action in _named(actions))
 
 
+def any_lossy(actions: str | Sequence[str]) -> bool:
+    """Whether any of the actions that `choose` is asked for changes gradients."""
+    return any(not action.spec.is_exact for action in _named(actions))
+
+
 def _named(actions: str | Sequence[str]) -> list[Action]:
     """Return the actions of a word, or those of names as far as they are known."""
     if isinstance(actions, str) and actions in _WORDS:

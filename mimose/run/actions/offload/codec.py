@@ -19,7 +19,7 @@ from mimose.run.actions.offload.copies import Arrival, Copies, make_copies
 from mimose.run.actions.offload.host import HostBuffer, HostMemory
 from mimose.run.actions.offload.window import Window
 from mimose.run.actions.packing.base import SavedStorage
-from mimose.tensors import is_plain, version
+from mimose.tensors import is_plain, sum_of_words, version
 from mimose.torch_private import storage_key
 from mimose.types import NO_HEADROOM, Headroom
 
@@ -108,7 +108,10 @@ class OffloadCodec:
         found = self._packed.get(storage_key(storage))
         if found is None or not found.is_of(storage, _version(saved)):
             return None
-        return found if found.has_layout_of(saved.whole) else None
+        if not found.has_layout_of(saved.whole):
+            return None
+        # An edit through `.data` counts nowhere.
+        return found if found.has_words_of(saved.whole) else None
 
 
 class Offloaded:
@@ -180,6 +183,13 @@ class Offloaded:
     def has_layout_of(self, whole: torch.Tensor) -> bool:
         """Whether a tensor lies in the storage as the one that was packed."""
         return self._layout == (whole.dtype, whole.shape, whole.stride())
+
+    def has_words_of(self, whole: torch.Tensor) -> bool:
+        """Whether the same is on the host as in the storage now; that is waited for."""
+        self._copies.finish(self._sent)
+        there = torch.cat([*self._buffer.pieces])[: self.n_bytes]
+        here = _bytes_of(whole.untyped_storage())
+        return bool(sum_of_words(here).cpu() == sum_of_words(there))
 
     def unpack(self) -> torch.Tensor:
         """Return the storage's tensor, on its device."""

@@ -77,6 +77,14 @@ class Copies(Protocol):
         """Let go of all that was copied to the host so far."""
         ...
 
+    def finish(self, sent: Any) -> None:
+        """Have the host wait until a copy to it has ended.
+
+        Args:
+            sent: What `to_host` returned.
+        """
+        ...
+
     def here(self) -> object:
         """Return for whom a tensor is there once it was waited for in this thread."""
         ...
@@ -140,6 +148,9 @@ class PlainCopies:
 
     def settle(self) -> None:
         """Do nothing: nothing is held."""
+
+    def finish(self, sent: None) -> None:
+        """Do nothing: it has."""
 
     def here(self) -> None:
         """Return None: it is there for everybody."""
@@ -220,6 +231,10 @@ class StreamCopies:
     def settle(self) -> None:
         """Have the computing wait for all copies out: see `Copies`."""
         self._let_go(0.0)
+
+    def finish(self, sent: Any) -> None:
+        """Wait for a copy out: see `Copies`."""
+        sent.synchronize()
 
     def here(self) -> object:
         """Return the stream that this thread computes on."""

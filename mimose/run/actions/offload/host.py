@@ -10,14 +10,19 @@ also knows when a copy to or from a piece has ended, and lends no piece before.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Sequence
 
 import torch
 
+from mimose.budget import format_bytes
 from mimose.daemon.forks import lock
+from mimose.exceptions import first_line
 from mimose.records import HostUse
 from mimose.torch_private import empty_host_cache
+
+_log = logging.getLogger(__name__)
 
 LEAST_PIECE = 65536
 """Bytes of the smallest pinned piece. What is lost of a storage is less than that; a
@@ -124,10 +129,7 @@ class HostMemory:
             n_bytes: At least so many.
 
         Returns:
-            None where that would pass the budget.
-
-        Raises:
-            RuntimeError: The machine itself has no more.
+            None where that would pass the budget, or the machine itself has no more.
         """
         sizes = self._sizes(n_bytes)
         with self._lock:
@@ -141,8 +143,18 @@ class HostMemory:
             self._peak_bytes = max(self._peak_bytes, _total(self._lent))
         most_bytes = n_bytes + (LEAST_PIECE if self.is_pinned else 0)
         buffer = HostBuffer(sizes, most_bytes, self._returned)
-        # If the machine has no more, the buffer goes, and gives back what was counted.
-        buffer.pieces = [_piece(size, is_pinned=self.is_pinned) for size in sizes]
+        try:
+            buffer.pieces = [_piece(size, is_pinned=self.is_pinned) for size in sizes]
+        except (RuntimeError, MemoryError) as error:
+            # The buffer goes, and gives back what was counted.
+            self.n_refused += 1
+            _log.warning(
+                "mimose: the host refuses %s of memory for an offloaded tensor, which "
+                "stays on the device: %s. Give a smaller host_budget",
+                format_bytes(n_bytes),
+                first_line(error),
+            )
+            return None
         return buffer
 
     def _sizes(self, n_bytes: int) -> list[int]:

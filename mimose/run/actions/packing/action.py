@@ -13,8 +13,12 @@ from mimose.run.actions.base import NO_MEANS, Means, Probe, UnitCall
 from mimose.run.actions.lean import CallWatch, Lean
 from mimose.run.actions.packing.base import Codec
 from mimose.run.actions.packing.bits import Bits
-from mimose.run.actions.packing.errors import GradientErrors
-from mimose.run.actions.packing.gradient_error import BesideCodec, Trial
+from mimose.run.actions.packing.errors import GradientErrors, unbounded
+from mimose.run.actions.packing.gradient_error import (
+    BesideCodec,
+    Trial,
+    unrepeatable,
+)
 from mimose.run.actions.packing.held import Part
 from mimose.run.actions.packing.stash import Stash, pack
 from mimose.run.actions.replay.book import Found
@@ -22,6 +26,7 @@ from mimose.run.actions.replay.rebuild import drop
 from mimose.run.actions.replay.unit_graph import Ran
 from mimose.run.unit import Unit
 from mimose.torch_private import storage_key
+from mimose.types import ANY_HEADROOM
 
 
 class Packing(Lean):
@@ -70,20 +75,29 @@ class Packing(Lean):
     ) -> float:
         if found.is_put_off or not ran.outputs:
             return 0.0
-        if self.spec.is_exact or not self._errors.is_due(call.unit):
+        if self.spec.is_exact or not self._errors.is_due(
+            call.unit, has_room=probe is not None or call.headroom == ANY_HEADROOM
+        ):
             if probe is not None:
                 probe.trace.mark("let_go", probe.index)
             return self._pack(self._codec, found, ran, call, probe)
         call.stopwatch.spoil()
+        if why := unrepeatable(ran):
+            self._refuse(unbounded(why), call, probe)
+            return 0.0
         trial, both = Trial(ran), BesideCodec(self._codec)
         freed = self._pack(both, found, ran, call, probe)
         why = self._errors.refuse(call.unit, trial.error())
-        both.settle(is_exact=bool(why) and probe is not None)
+        both.settle(is_exact=bool(why))
         if why:
-            call.unit.exclude(self.spec.name, why)
-            if probe is not None:
-                probe.trace.events[probe.index].keep(self._keep.spec.name)
+            self._refuse(why, call, probe)
         return freed
+
+    def _refuse(self, why: str, call: UnitCall, probe: Probe | None) -> None:
+        """Never run a layer so again; what this call saved stays."""
+        call.unit.exclude(self.spec.name, why)
+        if probe is not None:
+            probe.trace.events[probe.index].keep(self._keep.spec.name)
 
     def _pack(
         self,

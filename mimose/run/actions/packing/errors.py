@@ -7,8 +7,14 @@ import weakref
 from mimose.run.actions.packing.gradient_error import unmeasurable
 from mimose.run.unit import Unit
 
+
+def unbounded(why: str) -> str:
+    """Say that a layer's error cannot be bounded, and why."""
+    return f"by how much it changes the gradient cannot be measured: {why}"
+
+
 _EVERY = 256
-"""A layer's calls between two measurements; the first is measured."""
+"""A layer's calls between two measurements, at the least; the first is measured."""
 
 
 class GradientErrors:
@@ -28,19 +34,37 @@ class GradientErrors:
         self._n_calls: weakref.WeakKeyDictionary[Unit, int] = (
             weakref.WeakKeyDictionary()
         )
+        self._next: weakref.WeakKeyDictionary[Unit, int] = weakref.WeakKeyDictionary()
 
     def cannot_be_bounded(self, unit: Unit) -> str:
         """Return why a layer's error cannot be told to be allowed; "" if it can."""
         if self._max_error is None:
             return ""
         why = unmeasurable(unit.module, unit.calls)
-        return why and f"by how much it changes the gradient cannot be measured: {why}"
+        if unit.shares_weights:
+            why = (
+                why
+                or "another layer has a weight of its, and so a part of its gradient"
+            )
+        return why and unbounded(why)
 
-    def is_due(self, unit: Unit) -> bool:
-        """Take note of a call; return whether it is to be measured."""
+    def is_due(self, unit: Unit, *, has_room: bool) -> bool:
+        """Take note of a call; return whether it is to be measured.
+
+        Args:
+            unit: The layer.
+            has_room: Whether it may take as much as a kept layer and its backward,
+                which no plan has counted. The first call is measured without, too.
+        """
+        if self._max_error is None:
+            return False
         n_calls = self._n_calls.get(unit, 0)
+        is_turn = n_calls >= self._next.get(unit, 0)
         self._n_calls[unit] = n_calls + 1
-        return n_calls % _EVERY == 0 and not unmeasurable(unit.module, unit.calls)
+        if not is_turn or (n_calls and not has_room):
+            return False
+        self._next[unit] = n_calls + _EVERY
+        return True
 
     def refuse(self, unit: Unit, error: float) -> str:
         """Take in an error; return why the layer may not run so; "" if it may."""

@@ -4,10 +4,12 @@ Note: [Gradient error]
 Right after a call has run its gradient is taken for one drawn gradient of what it
 returned, normally distributed: once from what autograd has saved, once more when that
 was packed. The error is the norm of the difference over the norm of the gradient, of
-all weights of the layer together. It is taken in a layer's first call under an action
-and in one of many afterwards. What is drawn comes from a generator of its own, and no
-weight's gradient is written to. The gradient of the layer's input is not asked for:
-hooks on that tensor, which take note of a backward's progress, would be called.
+all weights of the layer together or of what it was handed, whichever is larger. It is
+taken in a layer's first call under an action and in one of many afterwards, where there
+is a bound. What is drawn comes from a generator of its own, and nothing that is a
+gradient is written to. The layer's backward runs twice more for that, and with it the
+hooks of tensors inside. Who cannot bear that, as far as it shows, is not measured:
+`unmeasurable`, `unrepeatable`.
 """
 
 from __future__ import annotations
@@ -17,11 +19,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 
 from mimose.exact.autocast import in_autocast
 from mimose.run.actions.packing.base import Codec, Packed, SavedStorage
 from mimose.run.actions.replay.unit_graph import Ran
-from mimose.torch_private import has_backward_hooks, has_gradient_hooks
+from mimose.torch_private import (
+    has_backward_hooks,
+    has_global_backward_hooks,
+    has_gradient_hooks,
+)
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -35,6 +42,7 @@ class Trial:
 
     def __init__(self, ran: Ran) -> None:
         self._outputs = [t for t in ran.outputs if t.is_floating_point()]
+        self._inputs = [t for t in ran.inputs if t.grad_fn is not None]
         self._weights = [p for p in ran.module.parameters() if p.requires_grad]
         device = ran.outputs[0].device
         kinds = {device.type, "cpu"}
@@ -48,14 +56,17 @@ class Trial:
 
     def error(self) -> float:
         """Return the error, now that the call is packed; infinite for no number."""
-        found = _relative_error(self._exact, self._gradients())
+        exact, packed = self._exact, self._gradients()
+        n = len(self._inputs)
+        inputs = _relative_error(exact[:n], packed[:n])
+        found = max(inputs, _relative_error(exact[n:], packed[n:]))
         return math.inf if math.isnan(found) else found
 
     def _gradients(self) -> Gradients:
         with in_autocast(self._kinds, ()):
             return torch.autograd.grad(
                 self._outputs,
-                self._weights,
+                [*self._inputs, *self._weights],
                 self._drawn,
                 retain_graph=True,
                 allow_unused=True,
@@ -92,10 +103,23 @@ def unmeasurable(module: nn.Module, n_calls: int) -> str:
         return "hooks on its weights would be called for gradients that are none"
     if any(map(has_backward_hooks, module.modules())):
         return "its backward hooks would be called for gradients that are none"
-    if not any(p.requires_grad for p in module.parameters()):
-        return "it has no weights that learn"
+    if has_global_backward_hooks():
+        return "hooks on all modules would be called for gradients that are none"
     if n_calls > 1:
         return "its gradient goes on to its earlier calls"
+    return ""
+
+
+def unrepeatable(ran: Ran) -> str:
+    """Return why a call's gradient cannot be taken an extra time; "" if it can.
+
+    Args:
+        ran: The call.
+    """
+    if any(isinstance(node, BackwardCFunction) for node in ran.nodes.nodes):
+        return "an autograd function of its own may not run backward more than once"
+    if any(tensor.retains_grad for tensor in (*ran.inputs, *ran.outputs)):
+        return "a tensor keeps its gradient, which would be added to"
     return ""
 
 

@@ -50,11 +50,11 @@ def fills(tensor: torch.Tensor, saved: SavedStorage) -> bool:
         tensor.dtype == whole.dtype
         and tensor.numel() == whole.numel()
         and tensor.storage_offset() == whole.storage_offset()
-        and _is_dense(tensor)
+        and is_dense(tensor)
     )
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """Whether no two elements share a place, and none is left out between them."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -11,7 +11,8 @@ needed here, bits take its place, so that the next layer alone decides whether i
 Note: [Signs]
 A ReLU's result that is rebuilt from something near to what was there has other signs
 where it is near zero, and those gradients are wrong altogether. So its signs are held
-as bits, and what else reads it is rebuilt. (ResNet-50, untrained, batch 8 at 96 px, 8
+as bits, and what else reads it is rebuilt. What a small change spoils is not rebuilt
+from such at all, and stays. (ResNet-50, untrained, batch 8 at 96 px, 8
 bits a value: the gradient was off by 33% of its norm without.)
 """
 
@@ -24,6 +25,7 @@ import torch
 
 from mimose.run.actions.packing.base import Codec, Packed, Role, SavedStorage
 from mimose.run.actions.packing.held import HeldStorage, Part
+from mimose.run.actions.packing.memory import is_dense
 from mimose.run.actions.packing.roles import reader_of
 from mimose.run.actions.replay.rebuild import tensor_of
 from mimose.run.actions.replay.recipe import Recipe, Source
@@ -105,10 +107,13 @@ class _Packer:
         for key in list(self._graph.storages):
             storage = self._graph.storages.pop(key)
             slots = [slot for slot in storage.slots if slot not in self._dropped]
-            if not all(self._graph.slots[slot].dim() for slot in slots):
-                continue  # numbers, some of which torch takes for no tensors
-            tensors = [self._graph.slots.pop(slot).detach() for slot in slots]
-            if slots and key not in self._stays:
+            saved = [self._graph.slots.pop(slot) for slot in slots]
+            others = [tensor for _, tensor in self._steps.get(key, ())]
+            if not saved or key in self._stays or any(map(_is_weight, saved)):
+                continue
+            if _are_plain([*saved, *others]):
+                tensors = [tensor.detach() for tensor in saved]
+                del saved, others
                 self._take(key, storage.n_bytes, slots, tensors)
         if self._recipe is not None and self._inexact:
             self._serve_signs(self._recipe)
@@ -155,6 +160,9 @@ class _Packer:
                 continue
             tensor = self._graph.slots.pop(slot).detach()
             saved = self._saved([slot], [tensor], False)
+            if saved.readers[0].role is Role.FRAGILE:
+                self._served.add(slot)  # it stays as it is
+                self._freed -= tensor.untyped_storage().nbytes()
             if saved.readers[0].role is not Role.SIGN:
                 continue
             packed = self._bits.pack(saved)
@@ -222,19 +230,35 @@ def _whole(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return a tensor that fills the storage in which some lie."""
     for tensor in tensors:
         n_bytes = tensor.untyped_storage().nbytes()
-        if tensor.nbytes == n_bytes and _is_dense(tensor):
+        if tensor.nbytes == n_bytes and is_dense(tensor):
             return tensor
     first = tensors[0]
     n_elements = first.untyped_storage().nbytes() // first.element_size()
     return first.as_strided((n_elements,), (1,), 0)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor as large as its storage has no element twice."""
-    return tensor.is_contiguous() or not any(
-        stride == 0 and size > 1
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+def _are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether views of one storage are told apart by where they lie in it.
+
+    Not where one reads complex numbers and another their parts, or one of them the
+    conjugate; nor are numbers tensors everywhere, which some nodes have saved.
+    """
+    return (
+        all(
+            tensor.dim() and not (tensor.is_conj() or tensor.is_neg())
+            for tensor in tensors
+        )
+        and len({tensor.dtype for tensor in tensors}) == 1
     )
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is somebody's weight, of this layer or not: it is there anyway.
+
+    Args:
+        tensor: As it was saved.
+    """
+    return tensor.is_leaf and tensor.requires_grad
 
 
 def _key(tensor: torch.Tensor) -> int:
