@@ -130,13 +130,13 @@ def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-_LOSSY = "Lossy actions: change of a layer's gradient, in % of its norm"
+_LOSSY = "Lossy actions: change of a layer's gradient, as a part of its norm"
 
 
 def _lossy(errors: Mapping[str, Mapping[str, float]]) -> list[str]:
     return [
-        f"{action}: {100 * min(found.values()):.2g} to {100 * max(found.values()):.2g} "
-        f"in {len(found)} layers"
+        f"{action}: {100 * min(found.values()):.2g}% to "
+        f"{100 * max(found.values()):.2g}% in {len(found)} layers"
         for action, found in errors.items()
     ]
 
