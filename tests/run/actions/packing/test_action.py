@@ -100,3 +100,69 @@ def test_it_is_learned_and_planned(toys, away, meter):
     assert problem.host_bytes.any()
     assert problem.input_bytes.any()
     assert max(abs(record.prediction_error) for record in planned[-15:]) < 0.01
+
+
+class _Spectral(torch.nn.Module):
+    """Reads one storage as complex numbers and as their parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask = torch.nn.Parameter(torch.rand(33, 2))
+
+    def forward(self, x):
+        z = torch.fft.rfft(x)
+        parts = torch.view_as_real(z) * self.mask
+        return torch.fft.irfft(torch.view_as_complex(parts) * z.abs(), n=x.shape[-1])
+
+
+class _Conjugate(torch.nn.Module):
+    """Reads one storage as numbers and as their conjugates."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.rand(64, 64))
+
+    def forward(self, x):
+        z = torch.complex(x @ self.scale, x)
+        return (z.conj().transpose(-1, -2) @ z).real @ self.scale
+
+
+class _Borrowing(torch.nn.Module):
+    """Multiplies with a weight that is another module's."""
+
+    def __init__(self, lender):
+        super().__init__()
+        self._lenders = [lender]
+        self.own = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return torch.relu(self.own(x)) @ self._lenders[0].weight
+
+
+@pytest.mark.parametrize("layer", ["spectral", "conjugate", "borrowing"])
+def test_views_of_other_kinds_and_weights_of_others_stay(toys, away, layer):
+    """A storage is packed only if one kind of number is all that is read of it."""
+    torch.manual_seed(2)
+    lender = torch.nn.Linear(64, 64)
+    make = {
+        "spectral": _Spectral,
+        "conjugate": _Conjugate,
+        "borrowing": lambda: _Borrowing(lender),
+    }[layer]
+    model = torch.nn.Sequential(lender, make(), make())
+    x = torch.randn(64, 64)
+
+    def gradients():
+        model.zero_grad()
+        model(x).square().mean().backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    bare = gradients()
+    options = {
+        "actions": ("keep", "away", "recompute"),
+        "planner": toys.Always("away"),
+        "units": ["1", "2"],
+    }
+    with mimose.attach(model, "1TiB", **options):
+        for _ in range(3):
+            assert all(map(torch.equal, bare, gradients()))
