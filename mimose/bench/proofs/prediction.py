@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from mimose.bench.device import is_cpu
+from mimose.bench.grid.menu import menu_named
 from mimose.bench.proofs.common import (
     AMPLE_BYTES,
     Answer,
@@ -101,6 +102,8 @@ class PairRow(Row):
     events: int
     menu: str
     """The session's actions, in a word."""
+    plan: str = ""
+    """One letter for each event's action."""
     predicted_growth_bytes: float
     observed_growth_bytes: int
 
@@ -257,7 +260,8 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             loop.step(spec.batch(sizes, generator))
             said = _pair(session.records[-1], planner.source)
             told = {"model": spec.model, "sizes": json.dumps(sizes)}
-            yield {**said, **told, "menu": task["menu"]}
+            plan = menu_named(task["menu"]).codes(session.records[-1].actions)
+            yield {**said, **told, "menu": task["menu"], "plan": plan}
             n_counted += said.get("observed_growth_bytes", 0) >= least
             if n_counted >= task["pairs"]:
                 return
