@@ -120,10 +120,12 @@ class Measured:
     handed_bytes: float = 0.0
     """Of its input, that it let go."""
     gone_bytes: float = 0.0
-    """Of these, that had gone as the next segment but one began: nobody else held
-    them."""
+    """Of these, that have gone before the backward: nobody else held them."""
+    went_at_once: bool = False
+    """Whether that was before the next layer was entered."""
     is_gone: Callable[[], bool] | None = None
-    """Whether they have gone by now; None once that was asked."""
+    """Whether they have gone by now; None once they have, or that matters no more."""
+    was_asked: bool = False
     has_gradient: bool = False
 
     def leave(self, sizes: Sizes) -> None:
@@ -186,11 +188,19 @@ class Measured:
         """
         self.handed_bytes, self.is_gone = n_bytes, is_gone
 
-    def settle(self) -> None:
-        """Look whether its input has gone, once its caller could let go of it."""
-        if self.is_gone is not None:
-            self.gone_bytes = self.handed_bytes if self.is_gone() else 0.0
+    def settle(self, *, is_last: bool = False) -> None:
+        """Look whether its input has gone, once its caller could let go of it.
+
+        Args:
+            is_last: Whether what goes later goes for another reason.
+        """
+        if self.is_gone is None:
+            return
+        if self.is_gone():
+            self.gone_bytes, self.went_at_once = self.handed_bytes, not self.was_asked
+        if self.gone_bytes or is_last:
             self.is_gone = None
+        self.was_asked = True
 
     def withdraw(self, action: str) -> None:
         """Take back what was told of what it held under an action."""

@@ -190,9 +190,9 @@ class _Step:
         for action, n_bytes in event.output_bytes.items():
             self.add(("exact", family, "output", action), sizes, n_bytes)
         behind = self._events[index - 1] if index else None
-        if event.handed_bytes and (event.gone_bytes or self._hands_on(behind)):
+        if event.handed_bytes and (event.went_at_once or self._hands_on(behind)):
             # What stays once, for what runs between has saved it, may stay again.
-            what = "input" if event.gone_bytes else "input that stays"
+            what = "input" if event.went_at_once else "input that stays"
             key = "exact", family, what, around, event.action
             self.add(key, sizes, event.handed_bytes)
 

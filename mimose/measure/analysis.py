@@ -32,13 +32,14 @@ def analyse(
     first_gradient = next(
         (i for i, mark in enumerate(marks) if mark.kind == "gradient"), len(marks)
     )
-    forward, gaps, level = _forward_segments(marks[:first_gradient], events)
+    shown = _as_if_there(marks[: first_gradient + 1])
+    forward, gaps, level = _forward_segments(shown[:first_gradient], events)
     head = gaps.pop()
     backward: dict[int, tuple[float | None, float | None]] = {}
     order: list[int] = []
     loss = None
     if first_gradient < len(marks):
-        loss = _between(marks[first_gradient], level)
+        loss = _between(shown[first_gradient], level)
         order, backward = _backward_segments(marks[first_gradient:], events, menu)
     samples = tuple(
         EventSample(
@@ -63,6 +64,21 @@ def _without_seams(marks: Sequence[Mark]) -> list[Mark]:
             kept.append(mark._replace(peak_bytes=peak, is_clean=is_clean))
             peak, is_clean = 0, True
     return kept
+
+
+def _as_if_there(marks: Sequence[Mark]) -> list[Mark]:
+    """Return marks of a forward as if inputs that layers let go were there.
+
+    An input is there for the most of the segment in which it goes.
+    """
+    before = [marks[0], *marks] if marks else []
+    return [
+        mark._replace(
+            live_bytes=int(mark.live_bytes + mark.gone_bytes),
+            peak_bytes=int(mark.peak_bytes + earlier.gone_bytes),
+        )
+        for earlier, mark in zip(before, marks, strict=False)
+    ]
 
 
 def without_readings(sample: StepSample) -> StepSample:
@@ -134,7 +150,6 @@ def _forward_segments(
                 excess[mark.event] = _higher(excess[mark.event], over)
             held = event.held_bytes.get(event.action)
             level = float(mark.live_bytes) if held is None else entry + held
-            level -= event.gone_bytes
         elif mark.kind == "root_exit":
             gaps.append(_between(mark, level))
             level = float(mark.live_bytes)

@@ -60,6 +60,8 @@ class Mark(NamedTuple):
     """False where files were mapped since the mark before (see `_FILE_NOISE`)."""
     keeps_copies: bool = False
     """Whether autocast keeps its copies of weights just now: Note: [Copies]."""
+    gone_bytes: float = 0.0
+    """Of inputs that layers have let go, gone by now."""
 
 
 class Trace:
@@ -95,9 +97,9 @@ class Trace:
         """Read the meter at a boundary; the first mark only starts the peak."""
         if self.is_closed:
             return
-        if kind in ("enter", "root_exit"):
-            for before in self.events[: event if event >= 0 else None]:
-                before.settle()
+        if kind in ("enter", "root_exit", "gradient"):
+            for before in self.events[: event if kind == "enter" else None]:
+                before.settle(is_last=kind == "gradient")
         live, peak, files = self._meter.read()
         self._meter.reset_peak()
         if not self.marks:
@@ -113,6 +115,7 @@ class Trace:
                 peak - files,
                 is_clean,
                 autocast_keeps_copies(),
+                sum(each.gone_bytes for each in self.events),
             )
         )
 
