@@ -246,7 +246,7 @@ class _Layer:
             work = work_of(self._model, self._family, spec, sizes, held[0] - own)
             cost.append(cost_of(self._model, self._family, spec.name, work))
         for index, spec in enumerate(self._menu.specs):
-            if spec.recomputes:  # whatever else it does, as by a lucky reading
+            if spec.recomputes and spec.needs_host:  # whatever a lucky reading says
                 cost[index] = max(cost[index], cost[-1])
         told = elsewhere(self._model, self._family, self._around, sizes)
         return np.array((held, forward, backward, net, cost, *told))
