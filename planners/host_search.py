@@ -19,6 +19,7 @@ from .limits import limits_of
 from .pauses import give_way
 from .prefix import PrefixForm
 from .relaxed import relaxed_rests
+from .trails import Trail, read_trail
 
 # Of so many times the width the most hopeful are compared with one another.
 _COMPARED = 2
@@ -109,7 +110,7 @@ class _Search:
         """Walk the events once."""
         none, start = np.zeros(1), np.full(1, self._form.step_bytes)
         labels = _Labels(none, none, none, start, np.zeros(1, dtype=np.bool_))
-        trail: list[tuple[IntArray, int]] = []
+        trail: Trail = []
         for event in range(len(self._cost)):
             give_way()
             n_before = len(labels.held)
@@ -121,7 +122,7 @@ class _Search:
         if not len(labels.cost):
             return self._found(self._known, self._known_cost)
         best = int(labels.cost.argmin())
-        return self._found(_trace(trail, best), float(labels.cost[best]))
+        return self._found(read_trail(trail, best), float(labels.cost[best]))
 
     def _found(self, choice: IntArray, cost: float) -> Walk:
         spare = max(0.0, cost - self._left_out)
@@ -180,12 +181,3 @@ def _unbeaten(walks: _Labels) -> IntArray:
     beats = (cost[:, None] <= cost) & (host[:, None] <= host)
     beats &= (level[:, None] <= level) & (saved[:, None] <= saved)
     return order[~np.triu(beats, 1).any(axis=0)]
-
-
-def _trace(trail: list[tuple[IntArray, int]], at: int) -> IntArray:
-    """Read the (E,) actions of one of the last walks."""
-    actions = np.zeros(len(trail), dtype=np.intp)
-    for event in range(len(trail) - 1, -1, -1):
-        came, n_before = trail[event]
-        actions[event], at = divmod(int(came[at]), n_before)
-    return actions

@@ -16,6 +16,7 @@ import numpy as np
 from .base import BoolArray, FloatArray, IntArray
 from .pauses import give_way
 from .prefix import PrefixForm, least_peak_choice, least_suffix, prefix_peak
+from .trails import Trail, read_trail
 
 # The sums of a search and those of `prefix_peak` come in another order.
 _ROUNDING = 2.0**-45
@@ -76,7 +77,7 @@ def _search(form: PrefixForm, suffix: FloatArray, highest: float) -> IntArray | 
     """Walk the events once, below a peak; carry on the labels that none other beats."""
     none = np.zeros(1, dtype=np.bool_)
     labels = _Labels(np.zeros(1), np.full(1, form.step_bytes), np.zeros(1), none)
-    trail: list[tuple[IntArray, int]] = []
+    trail: Trail = []
     for event, suffix_bytes in enumerate(suffix.T[1:]):
         give_way()
         n_before = len(labels.held)
@@ -92,7 +93,7 @@ def _search(form: PrefixForm, suffix: FloatArray, highest: float) -> IntArray | 
         labels = grown.picked(stay)
     peaks = labels.bound(suffix[:, -1])
     lowest = (peaks <= peaks.min()).nonzero()[0]
-    return _trace(trail, int(lowest[labels.held[lowest].argmin()]))
+    return read_trail(trail, int(lowest[labels.held[lowest].argmin()]))
 
 
 def _grown(labels: _Labels, form: PrefixForm, event: int) -> _Labels:
@@ -135,12 +136,3 @@ def _undominated(labels: _Labels) -> IntArray:
     # Who comes before in the order holds no more; of equals the first stays.
     is_beaten = np.triu(beats, 1).any(axis=0)
     return order[~is_beaten]
-
-
-def _trace(trail: list[tuple[IntArray, int]], at: int) -> IntArray:
-    """Read the (E,) actions of one of the last labels."""
-    actions = np.zeros(len(trail), dtype=np.intp)
-    for event in range(len(trail) - 1, -1, -1):
-        came, n_before = trail[event]
-        actions[event], at = divmod(int(came[at]), n_before)
-    return actions

@@ -82,6 +82,7 @@ class Trace:
         self.peak_bytes = 0
         self.is_closed = False
         self._is_in_event = False
+        self._gone_bytes = 0.0
 
     @property
     def file_growth_bytes(self) -> int:
@@ -100,6 +101,7 @@ class Trace:
         if kind in ("enter", "root_exit", "gradient"):
             for before in self.events[: event if kind == "enter" else None]:
                 before.settle(is_last=kind == "gradient")
+            self._gone_bytes = sum(each.gone_bytes for each in self.events)
         live, peak, files = self._meter.read()
         self._meter.reset_peak()
         if not self.marks:
@@ -115,7 +117,7 @@ class Trace:
                 peak - files,
                 is_clean,
                 autocast_keeps_copies(),
-                sum(each.gone_bytes for each in self.events),
+                self._gone_bytes,
             )
         )
 

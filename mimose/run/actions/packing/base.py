@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -34,7 +34,7 @@ class Reader(NamedTuple):
     role: Role
     tensor: torch.Tensor
     """Without a graph."""
-    settings: tuple[object, ...] = ()
+    settings: tuple[Any, ...] = ()
     """What a codec has to know of the node: of a max-pool's indices the input's height
     and width, then kernel, stride, padding and dilation, two numbers each; of a linear
     layer's input its shape before it was flattened to two dimensions."""

@@ -168,7 +168,7 @@ def _same_windows(saved: SavedStorage) -> bool:
     return (
         tensor.dtype == torch.int64
         and fills(tensor, saved)
-        and _Window(*first.settings).n_places <= _PLACES  # type: ignore[arg-type]
+        and _Window(*first.settings).n_places <= _PLACES
         and all(
             reader.settings == first.settings
             and reader.tensor.shape == tensor.shape
@@ -191,7 +191,7 @@ class _Windows(NamedTuple):
     @classmethod
     def of(cls, saved: SavedStorage) -> _Windows:
         reader = saved.readers[0]
-        window = _Window(*reader.settings)  # type: ignore[arg-type]
+        window = _Window(*reader.settings)
         form, lies = Form(saved.whole), Form(reader.tensor)
         device = saved.whole.device
         n_bytes = form.n_elements + form.n_elements % 2

@@ -100,7 +100,7 @@ def _places(reader: Reader, saved: SavedStorage) -> _Places | None:
     if not fills(tensor, saved):
         return None
     if reader.role is Role.LINEAR_WEIGHT:
-        shape: tuple[int, ...] = reader.settings  # type: ignore[assignment]
+        shape: tuple[int, ...] = reader.settings
         if len(shape) < 3 or not tensor.is_contiguous():
             return None
         if len(shape) == 3:  # a second dimension: such images are averaged fastest
