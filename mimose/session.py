@@ -29,7 +29,7 @@ from mimose.exceptions import (
 from mimose.learn.problem import Memory
 from mimose.measure.meters import BasicMeter, Meter
 from mimose.measure.out_of_memory import is_out_of_memory
-from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
+from mimose.planners import Plan, Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import make_predictor
 from mimose.records import Summary
 from mimose.report import text as _report
@@ -489,6 +489,26 @@ class Session:
             by_rows=bool(self._losses_by_rows()),
             width=terminal_width(),
         )
+
+    def plan_for(
+        self, shape: Mapping[str, int] | None = None, *, budget_bytes: int | None = None
+    ) -> Plan:
+        """Return the plan that a step of a shape would get.
+
+        Args:
+            shape: Sizes by name, as for `explain`.
+            budget_bytes: Within which; None for the session's budget.
+
+        Raises:
+            MimoseError: A name is not one of the model's, or no step with such inputs
+                was measured yet.
+            InfeasibleBudgetError: No plan keeps the budget at this shape.
+        """
+        facts, _, memory = self._asked(shape)
+        if budget_bytes is not None:
+            memory = memory._replace(budget_bytes=float(budget_bytes))
+        _, plan, _ = self._engine.policy.explain(facts, memory)
+        return plan
 
     def planning_problem(
         self, shape: Mapping[str, int] | None = None, *, start_bytes: int | None = None

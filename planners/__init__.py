@@ -4,7 +4,7 @@ from .actions import ActionSpec, Menu
 from .base import FixedPlanner, OneShapePlanner, Plan, Planner, PlanningProblem
 from .errors import InfeasibleBudgetError
 from .eviction import Eviction
-from .fixed import EveryK, Full, NoPlan, Static
+from .fixed import EveryK, Everywhere, Full, NoPlan, Static
 from .greedy import Greedy
 from .marginal import Marginal
 from .optimal import Optimal, least_peak_plan
@@ -16,6 +16,7 @@ from .timeline import Timeline, host_bytes, lay_out, peak_bytes
 __all__ = [
     "ActionSpec",
     "EveryK",
+    "Everywhere",
     "Eviction",
     "FixedPlanner",
     "Full",

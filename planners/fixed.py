@@ -94,6 +94,37 @@ class EveryK:
         return judge(problem, choice, planner=self.name)
 
 
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """One action for every event, where it may run under it."""
+
+    action: str
+    """Its name."""
+
+    @property
+    def name(self) -> str:
+        """The name, such as ``"lean everywhere"``."""
+        return f"{self.action} everywhere"
+
+    def action_at(self, index: int) -> str:
+        """Return the action of an event, by its position, without a problem."""
+        del index
+        return self.action
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Choose the action; where it is not allowed, the one that holds least.
+
+        Args:
+            problem: The step to plan; its budget is not read.
+
+        Returns:
+            A plan that may be over the budget.
+        """
+        own = problem.actions.index(self.action)
+        choice = np.where(problem.allowed[:, own], own, least_choice(problem))
+        return judge(problem, choice, planner=self.name)
+
+
 @dataclass(kw_only=True, slots=True)
 class Static:
     """One plan for every shape, made for one of them: usually the longest.

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from filelock import FileLock
 from torch import nn
@@ -29,9 +28,15 @@ from mimose.bench.grid.menu import (
 )
 from mimose.bench.grid.traces import Sizes
 from mimose.measure.meters import Meter
-from mimose.planners import Menu, Optimal, Plan, Planner, PlanningProblem, Static
-from mimose.planners.choices import least_choice
-from mimose.planners.timeline import judge
+from mimose.planners import (
+    Everywhere,
+    Menu,
+    Optimal,
+    Plan,
+    Planner,
+    PlanningProblem,
+    Static,
+)
 from mimose.session import Session, attach
 from mimose.watch.units import UnitsSpec
 
@@ -281,31 +286,6 @@ def _shows_more(setup: Setup, teacher: Session) -> bool:
 
 
 # ------------------------------------------------------------------ one for all
-
-
-class Everywhere:
-    """A static plan that needs no measuring: one action for every layer.
-
-    Args:
-        action: Its name.
-    """
-
-    def __init__(self, action: str) -> None:
-        self._action = action
-        self.name = f"{action} everywhere"
-
-    def action_at(self, index: int) -> str:
-        """Return the action, whichever layer it is."""
-        del index
-        return self._action
-
-    def plan(self, problem: PlanningProblem) -> Plan:
-        """Choose the action; where it is not allowed, the one that holds least."""
-        own = problem.actions.index(self._action)
-        least = least_choice(problem)
-        return judge(
-            problem, np.where(problem.allowed[:, own], own, least), planner=self.name
-        )
 
 
 def _everywhere(action: str) -> Strategy:

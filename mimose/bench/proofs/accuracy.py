@@ -27,7 +27,6 @@ from scipy import stats
 from torch import nn
 
 from mimose.bench.grid import digits
-from mimose.bench.grid.strategies import Everywhere
 from mimose.bench.proofs.common import (
     AMPLE_BYTES,
     Answer,
@@ -38,6 +37,7 @@ from mimose.bench.proofs.common import (
     rows_of,
 )
 from mimose.bench.rows import Row
+from mimose.planners import Everywhere
 from mimose.session import Session, attach
 
 QUESTION = "What do lossy actions cost in accuracy, at equal epochs?"

@@ -131,9 +131,9 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     import torch
 
     import mimose
-    from mimose.bench.grid.strategies import Everywhere
     from mimose.bench.proofs.single_layers import alone, saved_bytes
     from mimose.measure.meters.prediction import PredictionMeter
+    from mimose.planners import Everywhere
     from mimose.planners.actions import FINE_MENU
 
     torch.manual_seed(task["seed"])

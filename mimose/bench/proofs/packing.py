@@ -226,7 +226,7 @@ class _Ran(NamedTuple):
 
 def _run(case: _Case, action: str, device: str) -> _Ran:
     import mimose
-    from mimose.bench.grid.strategies import Everywhere
+    from mimose.planners import Everywhere
 
     model, batch, units = case.build()
     place = torch.device(device)

@@ -11,8 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 import mimose
-from mimose.bench.grid.strategies import Everywhere
 from mimose.exceptions import RecomputationError
+from mimose.planners import Everywhere
 from mimose.planners.actions import FINE_MENU
 from mimose.run.actions.replay import noise
 from mimose.run.actions.replay.book import RecipeBook

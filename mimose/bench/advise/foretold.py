@@ -1,0 +1,90 @@
+"""What a session's own planner says of batch sizes that were not run.
+
+The costs are those that the session plans with: nothing is estimated a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mimose.planners import InfeasibleBudgetError, Plan
+from mimose.session import Session
+
+N_SHARES = 9
+"""Budgets that are planned for, from the least there is to what keeps everything."""
+_BISECTIONS = 10
+_WIDEST = 2.0
+"""A budget that holds a plan, as a multiple of its peak, margins included."""
+_AMPLE_BYTES = 2**50
+
+
+def foretell(
+    session: Session, shapes: Mapping[int, Mapping[str, int]], batches: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return what plans cost, from the least budget to the largest that matters.
+
+    Args:
+        session: One that has learned.
+        shapes: The shapes of steps that ran, by batch size; at least two.
+        batches: Batch sizes to plan for.
+
+    Returns:
+        For each batch that the session trusts its predictions at: ``batch``;
+        ``least_bytes``, the least budget that some plan keeps; ``keep_bytes``, the
+        least that needs no plan; and ``seconds``, what the plans of `N_SHARES` budgets
+        from one to the other, in equal steps, add to plain training's.
+    """
+    rows = (_row(session, _scaled(shapes, batch), batch) for batch in batches)
+    return [row for row in rows if row is not None]
+
+
+def _row(session: Session, shape: dict[str, int], batch: int) -> dict[str, Any] | None:
+    def plan(budget_bytes: float) -> Plan | None:
+        try:
+            return session.plan_for(shape, budget_bytes=int(budget_bytes))
+        except InfeasibleBudgetError:
+            return None
+
+    whole = plan(_AMPLE_BYTES)
+    if whole is None or whole.extra_cost:
+        return None  # sizes at which nothing is trusted are recomputed at any budget
+    least_peak = _least_peak(session, shape)
+    least = _least(lambda at: plan(at) is not None, least_peak)
+    keep = _least(
+        lambda at: (found := plan(at)) is not None and not found.extra_cost,
+        whole.peak_bytes,
+    )
+    step = (keep - least) / (N_SHARES - 1)
+    plans = [plan(least + step * i) for i in range(N_SHARES)]
+    return {
+        "batch": batch,
+        "least_bytes": least,
+        "keep_bytes": keep,
+        "seconds": [0.0 if each is None else each.extra_cost for each in plans],
+    }
+
+
+def _least_peak(session: Session, shape: dict[str, int]) -> float:
+    try:
+        return session.plan_for(shape, budget_bytes=1).peak_bytes
+    except InfeasibleBudgetError as error:
+        return float(error.least_peak_bytes)
+
+
+def _least(holds: Callable[[float], bool], peak_bytes: float) -> float:
+    """Return the least budget that holds, which is a margin above a plan's peak."""
+    low, high = peak_bytes, _WIDEST * peak_bytes
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _scaled(shapes: Mapping[int, Mapping[str, int]], batch: int) -> dict[str, int]:
+    """Return the shape of another batch size: sizes that grew with it, grow on."""
+    low, high = min(shapes), max(shapes)
+    return {
+        name: size + (shapes[high][name] - size) * (batch - low) // (high - low)
+        for name, size in shapes[low].items()
+    }

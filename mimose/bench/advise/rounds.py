@@ -1,0 +1,154 @@
+"""Seconds of a step, by method and batch size: all methods take turns, round by round.
+
+What the machine does beside it then falls on all alike, and medians leave out the turns
+in which it did much.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mimose.bench.advise.measured import Measured, Timed
+from mimose.bench.advise.training import Point
+from mimose.bench.child import Child, RunFailedError
+from mimose.exceptions import first_line
+
+ENOUGH_ROUNDS = 7
+MOST_ROUNDS = 15
+_MOST_POINTS = 6
+_LEAST_POINTS = 4
+"""A knee can be told from a line from here on."""
+_LEAST_SECONDS = 0.1
+"""Of a point in a turn: shorter steps are taken several at a time."""
+_MOST_STEPS = 8
+_PASSES = 12
+
+
+class Rounds:
+    """Turns of all methods, within a time.
+
+    Args:
+        children: The processes, by method.
+        measured: What is known of each; gives the points and about how long they take.
+        seed: Of the order in which they take turns.
+
+    Attributes:
+        seconds: By method and point, those of each round.
+        failed: By method, why it takes no more turns.
+        notes: What was left out for lack of time.
+        n_rounds: Whole ones.
+    """
+
+    def __init__(
+        self,
+        children: Mapping[str, Child],
+        measured: Mapping[str, Measured],
+        seed: int,
+    ) -> None:
+        self.seconds: dict[str, dict[Point, list[float]]] = {}
+        self.failed: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.n_rounds = 0
+        self._children = children
+        self._order = random.Random(seed)
+        self._points = {
+            name: [
+                (Point(each.batch, each.length), _steps(each.seconds))
+                for each in _chosen(measured[name])
+            ]
+            for name in children
+        }
+        self._turn_seconds: dict[str, float] = {}
+
+    def run(self, until: float, tell: Callable[[str, float], None]) -> None:
+        """Take turns until the time is used.
+
+        Args:
+            until: By `time.monotonic`.
+            tell: Is told what is going on, and the share that is done, from 0 to 1.
+        """
+        began = time.monotonic()
+        while self._points and self.n_rounds < MOST_ROUNDS:
+            names = list(self._points)
+            self._order.shuffle(names)
+            for name in names:
+                done = (time.monotonic() - began) / max(until - began, 1e-9)
+                tell(f"round {self.n_rounds + 1}: {name}", min(1.0, done))
+                self._turn(name)
+            self.n_rounds += 1
+            if self.n_rounds == 1:
+                self._drop_points(until)
+            if time.monotonic() + sum(self._turn_seconds.values()) > until:
+                break
+
+    def timed(self, method: str) -> tuple[Timed, ...]:
+        """Return what was timed of a method."""
+        found = self.seconds.get(method, {})
+        return tuple(
+            Timed(batch=point.batch, length=point.length, rounds=tuple(seconds))
+            for point, seconds in found.items()
+        )
+
+    def _turn(self, name: str) -> None:
+        points = self._points[name]
+        asked: Sequence[Any] = [[*point, n_steps] for point, n_steps in points]
+        began = time.monotonic()
+        try:
+            told = self._children[name].ask(
+                ["time", {"points": asked, "passes": _PASSES}]
+            )
+        except RunFailedError as error:
+            self.failed[name] = first_line(error)
+            del self._points[name]
+            self._turn_seconds.pop(name, None)
+            return
+        self._turn_seconds[name] = time.monotonic() - began
+        of = self.seconds.setdefault(name, {})
+        for (point, _), seconds in zip(points, told["seconds"], strict=True):
+            of.setdefault(point, []).append(min(seconds))
+
+    def _drop_points(self, until: float) -> None:
+        """Leave the largest batches out as long as too few rounds fit."""
+        left = until - time.monotonic()
+        while (ENOUGH_ROUNDS - 1) * sum(self._turn_seconds.values()) > left:
+            costs = {
+                name: self._costliest(name)
+                for name, points in self._points.items()
+                if len(points) > _LEAST_POINTS
+            }
+            if not costs:
+                self.notes.append(
+                    "too little time for seven rounds: medians are of fewer"
+                )
+                return
+            name = max(costs, key=lambda each: costs[each])
+            self._turn_seconds[name] -= costs[name]
+            point, _ = self._points[name].pop()
+            self.seconds[name].pop(point, None)
+            self.notes.append(
+                f"{name} was not timed at a batch of {point.batch}, for lack of time"
+            )
+
+    def _costliest(self, name: str) -> float:
+        """Return about how long a turn spends on the last point."""
+        point, n_steps = self._points[name][-1]
+        return (n_steps + 1) * self.seconds[name][point][0]
+
+
+def _steps(seconds: float) -> int:
+    """Return how many steps of a point a turn takes."""
+    return max(1, min(_MOST_STEPS, round(_LEAST_SECONDS / max(seconds, 1e-6))))
+
+
+def _chosen(measured: Measured) -> list[Any]:
+    """Return points in about equal ratios, the first and the last among them."""
+    found = [each for each in measured.weighed if each.length is None]
+    while len(found) > _MOST_POINTS:
+        gaps = [
+            found[i + 1].batch / found[i - 1].batch for i in range(1, len(found) - 1)
+        ]
+        del found[1 + gaps.index(min(gaps))]
+    return found

@@ -1,0 +1,59 @@
+"""What is asked of `mimose advise`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.training import OPTIMIZERS
+from mimose.near_names import near_names
+from mimose.usage import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """One question.
+
+    Raises:
+        UsageError: A method or an optimizer is not known.
+    """
+
+    source: str
+    """``module:function``, or a file of `mimose.bench.advise.source.saved`."""
+    model: str
+    """Its name, for people."""
+    budget_bytes: int
+    methods: tuple[str, ...] = tuple(METHODS)
+    """Plain training is always among them."""
+    device: str = "cpu"
+    dtype: str = "float32"
+    optimizer: str = "adamw"
+    threads: int = 2
+    seed: int = 0
+    minutes: float = 5.0
+    """What may be used for measuring."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of the batches to come, padded; empty where nobody knows."""
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        for what, given, known in (
+            ("method", self.methods, list(METHODS)),
+            ("optimizer", (self.optimizer,), list(OPTIMIZERS)),
+        ):
+            _need_known(what, given, known)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The methods, plain training first."""
+        return tuple(dict.fromkeys(("none", *self.methods)))
+
+
+def _need_known(what: str, given: Sequence[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            near = near_names(name, known)
+            advice = f"did you mean {', '.join(near)}?" if near else ""
+            msg = f"no {what} is called {name}; {advice or 'choose of '}"
+            raise UsageError(msg if near else f"{msg}{', '.join(known)}")

@@ -1,0 +1,101 @@
+"""Where the model and its sample come from: a function by name, or a saved file."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from mimose.usage import UsageError
+
+Made: TypeAlias = tuple[nn.Module, Any]
+"""A model in training mode, and a batch of it, both on the CPU."""
+
+
+def make(source: str) -> Made:
+    """Return a model and its sample, new ones each time.
+
+    Args:
+        source: ``module:function``, of a function that takes nothing and returns
+            ``(model, sample)``; or the path of what `saved` wrote.
+
+    Raises:
+        UsageError: There is no such function, it failed, or returned something else.
+    """
+    if source.endswith(_SUFFIX):
+        made = torch.load(source, weights_only=False)
+        return made["model"], made["sample"]
+    return _called(source)
+
+
+_SUFFIX = ".advise.pt"
+
+
+@contextmanager
+def saved(model: nn.Module, sample: Any) -> Iterator[str]:
+    """Write a model and its sample for other processes, as long as the context lasts.
+
+    Raises:
+        UsageError: The model cannot be saved, or its class lies in the script that was
+            started, where no other process finds it.
+    """
+    if type(model).__module__ == "__main__":
+        msg = (
+            f"{type(model).__name__} is defined in the script itself, where the "
+            f"measuring processes cannot import it: move it to a module of its own, or "
+            f"give 'module:function' of a function that returns (model, sample)"
+        )
+        raise UsageError(msg)
+    with tempfile.TemporaryDirectory(prefix="mimose-advise-") as folder:
+        path = str(Path(folder) / f"model{_SUFFIX}")
+        try:
+            torch.save({"model": model, "sample": sample}, path)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            msg = (
+                f"{type(model).__name__} cannot be saved for the measuring processes "
+                f"({error}): give 'module:function' of a function that returns "
+                f"(model, sample)"
+            )
+            raise UsageError(msg) from error
+        yield path
+
+
+def _called(source: str) -> Made:
+    module_name, colon, name = source.partition(":")
+    if not colon or not module_name or not name:
+        msg = f"--model {source}: give it as module:function"
+        raise UsageError(msg)
+    here = str(Path.cwd())
+    if here not in sys.path:  # as `python -m` has it
+        sys.path.insert(0, here)
+    try:
+        made = getattr(importlib.import_module(module_name), name)()
+    except Exception as error:  # the user's code, whatever it does
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        msg = f"--model {source}: {type(error).__name__}: {error}"
+        if Path(place.filename).exists() and place.filename != __file__:
+            msg += f" ({Path(place.filename).name}, line {place.lineno})"
+        raise UsageError(msg) from error
+    if not (isinstance(made, tuple) and len(made) == 2):
+        msg = (
+            f"--model {source}: the function must return (model, sample), a module and "
+            f"one batch as the model takes it; it returned {type(made).__name__}"
+        )
+        raise UsageError(msg)
+    model, sample = made
+    if not isinstance(model, nn.Module):
+        msg = (
+            f"--model {source}: the first thing returned must be a torch.nn.Module, "
+            f"not {type(model).__name__}"
+        )
+        raise UsageError(msg)
+    return model, sample

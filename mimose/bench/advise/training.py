@@ -1,0 +1,164 @@
+"""Training a model under one method, at any batch size and length."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from mimose.bench.advise.methods import Method
+from mimose.bench.advise.sample import Inputs, Sample, moved
+from mimose.measure.meters import Meter
+from mimose.session import Session, attach
+from mimose.usage import UsageError
+
+_LEARNING_RATE = 1e-6
+_AMPLE_BYTES = 2**50
+
+
+class Point(NamedTuple):
+    """Sizes of a batch."""
+
+    batch: int
+    length: int | None = None
+    """Tokens; None for the sample's own."""
+
+
+OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=_LEARNING_RATE),
+    "sgd": lambda parameters: torch.optim.SGD(
+        parameters, lr=_LEARNING_RATE, momentum=0.9
+    ),
+}
+
+
+class Training:
+    """A model with its optimizer, under a method, until it is closed.
+
+    Args:
+        model: On the CPU.
+        sample: A batch of it.
+        method: How to train.
+        device: Where to.
+        optimizer: One of `OPTIMIZERS`.
+        dtype: ``"float32"``, or ``"bfloat16"`` for autocast.
+        budget_bytes: For methods that plan; None for more than anything needs.
+        meter: Where a session reads memory; None for one of its own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sample: Any,
+        method: Method,
+        *,
+        device: torch.device,
+        optimizer: str,
+        dtype: str = "float32",
+        budget_bytes: int | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        self.sample = Sample(sample)
+        self.device = device
+        self._dtype = dtype
+        self._parts = method.parts
+        method.edit(model)
+        self._model = model.to(device).train()
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        self._optimizer = OPTIMIZERS[optimizer](trained)
+        self._batches: dict[Point, list[Inputs]] = {}
+        self.session: Session | None = None
+        if method.options is not None:
+            self.session = attach(
+                self._model,
+                budget_bytes or _AMPLE_BYTES,
+                meter=meter,
+                on_infeasible="warn",
+                **method.options,
+            )
+
+    @property
+    def goes_by_rows(self) -> bool:
+        """Whether a session takes the loss by chunks of rows."""
+        if self.session is None:
+            return False
+        return "losses by rows" in self.session.state_dict()["of"]
+
+    def prepare(self, point: Point) -> None:
+        """Have a batch of these sizes ready on the device, and no other."""
+        if point not in self._batches:
+            self._batches.clear()
+            self._batches[point] = [
+                moved(self.sample.resized(size, point.length), self.device)
+                for size in _parts(point.batch, self._parts)
+            ]
+
+    def step(self, point: Point) -> float:
+        """Train on a batch of these sizes; return the seconds by the clock."""
+        self.prepare(point)
+        self._synchronise()
+        began = time.perf_counter()
+        for inputs in self._batches[point]:
+            with self._autocast():
+                output = self._model(*inputs.args, **inputs.kwargs)
+            torch.autograd.backward(loss_of(output))
+            del output
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._synchronise()
+        return time.perf_counter() - began
+
+    def forget(self) -> None:
+        """Drop gradients and batches, as after a step that failed."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._batches.clear()
+        if self.device.type != "cpu":
+            torch.accelerator.empty_cache()
+
+    def close(self) -> None:
+        """Detach the session; harmless twice."""
+        if self.session is not None:
+            self.session.detach()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._dtype == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self._dtype))
+
+    def _synchronise(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """Return what a model's output is trained by: its loss, or its mean.
+
+    Raises:
+        UsageError: There is no tensor of floating point in it.
+    """
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, Mapping):
+        loss = output.get("loss")
+    if loss is None and isinstance(output, (tuple, list)) and output:
+        loss = output[0]
+    if loss is None:
+        loss = output
+    if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
+        msg = (
+            f"the model returned {type(output).__name__} without a loss: put labels in "
+            f"the sample, or return the loss from forward"
+        )
+        raise UsageError(msg)
+    return loss if loss.ndim == 0 else loss.float().mean()
+
+
+def _parts(batch: int, parts: int) -> Iterator[int]:
+    """Yield sizes of at most so many parts, as equal as can be."""
+    for index in range(parts):
+        size = (batch + index) // parts
+        if size:
+            yield size
