@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from .throughput import MethodModel
 
 
+_APART = 1e-9
+"""Sizes nearer to each other are one."""
+
+
 class Flip(NamedTuple):
     """Where the fastest method changes."""
 
@@ -55,8 +59,11 @@ def flips(
             "positive and finite, the first one smaller"
         )
         raise ValueError(msg)
-    inside = {at for at in _places(models) if memory_low < at < memory_high}
-    places = [memory_low, *sorted(inside), memory_high]
+    places = [memory_low]
+    for at in sorted(_places(models)):
+        if places[-1] * (1.0 + _APART) < at < memory_high * (1.0 - _APART):
+            places.append(at)
+    places.append(memory_high)
     found: list[Flip] = []
     before = _fastest(models, (places[0] + places[1]) / 2.0)
     for at, then in itertools.pairwise(places[1:]):
@@ -89,7 +96,7 @@ def _ends(model: MethodModel) -> Iterator[float]:
     """Yield where a method begins to fit, and where its pieces meet."""
     memory, seconds = model.memory, model.seconds
     yield memory.floor
-    batches = [1.0, seconds.knee, seconds.lowest]
+    batches = [1.0, seconds.knee, model.turn]
     if seconds.intercept < 0.0 < seconds.slope:
         batches.append(-seconds.intercept / seconds.slope)
     yield from map(memory.predict, batches)
@@ -101,9 +108,8 @@ def _pieces(model: MethodModel) -> Iterator[_Piece]:
     line = _Piece(seconds.slope, seconds.intercept, memory.intercept, memory.slope)
     yield line
     yield line._replace(p=0.0, q=seconds.floor)
-    for batch in {1.0, seconds.knee, max(seconds.knee, seconds.lowest)}:
-        if batch > 0.0:  # throughput rises no more
-            yield line._replace(p=seconds.predict(batch) / batch, q=0.0)
+    if seconds.intercept < 0.0:  # throughput rises no more
+        yield line._replace(p=model.step_seconds(model.turn) / model.turn, q=0.0)
 
 
 def _crossings(one: _Piece, other: _Piece) -> Iterator[float]:

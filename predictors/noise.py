@@ -151,7 +151,16 @@ def ratio_interval(
 
     Returns:
         Its ends; both nan where neither fits in any draw.
+
+    Raises:
+        ValueError: There is one round only.
     """
+    if min(len(plain.seconds), len(method.seconds)) < 2:
+        msg = (
+            f"{len(plain.seconds)} rounds of plain training and {len(method.seconds)} "
+            "of the method: noise shows from two rounds on, intervals hold from five"
+        )
+        raise ValueError(msg)
     rng = np.random.default_rng(seed)
     whole_plain = fit_model("plain", plain)
     whole_method = fit_model("method", method, plain=whole_plain)
