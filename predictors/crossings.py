@@ -93,13 +93,14 @@ def _places(models: Sequence[MethodModel]) -> Iterator[float]:
 
 
 def _ends(model: MethodModel) -> Iterator[float]:
-    """Yield where a method begins to fit, and where its pieces meet."""
-    memory, seconds = model.memory, model.seconds
-    yield memory.floor
-    batches = [1.0, seconds.knee, model.turn]
+    """Yield where a method's throughput jumps: where it begins to fit, and a pole.
+
+    Elsewhere it has no jumps, so that two methods change places at crossings only.
+    """
+    yield model.peak_bytes(1.0)
+    seconds = model.seconds
     if seconds.intercept < 0.0 < seconds.slope:
-        batches.append(-seconds.intercept / seconds.slope)
-    yield from map(memory.predict, batches)
+        yield model.peak_bytes(-seconds.intercept / seconds.slope)
 
 
 def _pieces(model: MethodModel) -> Iterator[_Piece]:

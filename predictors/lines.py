@@ -103,7 +103,7 @@ class Series:
             return 0.0
         if self.slope <= 0.0:
             return math.inf
-        return max(self.knee, (y - self.intercept) / self.slope)
+        return (y - self.intercept) / self.slope
 
     def refitted(
         self, x: Floats, y: Floats, *, intercept: float | None = None

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REACH = 2.0
-"""How many times beyond the batches measured a verdict may be. PAPAYA's series, fitted up
-to a half of their largest batch, tell bytes at that batch to 5% and seconds to 8%; up
-to a third, to 10 and 14%. (Not those of DTR, whose law changes on the way.)"""
+"""How many times beyond the batches measured a verdict may be. PAPAYA's series, fitted
+up to a half of their largest batch, tell bytes at that batch to 5% and seconds to 8%;
+up to a third, to 10 and 14%. (Not those of DTR, whose law changes on the way.)"""
 _ROUNDING = 1e-9
 """A batch within so much of a whole number is that number."""
 

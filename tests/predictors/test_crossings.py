@@ -66,6 +66,13 @@ def test_methods_that_do_not_fit_are_out():
     assert not flips([PLAIN, fast], 2000.0, 1e5)
 
 
+def test_seconds_below_nothing_are_no_time():
+    """A line that is negative up to a batch of 5 says nothing of smaller ones."""
+    odd = MethodModel("odd", Series.line(10.0, 0.0), Series.line(1.0, -5.0))
+    [flip] = flips([odd], 5.0, 1000.0)
+    assert (pytest.approx(50.0), None, "odd") == flip
+
+
 def test_equals_do_not_flip():
     """The first of them is the fastest all along."""
     twin = replace(PLAIN, name="twin")
