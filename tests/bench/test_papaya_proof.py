@@ -93,3 +93,17 @@ def test_the_rows_of_the_documentation_are_these(answer):
     """They need no machine: what is written down is found again."""
     rows = read(DOCS / "results" / "cpu" / "papaya.csv", papaya.PapayaRow)
     assert [told(row) for row in answer.rows] == [told(row) for row in rows]
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")
+def test_the_table_of_the_documentation_comes_from_the_rows(answer):
+    """Every R² of it, and how many points were left."""
+    page = (DOCS / "bench.md").read_text(encoding="utf-8")
+    for row in answer.rows:
+        if row.part == "series":
+            is_time = row.throughput_r2 is not None
+            r2 = row.throughput_r2 if is_time else row.r2
+            cells = f"| {row.points - row.fitted} | {r2:.4f} |"
+            assert any(
+                row.model in line and cells in line for line in page.splitlines()
+            )
