@@ -25,7 +25,7 @@ from mimose.bench.proofs.numbers import percent
 from mimose.bench.proofs.papaya_published import SERIES, Measured, Points, pairs
 from mimose.bench.rows import Row
 from mimose.predictors import compare, fit_series, p_point, p_score
-from mimose.predictors.lines import r2_score
+from mimose.predictors.lines import TOLERANCE, r2_score
 from mimose.predictors.noise import MEMORY_TOLERANCE
 
 QUESTION = "Do two lines tell which memory-saving methods are faster, as PAPAYA found?"
@@ -130,10 +130,10 @@ def _method(plain: Measured, mine: Measured) -> Mapping[str, Any]:
 
 def _series(points: Points) -> Mapping[str, Any]:
     x, y = points.batches, points.values
-    tolerance = {"tolerance": MEMORY_TOLERANCE} if points.is_memory else {}
+    tolerance = MEMORY_TOLERANCE if points.is_memory else TOLERANCE
     chosen = spread(len(x))
     others = np.setdiff1d(np.arange(len(x)), chosen)
-    fitted = fit_series(x[chosen], y[chosen], **tolerance)
+    fitted = fit_series(x[chosen], y[chosen], tolerance=tolerance)
     predicted = fitted.predict(x[others])
     own = {
         "part": "series",
