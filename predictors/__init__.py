@@ -9,7 +9,7 @@ from .fragmentation import FragmentationRatio
 from .limit import LearnedLimit
 from .lines import Series, fit_series
 from .margin import GrowthBound
-from .noise import Readings, fit_model, noise_ceiling, ratio_interval
+from .noise import LEAST_ROUNDS, Readings, fit_model, noise_ceiling, ratio_interval
 from .polynomial import PolynomialRegressor
 from .rates import fit_rates
 from .registry import PREDICTORS, make_predictor
@@ -20,6 +20,7 @@ from .varying import VaryingFit
 
 __all__ = [
     "EXTRAPOLATION",
+    "LEAST_ROUNDS",
     "NOISY_EXTRAPOLATION",
     "PREDICTORS",
     "Best",

@@ -106,5 +106,5 @@ def test_what_does_not_belong_together_is_refused():
         Readings(X, np.ones((2, 4)), np.ones((2, 3)))
     with pytest.raises(ValueError, match=r"rounds \(1, 4\)"):
         noise_ceiling(np.ones((1, 4)), X)
-    with pytest.raises(ValueError, match="1 rounds of plain"):
-        ratio_interval(readings(1.0, rounds=1), readings(1.0), 300.0)
+    with pytest.raises(ValueError, match=r"4 rounds of plain .* 8 of the"):
+        ratio_interval(readings(1.0, rounds=4), readings(1.0), 300.0)
