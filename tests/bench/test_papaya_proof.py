@@ -1,0 +1,109 @@
+"""PAPAYA's figures: what two lines a method say of them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mimose.bench.proofs import papaya
+from mimose.bench.proofs.common import Settings
+from mimose.bench.proofs.papaya_published import MIB, ROWS, SERIES
+from mimose.bench.rows import Row, read
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def answer():
+    """Return what the proof finds."""
+    return papaya.ask(Settings(threads=1), argparse.Namespace())
+
+
+def told(row):
+    """Return a row without where it was made."""
+    shared = {field.name for field in dataclasses.fields(Row)}
+    return {
+        name: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
+        for name, value in dataclasses.asdict(row).items()
+        if name not in shared
+    }
+
+
+def test_what_is_published_is_read_in_bytes_and_seconds():
+    """A model's unit is its own."""
+    row = next(row for row in ROWS if row[:2] == ("BERT-L", "quant L1 + ckpt"))
+    assert 8.55 * MIB == row.fitted.memory.slope
+    assert 5.6e-3 == row.fitted.seconds.intercept
+    assert (12_800 * MIB, 784, 90.0) == row[3:]
+    assert 25 == len(ROWS)
+    assert 9 == len(SERIES)
+
+
+@pytest.mark.parametrize(
+    ("n_points", "expected"), [(4, [0, 1, 2, 3]), (6, [0, 2, 3, 5]), (7, [0, 2, 4, 6])]
+)
+def test_four_points_are_fitted(n_points, expected):
+    """Both ends, and two between."""
+    assert expected == papaya.spread(n_points).tolist()
+
+
+def test_every_verdict_is_right(answer):
+    """Of 20 methods, by both ways of saying it."""
+    methods = [row for row in answer.rows if row.part == "method"]
+    assert 20 == len(methods)
+    assert all(row.is_told and row.is_scored for row in methods)
+
+
+def test_a_wrong_verdict_is_told(answer):
+    """Where the measurement says otherwise, both are wrong."""
+    row = answer.rows[0]
+    turned = dataclasses.replace(row, measured_throughput=1e6)
+    assert row.is_told
+    assert not (turned.is_told or turned.is_scored)
+
+
+@pytest.mark.parametrize("index", range(9))
+def test_points_left_out_are_predicted_or_refused(answer, index):
+    """From four points: R² of 0.98 for bytes, and for throughput where it is time."""
+    row = [row for row in answer.rows if row.part == "series"][index]
+    if row.quantity == "seconds":
+        assert ("knee", "") == (row.form, row.refused)
+        assert 0.98 <= row.throughput_r2
+    else:
+        assert row.refused or row.r2 >= 0.98
+
+
+def test_what_is_refused_is_what_lines_do_not_explain(answer):
+    """DTR's memory, and quantisation's, which jumps about."""
+    refused = [(row.model, row.method) for row in answer.rows if row.refused]
+    assert [("BERT-L", "quant L1"), ("WRN-50-2", "DTR")] == refused
+
+
+def test_the_dearest_method_is_explained(answer):
+    """With the time of a sample, and what is left to save."""
+    assert "swap of ResNet-50, 9.6 times slower (measured 9.5)" in answer.notes[-1]
+    assert "10.0 times as long" in answer.notes[-1]
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")
+def test_the_rows_of_the_documentation_are_these(answer):
+    """They need no machine: what is written down is found again."""
+    rows = read(DOCS / "results" / "cpu" / "papaya.csv", papaya.PapayaRow)
+    assert [told(row) for row in answer.rows] == [told(row) for row in rows]
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")
+def test_the_table_of_the_documentation_comes_from_the_rows(answer):
+    """Every R² of it, and how many points were left."""
+    page = (DOCS / "bench.md").read_text(encoding="utf-8")
+    for row in answer.rows:
+        if row.part == "series":
+            is_time = row.throughput_r2 is not None
+            r2 = row.throughput_r2 if is_time else row.r2
+            cells = f"| {row.points - row.fitted} | {r2:.4f} |"
+            assert any(
+                row.model in line and cells in line for line in page.splitlines()
+            )
