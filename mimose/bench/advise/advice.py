@@ -1,0 +1,305 @@
+"""The answer: what each method does at a memory, and which one to choose."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mimose.bench.advise.choice import Choice, choose
+from mimose.bench.advise.flips import Flip, flips
+from mimose.bench.advise.measured import Measured, Measurements
+from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.models import Model, Planned, Steady, longest, planned, steady
+from mimose.predictors import (
+    LEAST_ROUNDS,
+    Readings,
+    noise_ceiling,
+    p_point,
+    p_score,
+    ratio_interval,
+)
+from mimose.predictors.lines import LINE
+
+LEAST_CEILING = 0.98
+"""R² of throughput that one half of the rounds predicts the other's with: below it
+this machine is too noisy for a verdict."""
+PLAIN = "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodAdvice:
+    """What one method does."""
+
+    name: str
+    what: str
+    is_exact: bool
+    why_not: str
+    """Why nothing is known of it; empty where something is."""
+    largest_batch: int | None = None
+    """That fits; 0 where not one sample does, None where memory does not grow."""
+    highest: float = 0.0
+    """The largest batch measured."""
+    longest: int | None = None
+    """Tokens at which the sample's batch fits; None where nobody knows."""
+    sample_seconds: float = math.inf
+    """Of a step with the sample's batch; infinite where it does not fit."""
+    best_batch: float = 0.0
+    samples_per_second: float = 0.0
+    """With that batch: the most there is."""
+    ratio: float = math.nan
+    """To plain training's best throughput; infinite where only this fits."""
+    interval: tuple[float, float] | None = None
+    """Of the ratio."""
+    verdict: str = ""
+    """``"raises"`` or ``"lowers"`` the best throughput; empty where nobody can say."""
+    no_verdict: str = ""
+    """Why not."""
+    ceiling: float = math.nan
+    """R² of throughput that the noise leaves to a prediction."""
+    memory_r2: float = math.nan
+    seconds_r2: float = math.nan
+    p_score: float = math.nan
+    """Bytes a sample saves for each second it costs more; nan where not both methods
+    are lines."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """What to do at a memory."""
+
+    measurements: Measurements
+    budget_bytes: int
+    methods: tuple[MethodAdvice, ...]
+    models: Mapping[str, Model]
+    at_sample: Choice | None
+    """Where the batch is given; None where nothing fits."""
+    free: Choice | None
+    """Where the batch may be chosen."""
+    flips: tuple[Flip, ...]
+    p_point: float
+    """Free bytes for each second of plain training's fixed time."""
+
+    def of(self, name: str) -> MethodAdvice:
+        """Return what is said of a method."""
+        return next(each for each in self.methods if each.name == name)
+
+
+def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Advice:
+    """Answer from what was measured.
+
+    Args:
+        measurements: Of all methods.
+        budget_bytes: The memory; None for that of the measurements.
+    """
+    budget = measurements.budget_bytes if budget_bytes is None else budget_bytes
+    models = _models(measurements)
+    spreads = {each.method: spread(each) for each in measurements.methods}
+    exact = [model for name, model in models.items() if METHODS[name].is_exact]
+    plain = models.get(PLAIN)
+    point = math.nan
+    if isinstance(plain, Steady) and plain.fitted.seconds.form == LINE:
+        point = p_point(plain.fitted, budget)
+    return Advice(
+        measurements=measurements,
+        budget_bytes=budget,
+        methods=tuple(
+            _advice(m, measurements, models, budget) for m in _all(measurements)
+        ),
+        models=models,
+        at_sample=choose(exact, spreads, budget, measurements.batch),
+        free=choose(exact, spreads, budget, None),
+        flips=flips(exact, budget),
+        p_point=point,
+    )
+
+
+def spread(measured: Measured) -> float:
+    """Return the standard error of a method's medians, as a share of them.
+
+    By the interquartile range over rounds, the median over all sizes.
+    """
+    found = []
+    for each in measured.timed:
+        low, high = np.quantile(each.rounds, (0.25, 0.75))
+        error = 1.2533 * (high - low) / 1.349 / math.sqrt(len(each.rounds))
+        found.append(error / each.seconds)
+    return statistics.median(found) if found else math.inf
+
+
+def _all(measurements: Measurements) -> Sequence[Measured]:
+    return measurements.methods
+
+
+def _models(measurements: Measurements) -> dict[str, Model]:
+    """Return a model of each method that has one, plain training's first."""
+    found: dict[str, Model] = {}
+    plain: Steady | None = None
+    for each in measurements.methods:
+        model: Model | None
+        if METHODS[each.method].plans:
+            if plain is None:
+                continue
+            model = planned(each, plain.fitted, measurements.budget_bytes)
+        else:
+            model = steady(each, None if plain is None else plain.fitted)
+            if each.method == PLAIN and isinstance(model, Steady):
+                plain = model
+        if model is not None:
+            found[each.method] = model
+    return found
+
+
+def _advice(
+    measured: Measured,
+    measurements: Measurements,
+    models: Mapping[str, Model],
+    budget: int,
+) -> MethodAdvice:
+    method = METHODS[measured.method]
+    told = MethodAdvice(
+        name=method.name,
+        what=method.what,
+        is_exact=method.is_exact,
+        why_not=measured.why_not,
+    )
+    model, plain = models.get(method.name), models.get(PLAIN)
+    if model is None or plain is None:
+        why_not = measured.why_not or "too few of its steps were timed"
+        return _with(told, why_not=why_not)
+    largest = model.largest_batch(budget)
+    best, of_plain = model.best(budget), plain.best(budget)
+    ratio = math.nan
+    if of_plain.samples_per_second:
+        ratio = best.samples_per_second / of_plain.samples_per_second
+    elif best.samples_per_second:
+        ratio = math.inf
+    told = _with(
+        told,
+        largest_batch=None if math.isinf(largest) else int(largest),
+        highest=model.highest,
+        longest=_longest(measured, budget),
+        sample_seconds=model.step_seconds(measurements.batch, budget),
+        best_batch=best.batch,
+        samples_per_second=best.samples_per_second,
+        ratio=ratio,
+        ceiling=_ceiling(measured),
+        p_score=_p_score(plain, model),
+        **_fits(model),
+    )
+    return _with(told, **_verdict(told, measurements, measured, models, budget))
+
+
+def _with(told: MethodAdvice, **changes: object) -> MethodAdvice:
+    from dataclasses import replace
+
+    return replace(told, **changes)
+
+
+def _longest(measured: Measured, budget: int) -> int | None:
+    found = longest(measured, budget)
+    return None if found is None else int(found)
+
+
+def _fits(model: Model) -> dict[str, float]:
+    if not isinstance(model, Steady):
+        return {}
+    fitted = model.fitted
+    return {"memory_r2": fitted.memory.r2, "seconds_r2": fitted.seconds.r2}
+
+
+def _p_score(plain: Model, model: Model) -> float:
+    if not (isinstance(plain, Steady) and isinstance(model, Steady)):
+        return math.nan
+    series = (
+        plain.fitted.memory,
+        plain.fitted.seconds,
+        model.fitted.memory,
+        model.fitted.seconds,
+    )
+    if plain is model or any(each.form != LINE for each in series):
+        return math.nan
+    return p_score(plain.fitted, model.fitted)
+
+
+def _ceiling(measured: Measured) -> float:
+    rounds = _rounds(measured)
+    if rounds is None or min(rounds[1].shape) < 2:
+        return math.nan
+    return noise_ceiling(rounds[1], rounds[0])
+
+
+def _rounds(measured: Measured) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return batches (n_points,) and seconds (n_rounds, n_points) of whole rounds."""
+    timed = [each for each in measured.timed if each.length is None]
+    if not timed:
+        return None
+    n_rounds = min(len(each.rounds) for each in timed)
+    seconds = np.array([each.rounds[:n_rounds] for each in timed]).T
+    return np.array([float(each.batch) for each in timed]), seconds
+
+
+def _verdict(
+    told: MethodAdvice,
+    measurements: Measurements,
+    measured: Measured,
+    models: Mapping[str, Model],
+    budget: int,
+) -> dict[str, object]:
+    """Say whether a method raises or lowers the best throughput, or why nobody can."""
+    if told.name == PLAIN:
+        return {}
+    plain = next(m for m in measurements.methods if m.method == PLAIN)
+    model, of_plain = models[told.name], models[PLAIN]
+    reason = model.refused or of_plain.refused
+    if not told.samples_per_second:
+        return {"no_verdict": "not one sample fits"}
+    if math.isinf(told.ratio):
+        return {"verdict": "raises"}
+    n_rounds = min(
+        (len(each.rounds) for one in (plain, measured) for each in one.timed),
+        default=0,
+    )
+    if not reason and n_rounds < LEAST_ROUNDS:
+        reason = f"{n_rounds} rounds are too few: give it more minutes"
+    ceiling = min(told.ceiling, _ceiling(plain))
+    if not reason and not ceiling >= LEAST_CEILING:
+        reason = (
+            f"this machine is too noisy: half of the rounds foretell the other half's "
+            f"throughput with R² {ceiling:.3f}"
+        )
+    if reason:
+        return {"no_verdict": reason}
+    low, high = _interval(plain, measured, model, of_plain, budget)
+    if low <= 1.0 <= high:
+        return {
+            "interval": (low, high),
+            "no_verdict": f"inside the noise: {low:.2f} to {high:.2f} times plain's",
+        }
+    verdict = "raises" if told.ratio > 1.0 else "lowers"
+    return {"interval": (low, high), "verdict": verdict}
+
+
+def _interval(
+    plain: Measured, measured: Measured, model: Model, of_plain: Model, budget: int
+) -> tuple[float, float]:
+    if isinstance(model, Planned) or not isinstance(of_plain, Steady):
+        ratio = model.best(budget).samples_per_second
+        ratio /= of_plain.best(budget).samples_per_second
+        off = 2.0 * math.hypot(spread(plain), spread(measured))
+        return ratio * (1.0 - off), ratio * (1.0 + off)
+    assert isinstance(model, Steady)
+    return ratio_interval(
+        _readings(plain, of_plain), _readings(measured, model), budget
+    )
+
+
+def _readings(measured: Measured, model: Steady) -> Readings:
+    found = _rounds(measured)
+    assert found is not None
+    batches, seconds = found
+    held = np.array([model.fitted.peak_bytes(batch) for batch in batches])
+    return Readings(batches, np.tile(held, (len(seconds), 1)), seconds)
