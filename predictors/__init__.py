@@ -3,7 +3,6 @@
 from ._shapes import ShapeRegressor
 from .alternatives import EstimatorPredictor, QuadraticScalarRegressor
 from .base import Predictor
-from .crossings import Flip, flips
 from .envelope import EnvelopeRegressor
 from .fragmentation import FragmentationRatio
 from .limit import LearnedLimit
@@ -26,7 +25,6 @@ __all__ = [
     "Best",
     "EnvelopeRegressor",
     "EstimatorPredictor",
-    "Flip",
     "FragmentationRatio",
     "GrowthBound",
     "LearnedLimit",
@@ -49,7 +47,6 @@ __all__ = [
     "fit_model",
     "fit_rates",
     "fit_series",
-    "flips",
     "make_predictor",
     "noise_ceiling",
     "p_point",

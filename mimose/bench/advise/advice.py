@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -107,7 +108,7 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
         measurements=measurements,
         budget_bytes=budget,
         methods=tuple(
-            _advice(m, measurements, models, budget) for m in _all(measurements)
+            _advice(m, measurements, models, budget) for m in measurements.methods
         ),
         models=models,
         at_sample=choose(exact, spreads, budget, measurements.batch),
@@ -128,10 +129,6 @@ def spread(measured: Measured) -> float:
         error = 1.2533 * (high - low) / 1.349 / math.sqrt(len(each.rounds))
         found.append(error / each.seconds)
     return statistics.median(found) if found else math.inf
-
-
-def _all(measurements: Measurements) -> Sequence[Measured]:
-    return measurements.methods
 
 
 def _models(measurements: Measurements) -> dict[str, Model]:
@@ -169,7 +166,7 @@ def _advice(
     model, plain = models.get(method.name), models.get(PLAIN)
     if model is None or plain is None:
         why_not = measured.why_not or "too few of its steps were timed"
-        return _with(told, why_not=why_not)
+        return replace(told, why_not=why_not)
     largest = model.largest_batch(budget)
     best, of_plain = model.best(budget), plain.best(budget)
     ratio = math.nan
@@ -177,7 +174,7 @@ def _advice(
         ratio = best.samples_per_second / of_plain.samples_per_second
     elif best.samples_per_second:
         ratio = math.inf
-    told = _with(
+    told = replace(
         told,
         largest_batch=None if math.isinf(largest) else int(largest),
         highest=model.highest,
@@ -190,13 +187,7 @@ def _advice(
         p_score=_p_score(plain, model),
         **_fits(model),
     )
-    return _with(told, **_verdict(told, measurements, measured, models, budget))
-
-
-def _with(told: MethodAdvice, **changes: object) -> MethodAdvice:
-    from dataclasses import replace
-
-    return replace(told, **changes)
+    return replace(told, **_verdict(told, measurements, measured, models, budget))
 
 
 def _longest(measured: Measured, budget: int) -> int | None:
@@ -204,7 +195,7 @@ def _longest(measured: Measured, budget: int) -> int | None:
     return None if found is None else int(found)
 
 
-def _fits(model: Model) -> dict[str, float]:
+def _fits(model: Model) -> dict[str, Any]:
     if not isinstance(model, Steady):
         return {}
     fitted = model.fitted
@@ -248,7 +239,7 @@ def _verdict(
     measured: Measured,
     models: Mapping[str, Model],
     budget: int,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Say whether a method raises or lowers the best throughput, or why nobody can."""
     if told.name == PLAIN:
         return {}
