@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mimose.bench.advise.training import Point
 from mimose.planners import InfeasibleBudgetError, Plan
 from mimose.session import Session
 
@@ -20,26 +21,31 @@ _AMPLE_BYTES = 2**50
 
 
 def foretell(
-    session: Session, shapes: Mapping[int, Mapping[str, int]], batches: Sequence[int]
+    session: Session,
+    shapes: Mapping[Point, Mapping[str, int]],
+    points: Sequence[Point],
 ) -> list[dict[str, Any]]:
     """Return what plans cost, from the least budget to the largest that matters.
 
     Args:
         session: One that has learned.
-        shapes: The shapes of steps that ran, by batch size; at least two.
-        batches: Batch sizes to plan for.
+        shapes: The shapes of steps that ran; at least two batch sizes of the sample's
+            length, and two lengths where points have one.
+        points: Sizes to plan for.
 
     Returns:
-        For each batch that the session trusts its predictions at: ``batch``;
+        For each that the session trusts its predictions at: ``batch``, ``length``;
         ``least_bytes``, the least budget that some plan keeps; ``keep_bytes``, the
         least that needs no plan; and ``seconds``, what the plans of `N_SHARES` budgets
         from one to the other, in equal steps, add to plain training's.
     """
-    rows = (_row(session, _scaled(shapes, batch), batch) for batch in batches)
+    rows = (_row(session, _scaled(shapes, point), point) for point in points)
     return [row for row in rows if row is not None]
 
 
-def _row(session: Session, shape: dict[str, int], batch: int) -> dict[str, Any] | None:
+def _row(
+    session: Session, shape: dict[str, int], point: Point
+) -> dict[str, Any] | None:
     def plan(budget_bytes: float) -> Plan | None:
         try:
             return session.plan_for(shape, budget_bytes=int(budget_bytes))
@@ -58,7 +64,8 @@ def _row(session: Session, shape: dict[str, int], batch: int) -> dict[str, Any] 
     step = (keep - least) / (N_SHARES - 1)
     plans = [plan(least + step * i) for i in range(N_SHARES)]
     return {
-        "batch": batch,
+        "batch": point.batch,
+        "length": point.length,
         "least_bytes": least,
         "keep_bytes": keep,
         "seconds": [0.0 if each is None else each.extra_cost for each in plans],
@@ -81,10 +88,22 @@ def _least(holds: Callable[[float], bool], peak_bytes: float) -> float:
     return high
 
 
-def _scaled(shapes: Mapping[int, Mapping[str, int]], batch: int) -> dict[str, int]:
-    """Return the shape of another batch size: sizes that grew with it, grow on."""
+def _scaled(shapes: Mapping[Point, Mapping[str, int]], point: Point) -> dict[str, int]:
+    """Return a point's shape: sizes that grew with the batch or the length grow on."""
+    by_batch = {each.batch: s for each, s in shapes.items() if each.length is None}
+    shape = _line(by_batch, point.batch)
+    if point.length is None:
+        return shape
+    by_length = {each.length: s for each, s in shapes.items() if each.length}
+    longer = _line(by_length, point.length)
+    first = next(iter(by_length.values()))
+    grows = {name for s in by_length.values() for name in s if s[name] != first[name]}
+    return {name: longer[name] if name in grows else shape[name] for name in shape}
+
+
+def _line(shapes: Mapping[int, Mapping[str, int]], at: int) -> dict[str, int]:
     low, high = min(shapes), max(shapes)
     return {
-        name: size + (shapes[high][name] - size) * (batch - low) // (high - low)
+        name: size + (shapes[high][name] - size) * (at - low) // (high - low)
         for name, size in shapes[low].items()
     }

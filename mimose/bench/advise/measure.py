@@ -8,16 +8,22 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from mimose.bench.advise.measured import Measured, Measurements
+from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds
 from mimose.bench.advise.settings import Settings
-from mimose.bench.advise.survey import survey
+from mimose.bench.advise.survey import Begun, begin, survey
 from mimose.bench.advise.work import Task
 from mimose.bench.child import Child
 from mimose.bench.machine import describe_machine, load_average
+from mimose.budget import parse_budget
+from mimose.exceptions import BudgetError
 from mimose.usage import UsageError
 
 _SURVEY_SHARE = 0.4
 """Of the time, at the most."""
+_STEPS = 12
+"""About so many of the longest allowed fill a method's part of that."""
+PLAIN = "none"
 
 
 def measure(
@@ -54,13 +60,14 @@ class _Run:
         self._measured: dict[str, Measured] = {}
         self._rounds: Rounds | None = None
         self._sample: tuple[int, int | None] = (0, None)
+        self._budget_bytes = 0
         self._notes: list[str] = []
 
     def survey(self) -> None:
         """Measure memory, a process for each method."""
-        names = self._settings.named
-        budget = _SURVEY_SHARE * 60.0 * self._settings.minutes
-        most_seconds = budget / len(names) / 8
+        settings = self._settings
+        names = settings.named
+        most = _SURVEY_SHARE * 60.0 * settings.minutes
         with contextlib.ExitStack() as stack:
             coming = stack.enter_context(contextlib.closing(self._child(names[0])))
             for index, name in enumerate(names):
@@ -68,15 +75,20 @@ class _Run:
                 if index + 1 < len(names):  # it starts while this one is measured
                     another = contextlib.closing(self._child(names[index + 1]))
                     coming = stack.enter_context(another)
-                done = _SURVEY_SHARE * index / len(names)
-                self._tell(f"memory: {name}", done)
-                found = survey(child, self._settings, name, most_seconds)
+                self._tell(f"memory: {name}", _SURVEY_SHARE * index / len(names))
+                begun = begin(child, self._budget_bytes or None)
+                if name == PLAIN:
+                    self._resolve(begun)
+                self._measured[name] = survey(
+                    child,
+                    begun,
+                    METHODS[name],
+                    most_bytes=self._most_bytes(begun),
+                    most_seconds=most / len(names) / _STEPS,
+                    lengths=settings.lengths,
+                )
                 child.close()
-                self._measured[name] = found.measured
-                if name == "none":
-                    self._need(found.measured)
-                    self._sample = found.batch, found.length
-                if time.monotonic() - self._began > budget:
+                if time.monotonic() - self._began > most:
                     self._leave_out(names[index + 1 :])
                     break
 
@@ -88,12 +100,41 @@ class _Run:
                 name: stack.enter_context(contextlib.closing(self._child(name)))
                 for name in names
             }
-            self._rounds = Rounds(children, self._measured, self._settings.seed)
+            self._rounds = Rounds(
+                children,
+                self._measured,
+                budget_bytes=self._budget_bytes,
+                with_lengths=bool(self._settings.lengths),
+                seed=self._settings.seed,
+            )
             began = _SURVEY_SHARE
             self._rounds.run(
                 self._until,
                 lambda what, done: self._tell(what, began + (1 - began) * done),
             )
+
+    def _resolve(self, begun: Begun) -> None:
+        """Learn from the first process what the sample and the device are.
+
+        Raises:
+            UsageError: It could not begin, or a fraction is of nobody knows what.
+        """
+        if begun.why_not:
+            msg = f"plain training cannot be measured: {begun.why_not}"
+            raise UsageError(msg)
+        self._sample = begun.batch, begun.length
+        try:
+            self._budget_bytes = parse_budget(
+                self._settings.budget, begun.total_bytes, lambda: begun.held_bytes
+            )
+        except BudgetError as error:
+            raise UsageError(str(error)) from error
+
+    def _most_bytes(self, begun: Begun) -> int:
+        """Return what a step may need: the budget, and no more than there is."""
+        if self._settings.device != "cpu" or begun.available_bytes is None:
+            return self._budget_bytes
+        return min(self._budget_bytes, begun.held_bytes + begun.available_bytes)
 
     def found(self) -> Measurements:
         """Return what there is."""
@@ -115,7 +156,7 @@ class _Run:
             model=settings.model,
             batch=batch,
             length=length,
-            budget_bytes=settings.budget_bytes,
+            budget_bytes=self._budget_bytes,
             device=settings.device,
             dtype=settings.dtype,
             optimizer=settings.optimizer,
@@ -140,15 +181,9 @@ class _Run:
             optimizer=settings.optimizer,
             threads=settings.threads,
             seed=settings.seed,
-            budget_bytes=settings.budget_bytes,
         )
         work = "mimose.bench.advise.work"
         return Child(method, work, asdict(task), settings.threads)
-
-    def _need(self, plain: Measured) -> None:
-        if plain.why_not:
-            msg = f"plain training cannot be measured: {plain.why_not}"
-            raise UsageError(msg)
 
     def _leave_out(self, names: tuple[str, ...]) -> None:
         if names:

@@ -41,9 +41,10 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foretold:
-    """What a planner's plans cost at a batch size, as the session has learned it."""
+    """What a planner's plans cost at one size, as the session has learned it."""
 
     batch: int
+    length: int | None
     least_bytes: float
     """The least budget that some plan keeps."""
     keep_bytes: float

@@ -32,6 +32,8 @@ class Method:
     """Whether gradients are plain training's, but for how floating point rounds."""
     plans: bool = False
     """Whether it does something else at another budget."""
+    passes: int = 0
+    """Over a few sizes, that it learns from before it is measured."""
     why_not: Callable[[nn.Module, str], str] = field(default=lambda _, __: "")
     """Takes the model and the kind of device; says why it cannot be had, or nothing."""
 
@@ -69,12 +71,14 @@ METHODS: Mapping[str, Method] = {
             what="a plan for every shape within the budget, of keep and recompute",
             options={"actions": "exact", "cost": "seconds"},
             plans=True,
+            passes=4,
         ),
         Method(
             name="mimose-fine",
             what="the same, with all exact actions",
             options={"actions": "fine", "cost": "seconds"},
             plans=True,
+            passes=10,
         ),
         Method(
             name="full", what="every layer is recomputed", options={"planner": "full"}

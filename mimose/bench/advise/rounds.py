@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mimose.bench.advise.measured import Measured, Timed
+from mimose.bench.advise.measured import Measured, Timed, Weighed
+from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.training import Point
 from mimose.bench.child import Child, RunFailedError
 from mimose.exceptions import first_line
@@ -24,7 +25,6 @@ _LEAST_POINTS = 4
 _LEAST_SECONDS = 0.1
 """Of a point in a turn: shorter steps are taken several at a time."""
 _MOST_STEPS = 8
-_PASSES = 12
 
 
 class Rounds:
@@ -33,6 +33,8 @@ class Rounds:
     Args:
         children: The processes, by method.
         measured: What is known of each; gives the points and about how long they take.
+        budget_bytes: For methods that plan.
+        with_lengths: Whether lengths are timed as well.
         seed: Of the order in which they take turns.
 
     Attributes:
@@ -46,8 +48,12 @@ class Rounds:
         self,
         children: Mapping[str, Child],
         measured: Mapping[str, Measured],
+        *,
+        budget_bytes: int,
+        with_lengths: bool,
         seed: int,
     ) -> None:
+        self._arguments = {"budget_bytes": budget_bytes}
         self.seconds: dict[str, dict[Point, list[float]]] = {}
         self.failed: dict[str, str] = {}
         self.notes: list[str] = []
@@ -55,10 +61,7 @@ class Rounds:
         self._children = children
         self._order = random.Random(seed)
         self._points = {
-            name: [
-                (Point(each.batch, each.length), _steps(each.seconds))
-                for each in _chosen(measured[name])
-            ]
+            name: _points(measured[name], budget_bytes, with_lengths=with_lengths)
             for name in children
         }
         self._turn_seconds: dict[str, float] = {}
@@ -95,10 +98,11 @@ class Rounds:
     def _turn(self, name: str) -> None:
         points = self._points[name]
         asked: Sequence[Any] = [[*point, n_steps] for point, n_steps in points]
+        passes = METHODS[name].passes
         began = time.monotonic()
         try:
             told = self._children[name].ask(
-                ["time", {"points": asked, "passes": _PASSES}]
+                ["time", {**self._arguments, "points": asked, "passes": passes}]
             )
         except RunFailedError as error:
             self.failed[name] = first_line(error)
@@ -143,9 +147,30 @@ def _steps(seconds: float) -> int:
     return max(1, min(_MOST_STEPS, round(_LEAST_SECONDS / max(seconds, 1e-6))))
 
 
-def _chosen(measured: Measured) -> list[Any]:
-    """Return points in about equal ratios, the first and the last among them."""
-    found = [each for each in measured.weighed if each.length is None]
+def _points(
+    measured: Measured, budget_bytes: int, *, with_lengths: bool
+) -> list[tuple[Point, int]]:
+    """Return sizes to time, the largest batch last, each with its number of steps."""
+    chosen = _chosen([each for each in measured.weighed if each.length is None])
+    found = [(Point(each.batch), _steps(each.seconds)) for each in chosen]
+    if not with_lengths:
+        return found
+    lengths = [
+        (Point(each.batch, each.length), _steps(each.seconds))
+        for each in measured.weighed
+        if each.length is not None
+    ]
+    lengths += [
+        (Point(each.batch, each.length), 1)
+        for each in measured.foretold
+        if each.length is not None and each.least_bytes <= budget_bytes
+    ]
+    return lengths + found
+
+
+def _chosen(weighed: Sequence[Weighed]) -> list[Weighed]:
+    """Return batches in about equal ratios, the first and the last among them."""
+    found = list(weighed)
     while len(found) > _MOST_POINTS:
         gaps = [
             found[i + 1].batch / found[i - 1].batch for i in range(1, len(found) - 1)

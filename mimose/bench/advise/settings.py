@@ -23,9 +23,10 @@ class Settings:
     """``module:function``, or a file of `mimose.bench.advise.source.saved`."""
     model: str
     """Its name, for people."""
-    budget_bytes: int
+    budget: float | str
+    """As `mimose.attach` takes it."""
     methods: tuple[str, ...] = tuple(METHODS)
-    """Plain training is always among them."""
+    """Plain training is always among them, and first."""
     device: str = "cpu"
     dtype: str = "float32"
     optimizer: str = "adamw"

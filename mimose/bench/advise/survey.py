@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mimose.bench.advise.measured import Foretold, Measured, Weighed, foretold_of
-from mimose.bench.advise.methods import METHODS
-from mimose.bench.advise.settings import Settings
+from mimose.bench.advise.methods import Method
 from mimose.bench.child import Child, RunFailedError
 from mimose.exceptions import first_line
 
@@ -21,64 +22,88 @@ _SMALLEST = 8
 """The first batch is the sample's, divided by this."""
 _DOUBLINGS = 6
 """From the first batch on, at the most."""
-_LENGTHS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-"""Of the sample's length."""
-_PASSES = 8
-"""Over the first batches, for a session to learn from; ..."""
-_FINE_PASSES = 16
-"""... where it tries finer actions as well."""
+_SHARES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+"""Of the sample's length, where nobody knows which will come."""
+_QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""Of the lengths that will come."""
 _BATCHES = 8
 """To plan for, of each session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surveyed:
-    """A method's memory, and the sample's sizes."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """A process with its model: what it says of itself."""
 
-    measured: Measured
+    why_not: str
+    """Why the method cannot be had; empty where it can."""
     batch: int = 0
+    """Of the sample."""
     length: int | None = None
+    available_bytes: int | None = None
+    """That processes can still have of the machine's memory."""
+    total_bytes: int | None = None
+    """Of the device."""
+    held_bytes: int = 0
+    """Before the first step."""
 
 
-class _Stopped(Exception):
-    """No larger batch can be tried; the message says why."""
-
-
-def survey(
-    child: Child, settings: Settings, method: str, most_seconds: float
-) -> Surveyed:
-    """Measure one method's memory.
+def begin(child: Child, budget_bytes: int | None) -> Begun:
+    """Let a process build its model.
 
     Args:
         child: A process of `mimose.bench.advise.work`.
-        settings: The question.
-        method: Its name.
-        most_seconds: A step that takes longer is the last one.
+        budget_bytes: For methods that plan; None if it is not known yet.
     """
     try:
-        facts = child.ask(["begin", {}])
+        return Begun(**child.ask(["begin", {"budget_bytes": budget_bytes}]))
     except RunFailedError as error:
-        return Surveyed(Measured(method=method, why_not=first_line(error)))
-    if facts["why_not"]:
-        return Surveyed(Measured(method=method, why_not=facts["why_not"]))
-    ladder = _Ladder(child, settings, facts, most_seconds)
-    plans = METHODS[method].plans
-    if plans:
-        ladder.learn(facts["batch"], _FINE_PASSES if "fine" in method else _PASSES)
-    weighed = list(ladder.climb(facts["batch"]))
+        return Begun(why_not=first_line(error))
+
+
+def survey(
+    child: Child,
+    begun: Begun,
+    method: Method,
+    *,
+    most_bytes: int,
+    most_seconds: float,
+    lengths: Sequence[int] = (),
+) -> Measured:
+    """Measure one method's memory.
+
+    Args:
+        child: The process.
+        begun: What it has said.
+        method: The method.
+        most_bytes: No step is tried that would need more.
+        most_seconds: A step that takes longer is the last one.
+        lengths: Those that will come.
+    """
+    if begun.why_not:
+        return Measured(method=method.name, why_not=begun.why_not)
+    ladder = _Ladder(child, most_bytes, most_seconds)
+    tokens = _tokens(begun.length, lengths)
+    if method.plans:
+        ladder.learn(begun.batch, tokens, method.passes)
+    weighed = ladder.climb(begun.batch)
     stopped = ladder.stopped
-    if not plans and weighed:
-        weighed += ladder.lengths(facts["batch"], facts["length"])
-    measured = Measured(
-        method=method,
-        why_not="" if weighed else ladder.stopped,
+    if not weighed:
+        return Measured(method=method.name, why_not=stopped)
+    foretold: tuple[Foretold, ...] = ()
+    if method.plans:
+        foretold = ladder.foretell(max(each.batch for each in weighed), begun, tokens)
+    else:
+        weighed += ladder.lengths(begun.batch, tokens)
+    return Measured(
+        method=method.name,
         weighed=tuple(weighed),
         stopped=stopped,
+        foretold=foretold,
     )
-    if plans and weighed:
-        top = max(each.batch for each in weighed)
-        measured = replace(measured, foretold=ladder.foretell(top))
-    return Surveyed(measured, facts["batch"], facts["length"])
+
+
+class _StoppedError(Exception):
+    """No larger batch can be tried; the message says why."""
 
 
 class _Ladder:
@@ -88,16 +113,11 @@ class _Ladder:
         stopped: Why no larger one was tried.
     """
 
-    def __init__(
-        self, child: Child, settings: Settings, facts: Any, most_seconds: float
-    ) -> None:
+    def __init__(self, child: Child, most_bytes: int, most_seconds: float) -> None:
         self.stopped = ""
         self._child = child
+        self._most_bytes = most_bytes
         self._most_seconds = most_seconds
-        self._most_bytes = settings.budget_bytes
-        available = facts["available_bytes"]
-        if settings.device == "cpu" and available is not None:
-            self._most_bytes = min(self._most_bytes, available)
 
     def climb(self, sample: int) -> list[Weighed]:
         """Return steps of doubled batches, then of the largest that fits."""
@@ -108,7 +128,7 @@ class _Ladder:
                 batch = first * 2**doubling
                 most = self._most(found)
                 if batch > most:
-                    if most > found[-1].batch:
+                    if most >= found[-1].batch + 1:
                         found.append(self._weigh(int(most)))
                     self.stopped = f"a batch of {int(most) + 1} would not fit"
                     break
@@ -118,46 +138,49 @@ class _Ladder:
                     break
         return found
 
-    def lengths(self, batch: int, length: int | None) -> list[Weighed]:
+    def lengths(self, batch: int, tokens: Sequence[int]) -> list[Weighed]:
         """Return steps of the sample's batch with shorter and longer texts."""
         found: list[Weighed] = []
-        stopped = self.stopped
         with self._telling():
-            for share in _LENGTHS if length is not None else ():
-                tokens = max(1, round((length or 0) * share))
-                if len(found) > 1 and self._grown(found, tokens) > self._most_bytes:
+            for length in tokens:
+                if len(found) > 1 and self._grown(found, length) > self._most_bytes:
                     break
-                found.append(self._weigh(batch, tokens))
+                found.append(self._weigh(batch, length))
                 if found[-1].seconds > self._most_seconds:
                     break
-        self.stopped = stopped
         return found
 
-    def learn(self, sample: int, passes: int) -> None:
-        """Let a session learn from small steps."""
+    def learn(self, sample: int, tokens: Sequence[int], passes: int) -> None:
+        """Let a session learn from small steps, of some lengths."""
         first = max(1, sample // _SMALLEST)
-        points = [[first * factor, None] for factor in (1, 2, 3, 4)]
+        points: list[Any] = [[first * factor, None] for factor in (1, 2, 3, 4)]
+        points += [[first, length] for length in tokens]
         with self._telling():
             self._ask("learn", points=points, passes=passes)
 
-    def foretell(self, top: int) -> tuple[Foretold, ...]:
-        """Return plans for batches up to some beyond the largest that ran."""
+    def foretell(
+        self, top: int, begun: Begun, tokens: Sequence[int]
+    ) -> tuple[Foretold, ...]:
+        """Return plans for batches beyond the largest that ran, and for lengths."""
         found: tuple[Foretold, ...] = ()
+        points: list[Any] = [[batch, None] for batch in _spread(1, 2 * top, _BATCHES)]
+        points += [[begun.batch, length] for length in tokens]
         with self._telling():
-            told = self._ask("foretell", batches=_spread(1, 2 * top, _BATCHES))
+            told = self._ask("foretell", points=points)
             found = tuple(map(foretold_of, told["table"]))
         return found
 
     def _most(self, found: Sequence[Weighed]) -> float:
         """Return the largest batch that fits by the line through the last two."""
         if len(found) < 2:
-            return float("inf")
+            fits = not found or found[0].reserved_bytes <= self._most_bytes
+            return float("inf") if fits else found[0].batch
         low, high = found[-2:]
         slope = (high.peak_bytes - low.peak_bytes) / (high.batch - low.batch)
         if slope <= 0:
             return float("inf")
-        fits = self._most_bytes * high.peak_bytes / max(high.reserved_bytes, 1)
-        return high.batch + (fits - high.peak_bytes) / slope
+        fits_bytes = self._most_bytes * high.peak_bytes / max(high.reserved_bytes, 1)
+        return high.batch + (fits_bytes - high.peak_bytes) / slope
 
     @staticmethod
     def _grown(found: Sequence[Weighed], tokens: int) -> float:
@@ -174,27 +197,35 @@ class _Ladder:
         of = f"a batch of {batch}" + ("" if length is None else f" × {length} tokens")
         if told.get("out_of_memory"):
             msg = f"memory ran out at {of}"
-            raise _Stopped(msg)
+            raise _StoppedError(msg)
         if "failed" in told:
             msg = f"{of} failed: {told['failed']}"
-            raise _Stopped(msg)
+            raise _StoppedError(msg)
         return Weighed(batch=batch, length=length, **told)
 
     def _ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         try:
             return self._child.ask([command, arguments])
         except RunFailedError as error:
-            raise _Stopped(first_line(error)) from error
+            raise _StoppedError(first_line(error)) from error
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
         try:
             yield
-        except _Stopped as stopped:
+        except _StoppedError as stopped:
             self.stopped = str(stopped)
+
+
+def _tokens(length: int | None, lengths: Sequence[int]) -> list[int]:
+    """Return the lengths to measure; none where the sample is no text."""
+    if length is None:
+        return []
+    if not lengths:
+        return sorted({max(1, round(share * length)) for share in _SHARES})
+    return sorted({round(each) for each in np.quantile(lengths, _QUANTILES)})
 
 
 def _spread(low: int, high: int, n: int) -> list[int]:
     """Return whole numbers in equal ratios."""
-    ratio = (high / low) ** (1 / (n - 1))
-    return sorted({round(low * ratio**i) for i in range(n)})
+    return sorted({round(each) for each in np.geomspace(low, high, n).tolist()})

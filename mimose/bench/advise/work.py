@@ -39,7 +39,6 @@ class Task:
     optimizer: str
     threads: int
     seed: int
-    budget_bytes: int | None
 
 
 class Worker:
@@ -51,11 +50,17 @@ class Worker:
         self._device = torch.device(task.device)
         self._learned: Mapping[str, Any] | None = None
         self._weighed: Training | None = None
-        self._shapes: dict[int, Mapping[str, int]] = {}
+        self._shapes: dict[Point, Mapping[str, int]] = {}
+        self._budget_bytes: int | None = None
         torch.set_num_threads(task.threads)
 
-    def begin(self) -> dict[str, Any]:
-        """Build the model to be weighed; say why that cannot be, if it cannot."""
+    def begin(self, budget_bytes: int | None) -> dict[str, Any]:
+        """Build the model to be weighed; say why that cannot be, if it cannot.
+
+        Args:
+            budget_bytes: For methods that plan; None if it is not known yet.
+        """
+        self._budget_bytes = budget_bytes
         torch.manual_seed(self._task.seed)
         model, sample = make(self._task.source)
         why_not = self._method.why_not(model, self._device.type)
@@ -74,6 +79,8 @@ class Worker:
             "batch": self._weighed.sample.batch,
             "length": self._weighed.sample.length,
             "available_bytes": available_bytes(),
+            "total_bytes": self._meter.total_bytes(),
+            "held_bytes": self._meter.settled_bytes(0),
         }
 
     def weigh(self, batch: int, length: int | None = None) -> dict[str, Any]:
@@ -99,30 +106,35 @@ class Worker:
             "seconds": measured.seconds,
         }
 
-    def learn(self, points: Sequence[Sequence[int | None]], passes: int) -> Any:
+    def learn(self, points: Sequence[Sequence[Any]], passes: int) -> dict[str, Any]:
         """Let a session that plans learn from steps of these sizes."""
         assert self._weighed is not None
-        self._teach(self._weighed, points, passes)
+        self._teach(self._weighed, [Point(*each) for each in points], passes)
         return {}
 
-    def foretell(self, batches: Sequence[int]) -> dict[str, Any]:
-        """Return what plans for each batch size cost."""
+    def foretell(self, points: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """Return what plans for batches of these sizes cost."""
         assert self._weighed is not None
         session = self._weighed.session
         assert session is not None
-        return {"table": foretell(session, self._shapes, batches)}
+        wanted = [Point(*each) for each in points]
+        return {"table": foretell(session, self._shapes, wanted)}
 
-    def time(self, points: Sequence[Sequence[Any]], passes: int) -> dict[str, Any]:
+    def time(
+        self, points: Sequence[Sequence[Any]], passes: int, budget_bytes: int
+    ) -> dict[str, Any]:
         """Return the seconds of one step at each of these sizes, in a turn.
 
         Args:
             points: Each a batch size, a length or None, and how many steps to time.
             passes: Over all sizes, to learn in a first turn.
+            budget_bytes: For methods that plan.
         """
+        self._budget_bytes = budget_bytes
         torch.manual_seed(self._task.seed)
         model, sample = make(self._task.source)
         training = self._training(model, sample, None)
-        sizes = [each[:2] for each in points]
+        sizes = [Point(*each[:2]) for each in points]
         try:
             if self._method.plans and training.session is not None:
                 if self._learned is None:
@@ -130,10 +142,9 @@ class Worker:
                     self._learned = training.session.state_dict()
                 else:
                     training.session.load_state_dict(self._learned)
-            training.step(Point(*sizes[0]))
+            training.step(sizes[0])
             seconds = []
-            for batch, length, n_steps in points:
-                point = Point(batch, length)
+            for point, (_, _, n_steps) in zip(sizes, points, strict=True):
                 training.step(point)
                 seconds.append([training.step(point) for _ in range(n_steps)])
         finally:
@@ -144,15 +155,13 @@ class Worker:
                 torch.accelerator.empty_cache()
         return {"seconds": seconds}
 
-    def _teach(
-        self, training: Training, points: Sequence[Sequence[int | None]], passes: int
-    ) -> None:
+    def _teach(self, training: Training, points: Sequence[Point], passes: int) -> None:
+        """Train on all sizes so many times, and note the shapes that they have."""
+        assert training.session is not None
         for _ in range(passes):
-            for batch, length in points:
-                assert batch is not None
-                training.step(Point(batch, length))
-                assert training.session is not None
-                self._shapes[batch] = training.session.records[-1].shape
+            for point in points:
+                training.step(point)
+                self._shapes[point] = training.session.records[-1].shape
 
     def _training(self, model: Any, sample: Any, meter: Meter | None) -> Training:
         task = self._task
@@ -163,7 +172,7 @@ class Worker:
             device=self._device,
             optimizer=task.optimizer,
             dtype=task.dtype,
-            budget_bytes=task.budget_bytes if self._method.plans else None,
+            budget_bytes=self._budget_bytes if self._method.plans else None,
             meter=meter,
         )
 
