@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from typing import Any
 
 from mimose.bench.advise.measured import Measured, Measurements
 from mimose.bench.advise.methods import METHODS
@@ -58,6 +59,7 @@ class _Run:
         self._began = time.monotonic()
         self._until = self._began + 60.0 * settings.minutes
         self._measured: dict[str, Measured] = {}
+        self._learned: dict[str, Mapping[str, Any]] = {}
         self._rounds: Rounds | None = None
         self._sample: tuple[int, int | None] = (0, None)
         self._budget_bytes = 0
@@ -76,17 +78,21 @@ class _Run:
                     another = contextlib.closing(self._child(names[index + 1]))
                     coming = stack.enter_context(another)
                 self._tell(f"memory: {name}", _SURVEY_SHARE * index / len(names))
-                begun = begin(child, self._budget_bytes or None)
+                begun = begin(child)
                 if name == PLAIN:
                     self._resolve(begun)
-                self._measured[name] = survey(
+                found = survey(
                     child,
                     begun,
                     METHODS[name],
+                    budget_bytes=self._budget_bytes,
                     most_bytes=self._most_bytes(begun),
                     most_seconds=most / len(names) / _STEPS,
                     lengths=settings.lengths,
                 )
+                self._measured[name] = found.measured
+                if found.learned is not None:
+                    self._learned[name] = found.learned
                 child.close()
                 if time.monotonic() - self._began > most:
                     self._leave_out(names[index + 1 :])
@@ -103,6 +109,7 @@ class _Run:
             self._rounds = Rounds(
                 children,
                 self._measured,
+                self._learned,
                 budget_bytes=self._budget_bytes,
                 with_lengths=bool(self._settings.lengths),
                 seed=self._settings.seed,

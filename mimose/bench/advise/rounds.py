@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mimose.bench.advise.measured import Measured, Timed, Weighed
-from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.training import Point
 from mimose.bench.child import Child, RunFailedError
 from mimose.exceptions import first_line
@@ -33,7 +32,8 @@ class Rounds:
     Args:
         children: The processes, by method.
         measured: What is known of each; gives the points and about how long they take.
-        budget_bytes: For methods that plan.
+        learned: By sessions that plan, by method.
+        budget_bytes: For these.
         with_lengths: Whether lengths are timed as well.
         seed: Of the order in which they take turns.
 
@@ -48,12 +48,14 @@ class Rounds:
         self,
         children: Mapping[str, Child],
         measured: Mapping[str, Measured],
+        learned: Mapping[str, Any],
         *,
         budget_bytes: int,
         with_lengths: bool,
         seed: int,
     ) -> None:
         self._arguments = {"budget_bytes": budget_bytes}
+        self._learned = dict(learned)
         self.seconds: dict[str, dict[Point, list[float]]] = {}
         self.failed: dict[str, str] = {}
         self.notes: list[str] = []
@@ -98,11 +100,11 @@ class Rounds:
     def _turn(self, name: str) -> None:
         points = self._points[name]
         asked: Sequence[Any] = [[*point, n_steps] for point, n_steps in points]
-        passes = METHODS[name].passes
+        learned = self._learned.pop(name, None)
         began = time.monotonic()
         try:
             told = self._children[name].ask(
-                ["time", {**self._arguments, "points": asked, "passes": passes}]
+                ["time", {**self._arguments, "points": asked, "learned": learned}]
             )
         except RunFailedError as error:
             self.failed[name] = first_line(error)

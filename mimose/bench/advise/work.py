@@ -20,7 +20,6 @@ from mimose.bench.machine import available_bytes
 from mimose.bench.serve import messages
 from mimose.bench.step_meter import RunningStep, budget_meter, step_meter
 from mimose.exceptions import MimoseError, first_line
-from mimose.measure.meters import Meter
 from mimose.measure.out_of_memory import is_out_of_memory
 
 _SETTLING = 2
@@ -42,36 +41,35 @@ class Task:
 
 
 class Worker:
-    """A method, built anew for each turn."""
+    """A method at work.
+
+    Memory is measured with one model, from `begin` on; for seconds a new one is built
+    in each turn, and nothing of it is left between two turns.
+    """
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._method = METHODS[task.method]
         self._device = torch.device(task.device)
+        meter = budget_meter if self._method.plans else step_meter
+        self._meter = meter(self._device)
         self._learned: Mapping[str, Any] | None = None
-        self._weighed: Training | None = None
-        self._shapes: dict[Point, Mapping[str, int]] = {}
-        self._budget_bytes: int | None = None
+        self._shapes: Mapping[Point, Mapping[str, int]] = {}
         torch.set_num_threads(task.threads)
 
-    def begin(self, budget_bytes: int | None) -> dict[str, Any]:
-        """Build the model to be weighed; say why that cannot be, if it cannot.
-
-        Args:
-            budget_bytes: For methods that plan; None if it is not known yet.
-        """
-        self._budget_bytes = budget_bytes
+    def begin(self) -> dict[str, Any]:
+        """Build the model to be weighed; say why that cannot be, if it cannot."""
         torch.manual_seed(self._task.seed)
         model, sample = make(self._task.source)
         why_not = self._method.why_not(model, self._device.type)
         if why_not:
             return {"why_not": why_not}
-        meter = budget_meter if self._method.plans else step_meter
-        self._meter = meter(self._device)
-        try:
-            self._weighed = self._training(model, sample, self._meter)
-        except (MimoseError, ValueError) as error:
-            return {"why_not": first_line(error)}
+        self._weighed = self._training(model, sample)
+        if not self._method.plans:
+            try:
+                self._weighed.attach(None, self._meter)
+            except (MimoseError, ValueError) as error:
+                return {"why_not": first_line(error)}
         if self._task.method == "rows" and not self._weighed.goes_by_rows:
             return {"why_not": "the model's loss is none that goes by rows"}
         return {
@@ -83,9 +81,39 @@ class Worker:
             "held_bytes": self._meter.settled_bytes(0),
         }
 
+    def learn(
+        self, points: Sequence[Sequence[Any]], passes: int, budget_bytes: int
+    ) -> dict[str, Any]:
+        """Let a session learn from steps of these sizes; then begin the one that plans.
+
+        Returns:
+            What it has learned, for the process in which steps are timed.
+        """
+        wanted = [Point(*each) for each in points]
+        try:
+            self._learned, self._shapes = self._weighed.explore(
+                wanted,
+                passes,
+                self._meter,
+                self._task.seed,
+            )
+            self._weighed.attach(budget_bytes, self._meter)
+        except (MimoseError, ValueError) as error:
+            return {"failed": first_line(error)}
+        assert self._weighed.session is not None
+        self._weighed.session.load_state_dict(self._learned)
+        self._weighed.step(wanted[0])
+        return {"learned": self._learned}
+
+    def foretell(self, points: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """Return what plans for batches of these sizes cost."""
+        session = self._weighed.session
+        assert session is not None
+        wanted = [Point(*each) for each in points]
+        return {"table": foretell(session, self._shapes, wanted)}
+
     def weigh(self, batch: int, length: int | None = None) -> dict[str, Any]:
         """Return what a step reaches, in bytes, and takes, in seconds."""
-        assert self._weighed is not None
         point = Point(batch, length)
         try:
             for _ in range(_SETTLING):
@@ -106,81 +134,57 @@ class Worker:
             "seconds": measured.seconds,
         }
 
-    def learn(self, points: Sequence[Sequence[Any]], passes: int) -> dict[str, Any]:
-        """Let a session that plans learn from steps of these sizes."""
-        assert self._weighed is not None
-        self._teach(self._weighed, [Point(*each) for each in points], passes)
-        return {}
-
-    def foretell(self, points: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Return what plans for batches of these sizes cost."""
-        assert self._weighed is not None
-        session = self._weighed.session
-        assert session is not None
-        wanted = [Point(*each) for each in points]
-        return {"table": foretell(session, self._shapes, wanted)}
-
     def time(
-        self, points: Sequence[Sequence[Any]], passes: int, budget_bytes: int
+        self,
+        points: Sequence[Sequence[Any]],
+        budget_bytes: int,
+        learned: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Return the seconds of one step at each of these sizes, in a turn.
 
         Args:
             points: Each a batch size, a length or None, and how many steps to time.
-            passes: Over all sizes, to learn in a first turn.
             budget_bytes: For methods that plan.
+            learned: By a session of theirs; it is told with the first turn alone.
         """
-        self._budget_bytes = budget_bytes
+        self._learned = learned or self._learned
         torch.manual_seed(self._task.seed)
-        model, sample = make(self._task.source)
-        training = self._training(model, sample, None)
-        sizes = [Point(*each[:2]) for each in points]
+        training = self._training(*make(self._task.source))
+        training.attach(
+            budget_bytes if self._method.plans else None,
+            self._meter if self._method.plans else None,
+        )
+        if training.session is not None and self._learned is not None:
+            training.session.load_state_dict(self._learned)
+        seconds = []
         try:
-            if self._method.plans and training.session is not None:
-                if self._learned is None:
-                    self._teach(training, sizes, passes)
-                    self._learned = training.session.state_dict()
-                else:
-                    training.session.load_state_dict(self._learned)
-            training.step(sizes[0])
-            seconds = []
-            for point, (_, _, n_steps) in zip(sizes, points, strict=True):
+            training.step(Point(*points[0][:2]))
+            for batch, length, n_steps in points:
+                point = Point(batch, length)
                 training.step(point)
                 seconds.append([training.step(point) for _ in range(n_steps)])
         finally:
             training.close()
-            del training, model
+            del training
             gc.collect()
             if self._device.type != "cpu":
                 torch.accelerator.empty_cache()
         return {"seconds": seconds}
 
-    def _teach(self, training: Training, points: Sequence[Point], passes: int) -> None:
-        """Train on all sizes so many times, and note the shapes that they have."""
-        assert training.session is not None
-        for _ in range(passes):
-            for point in points:
-                training.step(point)
-                self._shapes[point] = training.session.records[-1].shape
-
-    def _training(self, model: Any, sample: Any, meter: Meter | None) -> Training:
-        task = self._task
+    def _training(self, model: Any, sample: Any) -> Training:
         return Training(
             model,
             sample,
             self._method,
             device=self._device,
-            optimizer=task.optimizer,
-            dtype=task.dtype,
-            budget_bytes=self._budget_bytes if self._method.plans else None,
-            meter=meter,
+            optimizer=self._task.optimizer,
+            dtype=self._task.dtype,
         )
 
     def _reserved(self, point: Point) -> int | None:
         """Return what the allocator reserves for a step, beginning with free blocks."""
         if self._device.type == "cpu":
             return None
-        assert self._weighed is not None
         torch.accelerator.empty_cache()
         self._weighed.step(point)
         return int(torch.accelerator.memory_reserved(self._device))
