@@ -43,6 +43,19 @@ _FEWEST_STEPS = 3
 """With fewer measured no fit is trusted: there is nothing to wait for."""
 
 
+def _too_small(error: InfeasibleBudgetError, memory: Memory, margin: float) -> str:
+    """Say what the least plan comes to, and what tensors may."""
+    least, most = map(format_bytes, (error.least_peak_bytes, memory.budget_bytes))
+    told = (
+        f"no plan is predicted to keep the budget: the least peak is {least}, the "
+        f"margin of {margin:.1%} left out, and tensors may hold {most}"
+    )
+    if memory.reserved_ratio == 1.0:
+        return told
+    ratio = f"{memory.reserved_ratio:.2f}"
+    return f"{told}, as {ratio} bytes are reserved for each byte of growth"
+
+
 class Policy:
     """Chooses a phase and a plan for each step.
 
@@ -226,10 +239,7 @@ class Policy:
         except InfeasibleBudgetError as error:
             if self._raises:
                 raise
-            least = format_bytes(error.least_peak_bytes)
-            reason = (
-                f"no plan is predicted to keep the budget, the least peak is {least}"
-            )
+            reason = _too_small(error, memory, self.reserve.bound.margin())
             return Decision("fallback", None, reason=reason)
         self.plans.count(was_ready=ready is not None)
         # A planner that was shown its one problem makes no other plan of new samples.

@@ -36,6 +36,8 @@ class Memory(NamedTuple):
     """Optimizer state that is made after this step, and is there from then on."""
     host_budget_bytes: float = math.inf
     """For what actions hold on the host."""
+    reserved_ratio: float = 1.0
+    """Bytes of the device that the budget counts for each byte of growth."""
 
     @property
     def with_state(self) -> Memory:
