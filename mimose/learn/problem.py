@@ -23,6 +23,10 @@ from mimose.pauses import give_way
 from mimose.planners import PlanningProblem
 from mimose.types import Sizes, StepInput
 
+_AND_COPIES = 1.01
+"""What recomputes and copies to the host takes at least so many times as long as what
+recomputes alone: at equal costs it would always be taken, for the bytes of an input."""
+
 
 class Memory(NamedTuple):
     """What is held when a step begins, and what is known to come."""
@@ -249,7 +253,7 @@ class _Layer:
             cost.append(cost_of(self._model, self._family, spec.name, work))
         for index, spec in enumerate(self._menu.specs):
             if spec.recomputes and spec.needs_host:  # whatever a lucky reading says
-                cost[index] = max(cost[index], cost[-1])
+                cost[index] = max(cost[index], _AND_COPIES * cost[-1])
         told = elsewhere(self._model, self._family, self._around, sizes)
         return np.array((held, forward, backward, net, cost, *told))
 
