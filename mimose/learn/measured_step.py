@@ -168,7 +168,7 @@ class _Step:
             for action, cost in sample.cost.items():
                 self.add(("exact", family, "whole cost", action), sizes, cost)
             self._add_packed(index, around[index])
-            if not self._is_alike(event, self._events[index - 1] if index else None):
+            if not self._is_alike(index):
                 continue
             key = backward_key(self._facts, family, around[index])
             if is_turn(around[index]):
@@ -220,14 +220,20 @@ class _Step:
             return own == 0.0
         return not saves(self._model, numbers(event.sizes), family, event.action)
 
-    def _is_alike(self, event: Measured, behind: Measured | None) -> bool:
+    def _is_alike(self, index: int) -> bool:
         """Whether a pair is like those that plans are made of.
 
-        What lies behind decides which of the two frees the tensor between them.
+        What lies in front decides which of the two frees the tensor between them, if
+        it saves that at all.
         """
+        event, behind = self._events[index], self._events[index - 1] if index else None
         if behind is None or behind.action == event.action:
             return True
-        menu = self._model.menu
+        menu, family = self._model.menu, self._pattern.events[index - 1].family
+        if menu.has_elsewhere and not saves(
+            self._model, numbers(behind.sizes), family, menu.first
+        ):
+            return True
         if menu.hands_on(behind.action) == menu.hands_on(event.action):
             return True  # both hold what they return, if they save it, or neither
         return any(self._model.is_settled(e.unit) for e in (event, behind))

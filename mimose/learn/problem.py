@@ -388,8 +388,10 @@ def _choices(
         action
         for action in model.allowed(event.unit)
         if action in ends
-        or not model.exact(event.family, "held", action).doubt(sizes)
-        and is_tried(model, event.family, neighbours, action)
+        or (
+            not model.exact(event.family, "held", action).doubt(sizes)
+            and is_tried(model, event.family, neighbours, action)
+        )
     )
 
 
