@@ -39,6 +39,8 @@ from mimose.watch.size_table import Table, round_up
 
 _SPARE = 0.002
 """What is held may differ by so much of the headroom between now and a step to come."""
+_MOST_WAITING = 2
+"""Lessons; where more wait to be taken in, nothing is tried."""
 _FEWEST_STEPS = 3
 """With fewer measured no fit is trusted: there is nothing to wait for."""
 
@@ -256,7 +258,9 @@ class Policy:
             return decision
         tries: Tries = ()
         n_steps = self._learner.n_steps
-        if self.reserve.is_open(n_steps) and not (self._static_is_made or ran):
+        is_stale = self._learner.n_waiting > _MOST_WAITING  # it would try the same
+        is_closed = is_stale or self._static_is_made or bool(ran)
+        if self.reserve.is_open(n_steps) and not is_closed:
             tries = worth_trying(untold(model, upper), model.menu, made.plan)
         is_turn = not (decision.is_measured and n_steps % 2)
         tried = trying(model, facts, decision, tries) if is_turn else decision
