@@ -176,6 +176,7 @@ class _Run:
             is_interrupted=self.is_interrupted,
             notes=tuple(self._notes),
             methods=tuple(methods),
+            lengths=settings.lengths,
         )
 
     def _child(self, method: str) -> Child:

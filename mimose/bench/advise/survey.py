@@ -93,8 +93,7 @@ def survey(
     foretold: tuple[Foretold, ...] = ()
     if method.plans:
         learned = ladder.learn(tokens, method.passes, budget_bytes)
-        foretold = ladder.foretell(tokens)
-        weighed = ladder.climb_planned(foretold)
+        weighed, foretold = ladder.climb_planned(tokens)
     else:
         weighed = ladder.climb()
     stopped = ladder.stopped
@@ -174,31 +173,52 @@ class _Ladder:
             return learned
         return None  # type: ignore[unreachable]
 
-    def foretell(self, tokens: Sequence[int]) -> tuple[Foretold, ...]:
+    def climb_planned(
+        self, tokens: Sequence[int]
+    ) -> tuple[list[Weighed], tuple[Foretold, ...]]:
+        """Return steps of batches that plans hold for, and what is foretold of all.
+
+        A session trusts its predictions up to some multiple of what it has measured, so
+        it is asked again after each larger step.
+        """
+        found: dict[int, Weighed] = {}
+        foretold: tuple[Foretold, ...] = ()
+        with self._telling():
+            while True:
+                foretold = self._foretell(tokens)
+                fitting = self._fitting(foretold)
+                left = [batch for batch in fitting if batch not in found]
+                if not left:
+                    break
+                found[left[0]] = self._weigh(left[0])
+                if self._is_slow(found[left[0]]):
+                    break
+        return [found[batch] for batch in sorted(found)], foretold
+
+    def _foretell(self, tokens: Sequence[int]) -> tuple[Foretold, ...]:
         """Return plans for doubled batches, and for lengths, run or not."""
         points: list[Any] = [
             [self._first * 2**doubling, None] for doubling in range(_DOUBLINGS + 1)
         ]
         points += [[self._sample, length] for length in tokens]
-        with self._telling():
-            told = self._ask("foretell", points=points)
-            return tuple(map(foretold_of, told["table"]))
-        return ()  # type: ignore[unreachable]
+        told = self._ask("foretell", points=points)
+        return tuple(map(foretold_of, told["table"]))
 
-    def climb_planned(self, foretold: Sequence[Foretold]) -> list[Weighed]:
-        """Return steps of the batches that plans are foretold to hold for."""
-        found: list[Weighed] = []
-        with self._telling():
-            for each in foretold:
-                if each.length is not None:
-                    continue
-                if each.least_bytes > self._most_bytes:
-                    self.stopped = f"a batch of {each.batch} would not fit"
-                    break
-                found.append(self._weigh(each.batch))
-                if self._is_slow(found[-1]):
-                    break
-        return found
+    def _fitting(self, foretold: Sequence[Foretold]) -> list[int]:
+        """Return the doubled batches that fit, and the largest one of all."""
+        rows = [each for each in foretold if each.length is None]
+        fitting = [each for each in rows if each.least_bytes <= self._most_bytes]
+        batches = [each.batch for each in fitting]
+        beyond = rows[len(fitting) : len(fitting) + 1]
+        if fitting and beyond:
+            low, high = fitting[-1], beyond[0]
+            spare = self._most_bytes - low.least_bytes
+            share = spare / (high.least_bytes - low.least_bytes)
+            most = int(low.batch + share * (high.batch - low.batch))
+            self.stopped = f"a batch of {most + 1} would not fit"
+            if most > low.batch:
+                batches.append(most)
+        return batches
 
     def _is_slow(self, weighed: Weighed) -> bool:
         if weighed.seconds > self._most_seconds:

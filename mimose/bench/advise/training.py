@@ -73,12 +73,19 @@ class Training:
         self._optimizer = OPTIMIZERS[optimizer](trained)
         self._batches: dict[Point, list[Inputs]] = {}
 
-    def attach(self, budget_bytes: int | None, meter: Meter | None) -> None:
+    def attach(
+        self, budget_bytes: int | None, meter: Meter | None, *, refine: bool = True
+    ) -> None:
         """Begin the method's session, if it has one.
 
         Args:
             budget_bytes: For methods that plan.
             meter: Where the session reads memory; None for one of its own.
+            refine: Whether it learns in a thread, as a user's does.
+
+        Raises:
+            MimoseError: The model cannot be planned for, or needs more than the budget
+                before its first step.
         """
         options = self._method.options
         if options is not None:
@@ -87,6 +94,7 @@ class Training:
                 budget_bytes or _AMPLE_BYTES,
                 meter=meter,
                 on_infeasible="warn",
+                refine=refine,
                 **options,
             )
 
@@ -99,6 +107,7 @@ class Training:
             Its state, and the shape of each point.
         """
         options = {**(self._method.options or {}), "planner": Exploring(seed)}
+        options["refine"] = False  # all is learned when the step has ended
         shapes = {}
         with attach(self._model, _AMPLE_BYTES, meter=meter, **options) as session:
             for _ in range(passes):

@@ -97,7 +97,7 @@ class Worker:
                 self._meter,
                 self._task.seed,
             )
-            self._weighed.attach(budget_bytes, self._meter)
+            self._weighed.attach(budget_bytes, self._meter, refine=False)
         except (MimoseError, ValueError) as error:
             return {"failed": first_line(error)}
         assert self._weighed.session is not None
