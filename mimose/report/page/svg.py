@@ -20,6 +20,10 @@ _RIGHT = 20
 _TOP = 22
 _GAP = 38
 _BOTTOM = 50
+_LETTERS = 15.0
+"""Between two lines of letters."""
+_RIGHT_PART = 0.75
+"""Behind this share of the axis the name of a rule stands to its left."""
 _GRID = "#EBEBEB"
 _FAINT = "#555555"
 
@@ -51,6 +55,8 @@ class Series:
     """Width of the line that joins the points; 0 for none."""
     dash: str = ""
     opacity: float = 0.8
+    tag: str = ""
+    """Stands at the last point, as far above the others' as it takes to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +179,8 @@ def _panel(panel: Panel, top: float, *, is_last: bool) -> Iterator[str]:
         yield from _series(panel, series, bottom)
     for rule in panel.rules:
         yield from _rule(panel, rule, top, bottom)
+    yield from _rule_names(panel, top)
+    yield from _tags(panel, top, bottom)
     if panel.note:
         yield label(panel.note, right - 6, top - 6, anchor="end", colour=_FAINT)
 
@@ -271,6 +279,32 @@ def _rule(panel: Panel, rule: Rule, top: float, bottom: float) -> Iterator[str]:
         if rule.label:
             yield label(rule.label, _LEFT + 8, y - 6)
     yield f'<path d="{path}" stroke="{INK}" stroke-width="1.3"{_dashed(rule.dash)}/>'
+
+
+def _rule_names(panel: Panel, top: float) -> Iterator[str]:
+    """Name rules that go down, each a line lower than the one to its left."""
+    named = [rule for rule in panel.rules if rule.is_vertical and rule.label]
+    for row, rule in enumerate(sorted(named, key=lambda rule: rule.at)):
+        x = _x(panel, rule.at)
+        is_right = panel.x.place(rule.at) > _RIGHT_PART
+        at, anchor = (x - 5, "end") if is_right else (x + 5, "start")
+        yield label(rule.label, at, top + _LETTERS * (row + 1), anchor=anchor)
+
+
+def _tags(panel: Panel, top: float, bottom: float) -> Iterator[str]:
+    """Name series at their last points, from the lowest up."""
+    ends = [
+        (bottom - panel.height * panel.y.place(each.points[-1].y) - 4, each)
+        for each in panel.series
+        if each.tag and each.points
+    ]
+    free = bottom - 2.0
+    for y, series in sorted(ends, key=lambda end: -end[0]):
+        at = max(top + _LETTERS, min(y, free))
+        free = at - _LETTERS
+        x = _x(panel, series.points[-1].x) - 4
+        text = label(series.tag, x, at, anchor="end")
+        yield f'<g data-key="{escape(series.name)}">{text}</g>'
 
 
 def _dashed(dash: str) -> str:
