@@ -27,6 +27,7 @@ _REACH = 2.0
 """Times the largest batch measured: there a line ends."""
 _AROUND = 1.3
 """The axis shows at least so much more than the memory asked about."""
+_ROOM = 1.1
 _FAINT = 0.35
 _TEXTED = 6
 """Of so many places of a line, one says its numbers under the mouse."""
@@ -115,7 +116,7 @@ class _Drawn:
 
     def rules(self, *, is_named: bool = True) -> list[Rule]:
         """Return the memory asked about, and where the answer flips."""
-        budget = self._advice.budget_bytes
+        budget = float(self._advice.budget_bytes)
         found = [(budget, f"asked about: {format_bytes(budget)}", "7 4")]
         found += [
             (flip.memory_bytes, f"from here on {called(flip.after)}", "2 4")
@@ -254,4 +255,6 @@ def _memory(advice: Advice, models: list[Model]) -> tuple[float, float] | None:
 
 
 def _up(series: list[Series]) -> Extent:
-    return whole([0.0, *(point.y for each in series for point in each.points)])
+    """Return the axis of all points, with room above for names."""
+    most = max(point.y for each in series for point in each.points)
+    return whole([0.0, _ROOM * most])
