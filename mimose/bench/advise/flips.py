@@ -11,7 +11,7 @@ import numpy as np
 from mimose.bench.advise.models import Model
 
 _SIZES = 200
-_FURTHEST = 4.0
+FURTHEST = 4.0
 """From the memory asked about, down and up."""
 _CLEARLY = 1.01
 """Another method has to be so many times faster: else two that are as fast flip at
@@ -43,7 +43,7 @@ def flips(models: Sequence[Model], memory_bytes: float) -> tuple[Flip, ...]:
         memory_bytes: About which.
     """
     usable = [model for model in models if not model.refused]
-    sizes = np.geomspace(memory_bytes / _FURTHEST, memory_bytes * _FURTHEST, _SIZES)
+    sizes = np.geomspace(memory_bytes / FURTHEST, memory_bytes * FURTHEST, _SIZES)
     found = []
     name = ""
     for low, high in itertools.pairwise(float(size) for size in sizes):

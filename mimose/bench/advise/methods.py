@@ -65,53 +65,62 @@ def _why_no_host(_model: nn.Module, kind: str) -> str:
 METHODS: Mapping[str, Method] = {
     each.name: each
     for each in (
-        Method(name="none", what="plain training: everything is kept"),
+        Method(name="none", what="plain training: all that backward needs is kept"),
         Method(
             name="mimose",
-            what="a plan for every shape within the budget, of keep and recompute",
+            what="for each input size, as many layers as fit keep what backward needs; "
+            "the others compute it a second time",
             options={"actions": "exact", "cost": "seconds"},
             plans=True,
             passes=4,
         ),
         Method(
             name="mimose-fine",
-            what="the same, with all exact actions",
+            what="as mimose, with every exact way in which a layer can hold less",
             options={"actions": "fine", "cost": "seconds"},
             plans=True,
             passes=10,
         ),
         Method(
-            name="full", what="every layer is recomputed", options={"planner": "full"}
+            name="full",
+            what="every layer computes a second time what backward needs",
+            options={"planner": "full"},
         ),
         Method(
             name="every-2",
-            what="every second layer is recomputed",
+            what="every second layer computes a second time what backward needs",
             options={"planner": "every-2"},
         ),
-        _everywhere("lean", "every layer rebuilds what costs no matrix product"),
+        _everywhere(
+            "lean", "every layer computes again what is cheap: no matrix products"
+        ),
         _everywhere(
             "pool",
-            "what only weights' gradients read is averaged by 2",
+            "part of what backward needs is averaged, two values to one",
             is_exact=False,
         ),
-        _everywhere("quantize", "activations are held in 8 bits", is_exact=False),
         _everywhere(
-            "offload", "activations wait in the host's memory", why_not=_why_no_host
+            "quantize", "what backward needs is held in 8 bits", is_exact=False
+        ),
+        _everywhere(
+            "offload",
+            "what backward needs waits in the host's memory",
+            why_not=_why_no_host,
         ),
         Method(
             name="accumulate",
-            what=f"gradients of {PARTS} smaller batches are added up",
+            what=f"{PARTS} smaller batches, one by one, their gradients added up",
             parts=PARTS,
         ),
         Method(
             name="sdpa",
-            what="plain training with fused attention",
+            what="plain training with fused attention, which keeps no matrix of it",
             edit=_use_sdpa,
             why_not=_why_no_sdpa,
         ),
         Method(
             name="rows",
-            what="plain training with the loss by chunks of rows",
+            what="plain training with the loss taken a few rows at a time",
             options={"planner": "none"},
         ),
     )

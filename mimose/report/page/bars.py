@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mimose.report.page.svg import WIDTH, label, picture
+from mimose.report.page.marks import label
+from mimose.report.page.svg import WIDTH, picture
 
 _NAMES = 110
 _TEXTS = 150

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-from mimose.report.page.svg import WIDTH, label, legend, picture
+from mimose.report.page.marks import label
+from mimose.report.page.svg import WIDTH, legend, picture
 
 _LEFT = 250
 _TOP = 10

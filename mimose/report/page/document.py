@@ -116,6 +116,7 @@ def document(
     figures: Sequence[Figure],
     tables: Sequence[Table],
     drawn_from: str,
+    closing: Iterable[str] = (),
 ) -> str:
     """Write the page.
 
@@ -125,6 +126,7 @@ def document(
         figures: In the order of the page.
         tables: Stand behind the figures.
         drawn_from: What the page was made from, for its last line.
+        closing: HTML below the tables.
     """
     lines = [
         f'<!doctype html>\n<html lang="en">\n<head>\n{_HEAD}',
@@ -133,6 +135,7 @@ def document(
         *introduction,
         *map(_figure, figures),
         *map(_table, tables),
+        *closing,
         f"<footer>Drawn by mimose from {escape(drawn_from)}. The page loads nothing. "
         "Marks say more under the mouse, a click on a legend hides what it names, and "
         "one on a column's head sorts.</footer>",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 from mimose.report.page.looks import INK
+from mimose.report.page.marks import label, symbol
 from mimose.report.page.scales import Extent, ticks
 
 WIDTH = 1100
@@ -20,6 +21,10 @@ _RIGHT = 20
 _TOP = 22
 _GAP = 38
 _BOTTOM = 50
+_LETTERS = 15.0
+"""Between two lines of letters."""
+_RIGHT_PART = 0.75
+"""Behind this share of the axis the name of a rule stands to its left."""
 _GRID = "#EBEBEB"
 _FAINT = "#555555"
 
@@ -51,6 +56,8 @@ class Series:
     """Width of the line that joins the points; 0 for none."""
     dash: str = ""
     opacity: float = 0.8
+    tag: str = ""
+    """Stands at the last point, as far above the others' as it takes to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +180,8 @@ def _panel(panel: Panel, top: float, *, is_last: bool) -> Iterator[str]:
         yield from _series(panel, series, bottom)
     for rule in panel.rules:
         yield from _rule(panel, rule, top, bottom)
+    yield from _rule_names(panel, bottom)
+    yield from _tags(panel, top, bottom)
     if panel.note:
         yield label(panel.note, right - 6, top - 6, anchor="end", colour=_FAINT)
 
@@ -230,35 +239,6 @@ def _paint(series: Series) -> str:
     return f'fill="{fill}" stroke="{series.colour}" stroke-width="{width}"'
 
 
-def symbol(kind: str, x: float, y: float, r: float) -> str:
-    """Return the path of a mark.
-
-    Args:
-        kind: circle, ring, diamond, triangle, square, cross, dash, up or down.
-        x: Its middle, across.
-        y: Its middle, down.
-        r: Half its width.
-    """
-    if kind in ("circle", "ring"):
-        half = f"a{r:g} {r:g} 0 1 0 "
-        return f"M{x - r:.1f} {y:.1f}{half}{2 * r:g} 0{half}-{2 * r:g} 0"
-    corners = {
-        "diamond": ((-1, 0), (0, -1), (1, 0), (0, 1)),
-        "triangle": ((-1, 0.8), (0, -1), (1, 0.8)),
-        "square": ((-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)),
-        "dash": ((-1.6, 0), (1.6, 0)),
-        "up": ((-1.3, 2), (0, 0), (1.3, 2)),
-        "down": ((-1.3, -2), (0, 0), (1.3, -2)),
-    }
-    if kind == "cross":
-        return (
-            f"M{x - r:.1f} {y - r:.1f}l{2 * r:g} {2 * r:g}m0-{2 * r:g}l-{2 * r:g} "
-            f"{2 * r:g}"
-        )
-    path = "L".join(f"{x + r * a:.1f} {y + r * b:.1f}" for a, b in corners[kind])
-    return f"M{path}" if kind == "dash" else f"M{path}Z"
-
-
 def _rule(panel: Panel, rule: Rule, top: float, bottom: float) -> Iterator[str]:
     if rule.is_vertical:
         path = f"M{_x(panel, rule.at):.1f} {top}V{bottom}"
@@ -273,23 +253,35 @@ def _rule(panel: Panel, rule: Rule, top: float, bottom: float) -> Iterator[str]:
     yield f'<path d="{path}" stroke="{INK}" stroke-width="1.3"{_dashed(rule.dash)}/>'
 
 
+def _rule_names(panel: Panel, bottom: float) -> Iterator[str]:
+    """Name rules that go down, each a line higher than the one to its left."""
+    named = [rule for rule in panel.rules if rule.is_vertical and rule.label]
+    for row, rule in enumerate(sorted(named, key=lambda rule: rule.at)):
+        x = _x(panel, rule.at)
+        is_right = panel.x.place(rule.at) > _RIGHT_PART
+        at, anchor = (x - 5, "end") if is_right else (x + 5, "start")
+        yield label(rule.label, at, bottom - 6 - _LETTERS * row, anchor=anchor)
+
+
+def _tags(panel: Panel, top: float, bottom: float) -> Iterator[str]:
+    """Name series at their last points, none over another."""
+    ends = [
+        (bottom - panel.height * panel.y.place(each.points[-1].y) - 4, each)
+        for each in panel.series
+        if each.tag and each.points
+    ]
+    ends.sort(key=lambda end: -end[0])
+    at: list[float] = []
+    for y, _ in ends:
+        at.append(min(y, at[-1] - _LETTERS if at else bottom))
+    pushed = top + _LETTERS
+    for row in reversed(range(len(at))):
+        at[row] = max(at[row], pushed)
+        pushed = at[row] + _LETTERS
+    for y, (_, series) in zip(at, ends, strict=True):
+        text = label(series.tag, _x(panel, series.points[-1].x) - 4, y, anchor="end")
+        yield f'<g data-key="{escape(series.name)}">{text}</g>'
+
+
 def _dashed(dash: str) -> str:
     return f' stroke-dasharray="{dash}"' if dash else ""
-
-
-def label(
-    text: str, x: float, y: float, *, anchor: str = "start", colour: str = INK
-) -> str:
-    """Write a text into a picture.
-
-    Args:
-        text: What.
-        x: Its start, middle or end.
-        y: The line it stands on.
-        anchor: start, middle or end.
-        colour: Of the letters.
-    """
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" '
-        f'fill="{colour}">{escape(text)}</text>'
-    )

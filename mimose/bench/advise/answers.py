@@ -1,0 +1,263 @@
+"""The answer in words: which method, at the batch that is given and at any other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from mimose.bench.advise.advice import PLAIN, Advice
+from mimose.bench.advise.choice import Choice
+from mimose.bench.advise.flips import FURTHEST
+from mimose.bench.advise.models import Steady
+from mimose.bench.advise.phrases import (
+    batch_text,
+    called,
+    explained,
+    listed,
+    longer,
+    percent,
+    rate_text,
+    ratio_text,
+    sample_text,
+)
+from mimose.budget import format_bytes
+from mimose.report.page.looks import format_seconds
+
+_NO_PLAN = {"sdpa": "fused attention", "rows": "a loss by chunks of rows"}
+"""Free memory that nothing has to be recomputed for."""
+_NOTABLE = 0.01
+"""Of plain training's peak; less is not worth a sentence."""
+_AT_THE_END = 1.01
+
+
+def at_your_batch(advice: Advice) -> Iterator[str]:
+    """Say whether the batch fits as it is, and what is the fastest that fits."""
+    said = [_plain_fits(advice)]
+    choice = advice.at_sample
+    if choice is not None:
+        said.append(_fastest_at(advice, choice))
+        said += _against_plain(advice, choice)
+    elif not _comparable(advice):
+        said.append(
+            "Which method is the fastest cannot be said: none could be fitted from "
+            "what was measured; the reasons are below."
+        )
+    else:
+        said.append(_nothing_fits(advice))
+    yield " ".join(said)
+
+
+def at_any_batch(advice: Advice) -> Iterator[str]:
+    """Say which method and which batch give the most samples a second."""
+    choice = advice.free
+    budget = format_bytes(advice.budget_bytes)
+    if choice is None:
+        if _comparable(advice):
+            yield f"Not one sample fits into {budget} with any exact method."
+        return
+    first = f"{called(choice.name)} with batches of {_batch(advice, choice)}"
+    rate = rate_text(choice.samples_per_second)
+    head = "If you may choose the batch as well:"
+    if not choice.runner_up:
+        yield f"{head} {first}, {rate} samples a second; nothing else fits."
+        return
+    second = (
+        f"{called(choice.runner_up)} with batches of "
+        f"{batch_text(choice.runner_up_batch)}"
+    )
+    if choice.is_tie:
+        yield (
+            f"{head} {first} ({rate} samples a second) and {second} "
+            f"({rate_text(choice.runner_up_samples_per_second)}) differ by less than "
+            f"the noise of these timings: neither is the winner."
+        )
+        return
+    yield f"{head} {first} gives the most, {rate} samples a second; next {second}, " + (
+        _behind(choice)
+    )
+
+
+def without_a_plan(advice: Advice) -> Iterator[str]:
+    """Say which changes free memory at no recomputation, and whether that suffices."""
+    needed = plain_bytes(advice)
+    if needed is None:
+        return
+    missing = needed - advice.budget_bytes
+    for name, what in _NO_PLAN.items():
+        model = advice.models.get(name)
+        if not isinstance(model, Steady) or model.refused:
+            continue
+        freed = needed - model.fitted.peak_bytes(advice.measurements.batch)
+        if freed < _NOTABLE * needed:
+            continue
+        frees = (
+            f"{what} ({name}) frees {format_bytes(freed)} at your batch without "
+            f"computing anything twice"
+        )
+        speed = f" ({_speed(advice, name)})"
+        if missing <= 0.0:
+            if advice.of(name).verdict != "lowers":
+                yield f"Whatever else you do: {frees}{speed}."
+        elif freed >= missing:
+            yield (
+                f"Do this first: {frees}{speed}, and that is more than the "
+                f"{format_bytes(missing)} that any other method would have to free."
+            )
+        else:
+            yield (
+                f"Do this first: {frees}{speed}, of the {format_bytes(missing)} that "
+                f"are missing; a method that recomputes then has only "
+                f"{format_bytes(missing - freed)} left to find."
+            )
+
+
+def at_other_memory(advice: Advice) -> Iterator[str]:
+    """Say at which memory the answer becomes another one."""
+    if not _comparable(advice):
+        return
+    head = "The answer depends on the memory, if the batch may be chosen."
+    first, *others = advice.flips or (None,)
+    if first is None or (not others and _is_at_the_end(advice, first.memory_bytes)):
+        if advice.free is not None and not advice.free.is_tie:
+            yield (
+                f"With more or less memory, as far as could be looked (from a quarter "
+                f"to {FURTHEST:g} times, and no further than twice the batches "
+                f"measured), {called(advice.free.name)} stays the fastest."
+            )
+        return
+    at = format_bytes(first.memory_bytes)
+    if _is_at_the_end(advice, first.memory_bytes):
+        said = [f"{called(first.after)} is the fastest at {at} (the least looked at)"]
+    else:
+        said = [f"below {at} nothing fits; from there {called(first.after)} is fastest"]
+    said += [
+        f"from {format_bytes(each.memory_bytes)} on {called(each.after)}"
+        for each in others
+        if each is not None
+    ]
+    yield f"{head} {_capital('; '.join(said))}. You asked about " + (
+        f"{format_bytes(advice.budget_bytes)}."
+    )
+
+
+def plain_bytes(advice: Advice) -> float | None:
+    """Return what plain training needs at the sample's batch; None if nobody knows.
+
+    By its fit; where it has none, by the one step that was weighed.
+    """
+    batch = advice.measurements.batch
+    model = advice.models.get(PLAIN)
+    if isinstance(model, Steady) and not model.fitted.memory.refused:
+        return model.fitted.peak_bytes(batch)
+    for method in advice.measurements.methods:
+        for each in method.weighed:
+            if method.method == PLAIN and each.batch == batch and each.length is None:
+                return float(max(each.peak_bytes, each.reserved_bytes))
+    return None
+
+
+def _plain_fits(advice: Advice) -> str:
+    budget = format_bytes(advice.budget_bytes)
+    needed = plain_bytes(advice)
+    head = f"Your batch, {sample_text(advice)},"
+    if needed is None:
+        return f"{head} was not tried with plain training in {budget}."
+    if needed <= advice.budget_bytes:
+        return (
+            f"{head} fits into {budget} without saving any memory: plain training "
+            f"needs {format_bytes(needed)}."
+        )
+    return (
+        f"{head} does not fit into {budget} as it is: plain training needs "
+        f"{format_bytes(needed)}, {format_bytes(needed - advice.budget_bytes)} too "
+        f"much."
+    )
+
+
+def _fastest_at(advice: Advice, choice: Choice) -> str:
+    rate = rate_text(choice.samples_per_second)
+    if not choice.runner_up:
+        return (
+            f"Of the methods measured only {explained(advice, choice.name)} makes it "
+            f"fit: {rate} samples a second."
+        )
+    if choice.is_tie:
+        both = choice.name, choice.runner_up
+        names = listed([explained(advice, name) for name in both])
+        simpler = " (plain training needs no change)" if PLAIN in both else ""
+        return (
+            f"No winner: {names} differ by less than the noise of these timings, "
+            f"{rate} and {rate_text(choice.runner_up_samples_per_second)} samples a "
+            f"second{simpler}."
+        )
+    return (
+        f"The fastest that fits is {explained(advice, choice.name)}: {rate} samples a "
+        f"second. Next comes {explained(advice, choice.runner_up)}, {_behind(choice)}"
+    )
+
+
+def _behind(choice: Choice) -> str:
+    rate = rate_text(choice.runner_up_samples_per_second)
+    return f"{rate} ({percent(1.0 - 1.0 / choice.ratio)} fewer)."
+
+
+def _against_plain(advice: Advice, choice: Choice) -> Iterator[str]:
+    """Compare a step to plain training's, whether that fits or not."""
+    plain = advice.models.get(PLAIN)
+    if choice.name == PLAIN or not isinstance(plain, Steady) or plain.refused:
+        return
+    batch = advice.measurements.batch
+    seconds, bare = batch / choice.samples_per_second, plain.fitted.step_seconds(batch)
+    if bare <= 0.0:
+        return
+    fits = math.isfinite(advice.of(PLAIN).sample_seconds)
+    would = "plain training's" if fits else "plain training's would, if it fitted"
+    yield (
+        f"With {choice.name} a step takes {format_seconds(seconds)}, "
+        f"{longer(seconds, bare)} {would} ({format_seconds(bare)})."
+    )
+
+
+def _nothing_fits(advice: Advice) -> str:
+    said = "No exact method that was measured makes it fit."
+    largest = max(
+        (each for each in advice.methods if each.is_exact and each.largest_batch),
+        key=lambda each: each.largest_batch or 0,
+        default=None,
+    )
+    if largest is None or largest.largest_batch is None:
+        return f"{said} Take a smaller model, shorter inputs or more memory."
+    return (
+        f"{said} The largest batch that does fit is {largest.largest_batch:,}, with "
+        f"{explained(advice, largest.name)}: take smaller batches, shorter inputs or "
+        f"more memory."
+    )
+
+
+def _comparable(advice: Advice) -> bool:
+    """Tell whether anything is known of any exact method."""
+    exact = {each.name for each in advice.methods if each.is_exact}
+    return any(name in exact and not m.refused for name, m in advice.models.items())
+
+
+def _batch(advice: Advice, choice: Choice) -> str:
+    highest = advice.of(choice.name).highest
+    text = batch_text(choice.batch)
+    beyond = choice.batch > highest and math.isfinite(choice.batch)
+    return f"{text} (the largest measured: {highest:g})" if beyond else text
+
+
+def _speed(advice: Advice, name: str) -> str:
+    method = advice.of(name)
+    if math.isfinite(method.ratio):
+        return f"best throughput {ratio_text(method.ratio)} times plain training's"
+    return "plain training does not fit at all"
+
+
+def _is_at_the_end(advice: Advice, memory_bytes: float) -> bool:
+    """Tell whether a flip is only where looking began."""
+    return memory_bytes <= _AT_THE_END * advice.budget_bytes / FURTHEST
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,229 @@
+"""What each method does, in words: batches, lengths, throughput, gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from mimose.bench.advise.advice import PLAIN, Advice, MethodAdvice
+from mimose.bench.advise.phrases import (
+    batch_text,
+    called,
+    interval_text,
+    listed,
+    rate_text,
+    ratio_text,
+)
+from mimose.budget import format_bytes
+
+ACCUMULATE = "accumulate"
+_FURTHEST_LENGTH = 4
+"""Times the longest measured: no longer input is looked for."""
+_FAR = 1.1
+"""Times what was measured; from there on an answer says that it goes beyond."""
+
+
+def batches(advice: Advice) -> Iterator[str]:
+    """Say which methods let a larger batch fit, and how many times."""
+    plain = _plain(advice)
+    if plain is None or plain.largest_batch is None:
+        return
+    known = [each for each in _told(advice) if each is not plain]
+    larger = sorted(
+        (each for each in known if _size(each.largest_batch) > plain.largest_batch),
+        key=lambda each: -_size(each.largest_batch),
+    )
+    head = f"Largest batch within {format_bytes(advice.budget_bytes)}:"
+    own = (
+        f"plain training fits {plain.largest_batch:,}"
+        if plain.largest_batch
+        else "plain training fits not one sample"
+    )
+    if not larger:
+        yield f"{head} {own}; no exact method fits more." if known else f"{head} {own}."
+        return
+    others = [
+        f"{each.name} {batch_text(_size(each.largest_batch))}"
+        + _in_brackets(_times(each.largest_batch, plain.largest_batch))
+        for each in larger
+    ]
+    yield f"{head} {own}, {listed(others)}."
+
+
+def lengths(advice: Advice) -> Iterator[str]:
+    """Say which methods let longer inputs fit at the batch that is given."""
+    plain = _plain(advice)
+    known = [each for each in _told(advice) if each.longest is not None]
+    if not known or advice.measurements.length is None:
+        return
+    own = 0 if plain is None else plain.longest or 0
+    known.sort(key=lambda each: (each is not plain, -(each.longest or 0)))
+    said = [
+        f"{called(each.name)} {longest_text(advice, each)}"
+        + _in_brackets(_times(each.longest, own), _measured_to(advice, each))
+        for each in known
+    ]
+    yield (
+        f"Longest input at your batch of {advice.measurements.batch}, in tokens: "
+        f"{listed(said)}."
+    )
+
+
+def speeds(advice: Advice) -> Iterator[str]:
+    """Say which methods raise or lower the best throughput, by how much."""
+    exact = [each for each in _told(advice) if each.name != PLAIN]
+    groups = {
+        "raise it": [each for each in exact if each.verdict == "raises"],
+        "lower it": [each for each in exact if each.verdict == "lowers"],
+    }
+    said = [
+        f"{listed([_ratio(each) for each in group])} {verb if group[1:] else one}"
+        for (verb, group), one in zip(
+            groups.items(), ("raises it", "lowers it"), strict=True
+        )
+        if group
+    ]
+    same = [each for each in exact if _is_noise(each)]
+    if same:
+        said.append(f"for {listed([_ratio(each) for each in same])} nobody can say")
+    if said:
+        yield (
+            f"Best throughput, each method with the batch that suits it, as a multiple "
+            f"of plain training's: {'; '.join(said)}. Two numbers in brackets are the "
+            f"range that the noise leaves; where it holds 1, there is no verdict."
+        )
+
+
+def accumulation(advice: Advice) -> Iterator[str]:
+    """Tell of accumulation, which is another way to the same batch."""
+    found = [m for m in advice.methods if m.name == ACCUMULATE and not m.why_not]
+    for each in found:
+        if not each.samples_per_second:
+            continue
+        seconds = each.sample_seconds
+        rate = advice.measurements.batch / seconds if seconds > 0.0 else 0.0
+        at = (
+            f"at your batch it makes {rate_text(rate)} samples a second"
+            if rate
+            else "your batch does not fit even so"
+        )
+        yield (
+            f"The alternative without mimose is accumulation ({each.what}): {at}, and "
+            f"the largest batch is {batch_text(_size(each.largest_batch))}. It is a "
+            f"change of your loop, and not for losses or layers that compare the "
+            f"samples of a batch (contrastive losses, batch normalisation): these "
+            f"would see the smaller batches."
+        )
+
+
+def lossy(advice: Advice) -> Iterator[str]:
+    """Tell of the methods that change gradients, apart from all others."""
+    said = [
+        f"{each.name} ({each.what}): largest batch "
+        f"{batch_text(_size(each.largest_batch))}, best throughput "
+        f"{_ratio_of(each)}"
+        for each in advice.methods
+        if not each.is_exact and not each.why_not
+    ]
+    if said:
+        yield (
+            f"These change gradients, so they are no choice of memory alone, and none "
+            f"of the answers above counts them: {'; '.join(said)}. Whether a model "
+            f"still learns with them is to be tried on the task."
+        )
+
+
+def without_verdict(advice: Advice) -> Iterator[str]:
+    """Say of which methods nothing is said, and why."""
+    reasons: dict[str, list[str]] = {}
+    for each in advice.methods:
+        why = each.why_not or ("" if _is_noise(each) else each.no_verdict)
+        if each.name == PLAIN and not why:
+            why = _refused(advice, PLAIN)
+        if why:
+            reasons.setdefault(why, []).append(called(each.name))
+    if reasons:
+        said = "; ".join(f"{listed(names)}: {why}" for why, names in reasons.items())
+        yield f"No verdict on {said}."
+
+
+def is_beyond(method: MethodAdvice) -> bool:
+    """Tell whether a method's largest batch is well beyond any that was measured."""
+    return bool(method.largest_batch and method.largest_batch > _FAR * method.highest)
+
+
+def longest_text(advice: Advice, method: MethodAdvice) -> str:
+    """Write the longest input; one that was not looked beyond says so.
+
+    Args:
+        advice: The answer.
+        method: One whose `longest` is known.
+    """
+    at_least = method.longest == _FURTHEST_LENGTH * _longest_measured(advice, method)
+    return f"{method.longest:,}{' or more' if at_least else ''}"
+
+
+def _longest_measured(advice: Advice, method: MethodAdvice) -> int:
+    measured = next(
+        each for each in advice.measurements.methods if each.method == method.name
+    )
+    return max((each.length or 0 for each in measured.weighed), default=0)
+
+
+def _plain(advice: Advice) -> MethodAdvice | None:
+    found = (each for each in advice.methods if each.name == PLAIN and not each.why_not)
+    return next(found, None)
+
+
+def _told(advice: Advice) -> list[MethodAdvice]:
+    """Return the exact methods that something is known of, accumulation left out."""
+    return [
+        each
+        for each in advice.methods
+        if each.is_exact
+        and not each.why_not
+        and each.name != ACCUMULATE
+        and not _refused(advice, each.name)
+    ]
+
+
+def _refused(advice: Advice, name: str) -> str:
+    return advice.models[name].refused if name in advice.models else ""
+
+
+def _size(batch: int | None) -> float:
+    return math.inf if batch is None else float(batch)
+
+
+def _times(found: int | None, plain: int | None) -> str:
+    if not found or not plain or found <= plain:
+        return ""
+    return f"{found / plain:.1f} times"
+
+
+def _measured_to(advice: Advice, method: MethodAdvice) -> str:
+    longest = _longest_measured(advice, method)
+    is_far = (method.longest or 0) > _FAR * longest
+    return f"run up to {longest:,}" if is_far else ""
+
+
+def _in_brackets(*parts: str) -> str:
+    said = "; ".join(part for part in parts if part)
+    return f" ({said})" if said else ""
+
+
+def _is_noise(method: MethodAdvice) -> bool:
+    return method.interval is not None and not method.verdict
+
+
+def _ratio(method: MethodAdvice) -> str:
+    return f"{method.name} {_ratio_of(method)}"
+
+
+def _ratio_of(method: MethodAdvice) -> str:
+    if math.isinf(method.ratio):
+        return "(only it fits)"
+    if math.isnan(method.ratio):
+        return "not known"
+    between = f" ({interval_text(method)})" if method.interval else ""
+    return f"{ratio_text(method.ratio)}{between}"

@@ -1,0 +1,103 @@
+"""How names and numbers are written in an answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mimose.bench.advise.advice import PLAIN, Advice, MethodAdvice
+from mimose.report.page.looks import counted
+
+UNKNOWN = "–"
+"""Stands where nobody knows."""
+_THOUSAND = 1000.0
+_HUNDRED = 100.0
+
+
+def called(name: str) -> str:
+    """Return a method's name as it stands in a sentence."""
+    return "plain training" if name == PLAIN else name
+
+
+def explained(advice: Advice, name: str) -> str:
+    """Return a method's name with what it does, where the name does not say that."""
+    return called(name) if name == PLAIN else f"{name} ({advice.of(name).what})"
+
+
+def listed(items: Sequence[str], last: str = "and") -> str:
+    """Join items into one.
+
+    >>> listed(["a", "b", "c"]), listed(["a"])
+    ('a, b and c', 'a')
+    """
+    *others, final = items
+    return f"{', '.join(others)} {last} {final}" if others else final
+
+
+def batch_text(batch: float) -> str:
+    """Write a batch size.
+
+    >>> batch_text(19.0), batch_text(math.inf)
+    ('19', 'any size')
+    """
+    return "any size" if math.isinf(batch) else f"{batch:,.0f}"
+
+
+def sample_text(advice: Advice) -> str:
+    """Write the sizes of the batch that was asked about."""
+    of = advice.measurements
+    samples = counted(of.batch, "sample")
+    return samples if of.length is None else f"{samples} × {of.length:,} tokens"
+
+
+def rate_text(samples_per_second: float) -> str:
+    """Write a throughput, as a number to three figures.
+
+    >>> rate_text(41.0), rate_text(0.12345), rate_text(1234.5), rate_text(321.4)
+    ('41.0', '0.123', '1,234', '321')
+    """
+    if samples_per_second >= _THOUSAND:
+        return f"{samples_per_second:,.0f}"
+    if samples_per_second >= _HUNDRED:
+        return f"{samples_per_second:.0f}"
+    return f"{samples_per_second:#.3g}"
+
+
+def ratio_text(ratio: float) -> str:
+    """Write how many times more or less something is.
+
+    >>> ratio_text(0.8131), ratio_text(12.34), ratio_text(math.nan)
+    ('0.81', '12.3', '–')
+    """
+    if not math.isfinite(ratio):
+        return UNKNOWN
+    return f"{ratio:.1f}" if ratio >= 10.0 else f"{ratio:.2f}"
+
+
+def interval_text(method: MethodAdvice) -> str:
+    """Write between which ratios to plain training the truth lies."""
+    if method.interval is None:
+        return UNKNOWN
+    low, high = method.interval
+    return f"{low:.2f} to {high:.2f}"
+
+
+def percent(share: float) -> str:
+    """Write a share without more figures than it is known to.
+
+    >>> percent(0.054), percent(0.2), percent(0.004)
+    ('5.4%', '20%', '0.4%')
+    """
+    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
+
+
+def longer(seconds: float, than: float) -> str:
+    """Write how one time compares to another.
+
+    >>> longer(1.1, 1.0), longer(0.5, 1.0), longer(1.0001, 1.0)
+    ('10% longer than', '50% less than', 'as long as')
+    """
+    share = seconds / than - 1.0
+    if abs(share) < 0.0005:
+        return "as long as"
+    return f"{percent(abs(share))} {'longer' if share > 0.0 else 'less'} than"

@@ -1,0 +1,71 @@
+"""All methods as rows of text, for the terminal and for the page."""
+
+from __future__ import annotations
+
+import math
+
+from mimose.bench.advise.advice import PLAIN, Advice, MethodAdvice
+from mimose.bench.advise.effects import longest_text
+from mimose.bench.advise.phrases import (
+    UNKNOWN,
+    batch_text,
+    interval_text,
+    rate_text,
+    ratio_text,
+)
+from mimose.report.page.looks import format_seconds
+
+COLUMNS = (
+    "method",
+    "verdict",
+    "largest batch",
+    "longest input",
+    "your batch takes",
+    "best batch",
+    "samples/s",
+    "× plain",
+    "between",
+    "gradients",
+)
+FEWER = ((0, 1, 2, 3, 4, 5, 6, 7), (0, 1, 2, 4, 6, 7), (0, 1, 2, 6, 7), (0, 1, 2, 7))
+"""Columns where the terminal has no room for all."""
+Row = tuple[str, ...]
+
+
+def rows(advice: Advice) -> list[Row]:
+    """Return a row of `COLUMNS` for each method, in the order of reports."""
+    return [_row(advice, each) for each in advice.methods]
+
+
+def verdict_word(method: MethodAdvice) -> str:
+    """Say in a word or two what a method does to throughput."""
+    if method.why_not:
+        return "not known"
+    if method.name == PLAIN:
+        return UNKNOWN
+    if method.verdict:
+        return "faster" if method.verdict == "raises" else "slower"
+    return "in the noise" if method.interval else "not known"
+
+
+def _row(advice: Advice, method: MethodAdvice) -> Row:
+    gradients = "exact" if method.is_exact else "changed"
+    if method.why_not:
+        unknown = (UNKNOWN,) * (len(COLUMNS) - 3)
+        return (method.name, verdict_word(method), *unknown, gradients)
+    fits = math.isfinite(method.sample_seconds)
+    rate = method.samples_per_second
+    known = method.largest_batch is None
+    largest = math.inf if known else float(method.largest_batch or 0)
+    return (
+        method.name,
+        verdict_word(method),
+        batch_text(largest),
+        UNKNOWN if method.longest is None else longest_text(advice, method),
+        format_seconds(method.sample_seconds) if fits else "does not fit",
+        batch_text(method.best_batch) if rate else UNKNOWN,
+        rate_text(rate) if rate else UNKNOWN,
+        "only it fits" if math.isinf(method.ratio) else ratio_text(method.ratio),
+        interval_text(method),
+        gradients,
+    )
