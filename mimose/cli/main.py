@@ -146,7 +146,7 @@ def _add_advise(subparsers: Commands) -> None:
         "--show answers for another budget.\nCtrl-C keeps what was measured.",
         epilog="examples:\n"
         "  mimose advise --model mypackage.train:make --budget 8GiB\n"
-        "  mimose advise --model mypackage.train:make --budget 80%% --device cuda\n"
+        "  mimose advise --model mypackage.train:make --budget 80% --device cuda\n"
         "  mimose advise --model mypackage.train:make --budget +2GiB --minutes 10 \\\n"
         "    --lengths mine.csv\n"
         "  mimose advise --show runs/advise/measured.json --budget 6GiB\n\n"

@@ -87,6 +87,13 @@ class Advice:
     p_point: float
     """Free bytes for each second of plain training's fixed time."""
 
+    def __str__(self) -> str:
+        """Return the answer in words, as wide as the terminal."""
+        from mimose.bench.advise.words import text
+        from mimose.report.columns import terminal_width
+
+        return text(self, terminal_width())
+
     def of(self, name: str) -> MethodAdvice:
         """Return what is said of a method."""
         return next(each for each in self.methods if each.name == name)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from mimose.bench.advise.advice import Advice, advise_on
 from mimose.bench.advise.measure import measure
-from mimose.bench.advise.measured import read
-from mimose.bench.advise.page import as_json, page
+from mimose.bench.advise.measured import Measurements, read
+from mimose.bench.advise.page import page
 from mimose.bench.advise.progress import Progress
 from mimose.bench.advise.settings import Settings
+from mimose.bench.advise.told import as_json
 from mimose.bench.advise.words import text
 from mimose.budget import parse_budget
 from mimose.exceptions import BudgetError
@@ -41,9 +42,10 @@ def ask(settings: Settings, out: Path, as_json_alone: bool) -> tuple[int, list[s
         found = measure(settings, progress)
     finally:
         progress.close()
-    found.write(out / "measured.json")
-    lines = _leave(advise_on(found), out, as_json_alone)
-    return (_INTERRUPTED if found.is_interrupted else 0), lines
+    advice = advise_on(found)
+    leave(found, advice, out)
+    status = _INTERRUPTED if found.is_interrupted else 0
+    return status, _lines(advice, out, as_json_alone)
 
 
 def again(
@@ -67,17 +69,32 @@ def again(
         memory_bytes = None if budget is None else parse_budget(budget, None)
     except BudgetError as error:
         raise UsageError(str(error)) from error
+    advice = advise_on(found, memory_bytes)
+    leave(None, advice, out)
+    return 0, _lines(advice, out, as_json_alone)
+
+
+def leave(found: Measurements | None, advice: Advice, out: Path) -> None:
+    """Write the page, the answer and the readings.
+
+    Args:
+        found: The readings; None where they are there already.
+        advice: The answer.
+        out: The folder, which is made if it is not there.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    return 0, _leave(advise_on(found, memory_bytes), out, as_json_alone)
-
-
-def _leave(advice: Advice, out: Path, as_json_alone: bool) -> list[str]:
-    """Write the page and the answer; return what to show."""
+    if found is not None:
+        found.write(out / "measured.json")
     answer = json.dumps(as_json(advice))
-    html = page(advice)
     (out / "advice.json").write_text(f"{answer}\n", encoding="utf-8")
-    (out / "advice.html").write_bytes(html)
+    (out / "advice.html").write_bytes(page(advice))
+
+
+def _lines(advice: Advice, out: Path, as_json_alone: bool) -> list[str]:
     if as_json_alone:
-        return [answer]
+        return [json.dumps(as_json(advice))]
     files = [f"page: {out / 'advice.html'}", f"answer: {out / 'advice.json'}"]
     return [text(advice, terminal_width()), *files]
