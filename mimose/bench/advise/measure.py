@@ -10,7 +10,7 @@ from typing import Any
 
 from mimose.bench.advise.measured import Measured, Measurements
 from mimose.bench.advise.methods import METHODS
-from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds
+from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, points_of
 from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.survey import Begun, begin, survey
 from mimose.bench.advise.work import Task
@@ -41,7 +41,7 @@ def measure(
     Raises:
         UsageError: Plain training itself cannot be measured.
     """
-    run = _Run(settings, tell)
+    run = Run(settings, tell)
     with contextlib.suppress(KeyboardInterrupt):
         run.survey()
         run.time()
@@ -49,8 +49,18 @@ def measure(
     return run.found()
 
 
-class _Run:
-    """One measurement from its beginning."""
+class Run:
+    """One measurement from its beginning.
+
+    Args:
+        settings: The question.
+        tell: As for `measure`.
+
+    Attributes:
+        is_interrupted: Until all is done.
+        budget_bytes: From the first process on.
+        learned: By sessions that plan, by method.
+    """
 
     def __init__(self, settings: Settings, tell: Callable[[str, float], None]) -> None:
         self.is_interrupted = True
@@ -59,10 +69,10 @@ class _Run:
         self._began = time.monotonic()
         self._until = self._began + 60.0 * settings.minutes
         self._measured: dict[str, Measured] = {}
-        self._learned: dict[str, Mapping[str, Any]] = {}
+        self.learned: dict[str, Mapping[str, Any]] = {}
         self._rounds: Rounds | None = None
         self._sample: tuple[int, int | None] = (0, None)
-        self._budget_bytes = 0
+        self.budget_bytes = 0
         self._notes: list[str] = []
 
     def survey(self) -> None:
@@ -71,11 +81,11 @@ class _Run:
         names = settings.named
         most = _SURVEY_SHARE * 60.0 * settings.minutes
         with contextlib.ExitStack() as stack:
-            coming = stack.enter_context(contextlib.closing(self._child(names[0])))
+            coming = stack.enter_context(contextlib.closing(self.child(names[0])))
             for index, name in enumerate(names):
                 child = coming
                 if index + 1 < len(names):  # it starts while this one is measured
-                    another = contextlib.closing(self._child(names[index + 1]))
+                    another = contextlib.closing(self.child(names[index + 1]))
                     coming = stack.enter_context(another)
                 self._tell(f"memory: {name}", _SURVEY_SHARE * index / len(names))
                 begun = begin(child)
@@ -85,14 +95,14 @@ class _Run:
                     child,
                     begun,
                     METHODS[name],
-                    budget_bytes=self._budget_bytes,
+                    budget_bytes=self.budget_bytes,
                     most_bytes=self._most_bytes(begun),
                     most_seconds=most / len(names) / _STEPS,
                     lengths=settings.lengths,
                 )
                 self._measured[name] = found.measured
                 if found.learned is not None:
-                    self._learned[name] = found.learned
+                    self.learned[name] = found.learned
                 child.close()
                 if time.monotonic() - self._began > most:
                     self._leave_out(names[index + 1 :])
@@ -103,15 +113,22 @@ class _Run:
         names = [name for name, each in self._measured.items() if not each.why_not]
         with contextlib.ExitStack() as stack:
             children = {
-                name: stack.enter_context(contextlib.closing(self._child(name)))
+                name: stack.enter_context(contextlib.closing(self.child(name)))
+                for name in names
+            }
+            points = {
+                name: points_of(
+                    self._measured[name],
+                    self.budget_bytes,
+                    with_lengths=bool(self._settings.lengths),
+                )
                 for name in names
             }
             self._rounds = Rounds(
                 children,
-                self._measured,
-                self._learned,
-                budget_bytes=self._budget_bytes,
-                with_lengths=bool(self._settings.lengths),
+                points,
+                self.learned,
+                budget_bytes=self.budget_bytes,
                 seed=self._settings.seed,
             )
             began = _SURVEY_SHARE
@@ -131,7 +148,7 @@ class _Run:
             raise UsageError(msg)
         self._sample = begun.batch, begun.length
         try:
-            self._budget_bytes = parse_budget(
+            self.budget_bytes = parse_budget(
                 self._settings.budget, begun.total_bytes, lambda: begun.held_bytes
             )
         except BudgetError as error:
@@ -140,8 +157,8 @@ class _Run:
     def _most_bytes(self, begun: Begun) -> int:
         """Return what a step may need: the budget, and no more than there is."""
         if self._settings.device != "cpu" or begun.available_bytes is None:
-            return self._budget_bytes
-        return min(self._budget_bytes, begun.held_bytes + begun.available_bytes)
+            return self.budget_bytes
+        return min(self.budget_bytes, begun.held_bytes + begun.available_bytes)
 
     def found(self) -> Measurements:
         """Return what there is."""
@@ -163,7 +180,7 @@ class _Run:
             model=settings.model,
             batch=batch,
             length=length,
-            budget_bytes=self._budget_bytes,
+            budget_bytes=self.budget_bytes,
             device=settings.device,
             dtype=settings.dtype,
             optimizer=settings.optimizer,
@@ -179,7 +196,8 @@ class _Run:
             lengths=settings.lengths,
         )
 
-    def _child(self, method: str) -> Child:
+    def child(self, method: str) -> Child:
+        """Start a process for a method."""
         settings = self._settings
         task = Task(
             source=settings.source,

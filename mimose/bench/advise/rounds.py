@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from mimose.bench.advise.measured import Measured, Timed, Weighed
 from mimose.bench.advise.training import Point
@@ -26,15 +26,19 @@ _LEAST_SECONDS = 0.1
 _MOST_STEPS = 8
 
 
+Sized: TypeAlias = tuple[Point, int]
+"""Sizes, and how many steps a turn takes of them."""
+
+
 class Rounds:
     """Turns of all methods, within a time.
 
     Args:
         children: The processes, by method.
-        measured: What is known of each; gives the points and about how long they take.
+        points: Of each method, with how many steps a turn takes of each, the dearest
+            last.
         learned: By sessions that plan, by method.
         budget_bytes: For these.
-        with_lengths: Whether lengths are timed as well.
         seed: Of the order in which they take turns.
 
     Attributes:
@@ -47,11 +51,10 @@ class Rounds:
     def __init__(
         self,
         children: Mapping[str, Child],
-        measured: Mapping[str, Measured],
+        points: Mapping[str, Sequence[Sized]],
         learned: Mapping[str, Any],
         *,
         budget_bytes: int,
-        with_lengths: bool,
         seed: int,
     ) -> None:
         self._arguments = {"budget_bytes": budget_bytes}
@@ -62,10 +65,7 @@ class Rounds:
         self.n_rounds = 0
         self._children = children
         self._order = random.Random(seed)
-        self._points = {
-            name: _points(measured[name], budget_bytes, with_lengths=with_lengths)
-            for name in children
-        }
+        self._points = {name: list(points[name]) for name in children}
         self._turn_seconds: dict[str, float] = {}
 
     def run(self, until: float, tell: Callable[[str, float], None]) -> None:
@@ -144,21 +144,27 @@ class Rounds:
         return (n_steps + 1) * self.seconds[name][point][0]
 
 
-def _steps(seconds: float) -> int:
+def steps_of(seconds: float) -> int:
     """Return how many steps of a point a turn takes."""
     return max(1, min(_MOST_STEPS, round(_LEAST_SECONDS / max(seconds, 1e-6))))
 
 
-def _points(
+def points_of(
     measured: Measured, budget_bytes: int, *, with_lengths: bool
-) -> list[tuple[Point, int]]:
-    """Return sizes to time, the largest batch last, each with its number of steps."""
+) -> list[Sized]:
+    """Return sizes to time, the largest batch last, each with its number of steps.
+
+    Args:
+        measured: What is known of a method.
+        budget_bytes: For methods that plan.
+        with_lengths: Whether lengths are timed as well.
+    """
     chosen = _chosen([each for each in measured.weighed if each.length is None])
-    found = [(Point(each.batch), _steps(each.seconds)) for each in chosen]
+    found = [(Point(each.batch), steps_of(each.seconds)) for each in chosen]
     if not with_lengths:
         return found
     lengths = [
-        (Point(each.batch, each.length), _steps(each.seconds))
+        (Point(each.batch, each.length), steps_of(each.seconds))
         for each in measured.weighed
         if each.length is not None
     ]
