@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from mimose.bench.advise.crew import Crew
 from mimose.bench.advise.measured import Measured, Measurements
 from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, points_of
 from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.survey import Begun, begin, survey
-from mimose.bench.advise.work import Task
+from mimose.bench.advise.task import Task
 from mimose.bench.child import Child
 from mimose.bench.machine import describe_machine, load_average
 from mimose.budget import parse_budget
@@ -81,11 +82,11 @@ class Run:
         names = settings.named
         most = _SURVEY_SHARE * 60.0 * settings.minutes
         with contextlib.ExitStack() as stack:
-            coming = stack.enter_context(contextlib.closing(self.child(names[0])))
+            coming = stack.enter_context(contextlib.closing(self._child(names[0])))
             for index, name in enumerate(names):
                 child = coming
                 if index + 1 < len(names):  # it starts while this one is measured
-                    another = contextlib.closing(self.child(names[index + 1]))
+                    another = contextlib.closing(self._child(names[index + 1]))
                     coming = stack.enter_context(another)
                 self._tell(f"memory: {name}", _SURVEY_SHARE * index / len(names))
                 begun = begin(child)
@@ -110,22 +111,16 @@ class Run:
 
     def time(self) -> None:
         """Measure seconds, by turns, in new processes."""
-        names = [name for name, each in self._measured.items() if not each.why_not]
-        with contextlib.ExitStack() as stack:
-            children = {
-                name: stack.enter_context(contextlib.closing(self.child(name)))
-                for name in names
-            }
-            points = {
-                name: points_of(
-                    self._measured[name],
-                    self.budget_bytes,
-                    with_lengths=bool(self._settings.lengths),
-                )
-                for name in names
-            }
+        points = {
+            name: points_of(
+                each, self.budget_bytes, with_lengths=bool(self._settings.lengths)
+            )
+            for name, each in self._measured.items()
+            if not each.why_not
+        }
+        with contextlib.closing(self.crew()) as crew:
             self._rounds = Rounds(
-                children,
+                crew,
                 points,
                 self.learned,
                 budget_bytes=self.budget_bytes,
@@ -196,8 +191,15 @@ class Run:
             lengths=settings.lengths,
         )
 
-    def child(self, method: str) -> Child:
-        """Start a process for a method."""
+    def crew(self) -> Crew:
+        """Start the processes in which steps are timed."""
+        return Crew(lambda name: self._start(name, PLAIN, "turns"))
+
+    def _child(self, method: str) -> Child:
+        """Start the process in which a method's memory is measured."""
+        return self._start(method, method, "work")
+
+    def _start(self, name: str, method: str, module: str) -> Child:
         settings = self._settings
         task = Task(
             source=settings.source,
@@ -208,8 +210,8 @@ class Run:
             threads=settings.threads,
             seed=settings.seed,
         )
-        work = "mimose.bench.advise.work"
-        return Child(method, work, asdict(task), settings.threads)
+        work = f"mimose.bench.advise.{module}"
+        return Child(name, work, asdict(task), settings.threads)
 
     def _leave_out(self, names: tuple[str, ...]) -> None:
         if names:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from mimose.bench.advise.crew import Crew
 from mimose.bench.advise.measured import Measured, Timed, Weighed
 from mimose.bench.advise.training import Point
-from mimose.bench.child import Child, RunFailedError
+from mimose.bench.child import RunFailedError
 from mimose.exceptions import first_line
 
 ENOUGH_ROUNDS = 7
@@ -34,7 +35,7 @@ class Rounds:
     """Turns of all methods, within a time.
 
     Args:
-        children: The processes, by method.
+        crew: The processes.
         points: Of each method, with how many steps a turn takes of each, the dearest
             last.
         learned: By sessions that plan, by method.
@@ -50,7 +51,7 @@ class Rounds:
 
     def __init__(
         self,
-        children: Mapping[str, Child],
+        crew: Crew,
         points: Mapping[str, Sequence[Sized]],
         learned: Mapping[str, Any],
         *,
@@ -63,9 +64,9 @@ class Rounds:
         self.failed: dict[str, str] = {}
         self.notes: list[str] = []
         self.n_rounds = 0
-        self._children = children
+        self._crew = crew
         self._order = random.Random(seed)
-        self._points = {name: list(points[name]) for name in children}
+        self._points = {name: list(points[name]) for name in points}
         self._turn_seconds: dict[str, float] = {}
 
     def run(self, until: float, tell: Callable[[str, float], None]) -> None:
@@ -100,12 +101,11 @@ class Rounds:
     def _turn(self, name: str) -> None:
         points = self._points[name]
         asked: Sequence[Any] = [[*point, n_steps] for point, n_steps in points]
-        learned = self._learned.pop(name, None)
         began = time.monotonic()
         try:
-            told = self._children[name].ask(
-                ["time", {**self._arguments, "points": asked, "learned": learned}]
-            )
+            arguments = {**self._arguments, "points": asked}
+            arguments["learned"] = self._learned.get(name)
+            told = self._crew.ask(name, arguments)
         except RunFailedError as error:
             self.failed[name] = first_line(error)
             del self._points[name]

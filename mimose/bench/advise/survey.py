@@ -7,6 +7,7 @@ last two says that the next one fits; the last is the largest that does.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,12 @@ from mimose.bench.advise.methods import Method
 from mimose.bench.child import Child, RunFailedError
 from mimose.exceptions import first_line
 
-_SMALLEST = 8
+_SMALLEST = 16
 """The first batch is the sample's, divided by this."""
-_DOUBLINGS = 6
+_DOUBLINGS = 7
 """From the first batch on, at the most."""
+_FEWEST = 5
+"""Batches, if there are as many."""
 _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Of the sample's length, where nobody knows which will come."""
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -145,7 +148,18 @@ class _Ladder:
                 found.append(self._weigh(batch))
                 if self._is_slow(found[-1]):
                     break
+            self._fill(found)
         return found
+
+    def _fill(self, found: list[Weighed]) -> None:
+        """Put further batches between, where there are few."""
+        while len(found) < _FEWEST:
+            gaps = [high.batch / low.batch for low, high in itertools.pairwise(found)]
+            index = gaps.index(max(gaps)) if gaps else 0
+            batch = (found[index].batch * found[index + 1].batch) ** 0.5 if gaps else 0
+            if not gaps or round(batch) in {each.batch for each in found}:
+                break
+            found.insert(index + 1, self._weigh(round(batch)))
 
     def lengths(self, tokens: Sequence[int]) -> list[Weighed]:
         """Return steps of the sample's batch with shorter and longer texts."""
