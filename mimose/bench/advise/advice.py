@@ -112,7 +112,7 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
     exact = [model for name, model in models.items() if METHODS[name].is_exact]
     plain = models.get(PLAIN)
     point = math.nan
-    if isinstance(plain, Steady) and plain.fitted.seconds.form == LINE:
+    if isinstance(plain, Steady) and _are_lines(plain):
         point = p_point(plain.fitted, budget)
     return Advice(
         measurements=measurements,
@@ -222,15 +222,13 @@ def _fits(model: Model) -> dict[str, Any]:
 def _p_score(plain: Model, model: Model) -> float:
     if not (isinstance(plain, Steady) and isinstance(model, Steady)):
         return math.nan
-    series = (
-        plain.fitted.memory,
-        plain.fitted.seconds,
-        model.fitted.memory,
-        model.fitted.seconds,
-    )
-    if plain is model or any(each.form != LINE for each in series):
+    if plain is model or not (_are_lines(plain) and _are_lines(model)):
         return math.nan
     return p_score(plain.fitted, model.fitted)
+
+
+def _are_lines(model: Steady) -> bool:
+    return model.fitted.memory.form == model.fitted.seconds.form == LINE
 
 
 def _ceiling(measured: Measured) -> float:

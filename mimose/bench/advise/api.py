@@ -88,11 +88,15 @@ def advise(
         finally:
             if told is not None:
                 told.close()
-    advice = advise_on(found)
-    if out is not None:
-        from mimose.bench.advise.command import leave
+    if out is None:
+        return advise_on(found)
+    from mimose.bench.advise.command import leave
 
-        leave(found, advice, Path(out))
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    found.write(folder / "measured.json")
+    advice = advise_on(found)
+    leave(advice, folder)
     return advice
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mimose.bench.advise.advice import Advice, advise_on
 from mimose.bench.advise.measure import measure
-from mimose.bench.advise.measured import Measurements, read
+from mimose.bench.advise.measured import read
 from mimose.bench.advise.page import page
 from mimose.bench.advise.progress import Progress
 from mimose.bench.advise.settings import Settings
@@ -42,8 +42,9 @@ def ask(settings: Settings, out: Path, as_json_alone: bool) -> tuple[int, list[s
         found = measure(settings, progress)
     finally:
         progress.close()
+    found.write(out / "measured.json")
     advice = advise_on(found)
-    leave(found, advice, out)
+    leave(advice, out)
     status = _INTERRUPTED if found.is_interrupted else 0
     return status, _lines(advice, out, as_json_alone)
 
@@ -70,15 +71,14 @@ def again(
     except BudgetError as error:
         raise UsageError(str(error)) from error
     advice = advise_on(found, memory_bytes)
-    leave(None, advice, out)
+    leave(advice, out)
     return 0, _lines(advice, out, as_json_alone)
 
 
-def leave(found: Measurements | None, advice: Advice, out: Path) -> None:
-    """Write the page, the answer and the readings.
+def leave(advice: Advice, out: Path) -> None:
+    """Write the page and the answer.
 
     Args:
-        found: The readings; None where they are there already.
         advice: The answer.
         out: The folder, which is made if it is not there.
 
@@ -86,8 +86,6 @@ def leave(found: Measurements | None, advice: Advice, out: Path) -> None:
         OSError: It cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    if found is not None:
-        found.write(out / "measured.json")
     answer = json.dumps(as_json(advice))
     (out / "advice.json").write_text(f"{answer}\n", encoding="utf-8")
     (out / "advice.html").write_bytes(page(advice))
