@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mimose.bench.advise.api import advise as advise
     from mimose.exceptions import (
         AlreadyAttachedError as AlreadyAttachedError,
     )
@@ -39,6 +40,7 @@ else:
         "StateMismatchError": "exceptions",
         "StepRecord": "records",
         "Summary": "records",
+        "advise": "bench.advise.api",
         "attach": "session",
         "cross_entropy": "head.cross_entropy",
     }
@@ -74,6 +76,7 @@ __all__ = [
     "StateMismatchError",
     "StepRecord",
     "Summary",
+    "advise",
     "attach",
     "cross_entropy",
 ]

@@ -243,12 +243,18 @@ class Totals:
         self.retries += record.retries
 
 
-def without_numbers(reason: str) -> str:
-    """Return what reasons that differ in numbers alone have in common.
+TRIED = "tried in place of what would be kept"
+"""How a reason ends that begins with the names of the actions that a step tries."""
 
-    >>> without_numbers("64 is beyond 40, the most measured")
+
+def kind_of(reason: str) -> str:
+    """Return what reasons share that differ in numbers, or in the actions tried.
+
+    >>> kind_of("64 is beyond 40, the most measured")
     '# is beyond #, the most measured'
     """
+    if reason.endswith(TRIED):
+        return TRIED
     return _NUMBER.sub("#", reason)
 
 

@@ -117,15 +117,18 @@ class Measured:
     """By action, what it held on the host."""
     output_bytes: dict[str, float] = field(default_factory=dict)
     """By action, what it saves itself of what it returns."""
+    kept_output_bytes: float | None = None
+    """What it would save of that if it were kept; None where nobody has told."""
+    input_bytes: float = 0.0
+    """Of what the layer before has handed to it."""
     handed_bytes: float = 0.0
     """Of its input, that it let go."""
     gone_bytes: float = 0.0
     """Of these, that have gone before the backward: nobody else held them."""
-    went_at_once: bool = False
-    """Whether that was before the next layer was entered."""
+    n_passed: int = 0
+    """How many layers behind it had been left when they went."""
     is_gone: Callable[[], bool] | None = None
     """Whether they have gone by now; None once they have, or that matters no more."""
-    was_asked: bool = False
     has_gradient: bool = False
 
     def leave(self, sizes: Sizes) -> None:
@@ -188,19 +191,20 @@ class Measured:
         """
         self.handed_bytes, self.is_gone = n_bytes, is_gone
 
-    def settle(self, *, is_last: bool = False) -> None:
+    def settle(self, n_passed: int, *, is_last: bool = False) -> None:
         """Look whether its input has gone, once its caller could let go of it.
 
         Args:
+            n_passed: How many layers behind it have been left; of what goes after the
+                root was left one more than there are.
             is_last: Whether what goes later goes for another reason.
         """
         if self.is_gone is None:
             return
         if self.is_gone():
-            self.gone_bytes, self.went_at_once = self.handed_bytes, not self.was_asked
+            self.gone_bytes, self.n_passed = self.handed_bytes, n_passed
         if self.gone_bytes or is_last:
             self.is_gone = None
-        self.was_asked = True
 
     def withdraw(self, action: str) -> None:
         """Take back what was told of what it held under an action."""

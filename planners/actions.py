@@ -133,6 +133,11 @@ class Menu:
         return len(self.specs) > 2
 
     @property
+    def has_elsewhere(self) -> bool:
+        """Whether some actions hold in another form, or place, what they are handed."""
+        return any(spec.packs or spec.needs_host for spec in self.specs)
+
+    @property
     def lossy(self) -> frozenset[str]:
         """The actions that change gradients."""
         return frozenset(spec.name for spec in self.specs if not spec.is_exact)

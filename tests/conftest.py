@@ -76,6 +76,17 @@ def _inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(engine, "make_background", lambda *, is_inline: Inline())
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _little_to_collect() -> None:
+    """Put what imports have left out of the collector's sight, module by module.
+
+    That is most of a million objects, which each full collection would walk through
+    for some tenths of a second, and tests ask for hundreds.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def sim() -> Iterator[Any]:
     """The simulated accelerator as torch's accelerator: ``torch.sim``.

@@ -21,6 +21,7 @@ from mimose.near_names import near_names
 from mimose.usage import UsageError, need
 
 if TYPE_CHECKING:
+    from mimose.bench.advise.settings import Settings as AdviseSettings
     from mimose.bench.grid.settings import GridSettings
     from mimose.bench.grid.strategies import Strategy
     from mimose.bench.grid.traces import Sizes
@@ -40,6 +41,7 @@ _BENCH = ("filelock", "matplotlib", "rich", "sympy", "tokenizers", "transformers
 """Packages that a grid needs."""
 _RECORDS = "records.jsonl"
 _OUT = Path("runs/bench")
+_ADVISE_OUT = Path("runs/advise")
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -228,6 +230,85 @@ def _list(workloads: Mapping[str, Workload], strategies: Mapping[str, Strategy])
     width = terminal_width()
     _write(["workloads", *named(works, width), "strategies", *named(chosen, width)])
     return OK
+
+
+def advise(options: argparse.Namespace) -> int:
+    """Run ``mimose advise``.
+
+    Args:
+        options: As the command line says them.
+
+    Raises:
+        UsageError: The model cannot be made or trained, a name is not known, a file
+            cannot be read, or a package is missing.
+    """
+    from mimose.bench.advise.command import again, ask
+    from mimose.bench.advise.methods import METHODS
+    from mimose.bench.device import need_device
+    from mimose.report.columns import named, terminal_width
+
+    if options.list:
+        told = [(each.name, each.what) for each in METHODS.values()]
+        _write(named(told, terminal_width()))
+        return OK
+    with _told_as_usage():
+        if options.show:
+            out = options.out or options.show.parent
+            status, lines = again(options.show, out, options.budget, options.json)
+        else:
+            _need_given(options)
+            need_device(options.device)
+            out = options.out or _ADVISE_OUT
+            status, lines = ask(_question(options), out, options.json)
+    _write(lines)
+    return status
+
+
+def _need_given(options: argparse.Namespace) -> None:
+    missing = [name for name in ("model", "budget") if not getattr(options, name)]
+    if missing:
+        given = " and ".join(f"--{name}" for name in missing)
+        msg = f"give {given}: what is to be trained, and in how much memory"
+        raise UsageError(msg)
+
+
+def _question(options: argparse.Namespace) -> AdviseSettings:
+    from mimose.bench.advise.methods import METHODS
+    from mimose.bench.advise.settings import Settings
+
+    return Settings(
+        source=options.model,
+        model=options.model,
+        budget=options.budget,
+        methods=tuple(options.methods or METHODS),
+        device=options.device,
+        dtype=options.dtype,
+        optimizer=options.optimizer,
+        threads=options.threads,
+        seed=options.seed,
+        minutes=options.minutes,
+        lengths=_lengths_to_come(options),
+    )
+
+
+def _lengths_to_come(options: argparse.Namespace) -> tuple[int, ...]:
+    """Return the lengths that were given; none where they were not."""
+    from mimose.bench.grid.traces import from_dataset, from_file
+
+    if options.lengths:
+        found = from_file(options.lengths, ("length",))
+    elif options.dataset:
+        need("bench", "datasets", "tokenizers")
+        found = from_dataset(
+            options.dataset,
+            options.column,
+            batch_size=options.texts,
+            most=options.longest,
+            seed=options.seed,
+        )
+    else:
+        found = []
+    return tuple(sizes["length"] for sizes in found)
 
 
 def report(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The command line: ``mimose demo``, ``mimose bench`` and ``mimose report``.
+"""The command line: ``mimose demo``, ``bench``, ``advise`` and ``report``.
 
 Here it is read; what the commands do is in `mimose.cli.commands`. Another command is a
 function there, and an ``_add`` function here that names it.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from mimose.cli import commands
-from mimose.usage import UsageError, at_least_one, names, seed, shares
+from mimose.usage import UsageError, at_least_one, names, positive, seed, shares
 
 Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
@@ -78,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         "every\ninput shape.",
         epilog="examples:\n"
         "  mimose demo                        see what it does, on this machine\n"
+        "  mimose advise --model mine:make --budget 8GiB\n"
+        "                                     does saving memory pay for your model?\n"
         "  mimose bench --list                what can be compared\n"
         "  mimose report run/records.jsonl    see what it did in a run of yours\n\n"
         "mimose COMMAND --help tells more.\n\n" + _STATUS + _UNUSABLE,
@@ -85,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mimose {_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_demo(subparsers)
+    _add_advise(subparsers)
     _add_bench(subparsers)
     _add_report(subparsers)
     return parser
@@ -129,6 +132,70 @@ def _add_demo(subparsers: Commands) -> None:
         help="folder for rows.csv, demo.png and summary.json (default: runs/demo)",
     )
     demo.set_defaults(do=commands.demo)
+
+
+def _add_advise(subparsers: Commands) -> None:
+    advise = subparsers.add_parser(
+        "advise",
+        help="tell whether saving memory pays for a model, and with which method",
+        description="Does saving memory pay for your model at a budget, and with which "
+        "method? Plain\ntraining and each method are measured at a few batch sizes, in "
+        "processes of their\nown that take turns: bytes, then seconds. Says what each "
+        "does to the largest\nbatch, the longest input and throughput, and what it "
+        "cannot say. Leaves a page,\nthe answer as JSON and the readings, from which "
+        "--show answers for another budget.\nCtrl-C keeps what was measured.",
+        epilog="examples:\n"
+        "  mimose advise --model mypackage.train:make --budget 8GiB\n"
+        "  mimose advise --model mypackage.train:make --budget 80% --device cuda\n"
+        "  mimose advise --model mypackage.train:make --budget +2GiB --minutes 10 \\\n"
+        "    --lengths mine.csv\n"
+        "  mimose advise --show runs/advise/measured.json --budget 6GiB\n\n"
+        "MODULE:FUNCTION takes nothing and returns (model, sample): the model on the "
+        "CPU, and\none batch as it is called with: keyword arguments as a mapping, "
+        "arguments as a tuple,\nor the one tensor. Batches of other sizes repeat its "
+        "rows and tokens.\n\n"
+        "exit status:\n"
+        "  0    all went well\n" + _UNUSABLE + "  130  Ctrl-C\n",
+    )
+    advise.add_argument(
+        "--model", metavar="MODULE:FUNCTION", help="what is to be trained; see below"
+    )
+    advise.add_argument(
+        "--budget",
+        help="the memory that training may use, as mimose.attach takes it: 8GiB, 80%%, "
+        "+400MiB (with --show: default the one that was measured)",
+    )
+    advise.add_argument(
+        "--minutes",
+        type=positive,
+        default=5.0,
+        help="that measuring may take (default: 5)",
+    )
+    advise.add_argument(
+        "--methods", type=names, metavar="A,B", help="which (default: all that can be)"
+    )
+    advise.add_argument("--list", action="store_true", help="name the methods, and end")
+    advise.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
+    advise.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    advise.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
+    advise.add_argument("--seed", type=seed, default=0, help="of weights and turns")
+    _add_threads(advise)
+    _add_lengths(advise)
+    advise.add_argument(
+        "--show",
+        type=Path,
+        metavar="MEASURED.json",
+        help="measure nothing: answer from the readings of a run that is over",
+    )
+    advise.add_argument(
+        "--json", action="store_true", help="print the answer as JSON alone"
+    )
+    advise.add_argument(
+        "--out",
+        type=Path,
+        help="folder for the files (default: runs/advise; that of --show)",
+    )
+    advise.set_defaults(do=commands.advise)
 
 
 def _add_bench(subparsers: Commands) -> None:
@@ -204,34 +271,7 @@ def _add_bench(subparsers: Commands) -> None:
         help="a model of your own: a function that returns (model, make_batch, names "
         "of sizes); needs --lengths or --dataset",
     )
-    lengths = bench.add_mutually_exclusive_group()
-    lengths.add_argument(
-        "--lengths",
-        type=Path,
-        metavar="FILE.csv",
-        help="sizes of your own batches: a column for each size, a line for each batch",
-    )
-    lengths.add_argument(
-        "--dataset",
-        metavar="NAME",
-        help="lengths of a data set's texts: a csv, json, jsonl, parquet or txt file, "
-        "or a name that datasets knows",
-    )
-    bench.add_argument(
-        "--column", default="text", help="of the data set (default: text)"
-    )
-    bench.add_argument(
-        "--texts",
-        type=at_least_one,
-        default=8,
-        help="of the data set whose longest gives a batch its length (default: 8)",
-    )
-    bench.add_argument(
-        "--longest",
-        type=at_least_one,
-        default=512,
-        help="tokens, to which the data set's texts are cut (default: 512)",
-    )
+    _add_lengths(bench)
     bench.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
     bench.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     bench.add_argument("--seed", type=seed, default=0, help="of weights and batches")
@@ -259,6 +299,37 @@ def _add_bench(subparsers: Commands) -> None:
         help="with --show: rows of another run, to tell what the two rank differently",
     )
     bench.set_defaults(do=commands.bench)
+
+
+def _add_lengths(parser: _Parser) -> None:
+    lengths = parser.add_mutually_exclusive_group()
+    lengths.add_argument(
+        "--lengths",
+        type=Path,
+        metavar="FILE.csv",
+        help="sizes of your own batches: a column for each size, a line for each batch",
+    )
+    lengths.add_argument(
+        "--dataset",
+        metavar="NAME",
+        help="lengths of a data set's texts: a csv, json, jsonl, parquet or txt file, "
+        "or a name that datasets knows",
+    )
+    parser.add_argument(
+        "--column", default="text", help="of the data set (default: text)"
+    )
+    parser.add_argument(
+        "--texts",
+        type=at_least_one,
+        default=8,
+        help="of the data set whose longest gives a batch its length (default: 8)",
+    )
+    parser.add_argument(
+        "--longest",
+        type=at_least_one,
+        default=512,
+        help="tokens, to which the data set's texts are cut (default: 512)",
+    )
 
 
 def _add_threads(parser: _Parser) -> None:

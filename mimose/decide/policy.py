@@ -39,8 +39,23 @@ from mimose.watch.size_table import Table, round_up
 
 _SPARE = 0.002
 """What is held may differ by so much of the headroom between now and a step to come."""
+_MOST_WAITING = 2
+"""Lessons; where more wait to be taken in, nothing is tried."""
 _FEWEST_STEPS = 3
 """With fewer measured no fit is trusted: there is nothing to wait for."""
+
+
+def _too_small(error: InfeasibleBudgetError, memory: Memory, margin: float) -> str:
+    """Say what the least plan comes to, and what tensors may."""
+    least, most = map(format_bytes, (error.least_peak_bytes, memory.budget_bytes))
+    told = (
+        f"no plan is predicted to keep the budget: the least peak is {least}, the "
+        f"margin of {margin:.1%} left out, and tensors may hold {most}"
+    )
+    if memory.reserved_ratio == 1.0:
+        return told
+    ratio = f"{memory.reserved_ratio:.2f}"
+    return f"{told}, as {ratio} bytes are reserved for each byte of growth"
 
 
 class Policy:
@@ -226,10 +241,7 @@ class Policy:
         except InfeasibleBudgetError as error:
             if self._raises:
                 raise
-            least = format_bytes(error.least_peak_bytes)
-            reason = (
-                f"no plan is predicted to keep the budget, the least peak is {least}"
-            )
+            reason = _too_small(error, memory, self.reserve.bound.margin())
             return Decision("fallback", None, reason=reason)
         self.plans.count(was_ready=ready is not None)
         # A planner that was shown its one problem makes no other plan of new samples.
@@ -246,7 +258,9 @@ class Policy:
             return decision
         tries: Tries = ()
         n_steps = self._learner.n_steps
-        if self.reserve.is_open(n_steps) and not (self._static_is_made or ran):
+        is_stale = self._learner.n_waiting > _MOST_WAITING  # it would try the same
+        is_closed = is_stale or self._static_is_made or bool(ran)
+        if self.reserve.is_open(n_steps) and not is_closed:
             tries = worth_trying(untold(model, upper), model.menu, made.plan)
         is_turn = not (decision.is_measured and n_steps % 2)
         tried = trying(model, facts, decision, tries) if is_turn else decision

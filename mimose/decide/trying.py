@@ -9,6 +9,7 @@ from typing import TypeAlias
 from mimose.decide.decision import Decision
 from mimose.learn.model import CostModel
 from mimose.planners import Menu, Plan
+from mimose.records import TRIED
 from mimose.types import StepInput
 
 Tries: TypeAlias = tuple[tuple[str, ...], ...]
@@ -77,5 +78,5 @@ def trying(
         chosen=stand_in,
         is_measured=True,
         growth_bytes=None,
-        reason=f"{', '.join(names)} tried in place of what would be kept",
+        reason=f"{', '.join(names)} {TRIED}",
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from mimose.learn.again import fall_under
 from mimose.learn.copies import copies
+from mimose.learn.elsewhere import gone_inputs
 from mimose.learn.heads import head
 from mimose.learn.model import CostModel
 from mimose.learn.seconds import Seconds
@@ -89,13 +90,24 @@ def plan_growth(
             span = slice(2 * index + 2, 2 * n_events + 1)
             levels[span] -= n_bytes
             peaks[span] -= n_bytes
+    gone_in_loss = 0.0
+    for gone in gone_inputs(model, facts, problem, actions):
+        backward = 3 * n_events - gone.event
+        if gone.has_second:
+            peaks[backward] -= gone.n_bytes
+        if gone.goes_before == gone.event + 1:
+            continue  # which the problem knows
+        span = slice(2 * min(gone.goes_before, n_events) + 1, backward)
+        levels[span] -= gone.n_bytes
+        peaks[span] -= gone.n_bytes
+        gone_in_loss += gone.n_bytes if gone.goes_before == n_events else 0.0
     of_head = head(model, facts, actions[-1] if actions else first)
     start = levels[2 * n_events]
     before = [0.0, start + of_head.before_release_bytes, *peaks[: 2 * n_events]]
     # In the problem the release is part of the head. The optimizer's step is not
     # part of what is observed in a step.
     behind = peaks[2 * n_events + 1 : -1] + released_bytes
-    begin = start - fall_under(model, facts, actions)
+    begin = start - gone_in_loss - fall_under(model, facts, actions)
     copies_gone = begin + counted_twice + of_head.after_copies_bytes
     after = [begin + of_head.after_release_bytes, copies_gone, *behind]
     return Growth(float(max(before)), float(max(after)))

@@ -63,6 +63,11 @@ class Learner:
         self._lessons: deque[Lesson] = deque(maxlen=_MOST_WAITING)
         self._lock = lock()
 
+    @property
+    def n_waiting(self) -> int:
+        """Lessons that nobody has taken in yet."""
+        return len(self._lessons)
+
     # ------------------------------------------------------------------ lessons
 
     def absorb(

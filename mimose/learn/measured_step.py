@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from mimose.learn.again import fall, rise_of_all
 from mimose.learn.copies import copied_bytes, evened, gone_before_loss, gone_bytes
+from mimose.learn.elsewhere import saves
 from mimose.learn.layout import AdjacentFamilies, gaps_of, neighbours_of
 from mimose.learn.model import (
     CostModel,
@@ -167,7 +168,7 @@ class _Step:
             for action, cost in sample.cost.items():
                 self.add(("exact", family, "whole cost", action), sizes, cost)
             self._add_packed(index, around[index])
-            if not self._is_alike(event, self._events[index - 1] if index else None):
+            if not self._is_alike(index):
                 continue
             key = backward_key(self._facts, family, around[index])
             if is_turn(around[index]):
@@ -187,29 +188,52 @@ class _Step:
         sizes = numbers(event.sizes)
         for action, n_bytes in event.host_bytes.items():
             self.add(("exact", family, "host", action), sizes, n_bytes)
-        for action, n_bytes in event.output_bytes.items():
+        menu, outputs = self._model.menu, event.output_bytes
+        if not menu.has_elsewhere:
+            return
+        if event.kept_output_bytes is not None:
+            outputs = {menu.first: event.kept_output_bytes, **outputs}
+        for action, n_bytes in outputs.items():
             self.add(("exact", family, "output", action), sizes, n_bytes)
-        behind = self._events[index - 1] if index else None
-        if event.handed_bytes and (event.went_at_once or self._hands_on(behind)):
+        if event.input_bytes:
+            self.add(("exact", family, "input"), sizes, event.input_bytes)
+        spec = menu.spec(event.action)
+        if not (spec.packs or spec.needs_host):
+            return
+        own = around, event.action
+        self.add(("exact", family, "input let go", *own), sizes, event.handed_bytes)
+        if event.gone_bytes:
+            key = "exact", family, "input passes", *own
+            self.add(key, sizes, float(event.n_passed))
+        elif event.handed_bytes and self._hands_on(index - 1):
             # What stays once, for what runs between has saved it, may stay again.
-            what = "input" if event.went_at_once else "input that stays"
-            key = "exact", family, what, around, event.action
+            key = "exact", family, "input that stays", *own
             self.add(key, sizes, event.handed_bytes)
 
-    def _hands_on(self, behind: Measured | None) -> bool:
-        """Whether a layer is known not to have saved what it returned itself."""
-        if behind is None or behind.action == self._model.menu.least:
+    def _hands_on(self, index: int) -> bool:
+        """Whether an event is known not to have saved what it returned itself."""
+        if index < 0:
             return True
-        return behind.output_bytes.get(behind.action) == 0.0
+        event, family = self._events[index], self._pattern.events[index].family
+        own = event.output_bytes.get(event.action)
+        if own is not None:
+            return own == 0.0
+        return not saves(self._model, numbers(event.sizes), family, event.action)
 
-    def _is_alike(self, event: Measured, behind: Measured | None) -> bool:
+    def _is_alike(self, index: int) -> bool:
         """Whether a pair is like those that plans are made of.
 
-        What lies behind decides which of the two frees the tensor between them.
+        What lies in front decides which of the two frees the tensor between them, if
+        it saves that at all.
         """
+        event, behind = self._events[index], self._events[index - 1] if index else None
         if behind is None or behind.action == event.action:
             return True
-        menu = self._model.menu
+        menu, family = self._model.menu, self._pattern.events[index - 1].family
+        if menu.has_elsewhere and not saves(
+            self._model, numbers(behind.sizes), family, menu.first
+        ):
+            return True
         if menu.hands_on(behind.action) == menu.hands_on(event.action):
             return True  # both hold what they return, if they save it, or neither
         return any(self._model.is_settled(e.unit) for e in (event, behind))

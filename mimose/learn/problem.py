@@ -11,9 +11,14 @@ from numpy.typing import NDArray
 
 from mimose.learn.again import planned_rise
 from mimose.learn.costs import cost_of, work_of
-from mimose.learn.elsewhere import boundaries, elsewhere
+from mimose.learn.elsewhere import (
+    boundaries,
+    elsewhere,
+    is_tried,
+    may_save_inputs,
+)
 from mimose.learn.heads import Heads, actions_of_last, head_series, heads
-from mimose.learn.layout import AdjacentFamilies, Layout
+from mimose.learn.layout import AdjacentFamilies, Layout, neighbours_of
 from mimose.learn.model import CostModel, backward_key, gap_key, is_turn
 from mimose.learn.outputs import freed_by_maker
 from mimose.learn.patterns import Pattern
@@ -22,6 +27,10 @@ from mimose.learn.series import Series
 from mimose.pauses import give_way
 from mimose.planners import PlanningProblem
 from mimose.types import Sizes, StepInput
+
+_AND_COPIES = 1.01
+"""What recomputes and copies to the host takes at least so many times as long as what
+recomputes alone: at equal costs it would always be taken, for the bytes of an input."""
 
 
 class Memory(NamedTuple):
@@ -36,6 +45,8 @@ class Memory(NamedTuple):
     """Optimizer state that is made after this step, and is there from then on."""
     host_budget_bytes: float = math.inf
     """For what actions hold on the host."""
+    reserved_ratio: float = 1.0
+    """Bytes of the device that the budget counts for each byte of growth."""
 
     @property
     def with_state(self) -> Memory:
@@ -90,7 +101,7 @@ def _needed(
         give_way()
         event = pattern.events[index]
         layer = _Layer(model, facts, event.family, neighbours)
-        chosen = _choices(model, event, own[index])
+        chosen = _choices(model, event, own[index], neighbours)
         for what, series, sizes in layer.needed(chosen, own[index]):
             give_way()
             yield f"{what} of {event.name}", series, sizes
@@ -169,6 +180,12 @@ class _Layer:
         """Return at how many shapes they have."""
         return len(self._own_backward(action))
 
+    def lacks_input(self, action: str, sizes: Sizes) -> bool:
+        """Whether all that keeps an action out is its input, which one step tells."""
+        if self.held(action).doubt(sizes):
+            return False
+        return not is_tried(self._model, self._family, self._around, action)
+
     def net(self, action: str, sizes: Sizes) -> Series:
         """Return what is known of an action's net change of the level.
 
@@ -205,7 +222,7 @@ class _Layer:
             yield f"gradients ({action})", self.net(action, sizes), behind
 
     def numbers(self, sizes: Sizes, beyond: Mapping[str, float]) -> NDArray[np.float64]:
-        """Return (8, K), by action: held, forward and backward excess, net, cost.
+        """Return (9, K), by action: held, forward and backward excess, net, cost.
 
         Behind them what `elsewhere` tells.
 
@@ -247,7 +264,7 @@ class _Layer:
             cost.append(cost_of(self._model, self._family, spec.name, work))
         for index, spec in enumerate(self._menu.specs):
             if spec.recomputes and spec.needs_host:  # whatever a lucky reading says
-                cost[index] = max(cost[index], cost[-1])
+                cost[index] = max(cost[index], _AND_COPIES * cost[-1])
         told = elsewhere(self._model, self._family, self._around, sizes)
         return np.array((held, forward, backward, net, cost, *told))
 
@@ -302,8 +319,7 @@ def fill_problem(
     give_way()
     table = _class_table(model, facts, pattern, found)[layout.of_event]
     held, forward, backward, net, cost, *others = table.transpose(1, 0, 2)
-    host, given, saved = others
-    input_bytes, releases = boundaries(given)
+    host, given, passes, saved = others
     backward, net = _freed_by_makers(model, pattern, held, backward, net)
     give_way()
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
@@ -314,19 +330,23 @@ def fill_problem(
     give_way()
     own = pattern.own_sizes(facts.sizes)
     choices = []
-    for event, sizes in zip(pattern.events, own, strict=True):
+    around = neighbours_of(pattern.events)
+    for event, sizes, neighbours in zip(pattern.events, own, around, strict=True):
         give_way()
-        choices.append(_choices(model, event, sizes))
-    allowed = [[name in chosen for name in menu.names] for chosen in choices]
+        choices.append(_choices(model, event, sizes, neighbours))
+    rows = [[name in chosen for name in menu.names] for chosen in choices]
     give_way()
     shape = len(pattern.events), len(menu.names)
+    allowed = np.array(rows, dtype=np.bool_).reshape(shape)
+    may_save = may_save_inputs(saved > 0.0, allowed)
+    input_bytes, releases, second = boundaries(given, passes, may_save)
     return PlanningProblem(
         events=tuple(event.name for event in pattern.events),
         actions=menu.names,
-        allowed=np.array(allowed, dtype=np.bool_).reshape(shape),
+        allowed=allowed,
         held_bytes=held,
         forward_excess_bytes=forward,
-        backward_excess_bytes=backward,
+        backward_excess_bytes=backward + second,
         backward_net_bytes=net,
         cost=cost,
         gap_bytes=gaps[:, 0],
@@ -362,13 +382,22 @@ def _freed_by_makers(
     return np.concatenate(excesses), np.concatenate(nets)
 
 
-def _choices(model: CostModel, event: Event, sizes: Sizes) -> tuple[str, ...]:
-    """Return what an event may run under: of actions between the ends, those known."""
+def _choices(
+    model: CostModel, event: Event, sizes: Sizes, neighbours: AdjacentFamilies
+) -> tuple[str, ...]:
+    """Return what an event may run under: of actions between the ends, those known.
+
+    Of those that pack it is known as well what becomes of the input.
+    """
     ends = model.menu.first, model.menu.least
     return tuple(
         action
         for action in model.allowed(event.unit)
-        if action in ends or not model.exact(event.family, "held", action).doubt(sizes)
+        if action in ends
+        or (
+            not model.exact(event.family, "held", action).doubt(sizes)
+            and is_tried(model, event.family, neighbours, action)
+        )
     )
 
 
@@ -387,20 +416,23 @@ def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
     for index, neighbours in pattern.layout.classes:
         give_way()
         event = pattern.events[index]
-        known = _choices(model, event, own[index])
+        known = _choices(model, event, own[index], neighbours)
         layer = _Layer(model, facts, event.family, neighbours)
         allowed = set(model.allowed(event.unit)).intersection(between)
         unknown = {a for a in allowed if a not in known or not layer.is_told(a)}
-        found.append(tuple(sorted(unknown, key=layer.n_told)))
+        chosen = [layer.lacks_input(action, own[index]) for action in between]
+        first = {a for a, lacks in zip(between, chosen, strict=True) if lacks}
+        by_need = sorted(unknown, key=lambda a: (a not in first, layer.n_told(a)))
+        found.append(tuple(by_need))
     return tuple(found[number] for number in pattern.layout.of_event)
 
 
 def _class_table(
     model: CostModel, facts: StepInput, pattern: Pattern, found: Heads
 ) -> NDArray[np.float64]:
-    """Return (n_classes, 8, K) numbers: see `_Layer.numbers`."""
+    """Return (n_classes, 9, K) numbers: see `_Layer.numbers`."""
     own, layout = pattern.own_sizes(facts.sizes), pattern.layout
-    table = np.zeros((len(layout.classes), 8, len(model.menu.names)))
+    table = np.zeros((len(layout.classes), 9, len(model.menu.names)))
     for number, (index, neighbours) in enumerate(layout.classes):
         give_way()
         layer = _Layer(model, facts, pattern.events[index].family, neighbours)

@@ -204,14 +204,15 @@ def _backward_segment(
     held = event.held_bytes
     if len(marks) < 2 or (event.action != first and not held):
         return None, None
-    # As if the input that was let go were there.
+    # As if the input that was let go were there, and never twice.
     arrival = marks[0].live_bytes + event.gone_bytes
-    added = 0.0
+    added = event.handed_bytes - event.gone_bytes
+    second = added
     excess = 0.0
     is_clean = True
     for mark in marks[1:]:
         if mark.kind in ("recomputed", "working"):
-            added = held[first] - held[event.action]
+            added = second + held[first] - held[event.action]
             continue
         excess = max(excess, mark.peak_bytes - arrival - added)
         is_clean = is_clean and mark.is_clean

@@ -31,7 +31,7 @@ import torch
 from mimose.measure.gauges import Gauge, Reading
 from mimose.measure.meters import Meter
 from mimose.tensors import storages_in, tensors_in
-from mimose.torch_private import storage_key, storage_users, tensor_users
+from mimose.torch_private import base_of, storage_key, storage_users, tensor_users
 from mimose.types import (
     Measured,
     OnRecompute,
@@ -70,11 +70,15 @@ class Trace:
     Args:
         meter: Where the marks read.
         budget_bytes: What may be held.
+
+    Attributes:
+        predicted_bytes: What the step is predicted to reach; infinite if nothing is.
     """
 
     def __init__(self, meter: Meter, budget_bytes: float = math.inf) -> None:
         self._meter = meter
         self._budget_bytes = budget_bytes
+        self.predicted_bytes = math.inf
         self._file_bytes = 0
         self._first_file_bytes = 0
         self.marks: list[Mark] = []
@@ -94,13 +98,21 @@ class Trace:
         """What was left of the budget at the last mark."""
         return self._budget_bytes - self.marks[-1].live_bytes - self._file_bytes
 
+    @property
+    def spare_bytes(self) -> float:
+        """What is left of that without the step coming out above its prediction."""
+        spare = self.predicted_bytes - self.marks[-1].live_bytes - self._file_bytes
+        return min(spare, self.room_bytes)
+
     def mark(self, kind: str, event: int = -1) -> None:
         """Read the meter at a boundary; the first mark only starts the peak."""
         if self.is_closed:
             return
         if kind in ("enter", "root_exit", "gradient"):
-            for before in self.events[: event if kind == "enter" else None]:
-                before.settle(is_last=kind == "gradient")
+            is_last = kind == "gradient"
+            end = event if kind == "enter" else len(self.events)
+            for at, before in enumerate(self.events[:end]):
+                before.settle(end - at - 1 + is_last, is_last=is_last)
             self._gone_bytes = sum(each.gone_bytes for each in self.events)
         live, peak, files = self._meter.read()
         self._meter.reset_peak()
@@ -197,6 +209,7 @@ class Trace:
             event = self.events[index]
             output, reading = _run_watched(event, forward, given, gauge)
             event.count(reading.held_bytes, reading.copied_bytes, flops=reading.flops)
+            event.kept_output_bytes = _saved_outputs(output)
             if not self._meter.reads_peak:
                 self._raise_peak(reading.peak_bytes)
             self.mark("recomputed", index)
@@ -269,6 +282,32 @@ def _count_users(
         if not tensor.requires_grad:
             users[key] += sys.getrefcount(tensor) - passed_on[id(tensor)]
     return users
+
+
+def _saved_outputs(output: object) -> float | None:
+    """Return the bytes of what a call returns that its own nodes have saved.
+
+    A storage that is saved has more users than one that nobody knows.
+
+    Returns:
+        None where that does not show: a view's storage has its base as a user.
+    """
+    unknown = torch.empty(1)
+    usual = storage_users(storage_key(unknown.untyped_storage()))
+    saved: dict[int, int] = {}
+    for tensor in tensors_in(output):
+        if tensor.layout != torch.strided or base_of(tensor) is not None:
+            return None
+        if tensor.grad_fn is None:
+            continue
+        storage = tensor.untyped_storage()
+        key = storage_key(storage)
+        if key in saved:
+            return None  # which of them is another's user cannot be told
+        del storage
+        is_saved = storage_users(key) > usual
+        saved[key] = tensor.untyped_storage().nbytes() if is_saved else 0
+    return float(sum(saved.values()))
 
 
 def _made_outputs(inputs: Sequence[torch.Tensor], output: object) -> list[torch.Tensor]:

@@ -12,11 +12,12 @@ from mimose.decide.plans import Plans
 from mimose.planners import PlanningProblem, Timeline
 from mimose.records import (
     PHASES,
+    TRIED,
     HostUse,
     Records,
     StepRecord,
     Summary,
-    without_numbers,
+    kind_of,
 )
 from mimose.report.columns import named, table, wrapped
 from mimose.report.head import head_advice
@@ -267,17 +268,24 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
 
 def _reasons(records: Sequence[StepRecord], width: int) -> list[str]:
     told = [r.reason for r in records if r.reason and r.phase != "collect"]
-    reasons = Counter(map(without_numbers, told))
-    last = {without_numbers(reason): reason for reason in told}
-    kinds = Counter(map(without_numbers, set(told)))
+    reasons = Counter(map(kind_of, told))
     items = [
-        f"{n} × {last[kind]}" + (" (numbers differ)" if kinds[kind] > 1 else "")
+        f"{n} × {_in_common(kind, [each for each in told if kind_of(each) == kind])}"
         for kind, n in reasons.most_common(_MOST_REASONS)
     ]
     hidden = len(reasons) - _MOST_REASONS
     if hidden > 0:
         items.append(f"({hidden} other reasons not shown)")
     return _listed("Steps out of the ordinary", items, width)
+
+
+def _in_common(kind: str, reasons: Sequence[str]) -> str:
+    """Say once what reasons of one kind say: all that is tried, or the last numbers."""
+    if kind == TRIED:
+        lists = (reason.removesuffix(TRIED).strip().split(", ") for reason in reasons)
+        names = dict.fromkeys(name for each in lists for name in each)
+        return f"{', '.join(names)} {TRIED}"
+    return reasons[-1] + (" (numbers differ)" if len(set(reasons)) > 1 else "")
 
 
 def explain(

@@ -135,6 +135,12 @@ class ReservedFootprint(Footprint):
             max(0.0, most - live) / self._whole.value,
         )
 
+    def reserved_ratio(self, start_bytes: float) -> float:
+        """Return the reserved bytes counted for each requested byte of growth."""
+        growth = self.level_budget(start_bytes) - start_bytes
+        room = _whole_segments(self.limit.bytes) - self._start.allocated_bytes
+        return room / growth if growth > 0.0 else self.ratio.value
+
     def make_room(
         self, growth_bytes: float | None, key: Hashable, *, has_begun: bool = False
     ) -> None:

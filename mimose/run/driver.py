@@ -261,6 +261,7 @@ class Driver:
             # Nothing is planned before the first step was measured.
             optimizers.state_to_come_bytes if self._learner.model.n_steps else 0.0,
             self._parts.host_budget_bytes,
+            self._footprint.reserved_ratio(start),
         )
 
     def _decide(

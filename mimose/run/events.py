@@ -18,6 +18,7 @@ from mimose.measure.gauges import Counted, by_operators, by_saved
 from mimose.measure.stopwatch import Stopwatch
 from mimose.measure.trace import Trace, input_storages
 from mimose.run.actions.base import Action, Probe, UnitCall
+from mimose.run.actions.offload.away import handed_over
 from mimose.run.counting import RecomputationFlops
 from mimose.run.findings import Findings
 from mimose.run.unit import Unit
@@ -391,6 +392,9 @@ class EventRunner:
             part=step.part,
             inputs=input_storages(inputs),
         )
+        handed = handed_over(args, kwargs)
+        if handed is not None:
+            measured.input_bytes = float(handed.untyped_storage().nbytes())
         index = trace.enter(measured)
         # Where it is kept by choice, other steps have told what it holds.
         probe = None if is_free else Probe(trace, index, gauge, inputs)

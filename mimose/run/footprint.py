@@ -98,6 +98,15 @@ class Footprint:
         del start_bytes
         return self.limit.bytes
 
+    def reserved_ratio(self, start_bytes: float) -> float:
+        """Return the bytes that `level_budget` counts for each byte of growth.
+
+        Args:
+            start_bytes: The level that the step starts from.
+        """
+        del start_bytes
+        return 1.0
+
     def make_room(
         self, growth_bytes: float | None, key: Hashable, *, has_begun: bool = False
     ) -> None:

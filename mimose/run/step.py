@@ -151,6 +151,7 @@ class Step:
             return False
         self.take(decision)
         self.trace = spare if self.is_measured else None
+        self._tell_prediction()
         return True
 
     # ------------------------------------------------------------------ forward
@@ -175,6 +176,12 @@ class Step:
         self._spare = Trace(meter, self._budget_bytes)
         self._spare.mark("start")
         self.trace = self._spare if self.is_measured else None
+        self._tell_prediction()
+
+    def _tell_prediction(self) -> None:
+        """Have what is tried beside the plan leave the prediction as it is."""
+        if self.trace is not None and self.growth_bytes is not None:
+            self.trace.predicted_bytes = self.start_bytes + self.growth_bytes
 
     def _go_on(self) -> None:
         """Read on where the forward before has ended; not where this one failed."""

@@ -248,7 +248,9 @@ from mimose.bench import sim
 sim.use()
 import torch
 import mimose.bench.proofs.__main__
+from mimose.bench.check import waits
 from mimose.bench.check.groups import GROUPS, run_group
+waits._LENGTHS = 4  # enough for plans
 for name in ("versions", "meter", "random", "waits"):
     for line in run_group(GROUPS[name], torch.device("sim", 0)):
         print(name, line.verdict, line.what, line.seen, sep="; ")

@@ -84,14 +84,35 @@ def test_a_process_gives_the_rows_of_the_same_training(task: Task) -> None:
     assert 0.0 <= rows[2]["accuracy"] <= 1.0
 
 
+_LARGE = """
+import torch
+
+class Block(torch.nn.Linear):
+    pass
+
+class Model(torch.nn.Sequential):
+    def forward(self, x):
+        return super().forward(x).mean()
+
+def make():
+    batch = lambda sizes, _: {"x": torch.ones(sizes["rows"], 16)}
+    return Model(*(Block(16, 16) for _ in range(4))), batch, ["rows"]
+"""
+
+
 @pytest.mark.slow
-def test_limit_makes_allocations_fail(task: Task) -> None:
+def test_limit_makes_allocations_fail(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step that needs more than the budget and the slack ends with a message."""
+    (tmp_path / "mine_of_child.py").write_text(_LARGE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     limited = {"headroom_bytes": 1, "is_limited": True, "strategy": "none"}
-    long = {"workload": "tc-bert", "sizes": [{"length": 300}]}
+    # Each layer makes 16 MiB, and the slack is 32.
+    large = {"workload": "mine_of_child:make", "sizes": [{"rows": 2**18}]}
 
     with (
-        _start(task, **limited, **long) as child,
+        _start(task, **limited, **large) as child,
         pytest.raises(RunFailedError, match="can't allocate memory"),
     ):
         child.receive()

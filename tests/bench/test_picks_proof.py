@@ -172,7 +172,7 @@ def test_a_small_run_tells_every_cell() -> None:
     task = {
         "workload": "ic-digits",
         "scale": "tiny",
-        "shapes": [{"side": side} for side in (32, 40, 48)],
+        "shapes": [{"side": side} for side in (16, 24)],
         "shares": [0.3],
         "run_shares": [0.5],
         "learn": 1,
@@ -183,8 +183,8 @@ def test_a_small_run_tells_every_cell() -> None:
     }
     rows = [_row(**told) for told in picks_runs.work(task)]
     planned = [(row.sizes, row.menu) for row in rows if row.part == PLANNED]
-    assert len(set(planned)) == len(planned) == 3 * 3
+    assert len(set(planned)) == len(planned) == 2 * 3
     ran = [row.menu for row in rows if row.part == RAN]
-    assert sorted(ran) == sorted(2 * 3 * [BARE, "fine", "all"])
+    assert sorted(ran) == sorted(2 * 2 * [BARE, "fine", "all"])
     assert all(len(row.plan) == 9 for row in rows if row.menu != BARE)
     assert all(row.binds for row in rows if row.part == PLANNED)

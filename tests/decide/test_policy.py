@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import mimose
-from mimose.decide import planning
+from mimose.decide import planning, policy
+from mimose.learn.problem import Memory
 from mimose.planners import Static
 
 
@@ -216,8 +217,20 @@ def test_a_prediction_alone_does_not_end_a_training(toys, meter, monkeypatch):
         model(toys.inputs(30)).backward()
     record = session.records[-1]
     assert ("fallback", {"recompute"}) == (record.phase, set(record.actions))
-    assert record.reason.startswith("no plan is predicted to keep the budget")
+    assert record.reason.startswith("no plan is predicted to keep the budget: the ")
+    assert record.reason.endswith("% left out, and tensors may hold 1024.00 GiB")
     assert record.observed_peak_bytes is not None
+
+
+def test_too_small_a_budget_is_told_with_all_that_is_in_it():
+    """On an accelerator it is one of reserved bytes, and tensors may hold fewer."""
+    memory = Memory(7.9 * 2**20, 2**20, 0.0, 0.0, reserved_ratio=1.651)
+    error = mimose.InfeasibleBudgetError(memory.budget_bytes, 8.2 * 2**20, {})
+    assert (
+        "no plan is predicted to keep the budget: the least peak is 8.2 MiB, the "
+        "margin of 4.5% left out, and tensors may hold 7.9 MiB, as 1.65 bytes are "
+        "reserved for each byte of growth"
+    ) == policy._too_small(error, memory, 0.045)
 
 
 def test_rounding_a_size_that_is_not_there(toys, meter, caplog):

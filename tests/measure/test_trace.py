@@ -8,6 +8,7 @@ from torch import nn
 
 import mimose
 from mimose.measure.analysis import analyse, without_readings
+from mimose.measure.gauges import by_operators
 from mimose.measure.retained import RetainedOutputs
 from mimose.measure.trace import Mark, Trace
 from mimose.measure.tracker import StorageTracker
@@ -193,6 +194,8 @@ def test_samples_of_a_written_step():
 class _Readings:
     """A meter that reads what it was told to."""
 
+    reads_peak = True
+
     def __init__(self, readings):
         self._readings = iter(readings)
 
@@ -305,3 +308,81 @@ def test_carried_outputs_are_counted_while_they_live():
     assert large.nbytes == carried.live_bytes()
     del large
     assert 0 == carried.live_bytes()
+
+
+def test_an_input_that_goes_later_says_after_how_many_layers():
+    """It is looked for as each layer is entered, as the root is left, and behind."""
+    for when, n_passed in (("enter", 0), ("later", 1), ("root_exit", 2), ("loss", 3)):
+        has_gone = []
+        trace = Trace(_Readings([(100, 100)] * 12))
+        trace.mark("start")
+        trace.mark("exit", trace.enter(_event(0)))
+        trace.events[0].tell_released(8.0, lambda has_gone=has_gone: bool(has_gone))
+        for at in ("enter", "later"):
+            has_gone += [at] if at == when else []
+            index = trace.enter(_event(len(trace.events)))
+            trace.mark("exit", index)
+        for at, kind in (("root_exit", "root_exit"), ("loss", "gradient")):
+            has_gone += [at] if at == when else []
+            trace.mark(kind, 2)
+        assert (8.0, n_passed) == (trace.events[0].gone_bytes, trace.events[0].n_passed)
+
+
+def test_a_second_input_is_left_out_of_a_backward():
+    """Where what was packed is still there, its copy is told apart."""
+    gone, there = _event(0), _event(0)
+    for event in (gone, there):
+        event.tell_released(20.0, lambda: False)
+    gone.gone_bytes = 20.0
+    marks = _written(*STEP)
+    rises = [
+        analyse(marks, [event], EXACT_MENU).events[0].backward_excess_bytes[RECOMPUTE]
+        for event in (gone, there)
+    ]
+    assert [210 - (122 + 20) - 50, 210 - 122 - 20 - 50] == rises
+    nets = [
+        analyse(marks, [event], EXACT_MENU).events[0].backward_net_bytes[RECOMPUTE]
+        for event in (gone, there)
+    ]
+    assert [90 - (122 + 20) + 10, 90 - 122 + 10] == nets
+
+
+class _Watched(nn.Module):
+    def __init__(self, last):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.last = last
+
+    def forward(self, x):
+        return self.last(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (torch.relu, 2 * 4 * 4.0),
+        (lambda x: x + 1.0, 0.0),
+        (lambda x: x.exp()[:1], None),
+    ],
+)
+def test_who_saves_what_it_returns(last, expected):
+    """It shows in the users of the storage, but for views."""
+    layer = _Watched(last)
+    trace = Trace(_Readings([(100, 100)] * 4))
+    trace.mark("start")
+    index = trace.enter(_event(0))
+    gauge = by_operators(lambda counted: {})
+    x = torch.rand(2, 4, requires_grad=True)
+    trace.recomputed(index, gauge)(lambda: layer(x), [x])
+    assert expected == trace.events[0].kept_output_bytes
+
+
+def test_what_is_tried_leaves_a_prediction_as_it_is():
+    """The budget may have more room than the prediction."""
+    trace = Trace(_Readings([(100, 100)]), 1000.0)
+    trace.mark("start")
+    assert (900.0, 900.0) == (trace.room_bytes, trace.spare_bytes)
+    trace.predicted_bytes = 150.0
+    assert (900.0, 50.0) == (trace.room_bytes, trace.spare_bytes)
+    trace.predicted_bytes = 5000.0
+    assert 900.0 == trace.spare_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mimose
-from mimose.records import StepRecord, Summary, without_numbers
+from mimose.records import TRIED, StepRecord, Summary, kind_of
 from mimose.report.columns import named, table, terminal_width, wrapped
 from mimose.report.text import report
 
@@ -90,7 +90,25 @@ def test_a_report_counts_like_remarks_together():
     text = report(_summary(records), records, 200)
     said = "500 × forward of encoder.layer.0#0: 499 is beyond 40, the most"
     assert f"  {said} (numbers differ)\n" in text
-    assert "# is beyond #" == without_numbers("1,180 is beyond 4.5")
+    assert "# is beyond #" == kind_of("1,180 is beyond 4.5")
+
+
+def test_steps_that_try_actions_share_a_line():
+    """It names all that they tried; others that differ in numbers share theirs."""
+    tried = ("lean", "pool, pool4", "lean, quantize4", "lean")
+    reasons = [
+        *(f"{names} {TRIED}" for names in tried),
+        "7 is beyond 5",
+        "8 is beyond 5",
+    ]
+    records = [record for why in reasons for record in _records(1, 1, reason=why)]
+    text = report(_summary(records), records, 120)
+    _, listed = text.split("Steps out of the ordinary\n")
+    assert [
+        f"4 × lean, pool, pool4, quantize4 {TRIED}",
+        "2 × 8 is beyond 5 (numbers differ)",
+    ] == [line.strip() for line in listed.splitlines()[:2]]
+    assert "not shown" not in listed
 
 
 def test_a_first_step_is_of_the_shape_it_turns_out_to_have():

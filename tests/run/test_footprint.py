@@ -94,6 +94,7 @@ def test_the_level_leaves_room_for_fragmentation():
     start, _ = footprint.begin(0.0)
     expected = 10 * MIB + 88 * MIB / footprint.ratio.value  # but for a segment
     assert expected == footprint.level_budget(start)
+    assert pytest.approx(footprint.ratio.value) == footprint.reserved_ratio(start)
 
 
 def test_the_ratio_is_learned_from_steps_without_free_blocks():

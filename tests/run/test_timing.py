@@ -15,6 +15,10 @@ ACTIONS = "keep", "lean", "recompute"
 @pytest.fixture
 def taught(monkeypatch):
     """What learners are told of each step, and whether it was measured."""
+    return _noting(monkeypatch)
+
+
+def _noting(monkeypatch):
     told, absorb = [], Learner.absorb_seconds
 
     def noted(self, facts, events, *, is_measured=False):
@@ -53,24 +57,34 @@ def _trained(toys, meter, share=0.75, n_times=4, **how):
     return session
 
 
+@pytest.fixture(scope="module")
+def timed(toys):
+    """A session that was timed, and what learners were told; only to be read."""
+    with pytest.MonkeyPatch.context() as patched, toys.counting() as meter:
+        told = _noting(patched)
+        return _trained(toys, meter, actions=ACTIONS, refine=False), told
+
+
+@pytest.fixture(scope="module")
+def lean_is_dear(toys):
+    """A session in which that takes longest; only to be read."""
+    with pytest.MonkeyPatch.context() as patched, toys.counting() as meter:
+        _priced(patched, {"lean": 9.0, "recompute": 1.0})
+        return _trained(toys, meter, actions=ACTIONS, refine=False)
+
+
 def _planned(session):
     return [r for r in session.records if r.phase == "plan" and not r.reason]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "never"),
-    [
-        ({"lean": 9.0, "recompute": 1.0}, "lean"),
-        ({"lean": 0.001, "recompute": 9.0}, "recompute"),
-    ],
-)
-def test_plans_follow_what_was_timed(toys, meter, monkeypatch, seconds, never):
+def test_plans_follow_what_was_timed(toys, meter, monkeypatch, lean_is_dear):
     """An action that turns out far too dear is in no plan any more."""
-    _priced(monkeypatch, seconds)
-    session = _trained(toys, meter, actions=ACTIONS)
-    actions = {action for r in _planned(session)[-7:] for action in r.actions}
-    assert {"keep", "lean", "recompute"} - {never} == actions
-    assert not any(record.is_over for record in session.records)
+    _priced(monkeypatch, {"lean": 0.001, "recompute": 9.0})
+    lean_is_cheap = _trained(toys, meter, actions=ACTIONS)
+    for session, never in ((lean_is_dear, "lean"), (lean_is_cheap, "recompute")):
+        actions = {action for r in _planned(session)[-7:] for action in r.actions}
+        assert {"keep", "lean", "recompute"} - {never} == actions
+        assert not any(record.is_over for record in session.records)
 
 
 def test_flops_stay_where_they_are_asked_for(toys, meter, monkeypatch):
@@ -79,7 +93,8 @@ def test_flops_stay_where_they_are_asked_for(toys, meter, monkeypatch):
     for seconds in ({"lean": 9.0, "recompute": 1.0}, {"lean": 1.0, "recompute": 9.0}):
         with monkeypatch.context() as patched:
             _priced(patched, seconds)
-            session = _trained(toys, meter, actions=ACTIONS, cost="flops")
+            how = {"actions": ACTIONS, "cost": "flops"}
+            session = _trained(toys, meter, n_times=3, **how)
         plans.append([record.actions for record in session.records])
         predicted = [record.predicted_extra_seconds for record in _planned(session)]
         assert max(filter(None, predicted)) >= min(seconds.values())
@@ -89,15 +104,15 @@ def test_flops_stay_where_they_are_asked_for(toys, meter, monkeypatch):
 def test_two_actions_are_planned_by_flops(toys, meter, monkeypatch):
     """By default; equal runs make equal plans then."""
     _priced(monkeypatch, {"recompute": 1.0})
-    session = _trained(toys, meter)
+    session = _trained(toys, meter, n_times=2)
     assert not session._engine.learner.model.plans_by_seconds
-    other = _trained(toys, meter, cost="seconds")
+    other = _trained(toys, meter, n_times=2, cost="seconds")
     assert other._engine.learner.model.plans_by_seconds
 
 
-def test_records_tell_seconds(toys, meter):
+def test_records_tell_seconds(timed):
     """None where a step was measured; else what was added, 0 where all is kept."""
-    session = _trained(toys, meter, actions=ACTIONS)
+    session, _ = timed
     for record in session.records:
         if record.phase in ("collect", "step_down") or record.reason:
             assert record.extra_seconds is None
@@ -112,9 +127,9 @@ def test_records_tell_seconds(toys, meter):
     assert session.summary().extra_seconds == sum(r.extra_seconds for r in told)
 
 
-def test_measured_steps_teach_what_they_do_not_slow(toys, meter, taught):
+def test_measured_steps_teach_what_they_do_not_slow(timed):
     """Only what is rebuilt tensor by tensor, and none of the forwards."""
-    session = _trained(toys, meter, actions=ACTIONS)
+    session, taught = timed
     measured = [events for events, is_measured in taught if is_measured]
     ordinary = [events for events, is_measured in taught if not is_measured]
     assert {"lean"} == {e.action for events in measured for e in events.values()}
@@ -138,10 +153,9 @@ def test_making_a_recipe_teaches_nothing(toys, meter, taught):
     assert first_told >= 2
 
 
-def test_times_travel_with_the_state(toys, meter, monkeypatch):
+def test_times_travel_with_the_state(toys, meter, lean_is_dear):
     """A session that loads them has the same seconds; a state without them loads."""
-    _priced(monkeypatch, {"lean": 9.0, "recompute": 1.0})
-    session = _trained(toys, meter, actions=ACTIONS)
+    session = lean_is_dear
     state = json.loads(json.dumps(session.state_dict()))
     how = {"meter": meter, "actions": ACTIONS}
     again = mimose.attach(toys.chain(6, width=128), "1TiB", **how)

@@ -12,6 +12,7 @@ import numpy as np
 
 from mimose.bench.advise.choice import Choice, choose
 from mimose.bench.advise.flips import Flip, flips
+from mimose.bench.advise.lengths import LengthsAnswer, answer_lengths
 from mimose.bench.advise.measured import Measured, Measurements
 from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.models import Model, Planned, Steady, longest, planned, steady
@@ -81,8 +82,17 @@ class Advice:
     free: Choice | None
     """Where the batch may be chosen."""
     flips: tuple[Flip, ...]
+    lengths: LengthsAnswer | None
+    """For the lengths that will come; None where nobody knows them."""
     p_point: float
     """Free bytes for each second of plain training's fixed time."""
+
+    def __str__(self) -> str:
+        """Return the answer in words, as wide as the terminal."""
+        from mimose.bench.advise.words import text
+        from mimose.report.columns import terminal_width
+
+        return text(self, terminal_width())
 
     def of(self, name: str) -> MethodAdvice:
         """Return what is said of a method."""
@@ -114,6 +124,13 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
         at_sample=choose(exact, spreads, budget, measurements.batch),
         free=choose(exact, spreads, budget, None),
         flips=flips(exact, budget),
+        lengths=answer_lengths(
+            measurements,
+            measurements.lengths,
+            plain if isinstance(plain, Steady) else None,
+            spreads,
+            budget,
+        ),
         p_point=point,
     )
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from typing import Any
 
+from mimose.bench.advise.crew import Crew
 from mimose.bench.advise.measured import Measured, Measurements
 from mimose.bench.advise.methods import METHODS
-from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds
+from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, points_of
 from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.survey import Begun, begin, survey
-from mimose.bench.advise.work import Task
+from mimose.bench.advise.task import Task
 from mimose.bench.child import Child
 from mimose.bench.machine import describe_machine, load_average
 from mimose.budget import parse_budget
@@ -40,7 +42,7 @@ def measure(
     Raises:
         UsageError: Plain training itself cannot be measured.
     """
-    run = _Run(settings, tell)
+    run = Run(settings, tell)
     with contextlib.suppress(KeyboardInterrupt):
         run.survey()
         run.time()
@@ -48,8 +50,18 @@ def measure(
     return run.found()
 
 
-class _Run:
-    """One measurement from its beginning."""
+class Run:
+    """One measurement from its beginning.
+
+    Args:
+        settings: The question.
+        tell: As for `measure`.
+
+    Attributes:
+        is_interrupted: Until all is done.
+        budget_bytes: From the first process on.
+        learned: By sessions that plan, by method.
+    """
 
     def __init__(self, settings: Settings, tell: Callable[[str, float], None]) -> None:
         self.is_interrupted = True
@@ -58,9 +70,10 @@ class _Run:
         self._began = time.monotonic()
         self._until = self._began + 60.0 * settings.minutes
         self._measured: dict[str, Measured] = {}
+        self.learned: dict[str, Mapping[str, Any]] = {}
         self._rounds: Rounds | None = None
         self._sample: tuple[int, int | None] = (0, None)
-        self._budget_bytes = 0
+        self.budget_bytes = 0
         self._notes: list[str] = []
 
     def survey(self) -> None:
@@ -76,17 +89,21 @@ class _Run:
                     another = contextlib.closing(self._child(names[index + 1]))
                     coming = stack.enter_context(another)
                 self._tell(f"memory: {name}", _SURVEY_SHARE * index / len(names))
-                begun = begin(child, self._budget_bytes or None)
+                begun = begin(child)
                 if name == PLAIN:
                     self._resolve(begun)
-                self._measured[name] = survey(
+                found = survey(
                     child,
                     begun,
                     METHODS[name],
+                    budget_bytes=self.budget_bytes,
                     most_bytes=self._most_bytes(begun),
                     most_seconds=most / len(names) / _STEPS,
                     lengths=settings.lengths,
                 )
+                self._measured[name] = found.measured
+                if found.learned is not None:
+                    self.learned[name] = found.learned
                 child.close()
                 if time.monotonic() - self._began > most:
                     self._leave_out(names[index + 1 :])
@@ -94,17 +111,19 @@ class _Run:
 
     def time(self) -> None:
         """Measure seconds, by turns, in new processes."""
-        names = [name for name, each in self._measured.items() if not each.why_not]
-        with contextlib.ExitStack() as stack:
-            children = {
-                name: stack.enter_context(contextlib.closing(self._child(name)))
-                for name in names
-            }
+        points = {
+            name: points_of(
+                each, self.budget_bytes, with_lengths=bool(self._settings.lengths)
+            )
+            for name, each in self._measured.items()
+            if not each.why_not
+        }
+        with contextlib.closing(self.crew()) as crew:
             self._rounds = Rounds(
-                children,
-                self._measured,
-                budget_bytes=self._budget_bytes,
-                with_lengths=bool(self._settings.lengths),
+                crew,
+                points,
+                self.learned,
+                budget_bytes=self.budget_bytes,
                 seed=self._settings.seed,
             )
             began = _SURVEY_SHARE
@@ -124,7 +143,7 @@ class _Run:
             raise UsageError(msg)
         self._sample = begun.batch, begun.length
         try:
-            self._budget_bytes = parse_budget(
+            self.budget_bytes = parse_budget(
                 self._settings.budget, begun.total_bytes, lambda: begun.held_bytes
             )
         except BudgetError as error:
@@ -133,8 +152,8 @@ class _Run:
     def _most_bytes(self, begun: Begun) -> int:
         """Return what a step may need: the budget, and no more than there is."""
         if self._settings.device != "cpu" or begun.available_bytes is None:
-            return self._budget_bytes
-        return min(self._budget_bytes, begun.held_bytes + begun.available_bytes)
+            return self.budget_bytes
+        return min(self.budget_bytes, begun.held_bytes + begun.available_bytes)
 
     def found(self) -> Measurements:
         """Return what there is."""
@@ -156,7 +175,7 @@ class _Run:
             model=settings.model,
             batch=batch,
             length=length,
-            budget_bytes=self._budget_bytes,
+            budget_bytes=self.budget_bytes,
             device=settings.device,
             dtype=settings.dtype,
             optimizer=settings.optimizer,
@@ -169,9 +188,18 @@ class _Run:
             is_interrupted=self.is_interrupted,
             notes=tuple(self._notes),
             methods=tuple(methods),
+            lengths=settings.lengths,
         )
 
+    def crew(self) -> Crew:
+        """Start the processes in which steps are timed."""
+        return Crew(lambda name: self._start(name, PLAIN, "turns"))
+
     def _child(self, method: str) -> Child:
+        """Start the process in which a method's memory is measured."""
+        return self._start(method, method, "work")
+
+    def _start(self, name: str, method: str, module: str) -> Child:
         settings = self._settings
         task = Task(
             source=settings.source,
@@ -182,8 +210,8 @@ class _Run:
             threads=settings.threads,
             seed=settings.seed,
         )
-        work = "mimose.bench.advise.work"
-        return Child(method, work, asdict(task), settings.threads)
+        work = f"mimose.bench.advise.{module}"
+        return Child(name, work, asdict(task), settings.threads)
 
     def _leave_out(self, names: tuple[str, ...]) -> None:
         if names:

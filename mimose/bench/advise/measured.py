@@ -24,6 +24,11 @@ class Weighed:
     seconds: float
     """Of that one step: rough."""
 
+    @property
+    def size(self) -> int:
+        """The length where it is one of those measured by length, else the batch."""
+        return self.batch if self.length is None else self.length
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed:
@@ -38,6 +43,11 @@ class Timed:
         """The median."""
         return statistics.median(self.rounds)
 
+    @property
+    def size(self) -> int:
+        """The length where it is one of those measured by length, else the batch."""
+        return self.batch if self.length is None else self.length
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foretold:
@@ -51,6 +61,11 @@ class Foretold:
     """The least budget at which everything is kept."""
     seconds: tuple[float, ...]
     """Added to plain training's at budgets from one to the other, in equal steps."""
+
+    @property
+    def size(self) -> int:
+        """The length where it is one of those measured by length, else the batch."""
+        return self.batch if self.length is None else self.length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +104,8 @@ class Measurements:
     notes: tuple[str, ...] = ()
     """What was left out for lack of time, and the like."""
     methods: tuple[Measured, ...] = field(default=())
+    lengths: tuple[int, ...] = ()
+    """Padded tokens of the batches to come; empty where nobody said."""
 
     def write(self, path: Path) -> None:
         """Write it as JSON, for `read`."""
@@ -106,6 +123,7 @@ def read(path: Path) -> Measurements:
         told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         told["methods"] = tuple(map(_measured, told["methods"]))
         told["notes"] = tuple(told["notes"])
+        told["lengths"] = tuple(told["lengths"])
         return Measurements(**told)
     except (KeyError, TypeError, ValueError) as error:
         msg = f"{path} was not written by mimose advise: {error}"

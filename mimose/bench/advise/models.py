@@ -10,13 +10,40 @@ from typing import Protocol
 import numpy as np
 
 from mimose.bench.advise.measured import Foretold, Measured, Timed, Weighed
-from mimose.predictors import Best, MethodModel, Series, fit_series, make_predictor
+from mimose.predictors import Best, MethodModel, fit_series
 from mimose.predictors.noise import MEMORY_TOLERANCE
 
 _LEAST_POINTS = 2
+_LINE_POINTS = 3
 _ROUNDING = 1e-9
+_FURTHEST = 4.0
+"""From the longest length measured."""
 _STEPS = 64
 """Batches looked at for the best of a method that plans."""
+
+
+class _Predicts(Protocol):
+    def predict(self, x: float) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A quantity by length: a polynomial of the second degree, of relative errors."""
+
+    coefficients: tuple[float, ...]
+    """From the constant on."""
+
+    @classmethod
+    def fitted(cls, lengths: Sequence[float], values: Sequence[float]) -> Curve:
+        """Fit (n_points,) lengths and values; a line where there are less than four."""
+        degree = 2 if len(set(lengths)) > _LINE_POINTS else 1
+        x, y = np.asarray(lengths, float), np.asarray(values, float)
+        found = np.polynomial.polynomial.polyfit(x, y, degree, w=1.0 / y)
+        return cls(tuple(found.tolist()))
+
+    def predict(self, x: float) -> float:
+        """Return the value at a length."""
+        return float(np.polynomial.polynomial.polyval(x, self.coefficients))
 
 
 class Model(Protocol):
@@ -90,24 +117,24 @@ class Steady:
 class Planned:
     """A method that plans: plain training's time, and what a plan adds to it.
 
-    Between the batches that were planned for, the least memory, the memory at which
-    everything is kept, and the costs between them, are interpolated; beyond them the
-    last two are followed on.
+    Sizes are batches, or lengths. Between those that were planned for, the least
+    memory, the memory at which everything is kept, and the costs between them, are
+    interpolated; beyond them the last two are followed on.
     """
 
     name: str
-    plain: Series
-    """Seconds of plain training by batch."""
+    plain: _Predicts
+    """Seconds of plain training by size."""
     factor: float
     """A session's own share: of steps measured, over plain seconds and the plan's."""
     foretold: tuple[Foretold, ...]
-    """At two batch sizes or more, in order."""
+    """At two sizes or more, in order."""
     highest: float
     refused: str = ""
 
     def largest_batch(self, memory_bytes: float, *, whole: bool = True) -> float:
         """Return the largest batch that fits; 0 where none does."""
-        batches = [each.batch for each in self.foretold]
+        batches = [each.size for each in self.foretold]
         least = [each.least_bytes for each in self.foretold]
         if memory_bytes < _at(batches, least, 1.0):
             return 0.0
@@ -137,7 +164,7 @@ class Planned:
 
     def bare_seconds(self, batch: float, memory_bytes: float) -> float:
         """Return plain training's seconds and the plan's."""
-        batches = [each.batch for each in self.foretold]
+        batches = [each.size for each in self.foretold]
         least = _at(batches, [each.least_bytes for each in self.foretold], batch)
         keep = _at(batches, [each.keep_bytes for each in self.foretold], batch)
         share = (memory_bytes - least) / max(keep - least, 1.0)
@@ -152,7 +179,7 @@ def steady(measured: Measured, plain: MethodModel | None) -> Steady | None:
     if min(len(weighed), len(timed)) < _LEAST_POINTS:
         return None
     memory = fit_series(
-        [each.batch for each in weighed], _held(weighed), tolerance=MEMORY_TOLERANCE
+        [each.batch for each in weighed], held(weighed), tolerance=MEMORY_TOLERANCE
     )
     fixed = None
     if plain is not None and plain.seconds.intercept > 0.0:
@@ -176,13 +203,14 @@ def planned(
         memory_bytes: That budget.
     """
     timed = [each for each in measured.timed if each.length is None]
-    if len(measured.foretold) < _LEAST_POINTS or not timed:
+    rows = tuple(each for each in measured.foretold if each.length is None)
+    if len(rows) < _LEAST_POINTS or not timed:
         return None
     bare = Planned(
         measured.method,
         plain.seconds,
         1.0,
-        measured.foretold,
+        rows,
         float(max(each.batch for each in measured.weighed)),
         plain.refused,
     )
@@ -192,7 +220,7 @@ def planned(
 def with_factor(bare: Planned, timed: Sequence[Timed], memory_bytes: float) -> Planned:
     """Return a planned method whose seconds are those of steps that were timed."""
     ratios = [
-        each.seconds / bare.bare_seconds(each.batch, memory_bytes) for each in timed
+        each.seconds / bare.bare_seconds(each.size, memory_bytes) for each in timed
     ]
     return Planned(
         bare.name,
@@ -205,32 +233,31 @@ def with_factor(bare: Planned, timed: Sequence[Timed], memory_bytes: float) -> P
 
 
 def longest(measured: Measured, memory_bytes: float) -> float | None:
-    """Return the most tokens at which the sample's batch fits, to one in a hundred.
+    """Return the most tokens at which the sample's batch fits.
 
-    Memory by length is a polynomial of the second degree. None where lengths were not
-    measured; infinite where it does not grow; at most four times the longest measured.
+    None where too few lengths were measured; at most four times the longest measured.
     """
+    if measured.foretold:
+        rows = [each for each in measured.foretold if each.length is not None]
+        if len(rows) <= _LEAST_POINTS:
+            return None
+        sizes, least = [e.size for e in rows], [e.least_bytes for e in rows]
+        found = min(_FURTHEST * sizes[-1], _at(least, sizes, memory_bytes))
+        return float(max(0, math.floor(found)))
     weighed = [each for each in measured.weighed if each.length is not None]
     if len(weighed) <= _LEAST_POINTS:
         return None
-    predictor = make_predictor("polynomial")
-    lengths = [each.length for each in weighed if each.length is not None]
-    predictor.fit([[each] for each in lengths], _held(weighed))
-    low, high = 0.0, 4.0 * max(lengths)
-    if predictor.predict_one([high]) <= memory_bytes:
-        return high
-    while high - low > max(1.0, 0.01 * low):
-        middle = (low + high) / 2
-        fits = predictor.predict_one([middle]) <= memory_bytes
-        low, high = (middle, high) if fits else (low, middle)
-    return float(math.floor(low))
+    memory = Curve.fitted([each.size for each in weighed], held(weighed))
+    lengths = range(int(_FURTHEST * weighed[-1].size), 0, -1)
+    fits = (each for each in lengths if memory.predict(each) <= memory_bytes)
+    return float(next(fits, 0))
 
 
 def _of_batches(measured: Measured) -> list[Weighed]:
     return [each for each in measured.weighed if each.length is None]
 
 
-def _held(weighed: Sequence[Weighed]) -> list[float]:
+def held(weighed: Sequence[Weighed]) -> list[float]:
     """Return peaks, with what the allocator takes beyond them at the largest."""
     last = max(weighed, key=lambda each: each.peak_bytes)
     beyond = max(1.0, last.reserved_bytes / last.peak_bytes)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+from mimose.bench.advise.crew import Crew
 from mimose.bench.advise.measured import Measured, Timed, Weighed
-from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.training import Point
-from mimose.bench.child import Child, RunFailedError
+from mimose.bench.child import RunFailedError
 from mimose.exceptions import first_line
 
 ENOUGH_ROUNDS = 7
@@ -27,14 +27,19 @@ _LEAST_SECONDS = 0.1
 _MOST_STEPS = 8
 
 
+Sized: TypeAlias = tuple[Point, int]
+"""Sizes, and how many steps a turn takes of them."""
+
+
 class Rounds:
     """Turns of all methods, within a time.
 
     Args:
-        children: The processes, by method.
-        measured: What is known of each; gives the points and about how long they take.
-        budget_bytes: For methods that plan.
-        with_lengths: Whether lengths are timed as well.
+        crew: The processes.
+        points: Of each method, with how many steps a turn takes of each, the dearest
+            last.
+        learned: By sessions that plan, by method.
+        budget_bytes: For these.
         seed: Of the order in which they take turns.
 
     Attributes:
@@ -46,24 +51,22 @@ class Rounds:
 
     def __init__(
         self,
-        children: Mapping[str, Child],
-        measured: Mapping[str, Measured],
+        crew: Crew,
+        points: Mapping[str, Sequence[Sized]],
+        learned: Mapping[str, Any],
         *,
         budget_bytes: int,
-        with_lengths: bool,
         seed: int,
     ) -> None:
         self._arguments = {"budget_bytes": budget_bytes}
+        self._learned = dict(learned)
         self.seconds: dict[str, dict[Point, list[float]]] = {}
         self.failed: dict[str, str] = {}
         self.notes: list[str] = []
         self.n_rounds = 0
-        self._children = children
+        self._crew = crew
         self._order = random.Random(seed)
-        self._points = {
-            name: _points(measured[name], budget_bytes, with_lengths=with_lengths)
-            for name in children
-        }
+        self._points = {name: list(points[name]) for name in points}
         self._turn_seconds: dict[str, float] = {}
 
     def run(self, until: float, tell: Callable[[str, float], None]) -> None:
@@ -98,12 +101,11 @@ class Rounds:
     def _turn(self, name: str) -> None:
         points = self._points[name]
         asked: Sequence[Any] = [[*point, n_steps] for point, n_steps in points]
-        passes = METHODS[name].passes
         began = time.monotonic()
         try:
-            told = self._children[name].ask(
-                ["time", {**self._arguments, "points": asked, "passes": passes}]
-            )
+            arguments = {**self._arguments, "points": asked}
+            arguments["learned"] = self._learned.get(name)
+            told = self._crew.ask(name, arguments)
         except RunFailedError as error:
             self.failed[name] = first_line(error)
             del self._points[name]
@@ -142,21 +144,27 @@ class Rounds:
         return (n_steps + 1) * self.seconds[name][point][0]
 
 
-def _steps(seconds: float) -> int:
+def steps_of(seconds: float) -> int:
     """Return how many steps of a point a turn takes."""
     return max(1, min(_MOST_STEPS, round(_LEAST_SECONDS / max(seconds, 1e-6))))
 
 
-def _points(
+def points_of(
     measured: Measured, budget_bytes: int, *, with_lengths: bool
-) -> list[tuple[Point, int]]:
-    """Return sizes to time, the largest batch last, each with its number of steps."""
+) -> list[Sized]:
+    """Return sizes to time, the largest batch last, each with its number of steps.
+
+    Args:
+        measured: What is known of a method.
+        budget_bytes: For methods that plan.
+        with_lengths: Whether lengths are timed as well.
+    """
     chosen = _chosen([each for each in measured.weighed if each.length is None])
-    found = [(Point(each.batch), _steps(each.seconds)) for each in chosen]
+    found = [(Point(each.batch), steps_of(each.seconds)) for each in chosen]
     if not with_lengths:
         return found
     lengths = [
-        (Point(each.batch, each.length), _steps(each.seconds))
+        (Point(each.batch, each.length), steps_of(each.seconds))
         for each in measured.weighed
         if each.length is not None
     ]

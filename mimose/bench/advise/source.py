@@ -32,7 +32,7 @@ def make(source: str) -> Made:
         UsageError: There is no such function, it failed, or returned something else.
     """
     if source.endswith(_SUFFIX):
-        made = torch.load(source, weights_only=False)
+        made = torch.load(source, map_location="cpu", weights_only=False)
         return made["model"], made["sample"]
     return _called(source)
 
@@ -48,9 +48,10 @@ def saved(model: nn.Module, sample: Any) -> Iterator[str]:
         UsageError: The model cannot be saved, or its class lies in the script that was
             started, where no other process finds it.
     """
-    if type(model).__module__ == "__main__":
+    here = [each for each in model.modules() if type(each).__module__ == "__main__"]
+    if here:
         msg = (
-            f"{type(model).__name__} is defined in the script itself, where the "
+            f"{type(here[0]).__name__} is defined in the script itself, where the "
             f"measuring processes cannot import it: move it to a module of its own, or "
             f"give 'module:function' of a function that returns (model, sample)"
         )

@@ -7,7 +7,8 @@ last two says that the next one fits; the last is the largest that does.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +19,17 @@ from mimose.bench.advise.methods import Method
 from mimose.bench.child import Child, RunFailedError
 from mimose.exceptions import first_line
 
-_SMALLEST = 8
+_SMALLEST = 16
 """The first batch is the sample's, divided by this."""
-_DOUBLINGS = 6
+_DOUBLINGS = 7
 """From the first batch on, at the most."""
+_FEWEST = 5
+"""Batches, if there are as many."""
 _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Of the sample's length, where nobody knows which will come."""
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Of the lengths that will come."""
-_BATCHES = 8
-"""To plan for, of each session."""
+_UNKNOWN = "its session trusts no prediction yet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,15 +49,19 @@ class Begun:
     """Before the first step."""
 
 
-def begin(child: Child, budget_bytes: int | None) -> Begun:
-    """Let a process build its model.
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """A method's memory."""
 
-    Args:
-        child: A process of `mimose.bench.advise.work`.
-        budget_bytes: For methods that plan; None if it is not known yet.
-    """
+    measured: Measured
+    learned: Mapping[str, Any] | None = None
+    """By a session that plans: what its timed steps begin with."""
+
+
+def begin(child: Child) -> Begun:
+    """Let a process of `mimose.bench.advise.work` build its model."""
     try:
-        return Begun(**child.ask(["begin", {"budget_bytes": budget_bytes}]))
+        return Begun(**child.ask(["begin", {}]))
     except RunFailedError as error:
         return Begun(why_not=first_line(error))
 
@@ -65,40 +71,44 @@ def survey(
     begun: Begun,
     method: Method,
     *,
+    budget_bytes: int,
     most_bytes: int,
     most_seconds: float,
     lengths: Sequence[int] = (),
-) -> Measured:
+) -> Surveyed:
     """Measure one method's memory.
 
     Args:
         child: The process.
         begun: What it has said.
         method: The method.
+        budget_bytes: For methods that plan.
         most_bytes: No step is tried that would need more.
         most_seconds: A step that takes longer is the last one.
         lengths: Those that will come.
     """
+    name = method.name
     if begun.why_not:
-        return Measured(method=method.name, why_not=begun.why_not)
-    ladder = _Ladder(child, most_bytes, most_seconds)
+        return Surveyed(Measured(method=name, why_not=begun.why_not))
+    ladder = _Ladder(child, begun, most_bytes, most_seconds)
     tokens = _tokens(begun.length, lengths)
-    if method.plans:
-        ladder.learn(begun.batch, tokens, method.passes)
-    weighed = ladder.climb(begun.batch)
-    stopped = ladder.stopped
-    if not weighed:
-        return Measured(method=method.name, why_not=stopped)
+    learned = None
     foretold: tuple[Foretold, ...] = ()
     if method.plans:
-        foretold = ladder.foretell(max(each.batch for each in weighed), begun, tokens)
+        learned = ladder.learn(tokens, method.passes, budget_bytes)
+        weighed, foretold = ladder.climb_planned(tokens)
     else:
-        weighed += ladder.lengths(begun.batch, tokens)
-    return Measured(
-        method=method.name,
-        weighed=tuple(weighed),
-        stopped=stopped,
-        foretold=foretold,
+        weighed = ladder.climb()
+    stopped = ladder.stopped
+    if not weighed:
+        return Surveyed(Measured(method=name, why_not=stopped or _UNKNOWN))
+    if not method.plans:
+        weighed += ladder.lengths(tokens)
+    return Surveyed(
+        Measured(
+            method=name, weighed=tuple(weighed), stopped=stopped, foretold=foretold
+        ),
+        learned,
     )
 
 
@@ -113,19 +123,22 @@ class _Ladder:
         stopped: Why no larger one was tried.
     """
 
-    def __init__(self, child: Child, most_bytes: int, most_seconds: float) -> None:
+    def __init__(
+        self, child: Child, begun: Begun, most_bytes: int, most_seconds: float
+    ) -> None:
         self.stopped = ""
         self._child = child
+        self._sample = begun.batch
+        self._first = max(1, begun.batch // _SMALLEST)
         self._most_bytes = most_bytes
         self._most_seconds = most_seconds
 
-    def climb(self, sample: int) -> list[Weighed]:
+    def climb(self) -> list[Weighed]:
         """Return steps of doubled batches, then of the largest that fits."""
-        first = max(1, sample // _SMALLEST)
         found: list[Weighed] = []
         with self._telling():
             for doubling in range(_DOUBLINGS + 1):
-                batch = first * 2**doubling
+                batch = self._first * 2**doubling
                 most = self._most(found)
                 if batch > most:
                     if most >= found[-1].batch + 1:
@@ -133,42 +146,98 @@ class _Ladder:
                     self.stopped = f"a batch of {int(most) + 1} would not fit"
                     break
                 found.append(self._weigh(batch))
-                if found[-1].seconds > self._most_seconds:
-                    self.stopped = f"a step of {batch} takes {found[-1].seconds:.1f} s"
+                if self._is_slow(found[-1]):
                     break
+            self._fill(found)
         return found
 
-    def lengths(self, batch: int, tokens: Sequence[int]) -> list[Weighed]:
+    def _fill(self, found: list[Weighed]) -> None:
+        """Put further batches between, where there are few."""
+        while len(found) < _FEWEST:
+            gaps = [high.batch / low.batch for low, high in itertools.pairwise(found)]
+            index = gaps.index(max(gaps)) if gaps else 0
+            batch = (found[index].batch * found[index + 1].batch) ** 0.5 if gaps else 0
+            if not gaps or round(batch) in {each.batch for each in found}:
+                break
+            found.insert(index + 1, self._weigh(round(batch)))
+
+    def lengths(self, tokens: Sequence[int]) -> list[Weighed]:
         """Return steps of the sample's batch with shorter and longer texts."""
         found: list[Weighed] = []
         with self._telling():
             for length in tokens:
                 if len(found) > 1 and self._grown(found, length) > self._most_bytes:
                     break
-                found.append(self._weigh(batch, length))
-                if found[-1].seconds > self._most_seconds:
+                found.append(self._weigh(self._sample, length))
+                if self._is_slow(found[-1]):
                     break
         return found
 
-    def learn(self, sample: int, tokens: Sequence[int], passes: int) -> None:
+    def learn(
+        self, tokens: Sequence[int], passes: int, budget_bytes: int
+    ) -> Mapping[str, Any] | None:
         """Let a session learn from small steps, of some lengths."""
-        first = max(1, sample // _SMALLEST)
-        points: list[Any] = [[first * factor, None] for factor in (1, 2, 3, 4)]
-        points += [[first, length] for length in tokens]
+        points: list[Any] = [[self._first * factor, None] for factor in (1, 2, 3, 4)]
+        points += [[self._first, length] for length in tokens]
         with self._telling():
-            self._ask("learn", points=points, passes=passes)
+            told = self._ask(
+                "learn", points=points, passes=passes, budget_bytes=budget_bytes
+            )
+            learned: Mapping[str, Any] = told["learned"]
+            return learned
+        return None  # type: ignore[unreachable]
 
-    def foretell(
-        self, top: int, begun: Begun, tokens: Sequence[int]
-    ) -> tuple[Foretold, ...]:
-        """Return plans for batches beyond the largest that ran, and for lengths."""
-        found: tuple[Foretold, ...] = ()
-        points: list[Any] = [[batch, None] for batch in _spread(1, 2 * top, _BATCHES)]
-        points += [[begun.batch, length] for length in tokens]
+    def climb_planned(
+        self, tokens: Sequence[int]
+    ) -> tuple[list[Weighed], tuple[Foretold, ...]]:
+        """Return steps of batches that plans hold for, and what is foretold of all.
+
+        A session trusts its predictions up to some multiple of what it has measured, so
+        it is asked again after each larger step.
+        """
+        found: dict[int, Weighed] = {}
+        foretold: tuple[Foretold, ...] = ()
         with self._telling():
-            told = self._ask("foretell", points=points)
-            found = tuple(map(foretold_of, told["table"]))
-        return found
+            while True:
+                foretold = self._foretell(tokens)
+                fitting = self._fitting(foretold)
+                left = [batch for batch in fitting if batch not in found]
+                if not left:
+                    break
+                found[left[0]] = self._weigh(left[0])
+                if self._is_slow(found[left[0]]):
+                    break
+        return [found[batch] for batch in sorted(found)], foretold
+
+    def _foretell(self, tokens: Sequence[int]) -> tuple[Foretold, ...]:
+        """Return plans for doubled batches, and for lengths, run or not."""
+        points: list[Any] = [
+            [self._first * 2**doubling, None] for doubling in range(_DOUBLINGS + 1)
+        ]
+        points += [[self._sample, length] for length in tokens]
+        told = self._ask("foretell", points=points)
+        return tuple(map(foretold_of, told["table"]))
+
+    def _fitting(self, foretold: Sequence[Foretold]) -> list[int]:
+        """Return the doubled batches that fit, and the largest one of all."""
+        rows = [each for each in foretold if each.length is None]
+        fitting = [each for each in rows if each.least_bytes <= self._most_bytes]
+        batches = [each.batch for each in fitting]
+        beyond = rows[len(fitting) : len(fitting) + 1]
+        if fitting and beyond:
+            low, high = fitting[-1], beyond[0]
+            spare = self._most_bytes - low.least_bytes
+            share = spare / (high.least_bytes - low.least_bytes)
+            most = int(low.batch + share * (high.batch - low.batch))
+            self.stopped = f"a batch of {most + 1} would not fit"
+            if most > low.batch:
+                batches.append(most)
+        return batches
+
+    def _is_slow(self, weighed: Weighed) -> bool:
+        if weighed.seconds > self._most_seconds:
+            self.stopped = f"a step of {weighed.batch} takes {weighed.seconds:.1f} s"
+        return weighed.seconds > self._most_seconds
 
     def _most(self, found: Sequence[Weighed]) -> float:
         """Return the largest batch that fits by the line through the last two."""
@@ -193,21 +262,23 @@ class _Ladder:
         return high.reserved_bytes + slope * further
 
     def _weigh(self, batch: int, length: int | None = None) -> Weighed:
-        told = self._ask("weigh", batch=batch, length=length)
         of = f"a batch of {batch}" + ("" if length is None else f" × {length} tokens")
+        told = self._ask("weigh", f" at {of}", batch=batch, length=length)
         if told.get("out_of_memory"):
             msg = f"memory ran out at {of}"
             raise _StoppedError(msg)
-        if "failed" in told:
-            msg = f"{of} failed: {told['failed']}"
-            raise _StoppedError(msg)
         return Weighed(batch=batch, length=length, **told)
 
-    def _ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+    def _ask(self, command: str, where: str = "", **arguments: Any) -> dict[str, Any]:
         try:
-            return self._child.ask([command, arguments])
+            told = self._child.ask([command, arguments])
         except RunFailedError as error:
-            raise _StoppedError(first_line(error)) from error
+            msg = f"it failed{where}: {first_line(error)}"
+            raise _StoppedError(msg) from error
+        if "failed" in told:
+            msg = f"it failed{where}: {told['failed']}"
+            raise _StoppedError(msg)
+        return told
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -224,8 +295,3 @@ def _tokens(length: int | None, lengths: Sequence[int]) -> list[int]:
     if not lengths:
         return sorted({max(1, round(share * length)) for share in _SHARES})
     return sorted({round(each) for each in np.quantile(lengths, _QUANTILES)})
-
-
-def _spread(low: int, high: int, n: int) -> list[int]:
-    """Return whole numbers in equal ratios."""
-    return sorted({round(each) for each in np.geomspace(low, high, n).tolist()})

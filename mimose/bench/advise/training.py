@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 from mimose.bench.advise.methods import Method
 from mimose.bench.advise.sample import Inputs, Sample, moved
+from mimose.bench.exploring import Exploring
 from mimose.measure.meters import Meter
 from mimose.session import Session, attach
 from mimose.usage import UsageError
@@ -46,8 +47,9 @@ class Training:
         device: Where to.
         optimizer: One of `OPTIMIZERS`.
         dtype: ``"float32"``, or ``"bfloat16"`` for autocast.
-        budget_bytes: For methods that plan; None for more than anything needs.
-        meter: Where a session reads memory; None for one of its own.
+
+    Attributes:
+        session: Once `attach` has begun one.
     """
 
     def __init__(
@@ -59,27 +61,60 @@ class Training:
         device: torch.device,
         optimizer: str,
         dtype: str = "float32",
-        budget_bytes: int | None = None,
-        meter: Meter | None = None,
     ) -> None:
         self.sample = Sample(sample)
         self.device = device
+        self.session: Session | None = None
+        self._method = method
         self._dtype = dtype
-        self._parts = method.parts
         method.edit(model)
         self._model = model.to(device).train()
         trained = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = OPTIMIZERS[optimizer](trained)
         self._batches: dict[Point, list[Inputs]] = {}
-        self.session: Session | None = None
-        if method.options is not None:
+
+    def attach(
+        self, budget_bytes: int | None, meter: Meter | None, *, refine: bool = True
+    ) -> None:
+        """Begin the method's session, if it has one.
+
+        Args:
+            budget_bytes: For methods that plan.
+            meter: Where the session reads memory; None for one of its own.
+            refine: Whether it learns in a thread, as a user's does.
+
+        Raises:
+            MimoseError: The model cannot be planned for, or needs more than the budget
+                before its first step.
+        """
+        options = self._method.options
+        if options is not None:
             self.session = attach(
                 self._model,
                 budget_bytes or _AMPLE_BYTES,
                 meter=meter,
                 on_infeasible="warn",
-                **method.options,
+                refine=refine,
+                **options,
             )
+
+    def explore(
+        self, points: Sequence[Point], passes: int, meter: Meter | None, seed: int
+    ) -> tuple[Mapping[str, Any], Mapping[Point, Mapping[str, int]]]:
+        """Let a session of its own learn all actions, under plans by chance.
+
+        Returns:
+            Its state, and the shape of each point.
+        """
+        options = {**(self._method.options or {}), "planner": Exploring(seed)}
+        options["refine"] = False  # all is learned when the step has ended
+        shapes = {}
+        with attach(self._model, _AMPLE_BYTES, meter=meter, **options) as session:
+            for _ in range(passes):
+                for point in points:
+                    self.step(point)
+                    shapes[point] = session.records[-1].shape
+            return session.state_dict(), shapes
 
     @property
     def goes_by_rows(self) -> bool:
@@ -94,7 +129,7 @@ class Training:
             self._batches.clear()
             self._batches[point] = [
                 moved(self.sample.resized(size, point.length), self.device)
-                for size in _parts(point.batch, self._parts)
+                for size in _parts(point.batch, self._method.parts)
             ]
 
     def step(self, point: Point) -> float:

@@ -68,14 +68,14 @@ CASES: Mapping[str, Case] = {
         Case(
             name="resnet50",
             build=convnets.resnet50,
-            batch_size=8,
+            batch_size=16,
             length=128,
             units=("stem", *(f"layers.{i}" for i in range(10))),
         ),
         Case(
             name="googlenet",
             build=convnets.googlenet,
-            batch_size=8,
+            batch_size=24,
             length=128,
             units=("stem", *(f"layers.{i}" for i in range(12))),
         ),

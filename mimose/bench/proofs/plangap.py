@@ -14,7 +14,6 @@ the least and the median of its CPU time, so that other work on the machine says
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mimose.bench.exploring import Exploring
 from mimose.bench.problems import KINDS, draw_problem, with_budget
 from mimose.bench.proofs.common import (
     AMPLE_BYTES,
@@ -40,7 +40,6 @@ from mimose.bench.proofs.models import ModelSpec, by_name, names_of
 from mimose.bench.proofs.numbers import mean, percent, quantile, worst
 from mimose.bench.rows import Row
 from mimose.planners import Marginal, Optimal, Plan, PlanningProblem
-from mimose.planners.timeline import judge
 from mimose.session import attach
 
 QUESTION = "How far from the optimum are plans, and what do they take, by actions?"
@@ -318,23 +317,20 @@ def _arrays(fields: Mapping[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------ in the child
 
 
-class Recording:
+class Recording(Exploring):
     """Makes random plans, which show every action, and keeps the problems."""
 
     name = "recording"
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
+        super().__init__(seed)
         self.problems: list[PlanningProblem] = []
         """In the order in which they came."""
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Make a plan; its budget is not read."""
         self.problems.append(problem)
-        choices = [
-            self._random.choice(row.nonzero()[0].tolist()) for row in problem.allowed
-        ]
-        return judge(problem, np.array(choices, dtype=np.intp), planner=self.name)
+        return super().plan(problem)
 
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -253,8 +253,11 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     loop.warm_up(spec.batch(spec.shortest(), generator))
     planner = Alternating(task["seed"])
     n_counted = 0
-    how = {"planner": planner, "meter": loop.meter, "actions": task["menu"]}
-    with attach(loop.model, AMPLE_BYTES, **how) as session:
+    # Steps are few and short here: a thread beside them would learn behind the last.
+    how = {"meter": loop.meter, "refine": task["menu"] == "exact"}
+    with attach(
+        loop.model, AMPLE_BYTES, planner=planner, actions=task["menu"], **how
+    ) as session:
         for sizes in _unseen(spec, generator, _TRIES * task["pairs"] + 20):
             planner.source = ""
             loop.step(spec.batch(sizes, generator))

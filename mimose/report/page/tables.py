@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TypeAlias
 
 from mimose.budget import format_bytes
-from mimose.records import StepRecord, without_numbers
+from mimose.records import StepRecord, kind_of
 from mimose.report.page.looks import counted, format_flops
 from mimose.report.page.steps import Steps, n_elements
 from mimose.report.shapes import Shape, shape_text
@@ -179,9 +179,12 @@ def unusual_table(steps: Steps) -> Table:
 
 
 def _kind(steps: Steps, position: int) -> tuple[object, ...]:
-    """Return what steps must have in common to share a row: numbers may differ."""
+    """Return what steps must have in common to share a row.
+
+    Numbers may differ, and the actions that are tried.
+    """
     record = steps.records[position]
-    reason = without_numbers(record.reason)
+    reason = kind_of(record.reason)
     is_again = record.retries > 0
     return steps.runs[position], record.phase, record.is_over, is_again, reason
 
@@ -204,8 +207,8 @@ def _unusual_caption(alike: Sequence[Sequence[int]], n_shown: int) -> str:
     caption = (
         "Steps over the budget, run again, under the safest plan, or with a remark; "
         f"{counted(n_steps, 'step')} in all. Those to which the same happened share a "
-        "row, whatever numbers were in its words: the words are those of the one with "
-        "the highest peak. Steps that only measured are not listed."
+        "row, whatever numbers or tried actions were in its words: the words are those "
+        "of the one with the highest peak. Steps that only measured are not listed."
     )
     if n_shown < len(alike):
         caption += (

@@ -81,11 +81,12 @@ class Lean:
         entered = call.stopwatch.start()
         output = self._keep.run(call, probe)
         call.stopwatch.leave_out(entered)
-        has_room = False
+        has_room = has_spare = False
         if probe is not None:
             probe.trace.mark("ran", probe.index)
             # A trial may take as much again as the call holds.
             has_room = self._kept_bytes(probe) <= probe.trace.room_bytes
+            has_spare = self._kept_bytes(probe) <= probe.trace.spare_bytes
         outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
         edited = tuple(
             number
@@ -98,7 +99,7 @@ class Lean:
             paths = tuple(path for path, _ in given)
             ran = Ran(call.unit.module, inputs, outputs, nodes, edited, paths)
             may_make = has_room or probe is None
-            found = self._book.find(ran, may_try=has_room, may_make=may_make)
+            found = self._book.find(ran, may_try=has_spare, may_make=may_make)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             # Nothing was let go yet: an operator may refuse what it is tried on.
             if is_out_of_memory(error):

@@ -84,12 +84,7 @@ def choose(actions: str | Sequence[str], means: Means = NO_MEANS) -> tuple[Actio
     unknown = [name for name in actions if name not in names]
     needed = {names[0], names[-1]}
     if unknown or not needed <= set(actions):
-        msg = (
-            f"actions must be 'exact', 'fine', 'all', or {names[0]!r} and "
-            f"{names[-1]!r} with any of {names[1:-1]!r} between them, got "
-            f"{tuple(actions)!r}"
-        )
-        raise ValueError(msg)
+        raise _not_actions(tuple(actions))
     elsewhere = [a.spec.name for a in chosen if not _is_possible(a, means)]
     if elsewhere:
         msg = (
@@ -114,8 +109,18 @@ def _named(actions: str | Sequence[str]) -> list[Action]:
     """Return the actions of a word, or those of names as far as they are known."""
     if isinstance(actions, str) and actions in _WORDS:
         return list(filter(partial(_is_of, _WORDS[actions]), _ACTIONS))
+    if not isinstance(actions, Iterable):  # None, say
+        raise _not_actions(actions)
     names = (actions,) if isinstance(actions, str) else actions
     return [action for action in _ACTIONS if action.spec.name in names]
+
+
+def _not_actions(given: object) -> ValueError:
+    names = [action.spec.name for action in _ACTIONS]
+    return ValueError(
+        f"actions must be 'exact', 'fine', 'all', or {names[0]!r} and {names[-1]!r} "
+        f"with any of {names[1:-1]!r} between them, got {given!r}"
+    )
 
 
 def _own(actions: Iterable[Action], means: Means) -> tuple[Action, ...]:

@@ -6,6 +6,8 @@ import torch
 
 pytest.importorskip("transformers")
 
+from torch.utils.flop_counter import FlopCounterMode
+
 from mimose.bench.grid import menu
 from mimose.bench.grid.registry import STRATEGIES
 from mimose.bench.grid.strategies import Everywhere, Setup
@@ -55,6 +57,12 @@ class _Trained:
         self.model.zero_grad()
         return loss.detach(), gradients
 
+    def flops(self):
+        """Return what such a step computes."""
+        with FlopCounterMode(display=False) as counter:
+            self.step()
+        return counter.get_total_flops()
+
 
 def _assert_equal(one, other):
     assert torch.equal(one[0], other[0])
@@ -63,7 +71,7 @@ def _assert_equal(one, other):
         assert gradient is other[1][name] or torch.equal(gradient, other[1][name]), name
 
 
-@pytest.mark.parametrize("name", ["lean", "full", "selective-attention"])
+@pytest.mark.parametrize("name", ["lean", "full", "hf-full", "selective-attention"])
 def test_one_thing_for_every_layer_is_exact(name, tmp_path):
     """And the model is given back as it was."""
     trained = _Trained(tmp_path)
@@ -75,6 +83,17 @@ def test_one_thing_for_every_layer_is_exact(name, tmp_path):
     applied.close()
     assert not any("forward" in vars(module) for module in trained.model.modules())
     _assert_equal(bare, trained.step())
+
+
+def test_transformers_and_a_session_recompute_as_much(tmp_path):
+    """All layers are rebuilt under either."""
+    trained = _Trained(tmp_path)
+    flops = [trained.flops()]
+    for name in ("full", "hf-full"):
+        applied = STRATEGIES[name].apply(trained.setup)
+        flops.append(trained.flops())
+        applied.close()
+    assert flops[0] < flops[1] == flops[2]
 
 
 @pytest.mark.parametrize(("name", "plan"), [("pool", "pppppp"), ("quantize", "qqqqqq")])

@@ -47,6 +47,14 @@ class Row(nn.Module):
         return self.blocks[0](x * 1.0).square().mean()
 
 
+class Twice(nn.Module):
+    """A ReLU6, and its operand read by another operator besides."""
+
+    def forward(self, x):
+        """Map images to images."""
+        return functional.relu6(x) + torch.erf(x)
+
+
 def _half(x):
     return functional.interpolate(x, scale_factor=0.5, mode="bilinear")
 
@@ -85,7 +93,7 @@ def test_it_trains_the_same_and_frees_what_it_should(toys, freed, always_lean, n
 
 
 def test_a_relu_edits_what_was_rebuilt_for_it_alone(toys, always_lean, monkeypatch):
-    """A batch norm that nobody else reads; not one that its own backward reads too."""
+    """A batch norm that nobody else reads; not one that is read again."""
     edits = []
     for kind in ("ReluBackward0", "HardtanhBackward0"):
         edit = OPERATORS[kind].edit
@@ -94,7 +102,7 @@ def test_a_relu_edits_what_was_rebuilt_for_it_alone(toys, always_lean, monkeypat
             known, "edit", lambda told, x, edit=edit: edits.append(1) or edit(told, x)
         )
         monkeypatch.setitem(OPERATORS, kind, known)
-    for part, n_edits in ((nn.ReLU(inplace=True), 1), (nn.ReLU6(), 0)):
+    for part, n_edits in ((nn.ReLU(inplace=True), 1), (nn.ReLU6(), 1), (Twice(), 0)):
         edits.clear()
         model = Row(part)
         model(torch.zeros(SHAPE))
@@ -103,6 +111,20 @@ def test_a_relu_edits_what_was_rebuilt_for_it_alone(toys, always_lean, monkeypat
                 model(torch.randn(SHAPE)).backward()
                 del edits[:-1]
         assert n_edits == len(edits), part
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("n_times", [1, 8])
+def test_a_relu6_shows_in_its_output_what_its_backward_reads(dtype, n_times):
+    """On its bounds, beyond them, and where there is no number."""
+    inf, nan = float("inf"), float("nan")
+    values = [-inf, -1.0, -0.0, 0.0, 1e-30, 3.0, 5.999, 6.0, 6.01, inf, nan]
+    x = torch.tensor(values * n_times, dtype=dtype)
+    gradient, backward = torch.full_like(x, 2.0), torch.ops.aten.hardtanh_backward
+    by_operand = backward(gradient, x, 0.0, 6.0)
+    by_output = backward(gradient, functional.relu6(x), 0.0, 6.0)
+    assert torch.equal(by_operand.nan_to_num(9.0), by_output.nan_to_num(9.0))
+    assert by_operand[4] == 2.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -103,8 +103,14 @@ def test_a_state_of_another_menu_is_refused(toys, meter, twin):
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("actions", [(), ("keep",), ("keep", "fold"), "fold"])
+@pytest.mark.parametrize("actions", [(), ("keep",), ("keep", "fold"), "fold", None])
 def test_actions_that_cannot_be_chosen(actions):
     """Keeping and the least are always there, and names are known."""
     with pytest.raises(ValueError, match="must be 'exact', 'fine', 'all', or 'keep'"):
         choose(actions)
+
+
+def test_no_actions_at_all(toys):
+    """None is none of what may be given, and nothing else is said of it."""
+    with pytest.raises(ValueError, match=r"must be 'exact', .* got None"):
+        mimose.attach(toys.chain(2), "1TiB", actions=None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import torch
 
-from mimose.budget import parse_budget
+from mimose.budget import format_bytes, parse_budget
 from mimose.exceptions import BudgetError
 from mimose.run.actions.offload.codec import OffloadCodec
 from mimose.run.actions.offload.host import HostMemory
@@ -47,19 +48,22 @@ def make_host(
             )
             raise BudgetError(msg)
         return None
-    n_bytes = parse_host_budget(host_budget, free_bytes())
+    n_bytes = parse_host_budget(host_budget, free_bytes(), total_bytes())
     return OffloadCodec(HostMemory(n_bytes, device), device)
 
 
-def parse_host_budget(host_budget: float | str | None, free: int | None) -> int:
+def parse_host_budget(
+    host_budget: float | str | None, free: int | None, total: int | None = None
+) -> int:
     """Turn a budget of host memory into bytes.
 
     Args:
         host_budget: Bytes, or a share of what is free; None for half of it.
         free: What is free on the host; None if nobody tells.
+        total: All that the host has, in bytes; None if nobody tells.
 
     Raises:
-        BudgetError: It is none, or a share of what nobody tells.
+        BudgetError: It is none, a share of what nobody tells, or more than there is.
     """
     if host_budget is None and free is None:
         msg = (
@@ -68,10 +72,27 @@ def parse_host_budget(host_budget: float | str | None, free: int | None) -> int:
         )
         raise BudgetError(msg)
     try:
-        return parse_budget(_SHARE if host_budget is None else host_budget, free)
+        n_bytes = parse_budget(_SHARE if host_budget is None else host_budget, free)
     except BudgetError as error:
         msg = f"host_budget, of which a share is one of what the host has free: {error}"
         raise BudgetError(msg) from None
+    if total is not None and n_bytes > total:
+        now = "" if free is None else f", {format_bytes(free)} of it free"
+        msg = (
+            f"host_budget {host_budget!r} is {format_bytes(n_bytes)}, and the host has "
+            f"{format_bytes(total)}{now}: give less, or a share of what is free "
+            f"such as 0.5"
+        )
+        raise BudgetError(msg)
+    return n_bytes
+
+
+def total_bytes() -> int | None:
+    """Return what the host, or this container, has; None if nobody tells."""
+    found = [_number(limit) for limit, _ in _CGROUPS]
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min((n_bytes for n_bytes in found if n_bytes is not None), default=None)
 
 
 def free_bytes() -> int | None:

@@ -105,10 +105,11 @@ class Choice:
         }
 
     def _is_droppable(self, key: int, storage: Saved) -> bool:
-        if storage.root is None:
+        value = storage.shown or storage.root
+        if value is None:
             return all(_is_packed(self._graph, slot) for slot in storage.slots)
         try:
-            self._program((key,)).value(storage.root)
+            self._program((key,)).value(value)
         except UnknownError as error:
             return self._resolve(error.unknown, key, storage)
         except BarrierError:
@@ -182,10 +183,11 @@ class Choice:
         return chosen
 
     def _is_cheap(self, key: int, storage: Saved) -> bool:
-        if storage.root is None:
+        value = storage.shown or storage.root
+        if value is None:
             return True
         try:
-            self._program((key,), is_dear=False).value(storage.root)
+            self._program((key,), is_dear=False).value(value)
         except BarrierError:
             return False
         return True
@@ -230,7 +232,7 @@ def comes_out(
     for slot, step in recipe.drops:
         if slot not in slots:
             continue
-        was = graph.slots[slot].detach()
+        was = graph.slots[recipe.shown.get(slot, slot)].detach()
         try:
             made = value(step)
             now = placed(made, was.shape, was.stride(), was.storage_offset())

@@ -72,6 +72,9 @@ class Operator:
     """The same in place, for an operand that nobody else reads."""
     is_fresh: bool = False
     """Whether what it returns is surely a tensor of its own, which may be edited."""
+    shown: str = ""
+    """Under this name it saves its operand, of which its backward reads nothing but
+    what its output shows as well: that takes its place where it is saved."""
     positions: str = ""
     """Under this name it saves positions in the planes of its first operand: they are
     held in fewer bytes, and not found again."""
@@ -274,6 +277,7 @@ OPERATORS: Mapping[str, Operator] = {
             saved_value(node, "min_val"),
             saved_value(node, "max_val"),
         ),
+        shown="self",
     ),
     "EluBackward0": Operator(
         _X,

@@ -313,6 +313,7 @@ def drop(
     held = ran.inputs if inputs is None else inputs
     rebuild = Rebuild(recipe, sources_of(recipe, ran, lent or {}), watch, held)
     freed: dict[int, int] = {}
+    n_shown = 0
 
     def pack(step: int, tensor: torch.Tensor) -> Place:
         tensor, sealed = tensor.detach(), None
@@ -325,13 +326,19 @@ def drop(
                 freed[step] -= sealed.n_bytes
         return Place(step, tensor, sealed, rebuild)
 
+    def pack_shown(step: int, tensor: torch.Tensor) -> Place:
+        nonlocal n_shown  # who has saved what stands for it has its seal
+        n_shown += tensor.untyped_storage().nbytes()
+        return Place(step, tensor.detach(), None, rebuild)
+
     for slot, step in recipe.drops:
         if slot in served:
             rebuild.leave_out(step)
             continue
         handle = saved_handle(ran.nodes.nodes[slot.node], slot.name)
-        handle.register_hooks(partial(pack, step), rebuild.unpack)
-    return float(sum(freed.values()))
+        own = pack_shown if slot in recipe.shown else pack
+        handle.register_hooks(partial(own, step), rebuild.unpack)
+    return float(sum(freed.values()) + n_shown)
 
 
 def sources_of(recipe: Recipe, ran: Ran, lent: Mapping[int, Lent]) -> list[Any]:

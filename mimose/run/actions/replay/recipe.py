@@ -105,6 +105,8 @@ class Recipe:
     """By step: how many of the tensors that are let go take it."""
     slots: tuple[Slot, ...]
     """All that it reads or lets go."""
+    shown: Mapping[Slot, Slot]
+    """Of what is let go, what another tensor stands for, and where that is saved."""
     given: tuple[Step, ...] = ()
     """The steps that rest on what no node has saved."""
     looks: Looks = ()
@@ -211,9 +213,13 @@ class Program:
             BarrierError: One cannot be.
         """
         drops: list[tuple[Slot, int]] = []
+        shown: dict[Slot, Slot] = {}
         for storage in storages:
             for slot in storage.slots:
-                if storage.root is None:
+                if storage.shown is not None:
+                    shown[slot] = self._graph.slot_of[storage.shown]
+                    drops.append((slot, self.value(storage.shown)))
+                elif storage.root is None:
                     drops.append((slot, self._slot(slot)))
                 else:
                     drops.append((slot, self.value(storage.root)))
@@ -225,6 +231,7 @@ class Program:
             readers[index] += 1
         read = {Slot(s.node, s.name) for s in self._steps if s.source in _SLOTS}
         slots = read | self._witnesses | {slot for slot, _ in drops}
+        slots.update(shown.values())
         given = (step for step in self._steps if step.source in _GIVEN)
         needs = {index: self._behind(index) for _, index in drops}
         users = [0] * len(self._steps)
@@ -238,6 +245,7 @@ class Program:
             needs,
             tuple(users),
             tuple(sorted(slots)),
+            shown,
             tuple(given),
         )
 

@@ -184,6 +184,8 @@ class Saved:
     slots: list[Slot] = field(default_factory=list)
     root: Value | None = None
     """Who made the whole of it; None where no node of the unit did."""
+    shown: Value | None = None
+    """The value that does in its place, for the one node that has saved it."""
     is_fixed: bool = False
     """Whether dropping it frees nothing: somebody else holds it, or it is small."""
 
@@ -219,6 +221,8 @@ class UnitGraph:
             self.slots[slot] = tensor
             if is_strided(tensor):
                 self._take_in(slot, tensor)
+        for storage in self.storages.values():
+            storage.shown = self._shown(storage)
 
     def _saved_tensors(self) -> Iterator[tuple[Slot, torch.Tensor]]:
         names: dict[type, tuple[str, ...]] = {}
@@ -247,6 +251,20 @@ class UnitGraph:
         if value is not None:
             self.slot_of.setdefault(value, slot)
             storage.root = self.root(value)
+
+    def _shown(self, storage: Saved) -> Value | None:
+        """Return an output, saved elsewhere, that shows all that is read of a storage.
+
+        ReLU6's backward asks where its operand lay beyond its bounds, and there its
+        output lies on them. In place it has saved a copy of its operand for that.
+        """
+        (number, name), *others = storage.slots
+        operator = OPERATORS.get(self.kinds[number])
+        if operator is None or operator.shown != name or others:
+            return None
+        value = Value(number, 0)
+        output, operand = self.slot_of.get(value), self.slots[storage.slots[0]]
+        return value if output and _lie_alike(self.slots[output], operand) else None
 
     def _cloned(self, slot: Slot) -> Value | None:
         """Return the value that a node which edits its operand has saved a copy of."""
@@ -286,6 +304,16 @@ class UnitGraph:
             for storage in self.storages.values()
             if storage.root is not None
         }
+
+
+def _lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors lie alike, each in a storage of one size."""
+    return (
+        one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.storage_offset() == other.storage_offset()
+        and one.untyped_storage().nbytes() == other.untyped_storage().nbytes()
+    )
 
 
 def is_strided(tensor: torch.Tensor) -> bool:

@@ -60,6 +60,18 @@ def _menu(action):
     return ("keep", action, "recompute")
 
 
+def test_what_recomputes_and_copies_costs_more_than_what_recomputes(toys):
+    """At equal costs plans would take it wherever they recompute."""
+    model = toys.chain(3).to("sim")
+    options = {"actions": _menu("offload_input"), "cost": "flops"}
+    with mimose.attach(model, "64MiB", **options) as session:
+        _trained(toys, model, _on_sim([toys.inputs(64)] * 3))
+        _, also_copies, recomputes = session.planning_problem().cost.T
+    assert (recomputes > 0).all()
+    assert (also_copies > recomputes).all()
+    assert (also_copies < 1.05 * recomputes).all()
+
+
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("action", BOTH)
 def test_it_trains_like_the_bare_model(toys, name, action):

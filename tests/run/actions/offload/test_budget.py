@@ -58,6 +58,26 @@ def test_what_is_no_budget(given, free, match):
         parse_host_budget(given, free)
 
 
+def test_more_than_the_machine_has():
+    """No memory of the host's is that large; all of it is a budget."""
+    assert 16 * GIB == parse_host_budget("16GiB", 8 * GIB, 16 * GIB)
+    told = r"host_budget '17GiB' is 17.00 GiB, and the host has 16.00 GiB, 8.00 GiB of"
+    with pytest.raises(BudgetError, match=told):
+        parse_host_budget("17GiB", 8 * GIB, 16 * GIB)
+    with pytest.raises(BudgetError, match="and the host has"):
+        make_host(CUDA, "1000TiB")
+
+
+def test_a_container_has_its_limit(monkeypatch, tmp_path):
+    """Where that is less than the machine's memory."""
+    machine = budget.os.sysconf("SC_PAGE_SIZE") * budget.os.sysconf("SC_PHYS_PAGES")
+    limit = tmp_path / "max"
+    monkeypatch.setattr(budget, "_CGROUPS", ((str(limit), ""),))
+    for text, expected in (("4096\n", 4096), ("max\n", machine)):
+        limit.write_text(text)
+        assert expected == budget.total_bytes()
+
+
 def test_a_model_on_the_host(toys):
     """It has nowhere to send anything: not by name, and not with a budget."""
     model = toys.chain(2)

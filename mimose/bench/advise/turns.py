@@ -1,0 +1,77 @@
+"""Seconds of steps, in a process in which methods take turns.
+
+The task is a `Task`; its method is that of no turn. In each turn a model is built, and
+nothing of it is left behind. Messages are the arguments of `Turns.take`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.source import make
+from mimose.bench.advise.task import Task, training_of
+from mimose.bench.advise.training import Point
+from mimose.bench.serve import messages
+from mimose.bench.step_meter import budget_meter
+
+
+class Turns:
+    """A process's turns."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        torch.set_num_threads(task.threads)
+
+    def take(
+        self,
+        method: str,
+        points: Sequence[Sequence[Any]],
+        budget_bytes: int,
+        learned: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Return the seconds of steps at each of these sizes.
+
+        Args:
+            method: Its name.
+            points: Each a batch size, a length or None, and how many steps to time.
+            budget_bytes: For methods that plan.
+            learned: By a session of theirs.
+        """
+        torch.manual_seed(self._task.seed)
+        model, sample = make(self._task.source)
+        training = training_of(replace(self._task, method=method), model, sample)
+        seconds = []
+        try:
+            if METHODS[method].plans:
+                meter = budget_meter(training.device)
+                training.attach(budget_bytes, meter)
+            else:
+                training.attach(None, None)
+            if training.session is not None and learned is not None:
+                training.session.load_state_dict(learned)
+            training.step(Point(*points[0][:2]))
+            for batch, length, n_steps in points:
+                point = Point(batch, length)
+                training.step(point)
+                seconds.append([training.step(point) for _ in range(n_steps)])
+        finally:
+            training.close()
+            device = training.device
+            del training, model
+            gc.collect()
+            if device.type != "cpu":
+                torch.accelerator.empty_cache()
+        return {"seconds": seconds}
+
+
+def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Take the turns that messages ask for, until there are no more."""
+    turns = Turns(Task(**task))
+    for arguments in messages():
+        yield turns.take(**arguments)
