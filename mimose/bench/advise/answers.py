@@ -55,14 +55,14 @@ def at_any_batch(advice: Advice) -> Iterator[str]:
         if _comparable(advice):
             yield f"Not one sample fits into {budget} with any exact method."
         return
-    first = f"{called(choice.name)} with batches of {_batch(advice, choice)}"
+    first = f"{_anew(advice, choice.name)} with batches of {_batch(advice, choice)}"
     rate = rate_text(choice.samples_per_second)
     head = "If you may choose the batch as well:"
     if not choice.runner_up:
         yield f"{head} {first}, {rate} samples a second; nothing else fits."
         return
     second = (
-        f"{called(choice.runner_up)} with batches of "
+        f"{_anew(advice, choice.runner_up)} with batches of "
         f"{batch_text(choice.runner_up_batch)}"
     )
     if choice.is_tie:
@@ -238,6 +238,13 @@ def _comparable(advice: Advice) -> bool:
     """Tell whether anything is known of any exact method."""
     exact = {each.name for each in advice.methods if each.is_exact}
     return any(name in exact and not m.refused for name, m in advice.models.items())
+
+
+def _anew(advice: Advice, name: str) -> str:
+    """Return a method's name, explained if `at_your_batch` has not done that."""
+    given = advice.at_sample
+    told = () if given is None else (given.name, given.runner_up)
+    return called(name) if name in told else explained(advice, name)
 
 
 def _batch(advice: Advice, choice: Choice) -> str:

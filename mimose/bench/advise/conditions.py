@@ -7,20 +7,27 @@ from collections.abc import Iterator
 from mimose.bench.advise.advice import Advice
 from mimose.bench.advise.effects import is_beyond
 from mimose.bench.advise.phrases import called, listed
+from mimose.predictors import LEAST_ROUNDS
 from mimose.report.page.looks import counted, format_seconds
 
 _BUSY = 0.5
 """Of the threads: with so much load when measuring ends others took part of the CPU."""
 
 
-def interruption(advice: Advice) -> Iterator[str]:
-    """Say that measuring did not come to its end."""
+def warnings(advice: Advice) -> Iterator[str]:
+    """Say that measuring did not come to its end, or was too short for the noise."""
     of = advice.measurements
     if of.is_interrupted:
         after = counted(of.n_rounds, "whole round") if of.n_rounds else "no round"
         yield (
             f"Measuring was interrupted after {after} of timings: what follows is from "
             f"what there was by then."
+        )
+    if 0 < of.n_rounds < LEAST_ROUNDS:
+        yield (
+            f"All that is said of speed is from {counted(of.n_rounds, 'round')}, and "
+            f"how noisy these were cannot be told from fewer than {LEAST_ROUNDS}: take "
+            f"it for a first idea, and give it more minutes."
         )
 
 

@@ -72,6 +72,13 @@ def lengths(advice: Advice) -> Iterator[str]:
 def speeds(advice: Advice) -> Iterator[str]:
     """Say which methods raise or lower the best throughput, by how much."""
     exact = [each for each in _told(advice) if each.name != PLAIN]
+    only = [each.name for each in exact if math.isinf(each.ratio)]
+    if only:
+        yield (
+            f"Plain training does not fit with one sample; {listed(only)} "
+            f"{'do' if only[1:] else 'does'}."
+        )
+        return
     groups = {
         "raise it": [each for each in exact if each.verdict == "raises"],
         "lower it": [each for each in exact if each.verdict == "lowers"],
@@ -222,7 +229,7 @@ def _ratio(method: MethodAdvice) -> str:
 
 def _ratio_of(method: MethodAdvice) -> str:
     if math.isinf(method.ratio):
-        return "(only it fits)"
+        return "where plain training does not fit"
     if math.isnan(method.ratio):
         return "not known"
     between = f" ({interval_text(method)})" if method.interval else ""

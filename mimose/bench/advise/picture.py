@@ -29,8 +29,6 @@ _AROUND = 1.3
 """The axis shows at least so much more than the memory asked about."""
 _ROOM = 1.1
 _FAINT = 0.35
-_TEXTED = 6
-"""Of so many places of a line, one says its numbers under the mouse."""
 
 
 def picture(advice: Advice) -> Figure:
@@ -101,7 +99,7 @@ class _Drawn:
                 (memory, model.best(memory, whole=False).samples_per_second)
                 for memory in self._places(model)
             ]
-            yield from self._line(model, points, "samples a second")
+            yield from self._line(model, points)
             yield from self._dots(model, self._timed(model))
 
     def sizes(self) -> Iterator[Series]:
@@ -111,7 +109,7 @@ class _Drawn:
                 (memory, model.largest_batch(memory, whole=False))
                 for memory in self._places(model)
             ]
-            yield from self._line(model, points, "samples at the most")
+            yield from self._line(model, points)
             yield from self._dots(model, self._weighed(model))
 
     def rules(self, *, is_named: bool = True) -> list[Rule]:
@@ -143,7 +141,7 @@ class _Drawn:
         ]
 
     def _line(
-        self, model: Model, points: list[tuple[float, float]], what: str
+        self, model: Model, points: list[tuple[float, float]]
     ) -> Iterator[Series]:
         """Yield the part that was measured, and fainter the part that was not."""
         parts: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
@@ -159,10 +157,7 @@ class _Drawn:
                 yield Series(
                     name=called(model.name),
                     colour=look.colour,
-                    points=[
-                        self._point(model, *place, what if i % _TEXTED == 0 else "")
-                        for i, place in enumerate(part)
-                    ],
+                    points=[Point(x / self._factor, y) for x, y in part],
                     symbol=look.symbol,
                     size=0.0,
                     line=look.line,
@@ -190,10 +185,6 @@ class _Drawn:
                 size=4.5,
                 opacity=1.0,
             )
-
-    def _point(self, model: Model, memory: float, y: float, what: str) -> Point:
-        text = f"{called(model.name)}\n{format_bytes(memory)}\n{rate_text(y)} {what}"
-        return Point(memory / self._factor, y, text=text if what else "")
 
     def _timed(self, model: Model) -> list[tuple[float, float, str]]:
         """Return memory, samples a second and words of batches that were timed.

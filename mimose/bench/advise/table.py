@@ -27,7 +27,7 @@ COLUMNS = (
     "between",
     "gradients",
 )
-FEWER = ((0, 1, 2, 3, 4, 5, 6, 7), (0, 1, 2, 4, 6, 7), (0, 1, 2, 6, 7), (0, 1, 2, 7))
+FEWER = ((0, 1, 2, 3, 4, 5, 6, 7, 9), (0, 1, 2, 4, 6, 7), (0, 1, 2, 6, 7), (0, 1, 2, 7))
 """Columns where the terminal has no room for all."""
 Row = tuple[str, ...]
 

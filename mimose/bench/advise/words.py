@@ -15,7 +15,7 @@ Paragraph = Callable[[Advice], Iterator[str]]
 """Yields what there is to say, a paragraph each; nothing where there is nothing."""
 
 PARAGRAPHS: Sequence[Paragraph] = (
-    conditions.interruption,
+    conditions.warnings,
     answers.at_your_batch,
     answers.without_a_plan,
     answers.at_any_batch,

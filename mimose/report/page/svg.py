@@ -136,10 +136,17 @@ def legend(keys: Sequence[tuple[str, str]]) -> str:
 
 
 def _keys(series: Sequence[Series]) -> list[tuple[str, str]]:
+    """Return a key for each name; a line and its dots, of two series, share one."""
     found: dict[str, str] = {}
+    only_lines = set()
     for each in series:
         if each.name and each.name not in found:
             found[each.name] = _key(each)
+            if each.line and not each.size:
+                only_lines.add(each.name)
+        elif each.name in only_lines and each.size and not each.line:
+            found[each.name] += _key(each)
+            only_lines.remove(each.name)
     return list(found.items())
 
 
