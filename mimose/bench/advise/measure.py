@@ -82,11 +82,11 @@ class Run:
         names = settings.named
         most = _SURVEY_SHARE * 60.0 * settings.minutes
         with contextlib.ExitStack() as stack:
-            coming = stack.enter_context(contextlib.closing(self._child(names[0])))
+            coming = stack.enter_context(contextlib.closing(self.child(names[0])))
             for index, name in enumerate(names):
                 child = coming
                 if index + 1 < len(names):  # it starts while this one is measured
-                    another = contextlib.closing(self._child(names[index + 1]))
+                    another = contextlib.closing(self.child(names[index + 1]))
                     coming = stack.enter_context(another)
                 self._tell(f"memory: {name}", _SURVEY_SHARE * index / len(names))
                 begun = begin(child)
@@ -195,7 +195,7 @@ class Run:
         """Start the processes in which steps are timed."""
         return Crew(lambda name: self._start(name, PLAIN, "turns"))
 
-    def _child(self, method: str) -> Child:
+    def child(self, method: str) -> Child:
         """Start the process in which a method's memory is measured."""
         return self._start(method, method, "work")
 

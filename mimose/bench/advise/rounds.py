@@ -78,17 +78,24 @@ class Rounds:
         """
         began = time.monotonic()
         while self._points and self.n_rounds < MOST_ROUNDS:
-            names = list(self._points)
-            self._order.shuffle(names)
-            for name in names:
-                done = (time.monotonic() - began) / max(until - began, 1e-9)
-                tell(f"round {self.n_rounds + 1}: {name}", min(1.0, done))
-                self._turn(name)
-            self.n_rounds += 1
+            self.run_one(
+                lambda what: tell(
+                    what, min(1.0, (time.monotonic() - began) / max(until - began, 1.0))
+                )
+            )
             if self.n_rounds == 1:
                 self._drop_points(until)
             if time.monotonic() + sum(self._turn_seconds.values()) > until:
                 break
+
+    def run_one(self, tell: Callable[[str], None] = lambda _: None) -> None:
+        """Let each method take one turn."""
+        names = list(self._points)
+        self._order.shuffle(names)
+        for name in names:
+            tell(f"round {self.n_rounds + 1}: {name}")
+            self._turn(name)
+        self.n_rounds += 1
 
     def timed(self, method: str) -> tuple[Timed, ...]:
         """Return what was timed of a method."""

@@ -145,11 +145,26 @@ class _Ladder:
                         found.append(self._weigh(int(most)))
                     self.stopped = f"a batch of {int(most) + 1} would not fit"
                     break
-                found.append(self._weigh(batch))
-                if self._is_slow(found[-1]):
+                weighed = self._first_of(batch) if not found else self._weigh(batch)
+                if weighed is None:
+                    continue
+                found.append(weighed)
+                if self._is_slow(weighed):
                     break
             self._fill(found)
         return found
+
+    def _first_of(self, batch: int) -> Weighed | None:
+        """Return the first step; None where so few samples cannot be trained on.
+
+        Batch normalisation of one value, for one.
+        """
+        try:
+            return self._weigh(batch)
+        except _StoppedError:
+            if batch >= self._sample:
+                raise
+            return None
 
     def _fill(self, found: list[Weighed]) -> None:
         """Put further batches between, where there are few."""

@@ -16,6 +16,7 @@ from mimose.bench.proofs.common import Settings, publish
 PROOFS = (
     "ablate",
     "accuracy",
+    "advise",
     "ahead",
     "check",
     "collection",

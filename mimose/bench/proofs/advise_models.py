@@ -1,0 +1,117 @@
+"""The models that `advise` is asked about: each with a sample, at sizes of a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.bench.zoo import builder
+
+_VOCABULARY = 1000
+_CLASSES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, and how much memory it is asked about."""
+
+    name: str
+    budgets: tuple[str, str]
+    """Above what the process holds before its first step: one in which the sample does
+    not fit as it is, and one in which it about does."""
+
+    @property
+    def source(self) -> str:
+        """Its function, as ``mimose advise --model`` takes it."""
+        return f"{__name__}:{self.name}"
+
+
+CASES: Mapping[str, Case] = {
+    each.name: each
+    for each in (
+        Case("resnet", ("+66MiB", "+85MiB")),
+        Case("wide_resnet", ("+155MiB", "+200MiB")),
+        Case("vit", ("+50MiB", "+110MiB")),
+        Case("bert", ("+60MiB", "+130MiB")),
+        Case("gpt2", ("+90MiB", "+200MiB")),
+    )
+}
+
+
+def resnet() -> tuple[nn.Module, Any]:
+    """Return a ResNet of basic blocks on images of 64 pixels."""
+    return _resnet(hidden_sizes=[32, 64, 128, 256], embedding_size=16), _images(64)
+
+
+def wide_resnet() -> tuple[nn.Module, Any]:
+    """Return the same, twice as wide."""
+    return _resnet(hidden_sizes=[64, 128, 256, 512], embedding_size=32), _images(64)
+
+
+def vit() -> tuple[nn.Module, Any]:
+    """Return a vision transformer on images of 32 pixels."""
+    return _vit(), _images(32)
+
+
+def bert() -> tuple[nn.Module, Any]:
+    """Return a BERT on texts of 64 tokens."""
+    ids = _ids()
+    labels = torch.randint(_CLASSES, (len(ids),))
+    mask = torch.ones_like(ids)
+    return _bert(), {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def gpt2() -> tuple[nn.Module, Any]:
+    """Return a GPT-2 on texts of 64 tokens."""
+    ids = _ids()
+    return _gpt2(), {"input_ids": ids, "labels": ids}
+
+
+_LAYERS = {
+    "hidden_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "num_labels": _CLASSES,
+}
+_resnet = builder(
+    "ResNetConfig",
+    "ResNetForImageClassification",
+    depths=[2, 2, 2, 2],
+    layer_type="basic",
+    num_labels=_CLASSES,
+)
+_vit = builder(
+    "ViTConfig", "ViTForImageClassification", image_size=32, patch_size=4, **_LAYERS
+)
+_bert = builder(
+    "BertConfig",
+    "BertForSequenceClassification",
+    vocab_size=_VOCABULARY,
+    use_cache=False,
+    **_LAYERS,
+)
+_gpt2 = builder(
+    "GPT2Config",
+    "GPT2LMHeadModel",
+    vocab_size=_VOCABULARY,
+    n_embd=128,
+    n_layer=6,
+    n_head=4,
+    bos_token_id=0,
+    eos_token_id=0,
+    use_cache=False,
+)
+
+
+def _images(side: int) -> dict[str, torch.Tensor]:
+    labels = torch.randint(_CLASSES, (16,))
+    return {"pixel_values": torch.rand(16, 3, side, side), "labels": labels}
+
+
+def _ids() -> torch.Tensor:
+    return torch.randint(_VOCABULARY, (16, 64))
