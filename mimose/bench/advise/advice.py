@@ -26,9 +26,6 @@ from mimose.predictors import (
 )
 from mimose.predictors.lines import LINE
 
-LEAST_CEILING = 0.98
-"""R² of throughput that one half of the rounds predicts the other's with: below it
-this machine is too noisy for a verdict."""
 PLAIN = "none"
 
 
@@ -271,12 +268,6 @@ def _verdict(
     )
     if not reason and n_rounds < LEAST_ROUNDS:
         reason = f"{n_rounds} rounds are too few: give it more minutes"
-    ceiling = min(told.ceiling, _ceiling(plain))
-    if not reason and not ceiling >= LEAST_CEILING:
-        reason = (
-            f"this machine is too noisy: half of the rounds foretell the other half's "
-            f"throughput with R² {ceiling:.3f}"
-        )
     if reason:
         return {"no_verdict": reason}
     low, high = _interval(plain, measured, model, of_plain, budget)

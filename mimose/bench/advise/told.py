@@ -23,8 +23,8 @@ def as_json(advice: Advice) -> dict[str, Any]:
     Returns:
         ``budget_bytes``; ``at_sample`` and ``free``, a choice each, or None where
         nothing fits; ``methods``, with the two ``fits`` of those that have them;
-        ``flips``; ``p_point``; ``verdict``, the paragraphs; ``measurements``, without
-        the readings.
+        ``flips``; ``lengths``, or None where nobody knows them; ``p_point``;
+        ``verdict``, the paragraphs; ``measurements``, without the readings.
     """
     conditions = asdict(advice.measurements)
     del conditions["methods"]
@@ -35,6 +35,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
             "free": _choice(advice.free),
             "methods": [_method(advice, each) for each in advice.methods],
             "flips": [flip._asdict() for flip in advice.flips],
+            "lengths": None if advice.lengths is None else asdict(advice.lengths),
             "p_point": advice.p_point,
             "verdict": verdict(advice),
             "measurements": conditions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from mimose.bench.advise import answers, conditions, effects
+from mimose.bench.advise import answers, coming, conditions, effects
 from mimose.bench.advise.advice import Advice
 from mimose.bench.advise.table import COLUMNS, FEWER, Row, rows
 from mimose.budget import format_bytes
@@ -20,6 +20,7 @@ PARAGRAPHS: Sequence[Paragraph] = (
     answers.without_a_plan,
     answers.at_any_batch,
     answers.at_other_memory,
+    coming.at_your_lengths,
     effects.batches,
     effects.lengths,
     effects.speeds,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 
 from mimose.bench.advise.measured import Measured, Measurements, Timed, Weighed
@@ -10,6 +13,13 @@ MIB = 2**20
 BATCHES = (2, 4, 8, 16, 32)
 SCATTER = (0.0, 1.0, -1.0, 0.5, -0.5, 0.25, -0.25)
 """Of the rounds, times the noise."""
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    """Return a module of a user's, as the name that is asked for finds it."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "fixtures"))
+    return importlib.import_module("advise_toys")
 
 
 @pytest.fixture

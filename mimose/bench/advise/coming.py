@@ -1,0 +1,87 @@
+"""What is said of the lengths that will come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from mimose.bench.advise.advice import Advice
+from mimose.bench.advise.lengths import LengthsAnswer, LengthsOfMethod
+from mimose.bench.advise.phrases import called, listed, percent
+from mimose.budget import format_bytes
+
+
+def at_your_lengths(advice: Advice) -> Iterator[str]:
+    """Say which method trains the batches that will come, and how fast."""
+    found = advice.lengths
+    if found is None:
+        if advice.measurements.lengths:
+            yield (
+                "Of the lengths that will come nothing can be said: plain training was "
+                "timed at too few of them."
+            )
+        return
+    yield " ".join(_sentences(found))
+    left_out = [each for each in found.methods if each.n_fit < found.n_batches]
+    if left_out:
+        yield (
+            "Of these batches do not fit: "
+            + listed([_left_out(found, each) for each in left_out])
+            + "."
+        )
+    if found.most_tokens:
+        yield _by_tokens(advice, found)
+
+
+def _sentences(found: LengthsAnswer) -> Iterator[str]:
+    yield (
+        f"Of the {found.n_batches:,} batches that will come, "
+        f"{found.batch} samples of {found.shortest:,} to {found.longest:,} tokens each "
+        f"(half of them up to {found.median:,}):"
+    )
+    by_name = {each.name: each for each in found.methods}
+    if not found.best:
+        yield "with no exact method that was measured do all of them fit."
+        return
+    best = by_name[found.best]
+    if not found.runner_up:
+        yield f"only with {called(best.name)} do all of them fit."
+        return
+    other = by_name[found.runner_up]
+    share = other.seconds / best.seconds - 1.0
+    if found.is_tie:
+        yield (
+            f"{called(best.name)} and {called(other.name)} train all of them in times "
+            f"that differ by less than the noise of these timings."
+        )
+    else:
+        yield (
+            f"{called(best.name)} is the fastest that fits all of them; "
+            f"{called(other.name)} takes {percent(share)} longer."
+        )
+    dearer = [
+        f"{called(each.name)} takes {percent(each.seconds / best.seconds - 1.0)} longer"
+        for each in found.methods
+        if each.name not in (best.name, other.name)
+        and each.is_exact
+        and math.isfinite(each.seconds)
+    ]
+    if dearer:
+        yield f"Beside the fastest: {listed(dearer)}."
+
+
+def _left_out(found: LengthsAnswer, method: LengthsOfMethod) -> str:
+    share = (found.n_batches - method.n_fit) / found.n_batches
+    return f"{percent(share)} with {called(method.name)}"
+
+
+def _by_tokens(advice: Advice, found: LengthsAnswer) -> str:
+    assert found.most_tokens is not None
+    return (
+        f"If you may put the batches together yourself, by tokens and not by samples: "
+        f"batches of up to {found.most_tokens:,} padded tokens fit into "
+        f"{format_bytes(advice.budget_bytes)} at any of these lengths without saving "
+        f"any memory ({found.most_tokens // found.longest:,} of the longest texts, "
+        f"{found.most_tokens // found.median:,} of the median). Then nothing has to be "
+        f"computed twice."
+    )

@@ -1,0 +1,107 @@
+"""The question as a user asks it, on the simulated accelerator."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import mimose
+from mimose.bench.advise.measured import read
+from mimose.cli.main import main
+from mimose.usage import UsageError
+
+_SOURCE = "advise_toys:blocks"
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """Return the folder of one question about a small model."""
+    here = str(Path(__file__).parents[2] / "fixtures")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(
+            "PYTHONPATH",
+            os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        )
+        return _asked(tmp_path_factory)
+
+
+def _asked(tmp_path_factory):
+    out = tmp_path_factory.mktemp("advise")
+    arguments = ["--model", _SOURCE, "--budget", "+3MiB", "--device", "sim"]
+    arguments += ["--methods", "full,mimose", "--minutes", "0.4", "--threads", "1"]
+    status = main(["advise", *arguments, "--out", str(out)])
+    assert status == 0
+    return out
+
+
+def test_each_method_is_measured(asked):
+    """Each method is measured."""
+    found = read(asked / "measured.json")
+    assert [each.method for each in found.methods] == ["none", "full", "mimose"]
+    assert found.batch == 16
+    assert found.length == 32
+    for each in found.methods:
+        assert each.why_not == ""
+        assert len(each.weighed) >= 2, each
+        assert each.timed, each
+        assert max(w.peak_bytes for w in each.weighed) <= found.budget_bytes
+
+
+def test_bytes_grow_with_the_batch_and_less_when_recomputed(asked):
+    """Bytes grow with the batch and less when recomputed."""
+    none, full, planned = read(asked / "measured.json").methods
+    slopes = []
+    for each in (none, full):
+        first, last = [w for w in each.weighed if w.length is None][:2]
+        slopes.append((last.peak_bytes - first.peak_bytes) / (last.batch - first.batch))
+    assert slopes[1] < 0.6 * slopes[0]
+    assert len(planned.foretold) >= 2
+    for row in planned.foretold:
+        assert row.least_bytes < row.keep_bytes
+        assert row.seconds[0] >= row.seconds[-2] >= 0.0
+
+
+def test_files_are_left_and_answer_again(asked, capsys):
+    """Files are left and answer again."""
+    answer = json.loads((asked / "advice.json").read_text("utf-8"))
+    assert {each["name"] for each in answer["methods"]} == {"none", "full", "mimose"}
+    assert (asked / "advice.html").read_bytes().startswith(b"<!doctype html>")
+    measured = str(asked / "measured.json")
+    assert main(["advise", "--show", measured, "--budget", "1GiB", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["budget_bytes"] == 2**30
+    assert again["at_sample"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "give --model and --budget"),
+        (["--model", "x:y"], "give --budget"),
+        (
+            ["--model", "x:y", "--budget", "1GiB", "--methods", "ful"],
+            "did you mean full",
+        ),
+        (["--show", "nothing.json"], "cannot read"),
+    ],
+)
+def test_what_cannot_be_asked(arguments, why, capsys):
+    """What cannot be asked."""
+    assert main(["advise", *arguments]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_methods_are_listed(capsys):
+    """Methods are listed."""
+    assert main(["advise", "--list"]) == 0
+    assert "plain training" in capsys.readouterr().out
+
+
+def test_a_model_needs_a_sample():
+    """A model needs a sample."""
+    with pytest.raises(UsageError, match="give a sample"):
+        mimose.advise(nn.Linear(2, 2))
+    with pytest.raises(UsageError, match="leave sample out"):
+        mimose.advise("a:b", 1)

@@ -1,0 +1,108 @@
+"""What a method does at any memory and batch, by lines and by plans."""
+
+import math
+
+import pytest
+
+from mimose.bench.advise.measured import Foretold, Measured, Timed, Weighed
+from mimose.bench.advise.models import Curve, longest, planned, steady
+
+MIB = 2**20
+
+
+def _foretold(batch, length=None, scale=1.0):
+    """Return plans that add 0.1 s a sample where all is recomputed."""
+    return Foretold(
+        batch=batch,
+        length=length,
+        least_bytes=(100 + 2 * batch * scale) * MIB,
+        keep_bytes=(100 + 10 * batch * scale) * MIB,
+        seconds=tuple(0.1 * batch * scale * (8 - i) / 8 for i in range(9)),
+    )
+
+
+@pytest.fixture
+def plan(line):
+    """Return plain training and a method that plans within 200 MiB."""
+    plain = steady(line("none", 10, 100, 0.2, 0.5, noise=0.0), None).fitted
+    timed = (
+        Timed(batch=4, length=None, rounds=(1.05 * 1.3,) * 5),
+        Timed(batch=8, length=None, rounds=(1.05 * 2.1,) * 5),
+    )
+    measured = Measured(
+        method="mimose",
+        weighed=(
+            Weighed(batch=8, length=None, peak_bytes=1, reserved_bytes=1, seconds=1),
+        ),
+        timed=timed,
+        foretold=tuple(map(_foretold, (2, 8, 32))),
+    )
+    return planned(measured, plain, 200 * MIB)
+
+
+def test_a_plan_costs_nothing_where_all_fits(plan):
+    """A plan costs nothing where all fits."""
+    assert plan.factor == pytest.approx(1.05)
+    assert plan.step_seconds(8, 200 * MIB) == pytest.approx(1.05 * 2.1)
+
+
+def test_a_plan_adds_what_was_foretold(plan):
+    """A plan adds what was foretold."""
+    # Of 20 samples 140 to 300 MiB: 220 is half way, and half of all is recomputed.
+    assert plan.step_seconds(20, 220 * MIB) == pytest.approx(1.05 * (4.5 + 1.0))
+
+
+def test_the_largest_batch_of_plans(plan):
+    """The largest batch of plans."""
+    assert plan.largest_batch(200 * MIB) == 50.0
+    assert plan.largest_batch(101 * MIB) == 0.0
+    assert plan.step_seconds(51, 200 * MIB) == math.inf
+    assert plan.best(101 * MIB).samples_per_second == 0.0
+
+
+def test_the_best_batch_of_plans_is_a_batch_that_fits(plan):
+    """The best batch of plans is a batch that fits."""
+    best = plan.best(200 * MIB)
+    assert best.batch <= 50
+    rates = [batch / plan.step_seconds(batch, 200 * MIB) for batch in range(1, 51)]
+    assert best.samples_per_second == pytest.approx(max(rates), rel=0.01)
+
+
+def test_what_the_allocator_takes_counts(line):
+    """What the allocator takes counts."""
+    measured = line("none", 10, 100, 0.2, 0.5)
+    more = [
+        Weighed(
+            batch=each.batch,
+            length=None,
+            peak_bytes=each.peak_bytes,
+            reserved_bytes=round(1.25 * each.peak_bytes),
+            seconds=1.0,
+        )
+        for each in measured.weighed
+    ]
+    measured = Measured(method="none", weighed=tuple(more), timed=measured.timed)
+    assert steady(measured, None).largest_batch(500 * MIB) == 30.0
+
+
+def test_too_few_readings_are_no_model(line):
+    """Too few readings are no model."""
+    assert steady(line("none", 1, 1, 1, 1, batches=(2,)), None) is None
+    assert steady(line("none", 1, 1, 1, 1, rounds=0), None) is None
+
+
+def test_the_longest_input_by_lines_and_by_plans(line):
+    """The longest input by lines and by plans."""
+    measured = line("none", 1, 100, 0.1, 0.1, lengths=(32, 64, 96, 128))
+    assert longest(measured, 132 * MIB) == pytest.approx(256, abs=1)
+    assert longest(measured, 10 * MIB) == 0.0
+    assert longest(line("none", 1, 100, 0.1, 0.1), 132 * MIB) is None
+    rows = tuple(_foretold(16, length, length / 64) for length in (32, 64, 128))
+    assert longest(Measured(method="mimose", foretold=rows), 132 * MIB) == 64.0
+
+
+def test_a_curve_goes_through_a_parabola():
+    """A curve goes through a parabola."""
+    lengths = (16, 32, 64, 128)
+    curve = Curve.fitted(lengths, [3 + 2 * x + 0.5 * x * x for x in lengths])
+    assert curve.predict(100) == pytest.approx(3 + 200 + 5000)

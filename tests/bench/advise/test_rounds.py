@@ -1,0 +1,102 @@
+"""Turns of all methods, within a time."""
+
+import time
+
+from mimose.bench.advise.measured import Foretold, Measured, Weighed
+from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, points_of, steps_of
+from mimose.bench.advise.training import Point
+from mimose.bench.child import RunFailedError
+
+
+class _Crew:
+    """Answers at once; one method fails from its second turn on."""
+
+    def __init__(self, fails=""):
+        self.turns = []
+        self._fails = fails
+
+    def ask(self, method, arguments):
+        self.turns.append(method)
+        if method == self._fails and self.turns.count(method) > 1:
+            msg = "memory ran out\nsomewhere"
+            raise RunFailedError(msg)
+        points = arguments["points"]
+        return {"seconds": [[0.1 * size, 0.2 * size] for size, _, _ in points]}
+
+
+def _rounds(crew, names=("none", "full")):
+    points = {name: [(Point(2), 1), (Point(4), 1)] for name in names}
+    return Rounds(crew, points, {}, budget_bytes=1, seed=0)
+
+
+def test_all_take_a_turn_in_each_round():
+    """All take a turn in each round."""
+    crew = _Crew()
+    rounds = _rounds(crew)
+    for _ in range(3):
+        rounds.run_one()
+    assert [sorted(crew.turns[i : i + 2]) for i in (0, 2, 4)] == [["full", "none"]] * 3
+    timed = rounds.timed("none")
+    assert [(each.batch, each.rounds) for each in timed] == [
+        (2, (0.2, 0.2, 0.2)),
+        (4, (0.4, 0.4, 0.4)),
+    ]
+
+
+def test_who_fails_takes_no_more_turns():
+    """Who fails takes no more turns."""
+    crew = _Crew(fails="full")
+    rounds = _rounds(crew)
+    for _ in range(4):
+        rounds.run_one()
+    assert crew.turns.count("full") == 2
+    assert rounds.failed == {"full": "memory ran out"}
+    assert len(rounds.timed("none")[0].rounds) == 4
+
+
+def test_time_that_is_over_ends_it():
+    """Time that is over ends it."""
+    rounds = _rounds(_Crew())
+    rounds.run(time.monotonic() - 1.0, lambda *_: None)
+    assert rounds.n_rounds == 1
+    assert "too little time" in " ".join(rounds.notes)
+
+
+def test_more_time_gives_more_rounds():
+    """More time gives more rounds."""
+    rounds = _rounds(_Crew())
+    rounds.run(time.monotonic() + 60.0, lambda *_: None)
+    assert rounds.n_rounds > ENOUGH_ROUNDS
+    assert rounds.notes == []
+
+
+def test_points_are_spread_and_the_dearest_is_last():
+    """Points are spread and the dearest is last."""
+    weighed = [
+        Weighed(batch=b, length=None, peak_bytes=1, reserved_bytes=1, seconds=b / 10)
+        for b in (1, 2, 3, 4, 6, 8, 16, 31, 32)
+    ]
+    points = points_of(
+        Measured(method="none", weighed=tuple(weighed)), 10, with_lengths=False
+    )
+    batches = [point.batch for point, _ in points]
+    assert len(batches) == 6
+    assert (batches[0], batches[-1]) == (1, 32)
+
+
+def test_lengths_that_plans_hold_for_are_timed():
+    """Lengths that plans hold for are timed."""
+    rows = [
+        Foretold(batch=16, length=n, least_bytes=n, keep_bytes=n, seconds=(0.0,))
+        for n in (10, 20, 30)
+    ]
+    measured = Measured(method="mimose", foretold=tuple(rows))
+    assert [p.length for p, _ in points_of(measured, 20, with_lengths=True)] == [10, 20]
+    assert points_of(measured, 20, with_lengths=False) == []
+
+
+def test_short_steps_are_taken_several_at_a_time():
+    """Short steps are taken several at a time."""
+    assert steps_of(1.0) == 1
+    assert steps_of(0.02) == 5
+    assert steps_of(0.0) == 8

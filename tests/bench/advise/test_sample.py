@@ -1,0 +1,58 @@
+"""Batches of other sizes, made from one."""
+
+import pytest
+import torch
+
+from mimose.bench.advise.sample import Sample
+from mimose.usage import UsageError
+
+
+def _ids(batch=4, length=6):
+    return torch.arange(batch * length).reshape(batch, length)
+
+
+def test_a_mapping_is_had_in_other_sizes():
+    """A mapping is had in other sizes."""
+    ids = _ids()
+    mask = torch.ones(4, 1, 6, 6, dtype=torch.bool)
+    sample = Sample({"input_ids": ids, "mask": mask, "labels": torch.arange(4), "k": 3})
+    assert (sample.batch, sample.length) == (4, 6)
+    found = sample.resized(6, 9).kwargs
+    assert found["input_ids"].shape == (6, 9)
+    assert found["mask"].shape == (6, 1, 9, 9)
+    assert found["labels"].tolist() == [0, 1, 2, 3, 0, 1]
+    assert found["k"] == 3
+    assert torch.equal(found["input_ids"][4, :6], ids[0])
+    assert torch.equal(found["input_ids"][0, 6:], ids[0, :3])
+
+
+def test_features_are_no_length():
+    """Features are no length."""
+    sample = Sample({"ids": _ids(), "embeds": torch.rand(4, 6, 6)})
+    found = sample.resized(2, 3).kwargs
+    assert found["embeds"].shape == (2, 3, 6)
+
+
+@pytest.mark.parametrize(
+    "batch", [(torch.rand(3, 5), [torch.rand(3)]), torch.rand(3, 5)]
+)
+def test_arguments_and_one_tensor(batch):
+    """Arguments and one tensor."""
+    sample = Sample(batch)
+    assert (sample.batch, sample.length) == (3, None)
+    assert sample.resized(2).args[0].shape == (2, 5)
+
+
+def test_its_own_sizes_are_itself():
+    """Its own sizes are itself."""
+    ids = _ids()
+    assert Sample(ids).resized(4, 6).args[0] is ids
+
+
+@pytest.mark.parametrize(
+    "batch", [{"x": 3}, {"x": torch.rand(2), "y": torch.rand(3)}, torch.tensor(1.0)]
+)
+def test_batches_that_cannot_be_told(batch):
+    """Batches that cannot be told."""
+    with pytest.raises(UsageError, match="first dimension; their shapes"):
+        Sample(batch)
