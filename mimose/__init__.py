@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mimose.bench.advise.api import advise as advise
+    from mimose.exceptions import AdviceError as AdviceError
     from mimose.exceptions import (
         AlreadyAttachedError as AlreadyAttachedError,
     )
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from mimose.session import attach as attach
 else:
     _HOME = {
+        "AdviceError": "exceptions",
         "AlreadyAttachedError": "exceptions",
         "BudgetError": "exceptions",
         "ChangedWeightsError": "exceptions",
@@ -62,6 +64,7 @@ else:
 
 
 __all__ = [
+    "AdviceError",
     "AlreadyAttachedError",
     "BudgetError",
     "ChangedWeightsError",

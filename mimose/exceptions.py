@@ -31,6 +31,10 @@ class BudgetError(MimoseError, ValueError):
     """The memory budget cannot be understood or used."""
 
 
+class AdviceError(MimoseError, ValueError):
+    """`mimose.advise` cannot make, save or train what it was asked about."""
+
+
 class InfeasibleBudgetError(BudgetError, _Infeasible):
     """Not even the plan with the lowest peak stays within the budget.
 

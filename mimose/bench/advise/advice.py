@@ -27,6 +27,8 @@ from mimose.predictors import (
 from mimose.predictors.lines import LINE
 
 PLAIN = "none"
+_NOTHING = 0.01
+"""A difference of throughput that nobody cares for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,11 +273,13 @@ def _verdict(
     if reason:
         return {"no_verdict": reason}
     low, high = _interval(plain, measured, model, of_plain, budget)
+    reason = ""
     if low <= 1.0 <= high:
-        return {
-            "interval": (low, high),
-            "no_verdict": f"inside the noise: {low:.2f} to {high:.2f} times plain's",
-        }
+        reason = f"inside the noise: {low:.2f} to {high:.2f} times plain's"
+    elif abs(told.ratio - 1.0) < _NOTHING:
+        reason = f"within {_NOTHING:.0%} of plain training's"
+    if reason:
+        return {"interval": (low, high), "no_verdict": reason}
     verdict = "raises" if told.ratio > 1.0 else "lowers"
     return {"interval": (low, high), "verdict": verdict}
 

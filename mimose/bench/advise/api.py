@@ -16,6 +16,7 @@ from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.progress import Progress
 from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.source import saved
+from mimose.exceptions import AdviceError
 from mimose.usage import UsageError
 
 
@@ -66,9 +67,9 @@ def advise(
         The answer.
 
     Raises:
-        UsageError: The model cannot be made, saved or trained, or a name is not known.
+        AdviceError: The model cannot be made, saved or trained, or a name is not known.
     """
-    with _sourced(model, sample) as source:
+    with _told_as_advice(), _sourced(model, sample) as source:
         settings = Settings(
             source=source,
             model=model if isinstance(model, str) else type(model).__name__,
@@ -98,6 +99,14 @@ def advise(
     advice = advise_on(found)
     leave(advice, folder)
     return advice
+
+
+@contextlib.contextmanager
+def _told_as_advice() -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise AdviceError(str(error)) from error
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from mimose.bench.advise.advice import LEAST_CEILING, PLAIN, Advice, MethodAdvice
+from mimose.bench.advise.advice import PLAIN, Advice, MethodAdvice
 from mimose.bench.advise.models import Model, Steady
 from mimose.bench.advise.phrases import UNKNOWN, listed
 from mimose.budget import format_bytes
@@ -35,8 +35,9 @@ def how_to_read(advice: Advice) -> list[str]:
         "as a line, or as flat and then a line where small batches do not fill the "
         "device. R² says how much of what was measured the fit explains, 1 being all. "
         "The ceiling is the R² with which one half of the rounds tells the other: no "
-        f"fit can be better than that, and below {LEAST_CEILING:g} there is no "
-        "verdict, the machine being too noisy.",
+        "fit can be better than that. It is low on a noisy machine, and where "
+        "throughput hardly changes with the batch, so that there is little to explain. "
+        "A verdict does not rest on it but on the range that resampled rounds leave.",
     ]
 
 

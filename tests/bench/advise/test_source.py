@@ -15,7 +15,7 @@ def test_a_function_by_name(toys):
     """A function by name."""
     model, sample = make(f"{_HERE}:blocks")
     assert isinstance(model, toys.Blocks)
-    assert sample.shape == (16, 32)
+    assert sample.shape == (16, 128)
 
 
 def test_a_model_that_was_saved_comes_back(toys):
