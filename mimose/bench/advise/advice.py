@@ -15,7 +15,15 @@ from mimose.bench.advise.flips import Flip, flips
 from mimose.bench.advise.lengths import LengthsAnswer, answer_lengths
 from mimose.bench.advise.measured import Measured, Measurements
 from mimose.bench.advise.methods import METHODS
-from mimose.bench.advise.models import Model, Planned, Steady, longest, planned, steady
+from mimose.bench.advise.models import (
+    Model,
+    Planned,
+    Steady,
+    best_run,
+    longest,
+    planned,
+    steady,
+)
 from mimose.predictors import (
     LEAST_ROUNDS,
     Readings,
@@ -156,7 +164,7 @@ def _models(measurements: Measurements) -> dict[str, Model]:
         if METHODS[each.method].plans:
             if plain is None:
                 continue
-            model = planned(each, plain.fitted, measurements.budget_bytes)
+            model = planned(each, plain, measurements.budget_bytes)
         else:
             model = steady(each, None if plain is None else plain.fitted)
             if each.method == PLAIN and isinstance(model, Steady):
@@ -184,7 +192,7 @@ def _advice(
         why_not = measured.why_not or "too few of its steps were timed"
         return replace(told, why_not=why_not)
     largest = model.largest_batch(budget)
-    best, of_plain = model.best(budget), plain.best(budget)
+    best, of_plain = best_run(model, budget), best_run(plain, budget)
     ratio = math.nan
     if of_plain.samples_per_second:
         ratio = best.samples_per_second / of_plain.samples_per_second
@@ -288,8 +296,8 @@ def _interval(
     plain: Measured, measured: Measured, model: Model, of_plain: Model, budget: int
 ) -> tuple[float, float]:
     if isinstance(model, Planned) or not isinstance(of_plain, Steady):
-        ratio = model.best(budget).samples_per_second
-        ratio /= of_plain.best(budget).samples_per_second
+        ratio = best_run(model, budget).samples_per_second
+        ratio /= best_run(of_plain, budget).samples_per_second
         off = 2.0 * math.hypot(spread(plain), spread(measured))
         return ratio * (1.0 - off), ratio * (1.0 + off)
     assert isinstance(model, Steady)

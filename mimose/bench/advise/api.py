@@ -81,7 +81,7 @@ def advise(
             threads=threads or torch.get_num_threads(),
             seed=seed,
             minutes=minutes,
-            lengths=tuple(lengths),
+            lengths=tuple(int(length) for length in lengths),
         )
         told = Progress(60.0 * minutes) if progress else None
         try:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mimose.bench.advise.models import Model
+from mimose.bench.advise.models import Model, best_run
 
 _DEVIATIONS = 2.0
 """Standard errors of a ratio that two methods have to be apart."""
@@ -46,7 +46,8 @@ def choose(
         models: The methods.
         spreads: By name, the standard error of a method's medians as a share.
         memory_bytes: What there is.
-        batch: The batch that is given; None where each may have its best one.
+        batch: The batch that is given; None where each may have its best one, up to
+            twice the largest that was run.
 
     Returns:
         The choice; None where nothing fits.
@@ -55,7 +56,7 @@ def choose(
         (
             (_rate(model, memory_bytes, batch), model.name)
             for model in models
-            if not model.refused
+            if model.is_usable
         ),
         key=lambda each: -each[0][1],
     )
@@ -79,7 +80,7 @@ def choose(
 def _rate(model: Model, memory_bytes: float, batch: int | None) -> tuple[float, float]:
     """Return a batch and its samples a second; 0 where it does not fit."""
     if batch is None:
-        best = model.best(memory_bytes)
+        best = best_run(model, memory_bytes)
         return best.batch, best.samples_per_second
     seconds = model.step_seconds(batch, memory_bytes)
     return float(batch), batch / seconds if seconds > 0.0 else 0.0

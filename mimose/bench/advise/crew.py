@@ -25,6 +25,8 @@ class Crew:
     def __init__(self, start: Callable[[str], Child]) -> None:
         self._start = start
         self._children = {has_session: start(name) for has_session, name in _NAMES}
+        for child in self._children.values():  # they start side by side
+            child.receive()
 
     def ask(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Let a method take a turn.
@@ -38,6 +40,7 @@ class Crew:
         except RunFailedError:
             self._children[has_session].close()
             self._children[has_session] = self._start(dict(_NAMES)[has_session])
+            self._children[has_session].receive()
             raise
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ def flips(models: Sequence[Model], memory_bytes: float) -> tuple[Flip, ...]:
         models: The methods.
         memory_bytes: About which.
     """
-    usable = [model for model in models if not model.refused]
+    usable = [model for model in models if model.is_usable]
     sizes = np.geomspace(memory_bytes / FURTHEST, memory_bytes * FURTHEST, _SIZES)
     found = []
     name = ""

@@ -61,14 +61,17 @@ def _row(
         lambda at: (found := plan(at)) is not None and not found.extra_cost,
         whole.peak_bytes,
     )
+    if least is None or keep is None:
+        return None
     step = (keep - least) / (N_SHARES - 1)
     plans = [plan(least + step * i) for i in range(N_SHARES)]
+    most = max(each.extra_cost for each in plans if each is not None)
     return {
         "batch": point.batch,
         "length": point.length,
         "least_bytes": least,
         "keep_bytes": keep,
-        "seconds": [0.0 if each is None else each.extra_cost for each in plans],
+        "seconds": [most if each is None else each.extra_cost for each in plans],
     }
 
 
@@ -79,9 +82,14 @@ def _least_peak(session: Session, shape: dict[str, int]) -> float:
         return float(error.least_peak_bytes)
 
 
-def _least(holds: Callable[[float], bool], peak_bytes: float) -> float:
-    """Return the least budget that holds, which is a margin above a plan's peak."""
+def _least(holds: Callable[[float], bool], peak_bytes: float) -> float | None:
+    """Return the least budget that holds, which is a margin above a plan's peak.
+
+    None where even the widest margin does not do.
+    """
     low, high = peak_bytes, _WIDEST * peak_bytes
+    if not holds(high):
+        return None
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from mimose.bench.advise.crew import Crew
-from mimose.bench.advise.measured import Measured, Measurements
+from mimose.bench.advise.measured import Measured, Measurements, Weighed
 from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, points_of
 from mimose.bench.advise.settings import Settings
@@ -41,12 +43,15 @@ def measure(
 
     Raises:
         UsageError: Plain training itself cannot be measured.
+        KeyboardInterrupt: Ctrl-C came before anything was measured.
     """
     run = Run(settings, tell)
     with contextlib.suppress(KeyboardInterrupt):
         run.survey()
         run.time()
         run.is_interrupted = False
+    if not run.has_begun:
+        raise KeyboardInterrupt
     return run.found()
 
 
@@ -76,6 +81,11 @@ class Run:
         self.budget_bytes = 0
         self._notes: list[str] = []
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._plain)
+
     def survey(self) -> None:
         """Measure memory, a process for each method."""
         settings = self._settings
@@ -100,8 +110,11 @@ class Run:
                     most_bytes=self._most_bytes(begun),
                     most_seconds=most / len(names) / _STEPS,
                     lengths=settings.lengths,
+                    plain=self._plain,
                 )
                 self._measured[name] = found.measured
+                if name == PLAIN:
+                    self._need_plain()
                 if found.learned is not None:
                     self.learned[name] = found.learned
                 child.close()
@@ -148,6 +161,20 @@ class Run:
             )
         except BudgetError as error:
             raise UsageError(str(error)) from error
+
+    @property
+    def _plain(self) -> tuple[Weighed, ...]:
+        return self._measured[PLAIN].weighed if PLAIN in self._measured else ()
+
+    def _need_plain(self) -> None:
+        """Make sure that plain training can be done at all, however small.
+
+        Raises:
+            UsageError: It cannot.
+        """
+        if not self._plain:
+            msg = f"plain training cannot be measured: {self._measured[PLAIN].why_not}"
+            raise UsageError(msg)
 
     def _most_bytes(self, begun: Begun) -> int:
         """Return what a step may need: the budget, and no more than there is."""
@@ -211,7 +238,14 @@ class Run:
             seed=settings.seed,
         )
         work = f"mimose.bench.advise.{module}"
-        return Child(name, work, asdict(task), settings.threads)
+        paths = os.pathsep.join(filter(None, sys.path))
+        return Child(
+            name,
+            work,
+            asdict(task),
+            settings.threads,
+            environment={"PYTHONPATH": paths},  # a script's own modules among them
+        )
 
     def _leave_out(self, names: tuple[str, ...]) -> None:
         if names:

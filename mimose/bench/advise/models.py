@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from mimose.bench.advise.measured import Foretold, Measured, Timed, Weighed
 from mimose.predictors import Best, MethodModel, fit_series
 from mimose.predictors.noise import MEMORY_TOLERANCE
+from mimose.predictors.throughput import REACH
 
 _LEAST_POINTS = 2
 _LINE_POINTS = 3
@@ -35,15 +36,35 @@ class Curve:
 
     @classmethod
     def fitted(cls, lengths: Sequence[float], values: Sequence[float]) -> Curve:
-        """Fit (n_points,) lengths and values; a line where there are less than four."""
+        """Fit (n_points,) lengths and values.
+
+        A line where there are less than four, or a parabola would come down again.
+        """
         degree = 2 if len(set(lengths)) > _LINE_POINTS else 1
         x, y = np.asarray(lengths, float), np.asarray(values, float)
         found = np.polynomial.polynomial.polyfit(x, y, degree, w=1.0 / y)
+        if degree > 1 and found[-1] < 0.0:  # nothing falls with the length
+            found = np.polynomial.polynomial.polyfit(x, y, 1, w=1.0 / y)
         return cls(tuple(found.tolist()))
 
     def predict(self, x: float) -> float:
         """Return the value at a length."""
         return float(np.polynomial.polynomial.polyval(x, self.coefficients))
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A quantity that follows no line: as measured, and in between."""
+
+    sizes: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def predict(self, x: float) -> float:
+        """Return the value between two sizes; beyond the last, in proportion to it."""
+        last, highest = self.sizes[-1], self.values[-1]
+        if x > last:
+            return highest * x / last
+        return float(np.interp(x, self.sizes, self.values))
 
 
 class Model(Protocol):
@@ -57,6 +78,11 @@ class Model(Protocol):
     @property
     def refused(self) -> str:
         """Why nothing may be said; empty where something may."""
+        ...
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be compared at batches that ran, if not foretold."""
         ...
 
     @property
@@ -82,6 +108,13 @@ class Steady:
     """A method that does the same whatever memory there is."""
 
     fitted: MethodModel
+    timed: Between
+    """Seconds as they were measured, where no line explains them."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be compared at batches that ran, if not foretold."""
+        return not self.fitted.memory.refused
 
     @property
     def name(self) -> str:
@@ -104,13 +137,32 @@ class Steady:
 
     def best(self, memory_bytes: float, *, whole: bool = True) -> Best:
         """Return the batch of the most samples a second, of those that fit."""
-        return self.fitted.best_throughput(memory_bytes, whole=whole)
+        if not self.fitted.seconds.refused:
+            return self.fitted.best_throughput(memory_bytes, whole=whole)
+        largest = self.largest_batch(memory_bytes, whole=whole)
+        batches = {each for each in self.timed.sizes if each <= largest}
+        batches |= {min(largest, self.timed.sizes[-1])} if largest >= 1.0 else set()
+        rates = {each: each / self.timed.predict(each) for each in sorted(batches)}
+        if not rates:
+            return Best(0.0, 0.0)
+        best = max(rates, key=lambda each: rates[each])
+        return Best(best, rates[best])
 
     def step_seconds(self, batch: float, memory_bytes: float) -> float:
         """Return the seconds of a step; infinite where it does not fit."""
         if batch > self.largest_batch(memory_bytes):
             return math.inf
+        return self.bare_seconds(batch)
+
+    def bare_seconds(self, batch: float) -> float:
+        """Return the seconds of a step, whether it fits or not."""
+        if self.fitted.seconds.refused:
+            return self.timed.predict(batch)
         return self.fitted.step_seconds(batch)
+
+    def predict(self, x: float) -> float:
+        """Return the seconds of a step."""
+        return self.bare_seconds(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +183,7 @@ class Planned:
     """At two sizes or more, in order."""
     highest: float
     refused: str = ""
+    is_usable: bool = True
 
     def largest_batch(self, memory_bytes: float, *, whole: bool = True) -> float:
         """Return the largest batch that fits; 0 where none does."""
@@ -172,6 +225,18 @@ class Planned:
         return self.plain.predict(batch) + max(0.0, _at(batches, added, batch))
 
 
+def best_run(model: Model, memory_bytes: float) -> Best:
+    """Return the best batch of at most twice the largest that was run.
+
+    What lies beyond is nothing to recommend, or to judge by.
+    """
+    best = model.best(memory_bytes)
+    furthest = float(math.floor(REACH * model.highest))
+    if best.batch <= furthest:
+        return best
+    return Best(furthest, furthest / model.step_seconds(furthest, memory_bytes))
+
+
 def steady(measured: Measured, plain: MethodModel | None) -> Steady | None:
     """Fit a method's memory and seconds; None where there are too few readings."""
     weighed = _of_batches(measured)
@@ -189,12 +254,15 @@ def steady(measured: Measured, plain: MethodModel | None) -> Steady | None:
         [each.seconds for each in timed],
         intercept=fixed,
     )
-    return Steady(MethodModel(measured.method, memory, seconds))
+    timed = sorted(timed, key=lambda each: each.batch)
+    between = Between(
+        tuple(float(each.batch) for each in timed),
+        tuple(each.seconds for each in timed),
+    )
+    return Steady(MethodModel(measured.method, memory, seconds), between)
 
 
-def planned(
-    measured: Measured, plain: MethodModel, memory_bytes: float
-) -> Planned | None:
+def planned(measured: Measured, plain: Steady, memory_bytes: float) -> Planned | None:
     """Join a session's plans with what its steps took; None with too few of either.
 
     Args:
@@ -206,15 +274,27 @@ def planned(
     rows = tuple(each for each in measured.foretold if each.length is None)
     if len(rows) < _LEAST_POINTS or not timed:
         return None
+    over = max(
+        (each.reserved_bytes / memory_bytes for each in measured.weighed), default=1.0
+    )
     bare = Planned(
         measured.method,
-        plain.seconds,
+        plain,
         1.0,
-        rows,
+        tuple(_raised(each, max(1.0, over)) for each in rows),
         float(max(each.batch for each in measured.weighed)),
-        plain.refused,
+        plain.fitted.seconds.refused,
     )
     return with_factor(bare, timed, memory_bytes)
+
+
+def _raised(foretold: Foretold, factor: float) -> Foretold:
+    """Return plans that need so much more: steps within the budget have passed it."""
+    return replace(
+        foretold,
+        least_bytes=factor * foretold.least_bytes,
+        keep_bytes=factor * foretold.keep_bytes,
+    )
 
 
 def with_factor(bare: Planned, timed: Sequence[Timed], memory_bytes: float) -> Planned:
@@ -229,6 +309,7 @@ def with_factor(bare: Planned, timed: Sequence[Timed], memory_bytes: float) -> P
         bare.foretold,
         bare.highest,
         bare.refused,
+        bare.is_usable,
     )
 
 

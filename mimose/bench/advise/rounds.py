@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mimose.bench.advise.crew import Crew
@@ -36,8 +36,7 @@ class Rounds:
 
     Args:
         crew: The processes.
-        points: Of each method, with how many steps a turn takes of each, the dearest
-            last.
+        points: Of each method, with how many steps a turn takes of each.
         learned: By sessions that plan, by method.
         budget_bytes: For these.
         seed: Of the order in which they take turns.
@@ -124,30 +123,45 @@ class Rounds:
             of.setdefault(point, []).append(min(seconds))
 
     def _drop_points(self, until: float) -> None:
-        """Leave the largest batches out as long as too few rounds fit."""
+        """Leave the dearest sizes out as long as too few rounds fit.
+
+        Of batches and of lengths four stay, as many as a fit needs.
+        """
         left = until - time.monotonic()
         while (ENOUGH_ROUNDS - 1) * sum(self._turn_seconds.values()) > left:
             costs = {
-                name: self._costliest(name)
-                for name, points in self._points.items()
-                if len(points) > _LEAST_POINTS
+                (name, sized): self._cost(name, sized)
+                for name in self._points
+                for sized in self._spare(name)
             }
             if not costs:
                 self.notes.append(
                     "too little time for seven rounds: medians are of fewer"
                 )
                 return
-            name = max(costs, key=lambda each: costs[each])
-            self._turn_seconds[name] -= costs[name]
-            point, _ = self._points[name].pop()
+            name, sized = max(costs, key=lambda each: costs[each])
+            self._turn_seconds[name] -= costs[name, sized]
+            self._points[name].remove(sized)
+            point, _ = sized
             self.seconds[name].pop(point, None)
-            self.notes.append(
-                f"{name} was not timed at a batch of {point.batch}, for lack of time"
-            )
+            of = f"a batch of {point.batch}"
+            of += "" if point.length is None else f" × {point.length} tokens"
+            self.notes.append(f"{name} was not timed at {of}, for lack of time")
 
-    def _costliest(self, name: str) -> float:
-        """Return about how long a turn spends on the last point."""
-        point, n_steps = self._points[name][-1]
+    def _spare(self, name: str) -> Iterator[Sized]:
+        """Yield the sizes of a method that it can do without."""
+        for has_length in (False, True):
+            kind = [
+                sized
+                for sized in self._points[name]
+                if (sized[0].length is not None) == has_length
+            ]
+            if len(kind) > _LEAST_POINTS:
+                yield from kind
+
+    def _cost(self, name: str, sized: Sized) -> float:
+        """Return about how long a turn spends on a size."""
+        point, n_steps = sized
         return (n_steps + 1) * self.seconds[name][point][0]
 
 
@@ -159,7 +173,7 @@ def steps_of(seconds: float) -> int:
 def points_of(
     measured: Measured, budget_bytes: int, *, with_lengths: bool
 ) -> list[Sized]:
-    """Return sizes to time, the largest batch last, each with its number of steps.
+    """Return sizes to time, each with its number of steps.
 
     Args:
         measured: What is known of a method.

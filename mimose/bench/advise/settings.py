@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mimose.bench.advise.methods import METHODS
-from mimose.bench.advise.training import OPTIMIZERS
+from mimose.bench.advise.training import DTYPES, OPTIMIZERS
+from mimose.bench.device import need_device
 from mimose.near_names import near_names
 from mimose.usage import UsageError
 
@@ -16,7 +17,8 @@ class Settings:
     """One question.
 
     Raises:
-        UsageError: A method or an optimizer is not known.
+        UsageError: A name is not known, torch has no such device, or a number is none
+            that can be asked about.
     """
 
     source: str
@@ -44,6 +46,14 @@ class Settings:
             ("optimizer", (self.optimizer,), list(OPTIMIZERS)),
         ):
             _need_known(what, given, known)
+        _need_known("dtype", (self.dtype,), DTYPES)
+        if not self.minutes > 0.0:
+            msg = f"minutes must be above 0, got {self.minutes!r}"
+            raise UsageError(msg)
+        if any(length < 1 for length in self.lengths):
+            msg = f"lengths must be at least 1, got {min(self.lengths)}"
+            raise UsageError(msg)
+        need_device(self.device)
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """How much memory a step needs, by batch size and length, under one method.
 
-Batches are doubled from an eighth of the sample's on, as long as a line through the
+Batches are doubled from a sixteenth of the sample's on, as long as a line through the
 last two says that the next one fits; the last is the largest that does.
 """
 
@@ -18,11 +18,18 @@ from mimose.bench.advise.measured import Foretold, Measured, Weighed, foretold_o
 from mimose.bench.advise.methods import Method
 from mimose.bench.child import Child, RunFailedError
 from mimose.exceptions import first_line
+from mimose.usage import UsageError
 
 _SMALLEST = 16
 """The first batch is the sample's, divided by this."""
 _DOUBLINGS = 7
 """From the first batch on, at the most."""
+_LINE = 4
+_LEARNED = 4
+"""Batches of plain training, the smallest, that a session learns from."""
+_LEAST_PASSES = 2
+_LEARNING = 6.0
+"""So many of the longest steps allowed are spent on learning."""
 _FEWEST = 5
 """Batches, if there are as many."""
 _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
@@ -75,6 +82,7 @@ def survey(
     most_bytes: int,
     most_seconds: float,
     lengths: Sequence[int] = (),
+    plain: Sequence[Weighed] = (),
 ) -> Surveyed:
     """Measure one method's memory.
 
@@ -86,16 +94,25 @@ def survey(
         most_bytes: No step is tried that would need more.
         most_seconds: A step that takes longer is the last one.
         lengths: Those that will come.
+        plain: What plain training ran: a session that plans learns at such sizes.
+
+    Raises:
+        UsageError: Lengths will come, and the sample has none.
     """
     name = method.name
     if begun.why_not:
         return Surveyed(Measured(method=name, why_not=begun.why_not))
+    if lengths and begun.length is None:
+        msg = "lengths were given, and the sample has no tokens: leave them out"
+        raise UsageError(msg)
     ladder = _Ladder(child, begun, most_bytes, most_seconds)
     tokens = _tokens(begun.length, lengths)
     learned = None
     foretold: tuple[Foretold, ...] = ()
     if method.plans:
-        learned = ladder.learn(tokens, method.passes, budget_bytes)
+        learned = ladder.learn(plain, method.passes, budget_bytes)
+        if learned is None:
+            return Surveyed(Measured(method=name, why_not=ladder.stopped))
         weighed, foretold = ladder.climb_planned(tokens)
     else:
         weighed = ladder.climb()
@@ -151,6 +168,7 @@ class _Ladder:
                 found.append(weighed)
                 if self._is_slow(weighed):
                     break
+        with self._telling():
             self._fill(found)
         return found
 
@@ -189,18 +207,31 @@ class _Ladder:
         return found
 
     def learn(
-        self, tokens: Sequence[int], passes: int, budget_bytes: int
+        self, plain: Sequence[Weighed], passes: int, budget_bytes: int
     ) -> Mapping[str, Any] | None:
-        """Let a session learn from small steps, of some lengths."""
-        points: list[Any] = [[self._first * factor, None] for factor in (1, 2, 3, 4)]
-        points += [[self._first, length] for length in tokens]
+        """Let a session learn from small steps, of sizes that can be trained on.
+
+        As many passes as the time allows, by what plain training took.
+        """
+        batches = [each for each in plain if each.length is None][:_LEARNED]
+        if len(batches) < 2:
+            self.stopped = "plain training ran at too few sizes to learn from"
+            return None
+        first = batches[0].batch
+        points: list[Any] = [[each.batch, None] for each in batches]
+        points += [[first, each.length] for each in plain if each.length is not None]
+        seconds = sum(each.seconds for each in batches) * len(points) / len(batches)
+        affordable = round(_LEARNING * self._most_seconds / max(seconds, 1e-6))
+        learned: Mapping[str, Any] | None = None
         with self._telling():
             told = self._ask(
-                "learn", points=points, passes=passes, budget_bytes=budget_bytes
+                "learn",
+                points=points,
+                passes=max(_LEAST_PASSES, min(passes, affordable)),
+                budget_bytes=budget_bytes,
             )
-            learned: Mapping[str, Any] = told["learned"]
-            return learned
-        return None  # type: ignore[unreachable]
+            learned = told["learned"]
+        return learned
 
     def climb_planned(
         self, tokens: Sequence[int]
@@ -309,4 +340,7 @@ def _tokens(length: int | None, lengths: Sequence[int]) -> list[int]:
         return []
     if not lengths:
         return sorted({max(1, round(share * length)) for share in _SHARES})
-    return sorted({round(each) for each in np.quantile(lengths, _QUANTILES)})
+    found = {round(each) for each in np.quantile(lengths, _QUANTILES)}
+    if len(found) < _LINE:  # a curve needs more than the lengths that come
+        found |= {max(1, round(share * max(lengths))) for share in (0.25, 0.5, 0.75)}
+    return sorted(found)

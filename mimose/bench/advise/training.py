@@ -29,6 +29,7 @@ class Point(NamedTuple):
     """Tokens; None for the sample's own."""
 
 
+DTYPES = ("float32", "bfloat16")
 OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=_LEARNING_RATE),
     "sgd": lambda parameters: torch.optim.SGD(

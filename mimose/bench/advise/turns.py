@@ -26,6 +26,7 @@ class Turns:
 
     def __init__(self, task: Task) -> None:
         self._task = task
+        self.source = task.source
         torch.set_num_threads(task.threads)
 
     def take(
@@ -73,5 +74,7 @@ class Turns:
 def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Take the turns that messages ask for, until there are no more."""
     turns = Turns(Task(**task))
+    make(turns.source)  # what it imports is no turn's to pay for
+    yield {"ready": True}
     for arguments in messages():
         yield turns.take(**arguments)

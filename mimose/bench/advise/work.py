@@ -79,8 +79,8 @@ class Worker:
                 self._task.seed,
             )
             self._weighed.attach(budget_bytes, self._meter, refine=False)
-        except (MimoseError, ValueError) as error:
-            return {"failed": first_line(error)}
+        except Exception as error:
+            return {"failed": f"{type(error).__name__}: {first_line(error)}"}
         assert self._weighed.session is not None
         self._weighed.session.load_state_dict(learned)
         self._weighed.step(wanted[0])
@@ -109,7 +109,7 @@ class Worker:
             self._weighed.forget()
             if is_out_of_memory(error):
                 return {"out_of_memory": True}
-            return {"failed": first_line(error)}
+            return {"failed": f"{type(error).__name__}: {first_line(error)}"}
         return {
             "peak_bytes": measured.peak_bytes,
             "reserved_bytes": reserved or measured.peak_bytes,

@@ -24,7 +24,7 @@ def _foretold(batch, length=None, scale=1.0):
 @pytest.fixture
 def plan(line):
     """Return plain training and a method that plans within 200 MiB."""
-    plain = steady(line("none", 10, 100, 0.2, 0.5, noise=0.0), None).fitted
+    plain = steady(line("none", 10, 100, 0.2, 0.5, noise=0.0), None)
     timed = (
         Timed(batch=4, length=None, rounds=(1.05 * 1.3,) * 5),
         Timed(batch=8, length=None, rounds=(1.05 * 2.1,) * 5),
