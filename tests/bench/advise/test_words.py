@@ -49,7 +49,7 @@ def test_the_batch_may_be_chosen(wide):
     """Then the best batches are compared, and accumulation is one of them."""
     said = _said(wide)
     assert "plain training with batches of 20 gives the most, 44.4" in said
-    assert re.search(r"next accumulate \(.*\) with batches of 64, 43.2 \(2.7%", said)
+    assert re.search(r"next accumulate \(.*\) with batches of 64, 42.3 \(4.8%", said)
 
 
 def test_what_each_method_does_is_told(wide):
