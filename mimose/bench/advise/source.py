@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
-import sys
 import tempfile
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from mimose.bench.by_name import called_by_name
 from mimose.usage import UsageError
 
 Made: TypeAlias = tuple[nn.Module, Any]
@@ -71,21 +69,10 @@ def saved(model: nn.Module, sample: Any) -> Iterator[str]:
 
 
 def _called(source: str) -> Made:
-    module_name, colon, name = source.partition(":")
-    if not colon or not module_name or not name:
-        msg = f"--model {source}: give it as module:function"
-        raise UsageError(msg)
-    here = str(Path.cwd())
-    if here not in sys.path:  # as `python -m` has it
-        sys.path.insert(0, here)
     try:
-        made = getattr(importlib.import_module(module_name), name)()
-    except Exception as error:  # the user's code, whatever it does
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        msg = f"--model {source}: {type(error).__name__}: {error}"
-        if Path(place.filename).exists() and place.filename != __file__:
-            msg += f" ({Path(place.filename).name}, line {place.lineno})"
-        raise UsageError(msg) from error
+        made = called_by_name(source)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if not (isinstance(made, tuple) and len(made) == 2):
         msg = (
             f"--model {source}: the function must return (model, sample), a module and "

@@ -20,6 +20,7 @@ from mimose.bench.serve import messages
 from mimose.bench.step_meter import RunningStep, budget_meter, step_meter
 from mimose.exceptions import MimoseError, first_line
 from mimose.measure.out_of_memory import is_out_of_memory
+from mimose.usage import UsageError
 
 _SETTLING = 2
 """Steps before the first one counts: caches fill, layers find out how to rebuild."""
@@ -41,7 +42,10 @@ class Worker:
     def begin(self) -> dict[str, Any]:
         """Build the model to be weighed; say why that cannot be, if it cannot."""
         torch.manual_seed(self._task.seed)
-        model, sample = make(self._task.source)
+        try:
+            model, sample = make(self._task.source)
+        except UsageError as error:
+            return {"why_not": str(error)}
         why_not = self._method.why_not(model, self._device.type)
         if why_not:
             return {"why_not": why_not}

@@ -10,16 +10,13 @@ of `docstrings` and `digits`.
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Generator, nn
 
+from mimose.bench.by_name import called_by_name
 from mimose.bench.grid.detector import Detector
 from mimose.bench.grid.digits import DIGITS
 from mimose.bench.grid.docstrings import DOCSTRINGS
@@ -287,26 +284,19 @@ def from_function(path: str) -> Workload:
     Raises:
         ValueError: There is no such function, or it returns something else.
     """
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        msg = f"--model {path}: give it as module:function"
-        raise ValueError(msg)
-    here = str(Path.cwd())
-    if here not in sys.path:  # as `python -m` has it
-        sys.path.insert(0, here)
+    made = called_by_name(path)
     try:
-        function = getattr(importlib.import_module(module_name), name)
-        _, make_batch, names = function()
-    except Exception as error:  # the user's code, whatever it does
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        msg = f"--model {path}: {type(error).__name__}: {error}"
-        if Path(place.filename).exists() and place.filename != __file__:
-            msg += f" ({Path(place.filename).name}, line {place.lineno})"
+        _, make_batch, names = made
+    except (TypeError, ValueError) as error:
+        msg = (
+            f"--model {path}: the function must return (model, make_batch, names of "
+            f"sizes), and returned {type(made).__name__}"
+        )
         raise ValueError(msg) from error
     return Workload(
         name=path,
         what="the user's own",
-        build=lambda _: function()[0],
+        build=lambda _: called_by_name(path)[0],
         batch=lambda sizes, _, generator: make_batch(sizes, generator),
         sizes=tuple(names),
         trace=None,
