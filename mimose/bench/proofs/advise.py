@@ -47,6 +47,8 @@ OPTIONS = (
     count("--rounds", 7, "of turns in which its answer is checked"),
 )
 _MEMORY_BAR, _SECONDS_BAR, _CHOICE_BAR, _CASES_BAR = 0.99, 0.97, 0.05, 6
+_METHODS = ("full", "every-2", "lean", "mimose", "accumulate")
+"""Beside plain training, for seconds."""
 _FITTED, _HELD_OUT = (2, 4, 8, 16, 32), (3, 6, 12, 24)
 _STEPS = 3
 _LEAST_CEILING = 0.98
@@ -159,6 +161,7 @@ def _question(case: Case, budget: str, settings: Settings, minutes: int) -> Ques
         source=case.source,
         model=case.name,
         budget=budget,
+        methods=_METHODS,
         device="cpu",
         threads=settings.threads,
         seed=settings.seed,
