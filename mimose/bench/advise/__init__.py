@@ -1,5 +1,6 @@
 """Does saving memory pay here, and with which method?
 
-Each method is measured in a process of its own at a few batch sizes: memory first, then
-seconds, all methods by turns. Two fits for each then answer for any memory.
+Each method is measured at a few batch sizes: memory first, in a process for each, then
+seconds, in two processes in which methods take turns. Two fits for each then answer for
+any memory.
 """

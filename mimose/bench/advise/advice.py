@@ -145,8 +145,11 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
 def spread(measured: Measured) -> float:
     """Return the standard error of a method's medians, as a share of them.
 
-    By the interquartile range over rounds, the median over all sizes.
+    By the interquartile range over rounds, the median over all sizes. Infinite where
+    a size has fewer readings than bound what they vary about.
     """
+    if any(len(each.rounds) < LEAST_ROUNDS for each in measured.timed):
+        return math.inf
     found = []
     for each in measured.timed:
         low, high = np.quantile(each.rounds, (0.25, 0.75))
@@ -189,7 +192,8 @@ def _advice(
     )
     model, plain = models.get(method.name), models.get(PLAIN)
     if model is None or plain is None:
-        why_not = measured.why_not or "too few of its steps were timed"
+        few = "too few of its steps were timed"
+        why_not = measured.why_not or measured.stopped or few
         return replace(told, why_not=why_not)
     largest = model.largest_batch(budget)
     best, of_plain = best_run(model, budget), best_run(plain, budget)
@@ -277,7 +281,8 @@ def _verdict(
         default=0,
     )
     if not reason and n_rounds < LEAST_ROUNDS:
-        reason = f"{n_rounds} rounds are too few: give it more minutes"
+        rounds = "1 round is" if n_rounds == 1 else f"{n_rounds} rounds are"
+        reason = f"{rounds} too few: give it more minutes"
     if reason:
         return {"no_verdict": reason}
     low, high = _interval(plain, measured, model, of_plain, budget)

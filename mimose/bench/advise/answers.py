@@ -113,7 +113,7 @@ def without_a_plan(advice: Advice) -> Iterator[str]:
 
 def at_other_memory(advice: Advice) -> Iterator[str]:
     """Say at which memory the answer becomes another one."""
-    if not _comparable(advice):
+    if not _comparable(advice) or (advice.free is not None and advice.free.is_tie):
         return
     head = "The answer depends on the memory, if the batch may be chosen."
     first, *others = advice.flips or (None,)

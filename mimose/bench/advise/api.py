@@ -38,8 +38,9 @@ def advise(
 ) -> Advice:
     """Tell whether saving memory pays for a model, and with which method.
 
-    Plain training and each method are measured at a few batch sizes, in processes of
-    their own that take turns. ``print`` the answer to read it. In a script, call it
+    Plain training and each method are measured at a few batch sizes: memory in a
+    process for each method, seconds in two processes in which methods take turns.
+    ``print`` the answer to read it. In a script, call it
     below ``if __name__ == "__main__":`` or in a function. After PAPAYA (Liu et al., "An
     Evaluation of Memory Optimization Methods for Training Neural Networks").
 

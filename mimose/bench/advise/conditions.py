@@ -23,9 +23,10 @@ def warnings(advice: Advice) -> Iterator[str]:
             f"Measuring was interrupted after {after} of timings: what follows is from "
             f"what there was by then."
         )
-    if 0 < of.n_rounds < LEAST_ROUNDS:
+    n_rounds = _least_readings(advice)
+    if 0 < n_rounds < LEAST_ROUNDS:
         yield (
-            f"All that is said of speed is from {counted(of.n_rounds, 'round')}, and "
+            f"All that is said of speed is from {counted(n_rounds, 'round')}, and "
             f"how noisy these were cannot be told from fewer than {LEAST_ROUNDS}: take "
             f"it for a first idea, and give it more minutes."
         )
@@ -35,10 +36,11 @@ def conditions(advice: Advice) -> Iterator[str]:
     """Say how was measured, on what, and how busy that was."""
     of = advice.measurements
     device = of.machine.get("device", of.device)
+    n_rounds = _least_readings(advice)
     how = (
-        f"Seconds are medians of {counted(of.n_rounds, 'round')} in which all methods "
+        f"Seconds are medians of {counted(n_rounds, 'round')} in which all methods "
         f"took turns"
-        if of.n_rounds
+        if n_rounds
         else "No seconds were measured"
     )
     yield (
@@ -64,6 +66,18 @@ def left_out(advice: Advice) -> Iterator[str]:
             f"Not run but followed on from smaller batches, and so less certain: the "
             f"largest batch of {listed(beyond)}."
         )
+
+
+def _least_readings(advice: Advice) -> int:
+    """Return how often the size was timed that was timed least; 0 without any."""
+    return min(
+        (
+            len(each.rounds)
+            for method in advice.measurements.methods
+            for each in method.timed
+        ),
+        default=0,
+    )
 
 
 def _busy(advice: Advice) -> str:

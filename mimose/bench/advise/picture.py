@@ -46,6 +46,12 @@ def picture(advice: Advice) -> Figure:
     drawn = _Drawn(advice, models, memory, factor)
     across = Extent(memory[0] / factor, memory[1] / factor)
     rates, sizes = list(drawn.rates()), list(drawn.sizes())
+    if not rates or not sizes:
+        why = (
+            f"At {format_bytes(advice.budget_bytes)} all answers are about batches "
+            f"more than twice the largest that ran, so there is nothing to draw."
+        )
+        return nothing(_NAME, _TITLE, why)
     panels = [
         Panel(across, _up(rates), "", "samples a second", rates, drawn.rules(), 380),
         Panel(

@@ -205,3 +205,9 @@ def test_measurements_written_and_read_make_the_same_page(measured, tmp_path):
     measured.write(tmp_path / "m.json")
     assert json.loads((tmp_path / "m.json").read_text())
     assert _html(read(tmp_path / "m.json")) == _html(measured)
+
+
+def test_a_memory_far_above_all_that_ran_has_a_page(measured):
+    """No line reaches so far: the page says so."""
+    html = unescape(_html(measured, budget_bytes=90 * 2**30))
+    assert "nothing to draw" in html

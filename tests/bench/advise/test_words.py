@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -307,3 +308,23 @@ def test_small_phrases():
     """Lists and comparisons as people write them."""
     assert listed(["a", "b", "c"]) == "a, b and c"
     assert longer(0.5, 1.0) == "50% less than"
+
+
+def test_an_interrupted_first_round_names_no_winner(line, measurements):
+    """Some readings and no whole round: they are counted, and nobody wins by them."""
+    measured = measurements(
+        line(*PLAIN, rounds=1), line(*LEAN, rounds=1), budget_mib=1200, n_rounds=0
+    )
+    said = _said(measured)
+    assert "is from 1 round," in said
+    assert "No seconds were measured" not in said
+    assert "1 round is too few" in said
+    assert "No winner: plain training and lean" in said
+    assert "depends on the memory" not in said
+
+
+def test_a_method_that_failed_in_its_turns_says_why(line, measurements):
+    """What stopped it is the reason, not that readings are few."""
+    failed = replace(line(*FULL, rounds=0), stopped="its process ended")
+    said = _said(measurements(line(*PLAIN), failed, budget_mib=800))
+    assert "No verdict on full: its process ended." in said
