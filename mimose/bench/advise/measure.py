@@ -238,7 +238,8 @@ class Run:
             seed=settings.seed,
         )
         work = f"mimose.bench.advise.{module}"
-        paths = os.pathsep.join(filter(None, sys.path))
+        known = [*sys.path, os.environ.get("PYTHONPATH", "")]
+        paths = os.pathsep.join(filter(None, known))
         return Child(
             name,
             work,
