@@ -14,7 +14,7 @@ from mimose.bench.advise.choice import Choice, choose
 from mimose.bench.advise.flips import Flip, flips
 from mimose.bench.advise.lengths import LengthsAnswer, answer_lengths
 from mimose.bench.advise.measured import Measured, Measurements
-from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.models import (
     Model,
     Planned,
@@ -34,7 +34,6 @@ from mimose.predictors import (
 )
 from mimose.predictors.lines import LINE
 
-PLAIN = "none"
 _NOTHING = 0.01
 """A difference of throughput that nobody cares for."""
 

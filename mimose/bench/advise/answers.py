@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from mimose.bench.advise.advice import PLAIN, Advice
+from mimose.bench.advise.advice import Advice
 from mimose.bench.advise.choice import Choice
 from mimose.bench.advise.flips import FURTHEST
+from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.models import Steady
 from mimose.bench.advise.phrases import (
     batch_text,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from mimose.bench.advise.advice import PLAIN, Advice, MethodAdvice
+from mimose.bench.advise.advice import Advice, MethodAdvice
+from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.phrases import (
     batch_text,
     called,

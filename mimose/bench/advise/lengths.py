@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mimose.bench.advise.measured import Measured, Measurements
-from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.models import Curve, Planned, Steady, held, with_factor
 
 _DEVIATIONS = 2.0
@@ -71,7 +71,7 @@ def answer_lengths(
         The answer; None where plain training was not timed at enough lengths.
     """
     by_name = {each.method: each for each in measurements.methods}
-    base = by_name.get("none")
+    base = by_name.get(PLAIN)
     seconds = None if base is None else _seconds(base)
     if base is None or seconds is None or not lengths:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from mimose.bench.advise.crew import Crew
 from mimose.bench.advise.measured import Measured, Measurements, Weighed
-from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, points_of
 from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.survey import Begun, begin, survey
@@ -27,7 +27,6 @@ _SURVEY_SHARE = 0.4
 """Of the time, at the most."""
 _STEPS = 12
 """About so many of the longest allowed fill a method's part of that."""
-PLAIN = "none"
 
 
 def measure(

@@ -11,6 +11,8 @@ from torch import nn
 from mimose.bench.device import is_cpu
 from mimose.planners import Everywhere
 
+PLAIN = "none"
+"""The name of training without any method."""
 PARTS = 4
 """Into so many smaller batches accumulation cuts one."""
 
@@ -65,7 +67,7 @@ def _why_no_host(_model: nn.Module, kind: str) -> str:
 METHODS: Mapping[str, Method] = {
     each.name: each
     for each in (
-        Method(name="none", what="plain training: all that backward needs is kept"),
+        Method(name=PLAIN, what="plain training: all that backward needs is kept"),
         Method(
             name="mimose",
             what="for each input size, as many layers as fit keep what backward needs; "

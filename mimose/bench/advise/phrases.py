@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mimose.bench.advise.advice import PLAIN, Advice, MethodAdvice
+from mimose.bench.advise.advice import Advice, MethodAdvice
+from mimose.bench.advise.methods import PLAIN
 from mimose.report.page.looks import counted
 
 UNKNOWN = "–"

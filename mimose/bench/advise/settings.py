@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.training import DTYPES, OPTIMIZERS
 from mimose.bench.device import need_device
 from mimose.near_names import near_names
@@ -58,7 +58,7 @@ class Settings:
     @property
     def named(self) -> tuple[str, ...]:
         """The methods, plain training first."""
-        return tuple(dict.fromkeys(("none", *self.methods)))
+        return tuple(dict.fromkeys((PLAIN, *self.methods)))
 
 
 def _need_known(what: str, given: Sequence[str], known: Sequence[str]) -> None:

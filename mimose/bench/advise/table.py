@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from mimose.bench.advise.advice import PLAIN, Advice, MethodAdvice
+from mimose.bench.advise.advice import Advice, MethodAdvice
 from mimose.bench.advise.effects import longest_text
+from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.phrases import (
     UNKNOWN,
     batch_text,

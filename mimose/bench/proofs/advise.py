@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from mimose.bench.advise.advice import PLAIN, Advice, advise_on
+from mimose.bench.advise.advice import Advice, advise_on
 from mimose.bench.advise.measure import Run
-from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.models import Steady
 from mimose.bench.advise.rounds import Rounds, Sized
 from mimose.bench.advise.settings import Settings as Question
