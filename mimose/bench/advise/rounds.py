@@ -9,26 +9,42 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from mimose.bench.advise.crew import Crew
 from mimose.bench.advise.measured import Measured, Timed, Weighed
 from mimose.bench.advise.training import Point
+from mimose.bench.advise.turns import UNTIMED
 from mimose.bench.child import RunFailedError
 from mimose.exceptions import first_line
 
 ENOUGH_ROUNDS = 7
-MOST_ROUNDS = 15
+MOST_ROUNDS = 40
 _MOST_POINTS = 6
 _LEAST_POINTS = 4
 """A knee can be told from a line from here on."""
 _LEAST_SECONDS = 0.1
 """Of a point in a turn: shorter steps are taken several at a time."""
 _MOST_STEPS = 8
+_LEAST_STEPS = 2
+"""Of short steps, however little time there is."""
+_BEGINNING = 0.5
+"""Seconds that a turn takes for its model, until one was taken."""
 
 
-Sized: TypeAlias = tuple[Point, int]
-"""Sizes, and how many steps a turn takes of them."""
+class Sized(NamedTuple):
+    """Sizes that are timed."""
+
+    point: Point
+    n_steps: int
+    """That a turn takes of them."""
+    seconds: float
+    """Of one, about."""
+
+    @property
+    def cost(self) -> float:
+        """Return about how long a turn spends on them."""
+        return (self.n_steps + UNTIMED) * self.seconds
 
 
 class Rounds:
@@ -76,6 +92,7 @@ class Rounds:
             tell: Is told what is going on, and the share that is done, from 0 to 1.
         """
         began = time.monotonic()
+        self._fit_into(until, ENOUGH_ROUNDS)
         while self._points and self.n_rounds < MOST_ROUNDS:
             self.run_one(
                 lambda what: tell(
@@ -83,7 +100,7 @@ class Rounds:
                 )
             )
             if self.n_rounds == 1:
-                self._drop_points(until)
+                self._fit_into(until, ENOUGH_ROUNDS - 1)
             if time.monotonic() + sum(self._turn_seconds.values()) > until:
                 break
 
@@ -106,7 +123,7 @@ class Rounds:
 
     def _turn(self, name: str) -> None:
         points = self._points[name]
-        asked: Sequence[Any] = [[*point, n_steps] for point, n_steps in points]
+        asked: Sequence[Any] = [[*each.point, each.n_steps] for each in points]
         began = time.monotonic()
         try:
             arguments = {**self._arguments, "points": asked}
@@ -119,34 +136,61 @@ class Rounds:
             return
         self._turn_seconds[name] = time.monotonic() - began
         of = self.seconds.setdefault(name, {})
-        for (point, _), seconds in zip(points, told["seconds"], strict=True):
-            of.setdefault(point, []).append(min(seconds))
+        for each, seconds in zip(points, told["seconds"], strict=True):
+            of.setdefault(each.point, []).append(min(seconds))
 
-    def _drop_points(self, until: float) -> None:
-        """Leave the dearest sizes out as long as too few rounds fit.
+    def _fit_into(self, until: float, n_rounds: int) -> None:
+        """Take fewer steps of each size, then fewer sizes, until the rounds fit.
 
         Of batches and of lengths four stay, as many as a fit needs.
         """
+        for name, points in self._points.items():
+            cost = sum(each.cost for each in points)
+            self._turn_seconds.setdefault(name, _BEGINNING + cost)
         left = until - time.monotonic()
-        while (ENOUGH_ROUNDS - 1) * sum(self._turn_seconds.values()) > left:
+        while n_rounds * sum(self._turn_seconds.values()) > left:
+            if self._take_fewer_steps():
+                continue
             costs = {
-                (name, sized): self._cost(name, sized)
+                (name, sized): sized.cost
                 for name in self._points
                 for sized in self._spare(name)
             }
             if not costs:
-                self.notes.append(
-                    "too little time for seven rounds: medians are of fewer"
-                )
+                if self.n_rounds:
+                    self.notes.append(
+                        "too little time for seven rounds: medians are of fewer"
+                    )
                 return
-            name, sized = max(costs, key=lambda each: costs[each])
-            self._turn_seconds[name] -= costs[name, sized]
-            self._points[name].remove(sized)
-            point, _ = sized
-            self.seconds[name].pop(point, None)
-            of = f"a batch of {point.batch}"
-            of += "" if point.length is None else f" × {point.length} tokens"
-            self.notes.append(f"{name} was not timed at {of}, for lack of time")
+            self._drop(*max(costs, key=lambda each: costs[each]))
+
+    def _take_fewer_steps(self) -> bool:
+        """Halve the steps of the sizes of which most are taken; tell whether any."""
+        most = max(
+            (each.n_steps for points in self._points.values() for each in points),
+            default=1,
+        )
+        if most <= _LEAST_STEPS:
+            return False
+        for name, points in self._points.items():
+            before = sum(each.cost for each in points)
+            points[:] = [
+                each._replace(n_steps=max(_LEAST_STEPS, most // 2))
+                if each.n_steps == most
+                else each
+                for each in points
+            ]
+            self._turn_seconds[name] -= before - sum(each.cost for each in points)
+        return True
+
+    def _drop(self, name: str, sized: Sized) -> None:
+        self._turn_seconds[name] -= sized.cost
+        self._points[name].remove(sized)
+        point = sized.point
+        self.seconds.get(name, {}).pop(point, None)
+        of = f"a batch of {point.batch}"
+        of += "" if point.length is None else f" × {point.length} tokens"
+        self.notes.append(f"{name} was not timed at {of}, for lack of time")
 
     def _spare(self, name: str) -> Iterator[Sized]:
         """Yield the sizes of a method that it can do without."""
@@ -154,20 +198,16 @@ class Rounds:
             kind = [
                 sized
                 for sized in self._points[name]
-                if (sized[0].length is not None) == has_length
+                if (sized.point.length is not None) == has_length
             ]
             if len(kind) > _LEAST_POINTS:
                 yield from kind
 
-    def _cost(self, name: str, sized: Sized) -> float:
-        """Return about how long a turn spends on a size."""
-        point, n_steps = sized
-        return (n_steps + 1) * self.seconds[name][point][0]
 
-
-def steps_of(seconds: float) -> int:
-    """Return how many steps of a point a turn takes."""
-    return max(1, min(_MOST_STEPS, round(_LEAST_SECONDS / max(seconds, 1e-6))))
+def sized(point: Point, seconds: float) -> Sized:
+    """Return sizes with as many steps in a turn as their seconds allow."""
+    most = round(_LEAST_SECONDS / max(seconds, 1e-6))
+    return Sized(point, max(1, min(_MOST_STEPS, most)), seconds)
 
 
 def points_of(
@@ -181,16 +221,17 @@ def points_of(
         with_lengths: Whether lengths are timed as well.
     """
     chosen = _chosen([each for each in measured.weighed if each.length is None])
-    found = [(Point(each.batch), steps_of(each.seconds)) for each in chosen]
+    found = [sized(Point(each.batch), each.seconds) for each in chosen]
     if not with_lengths:
         return found
     lengths = [
-        (Point(each.batch, each.length), steps_of(each.seconds))
+        sized(Point(each.batch, each.length), each.seconds)
         for each in measured.weighed
         if each.length is not None
     ]
+    longest = max((each.seconds for each in measured.weighed), default=0.0)
     lengths += [
-        (Point(each.batch, each.length), 1)
+        Sized(Point(each.batch, each.length), 1, longest)
         for each in measured.foretold
         if each.length is not None and each.least_bytes <= budget_bytes
     ]

@@ -20,6 +20,9 @@ from mimose.bench.advise.training import Point
 from mimose.bench.serve import messages
 from mimose.bench.step_meter import budget_meter
 
+UNTIMED = 2
+"""Steps of a size before the timed ones: a session plans in the first one."""
+
 
 class Turns:
     """A process's turns."""
@@ -59,7 +62,8 @@ class Turns:
             training.step(Point(*points[0][:2]))
             for batch, length, n_steps in points:
                 point = Point(batch, length)
-                training.step(point)
+                for _ in range(UNTIMED):
+                    training.step(point)
                 seconds.append([training.step(point) for _ in range(n_steps)])
         finally:
             training.close()

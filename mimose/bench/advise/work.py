@@ -90,12 +90,18 @@ class Worker:
         self._weighed.step(wanted[0])
         return {"learned": learned}
 
-    def foretell(self, points: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Return what plans for batches of these sizes cost."""
+    def foretell(
+        self, points: Sequence[Sequence[Any]], most_seconds: float
+    ) -> dict[str, Any]:
+        """Return what plans for batches of these sizes cost, as many as time allows."""
         session = self._weighed.session
         assert session is not None
         wanted = [Point(*each) for each in points]
-        return {"table": foretell(session, self._shapes, wanted)}
+        return {"table": foretell(session, self._shapes, wanted, most_seconds)}
+
+    def notes(self) -> dict[str, Any]:
+        """Return what the user should know of how the model is trained."""
+        return {"notes": self._weighed.notes()}
 
     def weigh(self, batch: int, length: int | None = None) -> dict[str, Any]:
         """Return what a step reaches, in bytes, and takes, in seconds."""

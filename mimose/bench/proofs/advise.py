@@ -1,11 +1,11 @@
 """Is `mimose advise` right?
 
 On the simulated accelerator (``--part bytes``): each method's memory is fitted to a few
-batch sizes and compared with others. On a CPU (``--part seconds``): the advisor is
-asked about each model as a user would. Then, in turns of all methods once more, batches
-are timed that no fit has seen, and what was recommended and judged is run: is a method
-that was said to raise the best throughput faster, and does the recommended one give
-what was promised, against plain training in the same turns?
+batch sizes and compared with others. In seconds (``--part seconds``) the advisor is
+asked about each model and memory as a user would. Then, in turns of all methods once
+more, batches are timed that no fit has seen, and what was recommended and judged is
+run: is a method that was said to raise the best throughput faster, and does the
+recommended one give what was promised, against plain training in the same turns?
 
     python -m mimose.bench.proofs advise --part bytes --threads 1
     python -m mimose.bench.proofs advise --part seconds --threads 1 --cases bert gpt2
@@ -27,21 +27,21 @@ import numpy as np
 from mimose.bench.advise.advice import Advice, advise_on
 from mimose.bench.advise.measure import Run
 from mimose.bench.advise.methods import METHODS, PLAIN
-from mimose.bench.advise.models import Steady
-from mimose.bench.advise.rounds import Rounds, Sized
+from mimose.bench.advise.models import Model, Steady
+from mimose.bench.advise.rounds import Rounds, Sized, sized
 from mimose.bench.advise.settings import Settings as Question
 from mimose.bench.advise.training import Point
 from mimose.bench.proofs.advise_models import CASES, Case
 from mimose.bench.proofs.common import Answer, Bar, Settings, count, progress
 from mimose.bench.proofs.numbers import percent
 from mimose.bench.rows import Row
-from mimose.budget import parse_budget
 from mimose.predictors import fit_series, noise_ceiling
 from mimose.predictors.lines import r2_score
 
 QUESTION = "Is what mimose advise says right?"
 OPTIONS = (
     ("--part", {"choices": ("bytes", "seconds"), "default": "seconds"}),
+    ("--on", {"choices": ("sim", "cpu"), "default": "sim"}),
     ("--cases", {"nargs": "+", "choices": tuple(CASES), "default": list(CASES)}),
     count("--minutes", 5, "that the advisor may take for a model"),
     count("--rounds", 7, "of turns in which its answer is checked"),
@@ -50,7 +50,6 @@ _MEMORY_BAR, _SECONDS_BAR, _CHOICE_BAR, _CASES_BAR = 0.99, 0.97, 0.05, 6
 _METHODS = ("full", "every-2", "lean", "mimose", "accumulate")
 """Beside plain training, for seconds."""
 _FITTED, _HELD_OUT = (2, 4, 8, 16, 32), (3, 6, 12, 24)
-_STEPS = 3
 _LEAST_CEILING = 0.98
 """Noise that leaves less to a prediction says nothing of it."""
 
@@ -102,7 +101,7 @@ def _bytes(
     case: Case, settings: Settings, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Fit each method's memory to some batches, and predict others."""
-    question = _question(case, "2GiB", settings, options.minutes)
+    question = _question(case, "2GiB", settings, options)
     run = Run(replace(question, device="sim"), lambda _, __: None)
     for name, method in METHODS.items():
         if method.plans:
@@ -139,15 +138,12 @@ def _seconds(
     case: Case, settings: Settings, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Ask the advisor, then run what it has said."""
-    question = _question(case, case.budgets[0], settings, options.minutes)
-    run = Run(question, lambda what, share: progress(f"{case.name}: {what}"))
-    run.survey()
-    run.time()
-    found = run.found()
-    above = parse_budget(case.budgets[0].strip("+"), None)
-    for index, budget in enumerate(case.budgets):
-        memory = run.budget_bytes - above + parse_budget(budget.strip("+"), None)
-        advice = advise_on(found, memory)
+    for index, budget in enumerate(case.budgets[options.on]):
+        question = _question(case, budget, settings, options)
+        run = Run(question, lambda what, share: progress(f"{case.name}: {what}"))
+        run.survey()
+        run.time()
+        advice = advise_on(run.found())
         progress(f"{case.name}: checking what was said about {budget}")
         timed = _checked(run, advice, options.rounds, with_others=index == 0)
         if index == 0:
@@ -156,16 +152,18 @@ def _seconds(
         yield from _choice(advice, timed, budget)
 
 
-def _question(case: Case, budget: str, settings: Settings, minutes: int) -> Question:
+def _question(
+    case: Case, budget: str, settings: Settings, options: argparse.Namespace
+) -> Question:
     return Question(
         source=case.source,
         model=case.name,
         budget=budget,
         methods=_METHODS,
-        device="cpu",
+        device=options.on,
         threads=settings.threads,
         seed=settings.seed,
-        minutes=float(minutes),
+        minutes=float(options.minutes),
     )
 
 
@@ -178,10 +176,13 @@ def _checked(run: Run, advice: Advice, n_rounds: int, *, with_others: bool) -> C
     points: dict[str, list[Sized]] = {}
     for method in advice.methods:
         wanted = {int(method.best_batch)} if method.best_batch >= 1.0 else set()
-        if with_others and isinstance(advice.models.get(method.name), Steady):
+        model = advice.models.get(method.name)
+        if with_others and isinstance(model, Steady):
             wanted |= set(_between(advice, method.name))
-        if wanted:
-            points[method.name] = [(Point(each), _STEPS) for each in sorted(wanted)]
+        if wanted and model is not None:
+            points[method.name] = [
+                sized(Point(each), _about(model, each)) for each in sorted(wanted)
+            ]
     with contextlib.closing(run.crew()) as crew:
         rounds = Rounds(
             crew, points, run.learned, budget_bytes=advice.budget_bytes, seed=1
@@ -191,12 +192,19 @@ def _checked(run: Run, advice: Advice, n_rounds: int, *, with_others: bool) -> C
     return rounds.seconds
 
 
+def _about(model: Model, batch: int) -> float:
+    """Return the seconds of a step, as far as can be said."""
+    seconds = model.step_seconds(batch, math.inf)
+    return seconds if math.isfinite(seconds) else 1.0
+
+
 def _between(advice: Advice, name: str) -> Iterator[int]:
-    """Yield batches between those that were timed."""
+    """Yield batches between those that were timed, of whole parts."""
+    parts = METHODS[name].parts
     found = next(m for m in advice.measurements.methods if m.method == name)
     timed = sorted(each.batch for each in found.timed if each.length is None)
     for low, high in itertools.pairwise(timed):
-        middle = round(math.sqrt(low * high))
+        middle = parts * round(math.sqrt(low * high) / parts)
         if middle not in timed:
             yield middle
 

@@ -3,7 +3,7 @@
 import time
 
 from mimose.bench.advise.measured import Foretold, Measured, Weighed
-from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, points_of, steps_of
+from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, Sized, points_of, sized
 from mimose.bench.advise.training import Point
 from mimose.bench.child import RunFailedError
 
@@ -25,7 +25,9 @@ class _Crew:
 
 
 def _rounds(crew, names=("none", "full")):
-    points = {name: [(Point(2), 1), (Point(4), 1)] for name in names}
+    points = {
+        name: [Sized(Point(2), 4, 0.2), Sized(Point(4), 4, 0.4)] for name in names
+    }
     return Rounds(crew, points, {}, budget_bytes=1, seed=0)
 
 
@@ -79,7 +81,7 @@ def test_points_are_spread_and_the_dearest_is_last():
     points = points_of(
         Measured(method="none", weighed=tuple(weighed)), 10, with_lengths=False
     )
-    batches = [point.batch for point, _ in points]
+    batches = [each.point.batch for each in points]
     assert len(batches) == 6
     assert (batches[0], batches[-1]) == (1, 32)
 
@@ -91,12 +93,33 @@ def test_lengths_that_plans_hold_for_are_timed():
         for n in (10, 20, 30)
     ]
     measured = Measured(method="mimose", foretold=tuple(rows))
-    assert [p.length for p, _ in points_of(measured, 20, with_lengths=True)] == [10, 20]
+    found = points_of(measured, 20, with_lengths=True)
+    assert [each.point.length for each in found] == [10, 20]
     assert points_of(measured, 20, with_lengths=False) == []
 
 
 def test_short_steps_are_taken_several_at_a_time():
     """Short steps are taken several at a time."""
-    assert steps_of(1.0) == 1
-    assert steps_of(0.02) == 5
-    assert steps_of(0.0) == 8
+    assert sized(Point(1), 1.0).n_steps == 1
+    assert sized(Point(1), 0.02).n_steps == 5
+    assert sized(Point(1), 0.0).n_steps == 8
+
+
+def test_little_time_takes_steps_before_sizes():
+    """Little time takes steps before sizes, and sizes before rounds."""
+    names = ("none", "full")
+    sizes = [Sized(Point(2**i), 8, 0.01 * 2**i) for i in range(6)]
+    crew = _Crew()
+    some = Rounds(
+        crew, {name: list(sizes) for name in names}, {}, budget_bytes=1, seed=0
+    )
+    # seven rounds of 10 steps of each size take 95 s with their models, of 4 steps 42 s
+    some.run(time.monotonic() + 60.0, lambda *_: None)
+    assert not some.notes
+    assert len(some.timed("none")) == 6
+    few = Rounds(
+        crew, {name: list(sizes) for name in names}, {}, budget_bytes=1, seed=0
+    )
+    few.run(time.monotonic() + 20.0, lambda *_: None)
+    assert {each.batch for each in few.timed("none")} == {1, 2, 4, 8}
+    assert "was not timed at a batch of 32" in " ".join(few.notes)
