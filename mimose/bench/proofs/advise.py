@@ -181,7 +181,8 @@ def _checked(run: Run, advice: Advice, n_rounds: int, *, with_others: bool) -> C
             wanted |= set(_between(advice, method.name))
         if wanted and model is not None:
             points[method.name] = [
-                sized(Point(each), _about(model, each)) for each in sorted(wanted)
+                sized(Point(each), _about(model, each, advice.budget_bytes))
+                for each in sorted(wanted)
             ]
     with contextlib.closing(run.crew()) as crew:
         rounds = Rounds(
@@ -192,9 +193,11 @@ def _checked(run: Run, advice: Advice, n_rounds: int, *, with_others: bool) -> C
     return rounds.seconds
 
 
-def _about(model: Model, batch: int) -> float:
+def _about(model: Model, batch: int, budget_bytes: int) -> float:
     """Return the seconds of a step, as far as can be said."""
-    seconds = model.step_seconds(batch, math.inf)
+    if isinstance(model, Steady):
+        return model.bare_seconds(batch)
+    seconds = model.step_seconds(batch, budget_bytes)
     return seconds if math.isfinite(seconds) else 1.0
 
 

@@ -109,7 +109,7 @@ def test_a_curve_goes_through_a_parabola():
 
 
 def test_a_sessions_own_time_of_each_step_is_told_apart(line):
-    """A session's own time of each step is told apart from what grows with the batch."""
+    """A session's own time of a step is told apart from what grows with the batch."""
     plain = steady(line("none", 10, 100, 0.2, 0.5, noise=0.0), None)
     batches = (2, 4, 8)
     timed = tuple(
