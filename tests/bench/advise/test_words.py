@@ -166,7 +166,7 @@ def test_few_rounds_are_a_first_idea(line, measurements):
         line(*PLAIN, rounds=3), line(*FULL, rounds=3), budget_mib=800, n_rounds=3
     )
     first, *others = verdict(advise_on(measured))
-    assert "is from 3 rounds" in first
+    assert "measured in 3 rounds only" in first
     assert "No verdict on full: 3 rounds are too few" in "\n".join(others)
 
 
@@ -316,7 +316,7 @@ def test_an_interrupted_first_round_names_no_winner(line, measurements):
         line(*PLAIN, rounds=1), line(*LEAN, rounds=1), budget_mib=1200, n_rounds=0
     )
     said = _said(measured)
-    assert "is from 1 round," in said
+    assert "measured in 1 round only" in said
     assert "No seconds were measured" not in said
     assert "1 round is too few" in said
     assert "No winner: plain training and lean" in said
