@@ -15,7 +15,9 @@ from mimose.report.page.looks import counted, format_seconds
 _UNTIMED = re.compile(
     r"(?P<method>\S+) was not timed at (?P<size>.*), for lack of time"
 )
-"""A note of `Rounds`; every other one stands at the top."""
+"""A note of `Rounds`, which is told at the end; others stand at the top."""
+_FEW = "too little time for seven rounds"
+"""A note of `Rounds` that the number of rounds, always told, makes superfluous."""
 _BUSY = 0.5
 """Of the threads: with so much load when measuring ends others took part of the CPU."""
 
@@ -36,7 +38,8 @@ def warnings(advice: Advice) -> Iterator[str]:
             f"only, and it takes {LEAST_ROUNDS} to tell how noisy they are. Take what "
             f"follows for a first idea, and give it more minutes (--minutes)."
         )
-    notes = [note for note in of.notes if not _UNTIMED.fullmatch(note)]
+    notes = [each for each in of.notes if not _UNTIMED.fullmatch(each)]
+    notes = [each for each in notes if not each.startswith(_FEW)]
     if notes:
         yield f"Please note: {'; '.join(notes)}."
 

@@ -8,6 +8,7 @@ from html import escape
 
 from mimose.bench.advise.advice import Advice
 from mimose.bench.advise.conditions import warnings
+from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.phrases import called
 from mimose.bench.advise.picture import picture
 from mimose.bench.advise.recipe import recipe, recommended
@@ -45,6 +46,9 @@ def _introduction(advice: Advice) -> Iterator[str]:
     first, *others = said[n_warnings:]
     yield f'<p class="verdict">{escape(first)}</p>'
     for name in recommended(advice):
+        if name == PLAIN:
+            yield "<p>For plain training there is nothing to change.</p>"
+            continue
         code = "\n".join(recipe(name, advice.budget_bytes))
         yield f"<p>To train with {escape(called(name))}, write</p>"
         yield f"<pre>{escape(code)}</pre>"

@@ -7,7 +7,7 @@ from mimose.bench.advise.methods import METHODS, PARTS, PLAIN
 from mimose.planners import Everywhere
 
 _WITHOUT_A_SESSION = {
-    PLAIN: ("# nothing to change",),
+    PLAIN: ("# nothing to change: train as you do",),
     "sdpa": ('model.set_attn_implementation("sdpa")',),
     "accumulate": (
         f"for part in parts:  # {PARTS} of a batch",

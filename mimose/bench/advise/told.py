@@ -24,8 +24,9 @@ def as_json(advice: Advice) -> dict[str, Any]:
     Returns:
         ``budget_bytes``; ``at_sample`` and ``free``, a choice each with the ``code``
         that trains so, or None where nothing fits; ``methods``, with the two ``fits``
-        of those that have them; ``flips``; ``lengths``, or None where nobody knows them; ``p_point``;
-        ``verdict``, the paragraphs; ``measurements``, without the readings.
+        of those that have them; ``flips``; ``lengths``, or None where nobody knows
+        them; ``p_point``; ``verdict``, the paragraphs; ``measurements``, without the
+        readings.
     """
     conditions = asdict(advice.measurements)
     del conditions["methods"]

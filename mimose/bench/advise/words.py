@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mimose.bench.advise import answers, coming, conditions, effects
 from mimose.bench.advise.advice import Advice
+from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.phrases import called
 from mimose.bench.advise.recipe import recipe, recommended
 from mimose.bench.advise.table import COLUMNS, FEWER, Row, rows
@@ -70,6 +71,9 @@ def code(advice: Advice, width: int) -> list[str]:
     """
     lines = []
     for name in recommended(advice):
+        if name == PLAIN:
+            lines += wrapped("For plain training there is nothing to change.", width)
+            continue
         lines += wrapped(f"To train with {called(name)}, write", width)
         for line in recipe(name, advice.budget_bytes):
             short = len(line) + 2 <= width or "(" not in line
