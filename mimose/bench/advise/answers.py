@@ -259,7 +259,7 @@ def _untimed(advice: Advice) -> Iterator[str]:
     if names:
         also = "" if advice.at_sample is None else " too"
         yield (
-            f"{_capital(listed([called(name) for name in names]))} would fit{also}, "
+            f"With {listed([called(name) for name in names], 'or')} it would fit{also}, "
             f"but how fast is not known ({untimed(advice, names)})."
         )
 

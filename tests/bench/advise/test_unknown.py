@@ -51,7 +51,7 @@ def test_only_known_times_make_a_winner(line, measurements):
     assert advice.of("none").fits_sample is False
     first = verdict(advice)[0]
     assert "The only one that fits of those whose time is known is full" in first
-    assert "Lean would fit too, but how fast is not known (lean: its process" in first
+    assert "With lean it would fit too, but how fast is not known (lean: its" in first
     assert "Of the methods measured only" not in first
 
 
@@ -70,7 +70,7 @@ def test_nothing_fits_is_not_said_where_times_are_missing(line, measurements):
     measured = measurements(line(*PLAIN), line(*FULL, rounds=0), budget_mib=700)
     first = verdict(advise_on(measured))[0]
     assert "No exact method that was measured makes it fit" not in first
-    assert "Full would fit, but how fast is not known" in first
+    assert "With full it would fit, but how fast is not known" in first
 
 
 def test_a_batch_that_ran_fits_whatever_the_line_says(line):
