@@ -259,8 +259,8 @@ def _untimed(advice: Advice) -> Iterator[str]:
     if names:
         also = "" if advice.at_sample is None else " too"
         yield (
-            f"With {listed([called(name) for name in names], 'or')} it would fit{also}, "
-            f"but how fast is not known ({untimed(advice, names)})."
+            f"With {listed([called(name) for name in names], 'or')} it would fit"
+            f"{also}, but how fast is not known ({untimed(advice, names)})."
         )
 
 
