@@ -1,12 +1,15 @@
 """Seconds of a step, by method and batch size: all methods take turns, round by round.
 
 What the machine does beside it then falls on all alike, and medians leave out the turns
-in which it did much.
+in which it did much. Each step is set against the machine's pace around it, and told in
+seconds of its usual pace.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -47,6 +50,27 @@ class Sized(NamedTuple):
         return (self.n_steps + UNTIMED) * self.seconds
 
 
+class Reading(NamedTuple):
+    """A step in one round: the median of those that a turn takes."""
+
+    seconds: float
+    """By the clock."""
+    paces: float
+    """Over the machine's pace right before and after."""
+
+
+def reading_of(seconds: Sequence[float], paces: Sequence[float]) -> Reading:
+    """Return the medians of steps.
+
+    Args:
+        seconds: (n_steps,) of each.
+        paces: (n_steps + 1,) before the first and after each.
+    """
+    around = [(before + after) / 2 for before, after in itertools.pairwise(paces)]
+    ratios = [step / pace for step, pace in zip(seconds, around, strict=True)]
+    return Reading(statistics.median(seconds), statistics.median(ratios))
+
+
 class Rounds:
     """Turns of all methods, within a time.
 
@@ -58,7 +82,6 @@ class Rounds:
         seed: Of the order in which they take turns.
 
     Attributes:
-        seconds: By method and point, those of each round.
         failed: By method, why it takes no more turns.
         notes: What was left out for lack of time.
         n_rounds: Whole ones.
@@ -75,7 +98,8 @@ class Rounds:
     ) -> None:
         self._arguments = {"budget_bytes": budget_bytes}
         self._learned = dict(learned)
-        self.seconds: dict[str, dict[Point, list[float]]] = {}
+        self._readings: dict[str, dict[Point, list[Reading]]] = {}
+        self._paces: list[float] = []
         self.failed: dict[str, str] = {}
         self.notes: list[str] = []
         self.n_rounds = 0
@@ -115,11 +139,21 @@ class Rounds:
 
     def timed(self, method: str) -> tuple[Timed, ...]:
         """Return what was timed of a method."""
-        found = self.seconds.get(method, {})
         return tuple(
             Timed(batch=point.batch, length=point.length, rounds=tuple(seconds))
-            for point, seconds in found.items()
+            for point, seconds in self.seconds(method).items()
         )
+
+    def seconds(self, method: str) -> dict[Point, list[float]]:
+        """Return the seconds of a step at each point, in each round, at usual pace."""
+        usual = statistics.median(self._paces) if self._paces else 1.0
+        found = self._readings.get(method, {})
+        return {at: [usual * each.paces for each in found[at]] for at in found}
+
+    def by_the_clock(self, method: str) -> dict[Point, list[float]]:
+        """Return the seconds of a step at each point, in each round, as they were."""
+        found = self._readings.get(method, {})
+        return {at: [each.seconds for each in found[at]] for at in found}
 
     def _turn(self, name: str) -> None:
         points = self._points[name]
@@ -135,9 +169,11 @@ class Rounds:
             self._turn_seconds.pop(name, None)
             return
         self._turn_seconds[name] = time.monotonic() - began
-        of = self.seconds.setdefault(name, {})
-        for each, seconds in zip(points, told["seconds"], strict=True):
-            of.setdefault(each.point, []).append(min(seconds))
+        of = self._readings.setdefault(name, {})
+        readings = zip(points, told["seconds"], told["paces"], strict=True)
+        for each, seconds, paces in readings:
+            of.setdefault(each.point, []).append(reading_of(seconds, paces))
+            self._paces += paces
 
     def _fit_into(self, until: float, n_rounds: int) -> None:
         """Take fewer steps of each size, then fewer sizes, until the rounds fit.
@@ -187,7 +223,7 @@ class Rounds:
         self._turn_seconds[name] -= sized.cost
         self._points[name].remove(sized)
         point = sized.point
-        self.seconds.get(name, {}).pop(point, None)
+        self._readings.get(name, {}).pop(point, None)
         of = f"a batch of {point.batch}"
         of += "" if point.length is None else f" × {point.length} tokens"
         self.notes.append(f"{name} was not timed at {of}, for lack of time")

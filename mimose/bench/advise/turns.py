@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.pace import pace_of
 from mimose.bench.advise.source import make
 from mimose.bench.advise.task import Task, training_of
 from mimose.bench.advise.training import Point
@@ -39,7 +40,7 @@ class Turns:
         budget_bytes: int,
         learned: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
-        """Return the seconds of steps at each of these sizes.
+        """Return the seconds of steps at each of these sizes, and the pace at each.
 
         Args:
             method: Its name.
@@ -50,7 +51,9 @@ class Turns:
         torch.manual_seed(self._task.seed)
         model, sample = make(self._task.source)
         training = training_of(replace(self._task, method=method), model, sample)
-        seconds = []
+        pace = pace_of(training.device)
+        seconds: list[list[float]] = []
+        paces: list[list[float]] = []
         try:
             if METHODS[method].plans:
                 meter = budget_meter(training.device)
@@ -64,7 +67,11 @@ class Turns:
                 point = Point(batch, length)
                 for _ in range(UNTIMED):
                     training.step(point)
-                seconds.append([training.step(point) for _ in range(n_steps)])
+                seconds.append([])
+                paces.append([pace()])
+                for _ in range(n_steps):
+                    seconds[-1].append(training.step(point))
+                    paces[-1].append(pace())
         finally:
             training.close()
             device = training.device
@@ -72,7 +79,7 @@ class Turns:
             gc.collect()
             if device.type != "cpu":
                 torch.accelerator.empty_cache()
-        return {"seconds": seconds}
+        return {"seconds": seconds, "paces": paces}
 
 
 def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ import contextlib
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,8 @@ class AdviseRow(Row):
     """At these: of bytes, or of throughput."""
     ceiling: float | None = None
     """R² that noise leaves to any prediction."""
+    clock_ceiling: float | None = None
+    """The same without the machine's pace."""
     refused: str = ""
     """Why there is no prediction, or no verdict."""
     batch: float | None = None
@@ -167,11 +169,7 @@ def _question(
     )
 
 
-Checked = Mapping[str, Mapping[Point, Sequence[float]]]
-"""Seconds by method, sizes and round."""
-
-
-def _checked(run: Run, advice: Advice, n_rounds: int, *, with_others: bool) -> Checked:
+def _checked(run: Run, advice: Advice, n_rounds: int, *, with_others: bool) -> Rounds:
     """Time, in turns, what was judged and recommended, and batches not fitted."""
     points: dict[str, list[Sized]] = {}
     for method in advice.methods:
@@ -190,7 +188,7 @@ def _checked(run: Run, advice: Advice, n_rounds: int, *, with_others: bool) -> C
         )
         for _ in range(n_rounds):
             rounds.run_one()
-    return rounds.seconds
+    return rounds
 
 
 def _about(model: Model, batch: int, budget_bytes: int) -> float:
@@ -212,29 +210,33 @@ def _between(advice: Advice, name: str) -> Iterator[int]:
             yield middle
 
 
-def _held_out(advice: Advice, timed: Checked) -> Iterator[dict[str, Any]]:
+def _held_out(advice: Advice, timed: Rounds) -> Iterator[dict[str, Any]]:
     """Compare throughput at batches that were not fitted."""
     for name, model in advice.models.items():
         if not isinstance(model, Steady):
             continue
         batches = [batch for batch in _between(advice, name)]
-        rounds = np.array([timed[name][Point(batch)] for batch in batches]).T
-        if rounds.ndim < 2 or len(batches) < 2:
+        by_pace, by_clock = (
+            np.array([of.get(Point(batch), []) for batch in batches]).T
+            for of in (timed.seconds(name), timed.by_the_clock(name))
+        )
+        if by_pace.ndim < 2 or len(batches) < 2:
             continue
         x = np.array(batches, float)
-        rates = x / np.median(rounds, axis=0)
+        rates = x / np.median(by_pace, axis=0)
         predicted = x / np.array([model.fitted.step_seconds(each) for each in batches])
         yield {
             "part": "seconds",
             "method": name,
             "points": len(batches),
             "r2": r2_score(rates, predicted),
-            "ceiling": min(noise_ceiling(rounds, x), advice.of(name).ceiling),
+            "ceiling": min(noise_ceiling(by_pace, x), advice.of(name).ceiling),
+            "clock_ceiling": noise_ceiling(by_clock, x),
             "refused": model.refused,
         }
 
 
-def _verdicts(advice: Advice, timed: Checked, budget: str) -> Iterator[dict[str, Any]]:
+def _verdicts(advice: Advice, timed: Rounds, budget: str) -> Iterator[dict[str, Any]]:
     """Run every pair, whether it has a verdict or not."""
     plain = _rates(advice, timed, PLAIN)
     for method in advice.methods:
@@ -255,7 +257,7 @@ def _verdicts(advice: Advice, timed: Checked, budget: str) -> Iterator[dict[str,
         }
 
 
-def _choice(advice: Advice, timed: Checked, budget: str) -> Iterator[dict[str, Any]]:
+def _choice(advice: Advice, timed: Rounds, budget: str) -> Iterator[dict[str, Any]]:
     """Compare what was promised of the recommended method with what it gives."""
     choice = advice.free
     if choice is None:
@@ -280,10 +282,10 @@ def _choice(advice: Advice, timed: Checked, budget: str) -> Iterator[dict[str, A
     }
 
 
-def _rates(advice: Advice, timed: Checked, name: str) -> list[float] | None:
+def _rates(advice: Advice, timed: Rounds, name: str) -> list[float] | None:
     """Return samples a second of each round at a method's best batch."""
     batch = int(advice.of(name).best_batch)
-    seconds = timed.get(name, {}).get(Point(batch))
+    seconds = timed.seconds(name).get(Point(batch))
     return None if not seconds else [batch / each for each in seconds]
 
 
@@ -298,6 +300,7 @@ def _line(row: AdviseRow) -> dict[str, object]:
         "budget": row.budget,
         "R²": row.r2,
         "ceiling": row.ceiling,
+        "by the clock": row.clock_ceiling,
         "batch": row.batch,
         "said": row.predicted,
         "is": row.measured,

@@ -2,8 +2,17 @@
 
 import time
 
+import pytest
+
 from mimose.bench.advise.measured import Foretold, Measured, Weighed
-from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, Sized, points_of, sized
+from mimose.bench.advise.rounds import (
+    ENOUGH_ROUNDS,
+    Rounds,
+    Sized,
+    points_of,
+    reading_of,
+    sized,
+)
 from mimose.bench.advise.training import Point
 from mimose.bench.child import RunFailedError
 
@@ -11,8 +20,9 @@ from mimose.bench.child import RunFailedError
 class _Crew:
     """Answers at once; one method fails from its second turn on."""
 
-    def __init__(self, fails=""):
+    def __init__(self, fails="", slow=1.0):
         self.turns = []
+        self._slow = slow
         self._fails = fails
 
     def ask(self, method, arguments):
@@ -21,7 +31,11 @@ class _Crew:
             msg = "memory ran out\nsomewhere"
             raise RunFailedError(msg)
         points = arguments["points"]
-        return {"seconds": [[0.1 * size, 0.2 * size] for size, _, _ in points]}
+        slow = self._slow if len(self.turns) > 2 else 1.0
+        return {
+            "seconds": [[0.1 * slow * size] * 3 for size, _, _ in points],
+            "paces": [[0.002 * slow] * 4 for _ in points],
+        }
 
 
 def _rounds(crew, names=("none", "full")):
@@ -123,3 +137,20 @@ def test_little_time_takes_steps_before_sizes():
     few.run(time.monotonic() + 20.0, lambda *_: None)
     assert {each.batch for each in few.timed("none")} == {1, 2, 4, 8}
     assert "was not timed at a batch of 32" in " ".join(few.notes)
+
+
+def test_a_machine_that_slows_down_changes_no_seconds():
+    """A machine that slows down changes no seconds of its usual pace."""
+    rounds = _rounds(_Crew(slow=3.0))
+    for _ in range(3):
+        rounds.run_one()
+    for name in ("none", "full"):
+        first, *others = rounds.by_the_clock(name)[Point(2)]
+        assert others == pytest.approx([3.0 * first] * 2)
+        assert rounds.seconds(name)[Point(2)] == pytest.approx(others[:1] * 3)
+
+
+def test_a_step_is_set_against_the_pace_around_it():
+    """A step is set against the pace around it; medians leave out one of three."""
+    found = reading_of([0.1, 0.2, 0.9], [0.01, 0.01, 0.03, 0.03])
+    assert found == pytest.approx((0.2, 10.0))

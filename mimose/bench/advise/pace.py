@@ -1,0 +1,45 @@
+"""How fast the machine runs just now, by a little work that is always the same.
+
+A shared CPU changes its speed within seconds, by more than most methods differ, and
+alternating turns are too long to meet the same speed. Work that is timed right before
+and after a step has met it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from mimose.bench.device import SIM, is_cpu
+
+_SIDE, _PRODUCTS = 96, 20
+_ELEMENTS, _SWEEPS = 200_000, 4
+_CALLS = 150
+
+
+def pace_of(device: torch.device) -> Callable[[], float]:
+    """Return what tells the seconds of the same little work, now.
+
+    On a CPU, which the simulated accelerator computes on as well: some products, some
+    passes over a larger tensor and many small calls, together a few milliseconds. An
+    accelerator of its own keeps its speed; there it is 1 always.
+    """
+    if not is_cpu(device.type) and device.type != SIM:
+        return lambda: 1.0
+    matrix, long = torch.ones(_SIDE, _SIDE), torch.ones(_ELEMENTS)
+
+    def pace() -> float:
+        began = time.perf_counter()
+        product = matrix
+        for _ in range(_PRODUCTS):
+            product = torch.tanh(product @ matrix)
+        for _ in range(_SWEEPS):
+            long.mul(1.01).add_(1.0)
+        for _ in range(_CALLS):
+            matrix[:2].add(1.0)
+        return time.perf_counter() - began
+
+    pace()
+    return pace
