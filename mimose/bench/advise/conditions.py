@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from mimose.bench.advise.advice import Advice
 from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.pace import keeps_no_pace
 from mimose.bench.advise.phrases import called, listed
 from mimose.bench.advise.ties import n_readings
 from mimose.predictors import LEAST_ROUNDS
@@ -51,7 +52,7 @@ def conditions(advice: Advice) -> Iterator[str]:
     n_rounds = _least_readings(advice)
     how = (
         f"Seconds are medians of {counted(n_rounds, 'round')} in which all methods "
-        f"took turns"
+        f"took turns{_at_pace(advice)}"
         if n_rounds
         else "No seconds were measured"
     )
@@ -61,6 +62,13 @@ def conditions(advice: Advice) -> Iterator[str]:
         f"{counted(of.threads, 'thread')}, {of.dtype}, optimizer {of.optimizer}, with "
         f"a load average of {of.load_average:g} at the end{_busy(advice)}."
     )
+
+
+def _at_pace(advice: Advice) -> str:
+    """Say whether they were set against the machine's pace."""
+    if not keeps_no_pace(advice.measurements.device):
+        return ""
+    return ", each step set against the machine's pace around it"
 
 
 def left_out(advice: Advice) -> Iterator[str]:

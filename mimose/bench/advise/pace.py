@@ -12,11 +12,16 @@ from collections.abc import Callable
 
 import torch
 
-from mimose.bench.device import SIM, is_cpu
+from mimose.bench.device import SIM, is_cpu, kind_of
 
 _SIDE, _PRODUCTS = 96, 20
 _ELEMENTS, _SWEEPS = 200_000, 4
 _CALLS = 150
+
+
+def keeps_no_pace(device: str) -> bool:
+    """Tell a device whose speed depends on what else a CPU does."""
+    return is_cpu(device) or kind_of(device) == SIM
 
 
 def pace_of(device: torch.device) -> Callable[[], float]:
@@ -26,7 +31,7 @@ def pace_of(device: torch.device) -> Callable[[], float]:
     passes over a larger tensor and many small calls, together a few milliseconds. An
     accelerator of its own keeps its speed; there it is 1 always.
     """
-    if not is_cpu(device.type) and device.type != SIM:
+    if not keeps_no_pace(device.type):
         return lambda: 1.0
     matrix, long = torch.ones(_SIDE, _SIDE), torch.ones(_ELEMENTS)
 
