@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from mimose.bench.advise.crew import Crew
 from mimose.bench.advise.measured import Measured, Timed, Weighed
 from mimose.bench.advise.training import Point
-from mimose.bench.advise.turns import UNTIMED
+from mimose.bench.advise.turns import untimed
 from mimose.bench.child import RunFailedError
 from mimose.exceptions import first_line
 
@@ -44,10 +44,9 @@ class Sized(NamedTuple):
     seconds: float
     """Of one, about."""
 
-    @property
-    def cost(self) -> float:
+    def cost(self, method: str) -> float:
         """Return about how long a turn spends on them."""
-        return (self.n_steps + UNTIMED) * self.seconds
+        return (self.n_steps + untimed(method)) * self.seconds
 
 
 class Reading(NamedTuple):
@@ -181,14 +180,14 @@ class Rounds:
         Of batches and of lengths four stay, as many as a fit needs.
         """
         for name, points in self._points.items():
-            cost = sum(each.cost for each in points)
+            cost = _cost(name, points)
             self._turn_seconds.setdefault(name, _BEGINNING + cost)
         left = until - time.monotonic()
         while n_rounds * sum(self._turn_seconds.values()) > left:
             if self._take_fewer_steps():
                 continue
             costs = {
-                (name, sized): sized.cost
+                (name, sized): sized.cost(name)
                 for name in self._points
                 for sized in self._spare(name)
             }
@@ -209,18 +208,18 @@ class Rounds:
         if most <= _LEAST_STEPS:
             return False
         for name, points in self._points.items():
-            before = sum(each.cost for each in points)
+            before = _cost(name, points)
             points[:] = [
                 each._replace(n_steps=max(_LEAST_STEPS, most // 2))
                 if each.n_steps == most
                 else each
                 for each in points
             ]
-            self._turn_seconds[name] -= before - sum(each.cost for each in points)
+            self._turn_seconds[name] -= before - _cost(name, points)
         return True
 
     def _drop(self, name: str, sized: Sized) -> None:
-        self._turn_seconds[name] -= sized.cost
+        self._turn_seconds[name] -= sized.cost(name)
         self._points[name].remove(sized)
         point = sized.point
         self._readings.get(name, {}).pop(point, None)
@@ -238,6 +237,10 @@ class Rounds:
             ]
             if len(kind) > _LEAST_POINTS:
                 yield from kind
+
+
+def _cost(method: str, points: Sequence[Sized]) -> float:
+    return sum(each.cost(method) for each in points)
 
 
 def sized(point: Point, seconds: float) -> Sized:

@@ -116,13 +116,13 @@ def survey(
         child, begun, method.parts, most_bytes, machine_bytes, most_seconds
     )
     tokens = _tokens(begun.length, lengths)
-    learned = None
+    learned: Mapping[str, Any] | None = None
     foretold: tuple[Foretold, ...] = ()
     if method.plans:
-        learned = ladder.learn(plain, method.passes, budget_bytes)
-        if learned is None:
+        if not ladder.learn(plain, method.passes, budget_bytes):
             return Surveyed(Measured(method=name, why_not=ladder.stopped))
         weighed, foretold = ladder.climb_planned(tokens)
+        learned = child.ask(["learned", {}])["learned"]
     else:
         weighed = ladder.climb()
     stopped = ladder.stopped
@@ -234,32 +234,31 @@ class _Ladder:
                     break
         return found
 
-    def learn(
-        self, plain: Sequence[Weighed], passes: int, budget_bytes: int
-    ) -> Mapping[str, Any] | None:
+    def learn(self, plain: Sequence[Weighed], passes: int, budget_bytes: int) -> bool:
         """Let a session learn from small steps, of sizes that can be trained on.
 
-        As many passes as the time allows, by what plain training took.
+        As many passes as the time allows, by what plain training took. Tell whether it
+        could.
         """
         batches = [each for each in plain if each.length is None][:_LEARNED]
         if len(batches) < 2:
             self.stopped = "plain training ran at too few sizes to learn from"
-            return None
+            return False
         first = batches[0].batch
         points: list[Any] = [[each.batch, None] for each in batches]
         points += [[first, each.length] for each in plain if each.length is not None]
         seconds = sum(each.seconds for each in batches) * len(points) / len(batches)
         affordable = round(_LEARNING * self._most_seconds / max(seconds, 1e-6))
-        learned: Mapping[str, Any] | None = None
+        has_learned = False
         with self._telling():
-            told = self._ask(
+            self._ask(
                 "learn",
                 points=points,
                 passes=max(_LEAST_PASSES, min(passes, affordable)),
                 budget_bytes=budget_bytes,
             )
-            learned = told["learned"]
-        return learned
+            has_learned = True
+        return has_learned
 
     def climb_planned(
         self, tokens: Sequence[int]

@@ -21,8 +21,15 @@ from mimose.bench.advise.training import Point
 from mimose.bench.serve import messages
 from mimose.bench.step_meter import budget_meter
 
-UNTIMED = 2
-"""Steps of a size before the timed ones: a session plans in the first one."""
+_UNTIMED = 2
+"""Steps of a size before the timed ones."""
+_UNPLANNED = 3
+"""Further ones of a session that plans, at a size that it has not measured twice."""
+
+
+def untimed(method: str) -> int:
+    """Return how many steps of a size a turn takes before the timed ones."""
+    return _UNTIMED + _UNPLANNED * METHODS[method].plans
 
 
 class Turns:
@@ -57,7 +64,7 @@ class Turns:
         try:
             if METHODS[method].plans:
                 meter = budget_meter(training.device)
-                training.attach(budget_bytes, meter)
+                training.attach(budget_bytes, meter, refine=False)
             else:
                 training.attach(None, None)
             if training.session is not None and learned is not None:
@@ -65,7 +72,7 @@ class Turns:
             training.step(Point(*points[0][:2]))
             for batch, length, n_steps in points:
                 point = Point(batch, length)
-                for _ in range(UNTIMED):
+                for _ in range(untimed(method)):
                     training.step(point)
                 seconds.append([])
                 paces.append([pace()])
