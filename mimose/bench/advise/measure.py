@@ -83,6 +83,11 @@ class Run:
         self._notes: list[str] = []
 
     @property
+    def pace(self) -> float | None:
+        """The machine's when steps were timed; None before."""
+        return None if self._rounds is None else self._rounds.pace
+
+    @property
     def has_begun(self) -> bool:
         """Whether anything was measured."""
         return bool(self._plain)

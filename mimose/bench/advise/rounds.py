@@ -143,9 +143,21 @@ class Rounds:
             for point, seconds in self.seconds(method).items()
         )
 
-    def seconds(self, method: str) -> dict[Point, list[float]]:
-        """Return the seconds of a step at each point, in each round, at usual pace."""
-        usual = statistics.median(self._paces) if self._paces else 1.0
+    @property
+    def pace(self) -> float:
+        """The machine's usual one: the median over all steps."""
+        return statistics.median(self._paces) if self._paces else 1.0
+
+    def seconds(
+        self, method: str, pace: float | None = None
+    ) -> dict[Point, list[float]]:
+        """Return the seconds of a step at each point, in each round, at one pace.
+
+        Args:
+            method: Its name.
+            pace: The machine's; None for its usual one in these rounds.
+        """
+        usual = self.pace if pace is None else pace
         found = self._readings.get(method, {})
         return {at: [usual * each.paces for each in found[at]] for at in found}
 

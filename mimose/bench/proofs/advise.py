@@ -49,7 +49,7 @@ OPTIONS = (
 _MEMORY_BAR, _SECONDS_BAR, _CHOICE_BAR, _CASES_BAR = 0.99, 0.97, 0.05, 6
 _METHODS = ("full", "every-2", "lean", "mimose", "accumulate")
 """Beside plain training, for seconds."""
-_FITTED, _HELD_OUT = (2, 4, 8, 16, 32), (3, 6, 12, 24)
+_FITTED, _HELD_OUT = (2, 8, 32, 64, 128, 256), (4, 16, 48, 96, 192)
 _LEAST_CEILING = 0.98
 """Noise that leaves less to a prediction says nothing of it."""
 
@@ -149,7 +149,7 @@ def _seconds(
         progress(f"{case.name}: checking what was said about {budget}")
         timed = _checked(run, advice, options.rounds, with_others=index == 0)
         if index == 0:
-            yield from _held_out(advice, timed)
+            yield from _held_out(advice, timed, run.pace)
         yield from _verdicts(advice, timed, budget)
         yield from _choice(advice, timed, budget)
 
@@ -210,15 +210,17 @@ def _between(advice: Advice, name: str) -> Iterator[int]:
             yield middle
 
 
-def _held_out(advice: Advice, timed: Rounds) -> Iterator[dict[str, Any]]:
-    """Compare throughput at batches that were not fitted."""
+def _held_out(
+    advice: Advice, timed: Rounds, pace: float | None
+) -> Iterator[dict[str, Any]]:
+    """Compare throughput at batches that were not fitted, at the pace of the fits."""
     for name, model in advice.models.items():
         if not isinstance(model, Steady):
             continue
         batches = [batch for batch in _between(advice, name)]
         by_pace, by_clock = (
             np.array([of.get(Point(batch), []) for batch in batches]).T
-            for of in (timed.seconds(name), timed.by_the_clock(name))
+            for of in (timed.seconds(name, pace), timed.by_the_clock(name))
         )
         if by_pace.ndim < 2 or len(batches) < 2:
             continue
