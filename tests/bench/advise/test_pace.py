@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimose.bench.advise.pace import pace_of
+from mimose.torch_private import TorchDispatchMode
 
 
 class _Results(TorchDispatchMode):
