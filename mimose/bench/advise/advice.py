@@ -26,6 +26,9 @@ from mimose.bench.advise.verdict import ceiling, verdict_of
 from mimose.predictors import p_point, p_score
 from mimose.predictors.lines import LINE
 
+_LEAST_SIZES = 2
+"""Of batches that ran, for anything to be said of others."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodAdvice:
@@ -231,7 +234,8 @@ def _why_untimed(
     `stopped` says by what. Else that is only why no larger batch was tried.
     """
     took = max((len(each.rounds) for each in measured.timed), default=0)
-    if measured.stopped and took < measurements.n_rounds:
+    is_short = len(_of_batches(measured)) < _LEAST_SIZES
+    if measured.stopped and (is_short or took < measurements.n_rounds):
         return measured.stopped
     if METHODS[measured.method].plans and took and PLAIN not in models:
         return "plain training's time is not known, and its own follows from that"

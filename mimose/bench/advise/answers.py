@@ -68,14 +68,7 @@ def at_any_batch(advice: Advice) -> Iterator[str]:
     rate = rate_text(choice.samples_per_second)
     head = "If you may choose the batch as well:"
     if not choice.runner_up:
-        others = _room_untimed(advice)
-        rest = (
-            f"no other could be compared, for their time is not known "
-            f"({untimed(advice, others)})"
-            if others
-            else "nothing else fits"
-        )
-        yield f"{head} {first}, {rate} samples a second; {rest}."
+        yield f"{head} {first}, {rate} samples a second; {_no_other(advice)}."
         return
     second = (
         f"{_anew(advice, choice.runner_up)} with batches of "
@@ -91,6 +84,18 @@ def at_any_batch(advice: Advice) -> Iterator[str]:
     yield f"{head} {first} gives the most, {rate} samples a second; next {second}, " + (
         _behind(choice)
     )
+
+
+def _no_other(advice: Advice) -> str:
+    """Say why a choice has no other beside it."""
+    others = _room_untimed(advice)
+    if others:
+        return (
+            f"no other could be compared, for their time is not known "
+            f"({untimed(advice, others)})"
+        )
+    known = [each for each in advice.methods if each.is_exact and not each.why_not]
+    return "nothing else fits" if known[1:] else "no other was measured"
 
 
 def without_a_plan(advice: Advice) -> Iterator[str]:
@@ -218,9 +223,10 @@ def _fastest_at(advice: Advice, choice: Choice) -> str:
                 f"The only one that fits{known} is {explained(advice, choice.name)}: "
                 f"{rate} samples a second{first}."
             )
+        verb = "fits" if choice.name == PLAIN else "makes it fit"
         return (
-            f"Of the methods measured only {explained(advice, choice.name)} makes it "
-            f"fit: {rate} samples a second{first}."
+            f"Of the methods measured only {explained(advice, choice.name)} {verb}: "
+            f"{rate} samples a second{first}."
         )
     if choice.is_tie:
         both = choice.name, choice.runner_up

@@ -56,7 +56,10 @@ def _largest(measured: Measured, memory_bytes: int, budget_bytes: int) -> float:
     if series is None or series.refused:
         return math.nan
     found = series.inverse(memory_bytes)
-    return found if math.isinf(found) else float(math.floor(found + 1e-9))
+    if math.isinf(found):
+        return found
+    parts = METHODS[measured.method].parts
+    return float(math.floor(found + 1e-9) // parts * parts)
 
 
 def _largest_planned(measured: Measured, memory_bytes: int, budget_bytes: int) -> float:

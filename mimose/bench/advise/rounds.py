@@ -8,6 +8,7 @@ seconds of its usual pace.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import statistics
 import time
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 from mimose.bench.advise.crew import Crew
 from mimose.bench.advise.measured import Measured, Timed, Weighed
+from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.training import Point
 from mimose.bench.advise.turns import untimed
 from mimose.bench.child import RunFailedError
@@ -31,8 +33,10 @@ _LEAST_SECONDS = 0.1
 _MOST_STEPS = 8
 _LEAST_STEPS = 2
 """Of short steps, however little time there is."""
-_BEGINNING = 0.5
-"""Seconds that a turn takes for its model, until one was taken."""
+_BEGINNING = 0.3
+"""Seconds that a turn takes for its model, about."""
+_LEAST_RATIO = 0.1
+"""Of the seconds expected: less was no usual turn."""
 
 
 class Sized(NamedTuple):
@@ -105,7 +109,6 @@ class Rounds:
         self._crew = crew
         self._order = random.Random(seed)
         self._points = {name: list(points[name]) for name in points}
-        self._turn_seconds: dict[str, float] = {}
 
     def run(self, until: float, tell: Callable[[str, float], None]) -> None:
         """Take turns until the time is used.
@@ -120,18 +123,33 @@ class Rounds:
             self.run_one(
                 lambda what: tell(
                     what, min(1.0, (time.monotonic() - began) / max(until - began, 1.0))
-                )
+                ),
+                until,
             )
             if self.n_rounds == 1:
                 self._fit_into(until, ENOUGH_ROUNDS - 1)
-            if time.monotonic() + sum(self._turn_seconds.values()) > until:
+            if time.monotonic() + self._round_seconds() > until:
                 break
 
-    def run_one(self, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Let each method take one turn."""
+    def run_one(
+        self,
+        tell: Callable[[str], None] = lambda _: None,
+        until: float = math.inf,
+    ) -> None:
+        """Let each method take one turn.
+
+        A first turn that would end too late is not taken, but for plain training's.
+        """
         names = list(self._points)
         self._order.shuffle(names)
+        if not self.n_rounds and PLAIN in names:
+            names.sort(key=lambda name: name != PLAIN)
         for name in names:
+            late = time.monotonic() + self._turn_seconds(name) > until
+            if late and not self.n_rounds and name != PLAIN:
+                del self._points[name]
+                self.notes.append(f"{name} was not timed: no time was left for it")
+                continue
             tell(f"round {self.n_rounds + 1}: {name}")
             self._turn(name)
         self.n_rounds += 1
@@ -177,25 +195,36 @@ class Rounds:
         except RunFailedError as error:
             self.failed[name] = first_line(error)
             del self._points[name]
-            self._turn_seconds.pop(name, None)
             return
-        self._turn_seconds[name] = time.monotonic() - began
+        self._heed(name, time.monotonic() - began)
         of = self._readings.setdefault(name, {})
         readings = zip(points, told["seconds"], told["paces"], strict=True)
         for each, seconds, paces in readings:
             of.setdefault(each.point, []).append(reading_of(seconds, paces))
             self._paces += paces
 
+    def _turn_seconds(self, name: str) -> float:
+        """Return about how long a method's turn takes."""
+        return _BEGINNING + sum(each.cost(name) for each in self._points[name])
+
+    def _round_seconds(self) -> float:
+        return sum(self._turn_seconds(name) for name in self._points)
+
+    def _heed(self, name: str, taken: float) -> None:
+        """Expect of each size what the turn that was just taken makes likely."""
+        points = self._points[name]
+        expected = self._turn_seconds(name) - _BEGINNING
+        if expected > 0.0:
+            ratio = max(_LEAST_RATIO, (taken - _BEGINNING) / expected)
+            points[:] = [each._replace(seconds=ratio * each.seconds) for each in points]
+
     def _fit_into(self, until: float, n_rounds: int) -> None:
         """Take fewer steps of each size, then fewer sizes, until the rounds fit.
 
         Of batches and of lengths four stay, as many as a fit needs.
         """
-        for name, points in self._points.items():
-            cost = _cost(name, points)
-            self._turn_seconds.setdefault(name, _BEGINNING + cost)
         left = until - time.monotonic()
-        while n_rounds * sum(self._turn_seconds.values()) > left:
+        while n_rounds * self._round_seconds() > left:
             if self._take_fewer_steps():
                 continue
             costs = {
@@ -219,19 +248,16 @@ class Rounds:
         )
         if most <= _LEAST_STEPS:
             return False
-        for name, points in self._points.items():
-            before = _cost(name, points)
+        for points in self._points.values():
             points[:] = [
                 each._replace(n_steps=max(_LEAST_STEPS, most // 2))
                 if each.n_steps == most
                 else each
                 for each in points
             ]
-            self._turn_seconds[name] -= before - _cost(name, points)
         return True
 
     def _drop(self, name: str, sized: Sized) -> None:
-        self._turn_seconds[name] -= sized.cost(name)
         self._points[name].remove(sized)
         point = sized.point
         self._readings.get(name, {}).pop(point, None)
@@ -249,10 +275,6 @@ class Rounds:
             ]
             if len(kind) > _LEAST_POINTS:
                 yield from kind
-
-
-def _cost(method: str, points: Sequence[Sized]) -> float:
-    return sum(each.cost(method) for each in points)
 
 
 def sized(point: Point, seconds: float) -> Sized:

@@ -31,6 +31,8 @@ _DOUBLINGS = 7
 _LINE = 4
 _LEARNED = 4
 """Batches of plain training, the smallest, that a session learns from."""
+_LEAST_LENGTHS = 2
+"""Of plain training: a line tells which sizes grow with the text."""
 _LEAST_PASSES = 2
 _LEARNING = 6.0
 """So many of the longest steps allowed are spent on learning."""
@@ -121,7 +123,7 @@ def survey(
     if method.plans:
         if not ladder.learn(plain, method.passes, budget_bytes):
             return Surveyed(Measured(method=name, why_not=ladder.stopped))
-        weighed, foretold = ladder.climb_planned(tokens)
+        weighed, foretold = ladder.climb_planned(plain, tokens)
         learned = child.ask(["learned", {}])["learned"]
     else:
         weighed = ladder.climb()
@@ -261,13 +263,17 @@ class _Ladder:
         return has_learned
 
     def climb_planned(
-        self, tokens: Sequence[int]
+        self, plain: Sequence[Weighed], tokens: Sequence[int]
     ) -> tuple[list[Weighed], tuple[Foretold, ...]]:
         """Return steps of batches that plans hold for, and what is foretold of all.
 
         A session trusts its predictions up to some multiple of what it has measured, so
-        it is asked again after each larger step.
+        it is asked again after each larger step. Smaller batches than those of plain
+        training cannot be trained on, and of lengths it knows what plain training ran.
         """
+        smallest = min(each.batch for each in plain)
+        if len({each.length for each in plain} - {None}) < _LEAST_LENGTHS:
+            tokens = []
         found: dict[int, Weighed] = {}
         foretold: tuple[Foretold, ...] = ()
         until = time.monotonic() + _FORETELLING * self._most_seconds
@@ -275,7 +281,7 @@ class _Ladder:
             while True:
                 foretold = self._foretell(tokens, until)
                 fitting = self._fitting(foretold)
-                left = [batch for batch in fitting if batch not in found]
+                left = [b for b in fitting if b >= smallest and b not in found]
                 if not left:
                     break
                 found[left[0]] = self._weigh(left[0])
@@ -311,7 +317,10 @@ class _Ladder:
 
     def _is_slow(self, weighed: Weighed) -> bool:
         if weighed.seconds > self._most_seconds:
-            self.stopped = f"a step of {weighed.batch} takes {weighed.seconds:.1f} s"
+            self.stopped = (
+                f"a step of {weighed.batch} takes {weighed.seconds:.1f} s, too long to "
+                f"go on in the time that is given"
+            )
         return weighed.seconds > self._most_seconds
 
     def _whole(self, batch: float) -> float:
@@ -330,7 +339,7 @@ class _Ladder:
         if slope <= 0:
             return math.inf
         fits_bytes = most_bytes * high.peak_bytes / max(high.reserved_bytes, 1)
-        return high.batch + (fits_bytes - high.peak_bytes) / slope
+        return max(0.0, high.batch + (fits_bytes - high.peak_bytes) / slope)
 
     @staticmethod
     def _grown(found: Sequence[Weighed], tokens: int) -> float:

@@ -78,6 +78,8 @@ def _too_few(plain: Measured, measured: Measured) -> str:
 def _interval(
     plain: Measured, measured: Measured, model: Model, of_plain: Model, budget: int
 ) -> tuple[float, float]:
+    """Bound the ratio of both at the batches that the answer names."""
+    best, bare = best_run(model, budget), best_run(of_plain, budget)
     rounds = _rounds(plain), _rounds(measured)
     if (
         isinstance(model, Planned)
@@ -85,13 +87,15 @@ def _interval(
         or not isinstance(of_plain, Steady)
         or any(each is None or len(each[0]) < 2 for each in rounds)
     ):
-        ratio = best_run(model, budget).samples_per_second
-        ratio /= best_run(of_plain, budget).samples_per_second
+        ratio = best.samples_per_second / bare.samples_per_second
         spreads = {"plain": spread(plain), "method": spread(measured)}
         off = noise_of(spreads, "plain", "method")
         return ratio * (1.0 - off), ratio * (1.0 + off)
     return ratio_interval(
-        _readings(plain, of_plain), _readings(measured, model), budget
+        _readings(plain, of_plain),
+        _readings(measured, model),
+        budget,
+        batches=(bare.batch, best.batch),
     )
 
 

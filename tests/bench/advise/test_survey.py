@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from mimose.bench.advise.measured import Weighed
 from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.survey import Begun, survey
 
@@ -79,3 +80,47 @@ def test_batches_that_are_cut_are_of_whole_parts(budget):
     found = _survey(_Child(), budget, 10**9, "accumulate")
     assert len(found.weighed) >= 5
     assert all(batch % METHODS["accumulate"].parts == 0 for batch in _batches(found))
+
+
+class _Planner(_Child):
+    """Plans for any batch; knows no lengths, and cannot train on few samples."""
+
+    def ask(self, message):
+        command, arguments = message
+        if command == "learn":
+            return {"learned": {}}
+        if command == "weigh":
+            if arguments["batch"] < 8:
+                return {"failed": "ValueError: too few samples"}
+            return super().ask(message)
+        assert {length for _, length in arguments["points"]} == {None}
+        return {
+            "table": [
+                {
+                    "batch": batch,
+                    "length": None,
+                    "least_bytes": _FIXED + _EACH * batch,
+                    "keep_bytes": _FIXED + 2 * _EACH * batch,
+                    "seconds": (0.0,),
+                }
+                for batch, _ in arguments["points"]
+            ]
+        }
+
+
+def test_plans_are_of_sizes_that_plain_training_ran():
+    """Of no smaller batches, and of no lengths where it failed at other lengths."""
+    held = {"peak_bytes": 1, "reserved_bytes": 1, "seconds": 0.1}
+    plain = [Weighed(batch=b, length=None, **held) for b in (8, 16, 32)]
+    plain.append(Weighed(batch=32, length=24, **held))
+    found = survey(
+        _Planner(),
+        Begun(why_not="", batch=32, length=24),
+        METHODS["mimose"],
+        budget_bytes=_FIXED + 70 * _EACH,
+        machine_bytes=10**9,
+        most_seconds=10.0,
+        plain=plain,
+    ).measured
+    assert found.why_not == ""
+    assert _batches(found) == [8, 16, 32, 64, 70]

@@ -55,6 +55,43 @@ def test_only_known_times_make_a_winner(line, measurements):
     assert "Of the methods measured only" not in first
 
 
+def test_one_method_alone_is_no_winner(line, measurements):
+    """Where no other was measured nobody knows whether others fit."""
+    said = _said(measurements(line(*PLAIN), budget_mib=1100))
+    assert "no other was measured" in said
+    assert "nothing else fits" not in said
+    assert "only plain training fits" in said
+
+
+def test_one_slow_step_is_told_of(line, measurements):
+    """Where a single size ran, the reason is why there was no second one."""
+    slow = line(*PLAIN, batches=(1,), rounds=1)
+    slow = replace(slow, stopped="a step of 1 takes 3.0 s, too long")
+    said = _said(measurements(slow, budget_mib=1100, n_rounds=1))
+    assert "a step of 1 takes 3.0 s, too long" in said
+
+
+def test_what_is_cut_in_parts_fits_in_whole_parts(line):
+    """Also where only its memory is known: 31 would be four parts of 8, as 32 is."""
+    found = fitting(
+        line("accumulate", 10, 100, 1, 1, rounds=0), 30, 410 * MIB, 410 * MIB
+    )
+    assert found == (28.0, False)
+
+
+def test_a_range_is_of_the_batches_that_are_named(line, measurements):
+    """Not of those that fit far beyond: there the other one is faster."""
+    measured = measurements(
+        line("none", 10, 100, 0.10, 3.0),
+        line("lean", 9, 100, 0.12, 0.5),
+        budget_mib=10**5,
+    )
+    lean = advise_on(measured).of("lean")
+    low, high = lean.interval
+    assert low <= lean.ratio <= high
+    assert lean.verdict == "raises"
+
+
 def test_nothing_else_is_not_said_of_what_was_not_timed(line, measurements):
     """Where plain training holds not one sample, and lean was not timed."""
     measured = measurements(
