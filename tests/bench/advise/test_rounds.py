@@ -154,3 +154,14 @@ def test_a_step_is_set_against_the_pace_around_it():
     """A step is set against the pace around it; medians leave out one of three."""
     found = reading_of([0.1, 0.2, 0.9], [0.01, 0.01, 0.03, 0.03])
     assert found == pytest.approx((0.2, 10.0))
+
+
+def test_a_first_turn_that_would_end_too_late_is_not_taken():
+    """A first turn that would end too late is not taken, and that is told."""
+    points = {name: [Sized(Point(2), 2, 3.0)] for name in ("full", "none", "lean")}
+    crew = _Crew()
+    rounds = Rounds(crew, points, {}, budget_bytes=1, seed=0)
+    rounds.run(time.monotonic() + 5.0, lambda *_: None)
+    assert crew.turns[0] == "none"
+    assert set(crew.turns) == {"none"}
+    assert sorted(note.split()[0] for note in rounds.notes[:2]) == ["full", "lean"]

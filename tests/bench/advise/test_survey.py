@@ -87,7 +87,7 @@ class _Planner(_Child):
 
     def ask(self, message):
         command, arguments = message
-        if command == "learn":
+        if command in ("learn", "learned"):
             return {"learned": {}}
         if command == "weigh":
             if arguments["batch"] < 8:
