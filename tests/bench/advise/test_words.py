@@ -2,15 +2,18 @@
 
 import json
 import re
+import textwrap
 from dataclasses import replace
 
 import pytest
 
 from mimose.bench.advise.advice import advise_on
 from mimose.bench.advise.measured import Measured
+from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.phrases import listed, longer
+from mimose.bench.advise.recipe import recipe
 from mimose.bench.advise.told import as_json
-from mimose.bench.advise.words import table, text, verdict
+from mimose.bench.advise.words import code, table, text, verdict
 
 PLAIN = ("none", 40, 400, 0.02, 0.05)
 FULL = ("full", 12, 400, 0.027, 0.05)
@@ -280,6 +283,19 @@ def test_text_fits_any_width(wide, width):
     assert max(map(len, lines)) <= width
     for name in ("none", "full", "lean", "pool", "offload", "accumulate"):
         assert any(each.strip().startswith(name) for each in lines)
+
+
+def test_printed_code_is_python_at_any_width(wide):
+    """Its lines and their indentation are the recipe's."""
+    advice = advise_on(wide)
+    for name in METHODS.keys() - {"none"}:
+        chosen = replace(advice, at_sample=replace(advice.free, name=name), free=None)
+        written = recipe(name, advice.budget_bytes)
+        for width in (20, 38, 80):
+            printed = code(chosen, width)[-len(written) :]
+            found = textwrap.dedent("\n".join(printed))
+            assert found.splitlines() == written
+            compile(found, name, "exec")
 
 
 def test_the_table_has_a_cell_for_every_column(wide):
