@@ -133,7 +133,10 @@ class Run:
         """Measure seconds, by turns, in new processes."""
         points = {
             name: points_of(
-                each, self.budget_bytes, with_lengths=bool(self._settings.lengths)
+                each,
+                self._sample[0],
+                self.budget_bytes,
+                with_lengths=bool(self._settings.lengths),
             )
             for name, each in self._measured.items()
             if not each.why_not

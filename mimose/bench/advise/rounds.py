@@ -47,6 +47,8 @@ class Sized(NamedTuple):
     """That a turn takes of them."""
     seconds: float
     """Of one, about."""
+    stays: bool = False
+    """Whether it is timed even where others are left out for lack of time."""
 
     def cost(self, method: str) -> float:
         """Return about how long a turn spends on them."""
@@ -274,7 +276,7 @@ class Rounds:
                 if (sized.point.length is not None) == has_length
             ]
             if len(kind) > _LEAST_POINTS:
-                yield from kind
+                yield from (each for each in kind if not each.stays)
 
 
 def sized(point: Point, seconds: float) -> Sized:
@@ -284,17 +286,21 @@ def sized(point: Point, seconds: float) -> Sized:
 
 
 def points_of(
-    measured: Measured, budget_bytes: int, *, with_lengths: bool
+    measured: Measured, batch: int, budget_bytes: int, *, with_lengths: bool
 ) -> list[Sized]:
     """Return sizes to time, each with its number of steps.
 
     Args:
         measured: What is known of a method.
+        batch: The sample's: it stays among them if it ran.
         budget_bytes: For methods that plan.
         with_lengths: Whether lengths are timed as well.
     """
-    chosen = _chosen([each for each in measured.weighed if each.length is None])
-    found = [sized(Point(each.batch), each.seconds) for each in chosen]
+    chosen = _chosen([each for each in measured.weighed if each.length is None], batch)
+    found = [
+        sized(Point(each.batch), each.seconds)._replace(stays=each.batch == batch)
+        for each in chosen
+    ]
     if not with_lengths:
         return found
     lengths = [
@@ -311,12 +317,14 @@ def points_of(
     return lengths + found
 
 
-def _chosen(weighed: Sequence[Weighed]) -> list[Weighed]:
-    """Return batches in about equal ratios, the first and the last among them."""
+def _chosen(weighed: Sequence[Weighed], batch: int) -> list[Weighed]:
+    """Return batches in about equal ratios; the first, the last and this one stay."""
     found = list(weighed)
     while len(found) > _MOST_POINTS:
-        gaps = [
-            found[i + 1].batch / found[i - 1].batch for i in range(1, len(found) - 1)
-        ]
-        del found[1 + gaps.index(min(gaps))]
+        gaps = {
+            i: found[i + 1].batch / found[i - 1].batch
+            for i in range(1, len(found) - 1)
+            if found[i].batch != batch
+        }
+        del found[min(gaps, key=lambda i: gaps[i])]
     return found

@@ -86,18 +86,18 @@ def test_more_time_gives_more_rounds():
     assert rounds.notes == []
 
 
-def test_points_are_spread_and_the_dearest_is_last():
-    """Points are spread and the dearest is last."""
+def test_points_are_spread_and_hold_the_sample():
+    """The first, the last and the sample's own are among them, however close."""
     weighed = [
         Weighed(batch=b, length=None, peak_bytes=1, reserved_bytes=1, seconds=b / 10)
         for b in (1, 2, 3, 4, 6, 8, 16, 31, 32)
     ]
-    points = points_of(
-        Measured(method="none", weighed=tuple(weighed)), 10, with_lengths=False
-    )
+    measured = Measured(method="none", weighed=tuple(weighed))
+    points = points_of(measured, 31, 10, with_lengths=False)
     batches = [each.point.batch for each in points]
     assert len(batches) == 6
     assert (batches[0], batches[-1]) == (1, 32)
+    assert [each.point.batch for each in points if each.stays] == [31]
 
 
 def test_lengths_that_plans_hold_for_are_timed():
@@ -107,9 +107,9 @@ def test_lengths_that_plans_hold_for_are_timed():
         for n in (10, 20, 30)
     ]
     measured = Measured(method="mimose", foretold=tuple(rows))
-    found = points_of(measured, 20, with_lengths=True)
+    found = points_of(measured, 16, 20, with_lengths=True)
     assert [each.point.length for each in found] == [10, 20]
-    assert points_of(measured, 20, with_lengths=False) == []
+    assert points_of(measured, 16, 20, with_lengths=False) == []
 
 
 def test_short_steps_are_taken_several_at_a_time():
@@ -120,7 +120,7 @@ def test_short_steps_are_taken_several_at_a_time():
 
 
 def test_little_time_takes_steps_before_sizes():
-    """Little time takes steps before sizes, and sizes before rounds."""
+    """Then sizes, the dearest first but for the sample's, and rounds last."""
     names = ("none", "full")
     sizes = [Sized(Point(2**i), 8, 0.01 * 2**i) for i in range(6)]
     crew = _Crew()
@@ -131,12 +131,13 @@ def test_little_time_takes_steps_before_sizes():
     some.run(time.monotonic() + 60.0, lambda *_: None)
     assert not some.notes
     assert len(some.timed("none")) == 6
+    sizes[-1] = sizes[-1]._replace(stays=True)
     few = Rounds(
         crew, {name: list(sizes) for name in names}, {}, budget_bytes=1, seed=0
     )
     few.run(time.monotonic() + 20.0, lambda *_: None)
-    assert {each.batch for each in few.timed("none")} == {1, 2, 4, 8}
-    assert "was not timed at a batch of 32" in " ".join(few.notes)
+    assert {each.batch for each in few.timed("none")} == {1, 2, 4, 32}
+    assert "was not timed at a batch of 16" in " ".join(few.notes)
 
 
 def test_a_machine_that_slows_down_changes_no_seconds():
