@@ -1,5 +1,6 @@
 """Turns of all methods, within a time."""
 
+import itertools
 import time
 
 import pytest
@@ -16,26 +17,37 @@ from mimose.bench.advise.rounds import (
 from mimose.bench.advise.training import Point
 from mimose.bench.child import RunFailedError
 
+_PACES = (1.0, 1.4, 0.9, 1.0, 2.0, 0.8, 1.0)
+"""Of a machine that changes its speed from step to step, times 2 ms."""
+
 
 class _Crew:
-    """Answers at once; one method fails from its second turn on."""
+    """Answers at once; one method fails from its second turn on.
 
-    def __init__(self, fails="", slow=1.0):
+    Steps take as long as the pace around them makes them, or all the same.
+    """
+
+    def __init__(self, fails="", slow=1.0, follows=True):
         self.turns = []
         self._slow = slow
         self._fails = fails
+        self._follows = follows
+        self._paces = itertools.cycle(_PACES)
 
     def ask(self, method, arguments):
         self.turns.append(method)
         if method == self._fails and self.turns.count(method) > 1:
             msg = "memory ran out\nsomewhere"
             raise RunFailedError(msg)
-        points = arguments["points"]
         slow = self._slow if len(self.turns) > 2 else 1.0
-        return {
-            "seconds": [[0.1 * slow * size] * 3 for size, _, _ in points],
-            "paces": [[0.002 * slow] * 4 for _ in points],
-        }
+        told = {"seconds": [], "paces": []}
+        for size, _, n_steps in arguments["points"]:
+            paces = [slow * next(self._paces) for _ in range(n_steps + 1)]
+            means = [(a + b) / 2 for a, b in itertools.pairwise(paces)]
+            factors = means if self._follows else [1.0] * n_steps
+            told["seconds"].append([0.1 * size * each for each in factors])
+            told["paces"].append([0.002 * each for each in paces])
+        return told
 
 
 def _rounds(crew, names=("none", "full")):
@@ -52,11 +64,10 @@ def test_all_take_a_turn_in_each_round():
     for _ in range(3):
         rounds.run_one()
     assert [sorted(crew.turns[i : i + 2]) for i in (0, 2, 4)] == [["full", "none"]] * 3
-    timed = rounds.timed("none")
-    assert [(each.batch, each.rounds) for each in timed] == [
-        (2, (0.2, 0.2, 0.2)),
-        (4, (0.4, 0.4, 0.4)),
-    ]
+    two, four = rounds.timed("none")
+    assert (two.batch, four.batch) == (2, 4)
+    assert two.rounds == pytest.approx([0.2] * 3)
+    assert four.rounds == pytest.approx([0.4] * 3)
 
 
 def test_who_fails_takes_no_more_turns():
@@ -140,15 +151,16 @@ def test_little_time_takes_steps_before_sizes():
     assert "was not timed at a batch of 16" in " ".join(few.notes)
 
 
-def test_a_machine_that_slows_down_changes_no_seconds():
-    """A machine that slows down changes no seconds of its usual pace."""
+def test_a_machine_that_changes_its_speed_changes_no_seconds():
+    """Steps are told in seconds of its usual pace: by the clock they vary."""
     rounds = _rounds(_Crew(slow=3.0))
-    for _ in range(3):
+    for _ in range(5):
         rounds.run_one()
     for name in ("none", "full"):
-        first, *others = rounds.by_the_clock(name)[Point(2)]
-        assert others == pytest.approx([3.0 * first] * 2)
-        assert rounds.seconds(name)[Point(2)] == pytest.approx(others[:1] * 3)
+        clock = rounds.by_the_clock(name)[Point(2)]
+        assert max(clock) > 2.5 * min(clock)
+        found = rounds.seconds(name)[Point(2)]
+        assert found == pytest.approx([rounds.pace / 0.002 * 0.2] * 5)
 
 
 def test_a_step_is_set_against_the_pace_around_it():
