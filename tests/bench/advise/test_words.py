@@ -233,6 +233,25 @@ def test_what_needs_no_recomputation_comes_first(line, measurements, budget_mib,
     assert said in _said(measured)
 
 
+@pytest.mark.parametrize(
+    ("budget_mib", "head"),
+    [(900, "Do this first: f"), (700, "Do this first: f"), (1200, "F")],
+)
+def test_what_frees_memory_is_told_without_its_time(
+    line, measurements, budget_mib, head
+):
+    """Its bytes are known; that its time is not is said, with the reason."""
+    measured = measurements(
+        line(*PLAIN), line(*FULL), line(*SDPA, rounds=0), budget_mib=budget_mib
+    )
+    found = [e for e in verdict(advise_on(measured)) if "used attention (sdpa)" in e]
+    assert found[0].startswith(
+        f"{head}used attention (sdpa) frees 240.0 MiB at your batch without computing "
+        f"anything twice (how fast is not known: too few of its steps were timed)"
+    )
+    assert "Whatever else" not in found[0]
+
+
 def test_nothing_is_said_of_what_frees_nothing(line, measurements):
     """A fused attention that is as large as the plain one is no advice."""
     same = ("sdpa", *PLAIN[1:])
