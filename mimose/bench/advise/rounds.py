@@ -1,8 +1,8 @@
 """Seconds of a step, by method and batch size: all methods take turns, round by round.
 
-What the machine does beside it then falls on all alike, and medians leave out the turns
-in which it did much. Each step is set against the machine's pace around it, and told in
-seconds of its usual pace.
+A method's reading is the median of the steps of a turn; rounds have another order each.
+On a CPU each step is set against the machine's pace around it, and told in seconds of
+its usual pace, unless the clock scatters less.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from mimose.bench.advise.crew import Crew
 from mimose.bench.advise.measured import Measured, Timed, Weighed
@@ -76,8 +78,20 @@ def reading_of(seconds: Sequence[float], paces: Sequence[float]) -> Reading:
     return Reading(statistics.median(seconds), statistics.median(ratios))
 
 
+def _scatter(readings: Iterable[Sequence[float]]) -> float:
+    """Return the interquartile range of rounds as a share, the median over sizes."""
+    shares = []
+    for each in readings:
+        low, middle, high = np.quantile(each, (0.25, 0.5, 0.75))
+        shares.append(float((high - low) / middle))
+    return statistics.median(shares)
+
+
 class Rounds:
-    """Turns of all methods, within a time.
+    """Turns of all methods, round by round, until a time; one round at the least.
+
+    Steps, then sizes are left out where seven rounds would not fit, as far as a fit can
+    do without them.
 
     Args:
         crew: The processes.
@@ -89,7 +103,7 @@ class Rounds:
     Attributes:
         failed: By method, why it takes no more turns.
         notes: What was left out for lack of time.
-        n_rounds: Whole ones.
+        n_rounds: In which all had a turn that were not left out and had not failed.
     """
 
     def __init__(
@@ -168,15 +182,36 @@ class Rounds:
         """The machine's usual one: the median over all steps."""
         return statistics.median(self._paces) if self._paces else 1.0
 
+    @property
+    def by_pace(self) -> bool | None:
+        """Whether steps are told at the machine's pace; None where it keeps one.
+
+        Not where the clock scatters less for most methods: where others have the same
+        core by turns of some milliseconds, they hit a step or the little work, not
+        both.
+        """
+        if len(set(self._paces)) <= 1:
+            return None
+        steadier = [
+            _scatter([each.seconds for each in at] for at in of.values())
+            < _scatter([each.paces for each in at] for at in of.values())
+            for of in self._readings.values()
+            if of
+        ]
+        return 2 * sum(steadier) <= len(steadier)
+
     def seconds(
         self, method: str, pace: float | None = None
     ) -> dict[Point, list[float]]:
-        """Return the seconds of a step at each point, in each round, at one pace.
+        """Return the seconds of a step at each point, in each round, as they are told.
 
         Args:
             method: Its name.
-            pace: The machine's; None for its usual one in these rounds.
+            pace: At this pace of the machine; None for its usual one in these rounds,
+                or the clock where that is steadier.
         """
+        if pace is None and not self.by_pace:
+            return self.by_the_clock(method)
         usual = self.pace if pace is None else pace
         found = self._readings.get(method, {})
         return {at: [usual * each.paces for each in found[at]] for at in found}

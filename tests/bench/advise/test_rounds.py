@@ -24,14 +24,14 @@ _PACES = (1.0, 1.4, 0.9, 1.0, 2.0, 0.8, 1.0)
 class _Crew:
     """Answers at once; one method fails from its second turn on.
 
-    Steps take as long as the pace around them makes them, or all the same.
+    Steps take as long as the pace around them makes them, but for methods that stray.
     """
 
-    def __init__(self, fails="", slow=1.0, follows=True):
+    def __init__(self, fails="", slow=1.0, stray=()):
         self.turns = []
         self._slow = slow
         self._fails = fails
-        self._follows = follows
+        self._stray = stray
         self._paces = itertools.cycle(_PACES)
 
     def ask(self, method, arguments):
@@ -44,7 +44,7 @@ class _Crew:
         for size, _, n_steps in arguments["points"]:
             paces = [slow * next(self._paces) for _ in range(n_steps + 1)]
             means = [(a + b) / 2 for a, b in itertools.pairwise(paces)]
-            factors = means if self._follows else [1.0] * n_steps
+            factors = [1.0] * n_steps if method in self._stray else means
             told["seconds"].append([0.1 * size * each for each in factors])
             told["paces"].append([0.002 * each for each in paces])
         return told
@@ -161,6 +161,30 @@ def test_a_machine_that_changes_its_speed_changes_no_seconds():
         assert max(clock) > 2.5 * min(clock)
         found = rounds.seconds(name)[Point(2)]
         assert found == pytest.approx([rounds.pace / 0.002 * 0.2] * 5)
+
+
+@pytest.mark.parametrize(
+    ("stray", "by_pace"),
+    [((), True), (("full",), True), (("full", "lean"), False)],
+)
+def test_a_pace_that_most_methods_do_not_follow_is_left_aside(stray, by_pace):
+    """Then the clock scatters less, and is what is told."""
+    rounds = _rounds(_Crew(stray=stray), ("none", "full", "lean"))
+    for _ in range(5):
+        rounds.run_one()
+    assert rounds.by_pace is by_pace
+    told = rounds.by_the_clock("full")
+    assert (rounds.seconds("full") == told) is not by_pace
+    assert rounds.seconds("full", rounds.pace) != told
+
+
+def test_a_machine_that_keeps_its_pace_is_told_by_the_clock(monkeypatch):
+    """As an accelerator: nobody says that steps were set against anything."""
+    monkeypatch.setattr(f"{__name__}._PACES", (1.0,))
+    rounds = _rounds(_Crew())
+    rounds.run_one()
+    assert rounds.by_pace is None
+    assert rounds.seconds("none") == rounds.by_the_clock("none")
 
 
 def test_a_step_is_set_against_the_pace_around_it():
