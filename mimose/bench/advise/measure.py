@@ -84,8 +84,9 @@ class Run:
 
     @property
     def pace(self) -> float | None:
-        """The machine's when steps were timed; None before."""
-        return None if self._rounds is None else self._rounds.pace
+        """The machine's when steps were timed, if they are told at it; else None."""
+        rounds = self._rounds
+        return rounds.pace if rounds is not None and rounds.by_pace else None
 
     @property
     def has_begun(self) -> bool:
@@ -226,6 +227,7 @@ class Run:
             promised_seconds=60.0 * settings.minutes,
             taken_seconds=time.monotonic() - self._began,
             n_rounds=0 if rounds is None else rounds.n_rounds,
+            by_pace=None if rounds is None else rounds.by_pace,
             is_interrupted=self.is_interrupted,
             notes=tuple(self._notes),
             methods=tuple(methods),

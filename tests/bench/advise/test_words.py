@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mimose.bench.advise.advice import advise_on
-from mimose.bench.advise.measured import Measured
+from mimose.bench.advise.measured import Measured, read
 from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.phrases import listed, longer
 from mimose.bench.advise.recipe import recipe
@@ -277,6 +277,31 @@ def test_conditions_are_told(line, measurements):
     assert "4.78 min of the 5 min" in said
     assert "cpu: a slow one, 2 threads" in said
     assert "so something else ran too" in said
+
+
+@pytest.mark.parametrize(
+    ("by_pace", "said"),
+    [
+        (True, "took turns, each step set against the machine's pace around it;"),
+        (False, "took turns, by the clock, which scattered less"),
+        (None, "took turns; measuring"),
+    ],
+)
+def test_what_seconds_are_told_by(wide, tmp_path, by_pace, said):
+    """It is said of the measurements, not of the code that reads them."""
+    file = tmp_path / "measured.json"
+    replace(wide, by_pace=by_pace).write(file)
+    assert said in _said(read(file))
+
+
+def test_measurements_of_old_say_nothing_of_a_pace(wide, tmp_path):
+    """A file in which it is not written down can be read."""
+    file = tmp_path / "measured.json"
+    wide.write(file)
+    told = json.loads(file.read_text())
+    del told["by_pace"]
+    file.write_text(json.dumps(told))
+    assert "pace" not in _said(read(file))
 
 
 def test_a_quiet_machine_is_no_warning(wide):
