@@ -37,6 +37,7 @@ _LEAST_STEPS = 2
 """Of short steps, however little time there is."""
 _BEGINNING = 0.3
 """Seconds that a turn takes for its model, about."""
+_NO_PLAN = "its session made no plan that keeps the budget"
 _LEAST_RATIO = 0.1
 """Of the seconds expected: less was no usual turn."""
 
@@ -66,16 +67,23 @@ class Reading(NamedTuple):
     """Over the machine's pace right before and after."""
 
 
-def reading_of(seconds: Sequence[float], paces: Sequence[float]) -> Reading:
-    """Return the medians of steps.
+def reading_of(seconds: Sequence[float], paces: Sequence[float]) -> Reading | None:
+    """Return the medians of steps; None where none was the method's.
 
     Args:
-        seconds: (n_steps,) of each.
+        seconds: (n_steps,) of each, not a number for one without a plan.
         paces: (n_steps + 1,) before the first and after each.
     """
     around = [(before + after) / 2 for before, after in itertools.pairwise(paces)]
-    ratios = [step / pace for step, pace in zip(seconds, around, strict=True)]
-    return Reading(statistics.median(seconds), statistics.median(ratios))
+    steps = [
+        each for each in zip(seconds, around, strict=True) if not math.isnan(each[0])
+    ]
+    if not steps:
+        return None
+    ratios = [step / pace for step, pace in steps]
+    return Reading(
+        statistics.median(step for step, _ in steps), statistics.median(ratios)
+    )
 
 
 def _scatter(readings: Iterable[Sequence[float]]) -> float:
@@ -235,10 +243,17 @@ class Rounds:
             return
         self._heed(name, time.monotonic() - began)
         of = self._readings.setdefault(name, {})
-        readings = zip(points, told["seconds"], told["paces"], strict=True)
+        readings = zip(list(points), told["seconds"], told["paces"], strict=True)
         for each, seconds, paces in readings:
-            of.setdefault(each.point, []).append(reading_of(seconds, paces))
             self._paces += paces
+            reading = reading_of(seconds, paces)
+            if reading is None:
+                self._drop(name, each, f": {_NO_PLAN} there")
+            else:
+                of.setdefault(each.point, []).append(reading)
+        if not self._points[name]:
+            self.failed[name] = f"{_NO_PLAN} at any size that was timed"
+            del self._points[name]
 
     def _turn_seconds(self, name: str) -> float:
         """Return about how long a method's turn takes."""
@@ -275,7 +290,8 @@ class Rounds:
                         "too little time for seven rounds: medians are of fewer"
                     )
                 return
-            self._drop(*max(costs, key=lambda each: costs[each]))
+            dearest = max(costs, key=lambda each: costs[each])
+            self._drop(*dearest, ", for lack of time")
 
     def _take_fewer_steps(self) -> bool:
         """Halve the steps of the sizes of which most are taken; tell whether any."""
@@ -294,13 +310,13 @@ class Rounds:
             ]
         return True
 
-    def _drop(self, name: str, sized: Sized) -> None:
+    def _drop(self, name: str, sized: Sized, why: str) -> None:
         self._points[name].remove(sized)
         point = sized.point
         self._readings.get(name, {}).pop(point, None)
         of = f"a batch of {point.batch}"
         of += "" if point.length is None else f" × {point.length} tokens"
-        self.notes.append(f"{name} was not timed at {of}, for lack of time")
+        self.notes.append(f"{name} was not timed at {of}{why}")
 
     def _spare(self, name: str) -> Iterator[Sized]:
         """Yield the sizes of a method that it can do without."""

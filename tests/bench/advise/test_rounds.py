@@ -1,6 +1,7 @@
 """Turns of all methods, within a time."""
 
 import itertools
+import math
 import time
 
 import pytest
@@ -22,16 +23,17 @@ _PACES = (1.0, 1.4, 0.9, 1.0, 2.0, 0.8, 1.0)
 
 
 class _Crew:
-    """Answers at once; one method fails from its second turn on.
+    """Answers at once; one method fails from its second turn on, some make no plan.
 
     Steps take as long as the pace around them makes them, but for methods that stray.
     """
 
-    def __init__(self, fails="", slow=1.0, stray=()):
+    def __init__(self, fails="", slow=1.0, stray=(), unplanned=()):
         self.turns = []
         self._slow = slow
         self._fails = fails
         self._stray = stray
+        self._unplanned = unplanned
         self._paces = itertools.cycle(_PACES)
 
     def ask(self, method, arguments):
@@ -45,6 +47,8 @@ class _Crew:
             paces = [slow * next(self._paces) for _ in range(n_steps + 1)]
             means = [(a + b) / 2 for a, b in itertools.pairwise(paces)]
             factors = [1.0] * n_steps if method in self._stray else means
+            if (method, size) in self._unplanned:
+                factors = [math.nan] * n_steps
             told["seconds"].append([0.1 * size * each for each in factors])
             told["paces"].append([0.002 * each for each in paces])
         return told
@@ -79,6 +83,32 @@ def test_who_fails_takes_no_more_turns():
     assert crew.turns.count("full") == 2
     assert rounds.failed == {"full": "memory ran out"}
     assert len(rounds.timed("none")[0].rounds) == 4
+
+
+def test_steps_without_a_plan_are_no_readings():
+    """The size is left out, with the reason; so is who has no other."""
+    rounds = _rounds(_Crew(unplanned={("mimose", 4)}), ("none", "mimose"))
+    rounds.run_one()
+    rounds.run_one()
+    assert [each.batch for each in rounds.timed("mimose")] == [2]
+    assert [each.batch for each in rounds.timed("none")] == [2, 4]
+    assert rounds.notes == [
+        "mimose was not timed at a batch of 4: its session made no plan that keeps the "
+        "budget there"
+    ]
+    assert rounds.failed == {}
+    none = _rounds(_Crew(unplanned={("mimose", 2), ("mimose", 4)}), ("none", "mimose"))
+    none.run_one()
+    none.run_one()
+    assert none.timed("mimose") == ()
+    assert "no plan that keeps the budget at any size" in none.failed["mimose"]
+
+
+def test_a_step_without_a_plan_is_left_out_of_a_reading():
+    """The others tell the median."""
+    found = reading_of([0.1, math.nan, 0.3, 0.2], [0.01] * 5)
+    assert found == pytest.approx((0.2, 20.0))
+    assert reading_of([math.nan], [0.01] * 2) is None
 
 
 def test_time_that_is_over_ends_it():
