@@ -96,8 +96,9 @@ def _scatter(readings: Iterable[Sequence[float]]) -> float:
 
 
 class Rounds:
-    """Turns of all methods, round by round, until a time; one round at the least.
+    """Turns of all methods, round by round, about until a time.
 
+    Plain training has one at the least; others may have none, and are then told of.
     Steps, then sizes are left out where seven rounds would not fit, as far as a fit can
     do without them.
 
@@ -110,7 +111,7 @@ class Rounds:
 
     Attributes:
         failed: By method, why it takes no more turns.
-        notes: What was left out for lack of time.
+        notes: What was left out, and why.
         n_rounds: In which all had a turn that were not left out and had not failed.
     """
 
@@ -243,17 +244,22 @@ class Rounds:
             return
         self._heed(name, time.monotonic() - began)
         of = self._readings.setdefault(name, {})
-        readings = zip(list(points), told["seconds"], told["paces"], strict=True)
-        for each, seconds, paces in readings:
+        unplanned = []
+        for each, seconds, paces in zip(
+            points, told["seconds"], told["paces"], strict=True
+        ):
             self._paces += paces
             reading = reading_of(seconds, paces)
             if reading is None:
-                self._drop(name, each, f": {_NO_PLAN} there")
+                unplanned.append(each)
             else:
                 of.setdefault(each.point, []).append(reading)
-        if not self._points[name]:
+        if len(unplanned) == len(points):
             self.failed[name] = f"{_NO_PLAN} at any size that was timed"
             del self._points[name]
+            return
+        for each in unplanned:
+            self._drop(name, each, f": {_NO_PLAN} there")
 
     def _turn_seconds(self, name: str) -> float:
         """Return about how long a method's turn takes."""

@@ -102,6 +102,7 @@ def test_steps_without_a_plan_are_no_readings():
     none.run_one()
     assert none.timed("mimose") == ()
     assert "no plan that keeps the budget at any size" in none.failed["mimose"]
+    assert none.notes == []
 
 
 def test_a_step_without_a_plan_is_left_out_of_a_reading():
