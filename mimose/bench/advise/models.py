@@ -306,11 +306,15 @@ def planned(measured: Measured, plain: Steady, memory_bytes: float) -> Planned |
     over = max(
         (each.reserved_bytes / memory_bytes for each in measured.weighed), default=1.0
     )
+    held_by_plain = plain.fitted.memory.predict
     bare = Planned(
         measured.method,
         plain,
         Rates(),
-        tuple(_raised(each, max(1.0, over)) for each in rows),
+        tuple(
+            _raised(each, max(1.0, over, held_by_plain(each.size) / each.keep_bytes))
+            for each in rows
+        ),
         float(max(each.batch for each in measured.weighed)),
         plain.fitted.seconds.refused,
     )
@@ -318,7 +322,11 @@ def planned(measured: Measured, plain: Steady, memory_bytes: float) -> Planned |
 
 
 def _raised(foretold: Foretold, factor: float) -> Foretold:
-    """Return plans that need so much more: steps within the budget have passed it."""
+    """Return plans that need so much more than their tensors.
+
+    Steps within the budget have passed it, or plain training, which keeps everything
+    as well, holds more: what an allocator takes for tensors is in no prediction here.
+    """
     return replace(
         foretold,
         least_bytes=factor * foretold.least_bytes,

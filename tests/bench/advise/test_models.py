@@ -146,6 +146,25 @@ def test_what_plans_add_has_a_rate_of_its_own(line):
     assert found.rates == pytest.approx((0.1, 1.1, 2.5))
 
 
+def test_plans_begin_where_the_allocator_has_no_room_for_plain_training(line):
+    """A session keeps what plain training keeps, and the allocator takes as much."""
+    plain = steady(line("none", 15, 150, 0.2, 0.5, noise=0.0), None)
+    step = Weighed(batch=8, length=None, peak_bytes=1, reserved_bytes=1, seconds=1)
+    asked = planned(
+        Measured(
+            method="mimose",
+            weighed=(step,),
+            timed=(Timed(batch=2, length=None, rounds=(1.0,)),),
+            foretold=tuple(map(_foretold, (2, 8, 32))),  # 100 MiB + 10 a sample
+        ),
+        plain,
+        300 * MIB,
+    )
+    assert asked.bare_seconds(9, 300 * MIB)[1] == pytest.approx(0.0)  # 285 MiB
+    assert asked.bare_seconds(12, 300 * MIB)[1] > 0.0  # 220 MiB of tensors would
+    assert asked.largest_batch(300 * MIB) == 50.0  # 1.5 * (100 + 2 * 50) MiB
+
+
 def test_a_batch_in_parts_is_a_multiple_of_them(line):
     """A batch in parts is a multiple of them, in what fits and in what is best."""
     model = steady(line("accumulate", 10, 100, 0.2, 0.5, noise=0.0), None)
