@@ -51,6 +51,7 @@ __all__ = [
     "has_gradient_hooks",
     "is_checkpoint_debugged",
     "is_from_checkpoint",
+    "is_managed_by_fsdp",
     "keeps_graph",
     "log_softmax_backward_into",
     "log_softmax_into",
@@ -65,6 +66,7 @@ __all__ = [
     "push_saved_hooks",
     "pytree",
     "queue_callback",
+    "reshards_after_forward",
     "saved_handle",
     "saved_names",
     "saved_value",
@@ -423,3 +425,28 @@ def empty_host_cache() -> None:
     empty = empty or getattr(torch._C, "_host_emptyCache", None)
     if empty is not None:
         empty()
+
+
+# --------------------------------------------------------------------- many processes
+
+
+def is_managed_by_fsdp(module: nn.Module) -> bool:
+    """Whether a module's own parameters are in a group of ``fully_shard``.
+
+    Set for torch.compile, which reads it, too; no thread found. Without it sharded
+    parameters would be taken for those of tensor parallelism.
+    """
+    return bool(getattr(module, "_is_fsdp_managed_module", False))
+
+
+def reshards_after_forward(module: nn.Module) -> bool:
+    """Whether a module of ``fully_shard`` gives its whole parameters back after a call.
+
+    Public is what sets it, ``set_reshard_after_forward``; no thread about a public way
+    to read it was found. Seen in 2.9 (one group a module) and in 2.13 (several).
+    """
+    state: Any = module._get_fsdp_state()  # type: ignore[operator]
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [state._fsdp_param_group] if state._fsdp_param_group else []
+    return any(group._reshard_after_forward for group in groups)
