@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import CheckpointError
 
 from mimose.arguments import (
+    check_agree,
     check_choices,
     check_max_error,
     check_shapes,
@@ -40,6 +42,7 @@ from mimose.run.actions.offload.codec import OffloadCodec
 from mimose.run.actions.registry import any_lossy, choose, need_host
 from mimose.run.attachment import Attachment, refuse_second
 from mimose.run.engine import Engine, Options
+from mimose.run.others import is_told_alone, tell_alone, why_step_waits
 from mimose.run.retry import Gradients
 from mimose.run.watched import Watches
 from mimose.state import describe, refuse_other
@@ -75,6 +78,7 @@ def attach(
     cost: str = "auto",
     max_error: float | None = None,
     host_budget: float | str | None = None,
+    agree: str | ProcessGroup | None = "auto",
 ) -> Session:
     """Plan every training step of a model within a memory budget.
 
@@ -136,6 +140,12 @@ def attach(
         host_budget: The most memory of the host that ``"offload"`` and
             ``"offload_input"`` may hold, as `budget` but for ``"+…"``: ``"16GiB"``, or
             a share of what is free there as the session begins. None for half of it.
+        agree: Whether the ranks of a distributed training agree on each forward's plan,
+            by one small exchange: ``"auto"`` where a layer's own forward waits for
+            other ranks (batch norm over all ranks, tensor parallelism, FSDP groups
+            inside the layer), None never, or the process group of those that run the
+            same layers, of gloo, where the layers send something by calls of their own
+            (experts on other ranks, attention over a ring).
 
     Returns:
         The session; also a context manager.
@@ -143,16 +153,20 @@ def attach(
     Raises:
         BudgetError: A budget cannot be read, no wall can be set at it, or there is
             nothing that a budget of the host would be for.
-        InfeasibleBudgetError: More than the budget is held already.
+        InfeasibleBudgetError: More than the budget is held already; where ranks agree,
+            on any rank.
+        OtherRankError: Where ranks agree, another could not attach.
         NoUnitsError: No modules to plan for were found.
         AlreadyAttachedError: The model has a session already.
         CheckpointingConflictError: The model's own checkpointing is switched on.
-        MimoseError: The model is compiled, a CUDA graph, or on several devices.
+        MimoseError: The model is compiled, a CUDA graph, or on several devices; or the
+            ranks that are to agree plan different things.
         ValueError: Another argument is none of those above.
         TypeError: The model is no module.
     """
     check_choices(on_infeasible, cache_size, max_records, round_to, cost)
     check_max_error(max_error)
+    check_agree(agree)
     if max_error is not None and not any_lossy(actions):
         msg = (
             f"max_error {max_error!r}: none of the actions {actions!r} changes "
@@ -178,6 +192,7 @@ def attach(
         hard_limit=hard_limit,
         cost=cost,
         refine=refine,
+        agree=agree,
     )
     return Session(model, options)
 
@@ -221,8 +236,10 @@ class Session:
         self._attachment: Attachment | None = None
         self.watches = Watches(self._engine.ahead)
         try:
-            if self._engine.plans:
-                self._engine.refusals.refuse_held()
+            with self._engine.agreement.telling():
+                if self._engine.plans:
+                    self._engine.refusals.refuse_held()
+                self._engine.meet()
             self._tell_of_others()
             self._attachment = Attachment(
                 model, self._engine, hard_limit=options.hard_limit
@@ -297,7 +314,8 @@ class Session:
             What `closure` returns.
 
         Raises:
-            RuntimeError: It failed again, or in another way.
+            RuntimeError: It failed again, or in another way; or other ranks take part
+                in it, so that no rank can run it again alone.
         """
         gradients = Gradients(self._model)
         snapshot = self._engine.rollback.snapshot()
@@ -370,6 +388,15 @@ class Session:
         table = None if last is None else last[1]
         self._engine.epoch.expect(check_shapes(shapes), table)
 
+    def _is_waited_for(self, error: RuntimeError) -> bool:
+        """Whether other ranks take part in the step; then the error says so."""
+        why = why_step_waits(self._model, self._engine.units)
+        if why and not is_told_alone(error):
+            held = format_bytes(self._engine.footprint.least_bytes())
+            numbers = f"{held} are held now, of {format_bytes(self.budget_bytes)}."
+            tell_alone(error, "the step", why, numbers)
+        return bool(why)
+
     def _can_recover(self, error: RuntimeError) -> bool:
         unit = self._engine.findings.last_recomputed
         if isinstance(error, RecomputationError):
@@ -379,6 +406,8 @@ class Session:
         elif is_out_of_memory(error):
             self._engine.footprint.ran_out()
         else:
+            return False
+        if self._is_waited_for(error):
             return False
         _log.warning(
             "mimose: a step failed (%s) and is run again", type(error).__name__

@@ -41,6 +41,7 @@ from mimose.run.events import EventRunner
 from mimose.run.findings import Findings
 from mimose.run.open_steps import OpenSteps
 from mimose.run.optimizer_watch import OptimizerWatch
+from mimose.run.others import make_agreement, restrict
 from mimose.run.refusals import Refusals
 from mimose.run.retry import Retry
 from mimose.run.rollback import Rollback
@@ -75,6 +76,8 @@ class Options:
     """Whether there is a daemon, and plans are refined."""
     host: OffloadCodec | None = None
     """Holds tensors on the host, within a budget of its own."""
+    agree: Any = "auto"
+    """Whether ranks agree on each forward, or the group of those that do."""
     reserve: Reserve | None = None
     """Another reserve than the usual, such as one with parts left out."""
     ratios: Ratios | None = None
@@ -95,6 +98,7 @@ class Engine:
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         refuse_other_checkpointing(model)
+        self._options = options
         found = find_units(model, options.units)
         refuse_compiled(model, [module for _, module in found])
         self.device = only_device(model)
@@ -169,6 +173,9 @@ class Engine:
         planner = options.planner
         action_at = planner.action_at if isinstance(planner, FixedPlanner) else None
         self.plans = action_at is None
+        self.agreement = make_agreement(
+            options.agree, self.units, self.learner, self.policy, plans=self.plans
+        )
         self.writers = Writers(
             learner=self.learner,
             policy=self.policy,
@@ -211,6 +218,7 @@ class Engine:
                 refusals=self.refusals,
                 rollback=self.rollback,
                 retry=Retry(
+                    model,
                     self.device,
                     self.footprint,
                     self.policy,
@@ -222,6 +230,24 @@ class Engine:
                 ends=ends,
                 ran=self.ahead.ran,
                 epoch=self.epoch,
+                agreement=self.agreement,
+            )
+        )
+
+    def meet(self) -> None:
+        """Make sure that the ranks that agree plan the same.
+
+        Raises:
+            MimoseError: They do not.
+        """
+        planner = getattr(self._options.planner, "name", None)
+        if not isinstance(planner, str):
+            planner = type(self._options.planner).__qualname__
+        self.agreement.meet(
+            (
+                f"the actions {', '.join(self.learner.model.menu.names)}",
+                f"the planner {planner!r}",
+                *(f"a layer {unit.name!r}" for unit in self.units),
             )
         )
 
@@ -255,6 +281,7 @@ class Engine:
             state: What ``state_dict`` returned.
         """
         self.learner.load_state_dict(state["cost_model"])
+        restrict(self.units, self.learner)
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
         self.windows.load_state_dict(state.get("windows", {}))
