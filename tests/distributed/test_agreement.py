@@ -17,6 +17,8 @@ _CASES = {
     "cold": {"kind": "groups", "steps": 8, "warm": 0},
     "cold sends": {"kind": "sends", "steps": 9, "warm": 1},
     "cold parallel": {"kind": "parallel", "steps": 8, "warm": 1},
+    "measures": {"kind": "sends", "steps": 10, "measures": 0},
+    "forgets": {"kind": "sends", "steps": 10, "forgets": 1},
     "over": {"kind": "groups", "steps": 10, "over": 0},
     "fine": {"kind": "groups", "steps": 6, "actions": "fine"},
     "fixed": {"kind": "groups", "steps": 4, "planner": "every-2"},
@@ -41,9 +43,9 @@ def test_gradients_are_those_of_the_bare_model(trained: Any, case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["groups", "sends", "parallel"])
 def test_the_safest_of_differing_plans_runs(trained: Any, kind: str) -> None:
-    """One rank would keep all, the other half: on both that half is recomputed."""
+    """One rank would keep all, the other half: all run the half that holds less."""
     first, second = trained[kind]
-    assert ["krkr", "krkr"] == [rank["actions"][-1] for rank in (first, second)]
+    assert ["rk", "rk"] == [rank["actions"][-1] for rank in (first, second)]
     assert ["plan", "plan"] == [rank["phases"][-1] for rank in (first, second)]
     assert first["changed"] > second["changed"]
 
@@ -58,22 +60,22 @@ def test_a_rank_that_knows_all_waits_for_one_that_learns(
     known, learning = trained[case][warm], trained[case][1 - warm]
     assert ("fallback", "collect") == (known["phases"][0], learning["phases"][0])
     assert any("another rank has no plan" in reason for reason in known["reasons"])
-    assert "rrrr" == known["actions"][0]
-    assert "krkr" == known["actions"][-1]
+    assert "rr" == known["actions"][0]
+    assert "rk" == known["actions"][-1]
 
 
 @pytest.mark.slow
 def test_a_plan_that_is_over_one_ranks_budget_is_no_ranks(trained: Any) -> None:
     """The second exchange tells, and all recompute everything, under a plan."""
     for rank in trained["over"]:
-        assert ("rrrr", "plan") == (rank["actions"][-1], rank["phases"][-1])
+        assert ("rr", "plan") == (rank["actions"][-1], rank["phases"][-1])
 
 
 @pytest.mark.slow
 def test_layers_that_wait_are_planned_as_a_whole(trained: Any) -> None:
     """Finer actions settle call by call what runs again, each rank for itself."""
     for rank in trained["fine"]:
-        assert [["keep", "recompute"]] * 4 == rank["menus"]
+        assert [["keep", "recompute"]] * 2 == rank["menus"]
 
 
 @pytest.mark.slow
@@ -82,7 +84,7 @@ def test_each_forward_exchanges(trained: Any) -> None:
     n_meetings = 1
     for rank in trained["fixed"]:
         assert n_meetings + 4 == rank["exchanges"]
-        assert ["krkr"] * 4 == rank["actions"]
+        assert ["kr"] * 4 == rank["actions"]
     for rank in trained["groups"]:
         planned = sum(phase in ("plan", "step_down") for phase in rank["phases"])
         assert planned > 0
