@@ -129,7 +129,7 @@ def test_nothing_is_run_again_where_others_wait(launch: Callable[..., Any]) -> N
     """Out of memory is an error that says so; where nobody waits it is survived."""
     cases: dict[str, dict[str, Any]] = {
         "sharded": {"kind": "fsdp", "way": "loop"},
-        "wrapped": {"kind": "ddp", "way": "loop"},
+        "wrapped": {"kind": "ddp", "way": "step"},
         "inside of a wrapper": {"kind": "ddp", "way": "inner"},
         "by step": {"kind": "groups", "way": "step"},
         "nobody": {"kind": "plain", "way": "loop"},

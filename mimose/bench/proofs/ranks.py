@@ -208,9 +208,9 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     torch.manual_seed(task["seed"])
     mesh = init_device_mesh("cpu", (_N_RANKS,))
     model = Stack()
-    for layer in model.layers:
-        fully_shard(layer.first, mesh=mesh)
-        fully_shard(layer.second, mesh=mesh)
+    for module in list(model.modules()):
+        if isinstance(module, Half):
+            fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
     generator = torch.Generator().manual_seed(1 + 1000 * task["seed"] + rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -1,0 +1,64 @@
+"""What ranks agree on, as far as one process can tell; see also tests/distributed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose.decide.decision import Decision
+from mimose.learn.problem import Memory
+from mimose.run.agreement import Alone, Asked
+from mimose.run.others import (
+    is_told_alone,
+    make_agreement,
+    tell_alone,
+    why_forward_waits,
+    why_step_waits,
+)
+from mimose.types import StepInput
+
+
+def test_alone_a_decision_is_as_it_was():
+    """Without other ranks the decision is the very same, and nothing is asked."""
+    decision = Decision("plan", None)
+    asked = Asked(StepInput("", ()), Memory(0.0, 0.0, 0.0, 0.0), 0, False)
+    agreement = Alone()
+    agreement.meet(["anything"])
+    with agreement.telling():
+        assert agreement.agree(decision, asked) is decision
+    assert not agreement.is_on
+
+
+@pytest.mark.parametrize("agree", ["auto", None])
+def test_one_process_agrees_with_nobody(agree):
+    """Whatever is asked for, there is nobody."""
+    found = make_agreement(agree, [], None, None, plans=True)
+    assert isinstance(found, Alone)
+
+
+def test_in_one_process_nobody_waits():
+    """A layer that would wait for others has none, and a step can be run again."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    assert "" == why_forward_waits(model) == why_step_waits(model)
+
+
+def test_an_error_that_nothing_is_run_again_after_says_so_once():
+    """It stays what it was, and says why, the numbers, and what to change."""
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    assert not is_told_alone(error)
+    tell_alone(error, "the step", "it is sharded", "1 GiB was held.")
+    said = str(error)
+    assert said.startswith("CUDA out of memory\n")
+    for words in ("it is sharded", "1 GiB was held", "a lower budget"):
+        assert words in said
+    assert is_told_alone(error)
+
+
+@pytest.mark.parametrize("agree", ["always", 3, nn.Linear])
+def test_agree_is_a_word_or_a_group(toys, agree):
+    """Anything else is refused at the door, and said back."""
+    with pytest.raises(ValueError, match="agree must be 'auto' or None") as caught:
+        mimose.attach(toys.chain(2), "1TiB", agree=agree)
+    assert repr(agree) in str(caught.value)
