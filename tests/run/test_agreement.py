@@ -23,7 +23,7 @@ from mimose.types import StepInput
 def test_alone_a_decision_is_as_it_was():
     """Without other ranks the decision is the very same, and nothing is asked."""
     decision = Decision("plan", None)
-    asked = Asked(StepInput("", ()), Memory(0.0, 0.0, 0.0, 0.0), 0, False)
+    asked = Asked(StepInput("", (), False), Memory(0.0, 0.0, 0.0, 0.0), 0, False)
     agreement = Alone()
     agreement.meet(["anything"])
     with agreement.telling():

@@ -192,7 +192,8 @@ class Stack(nn.Module):
         """Map (batch, length, width) to a loss."""
         for layer in self.layers:
             states = layer(states)
-        return states.square().mean()
+        loss: torch.Tensor = states.square().mean()
+        return loss
 
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
