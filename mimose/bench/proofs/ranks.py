@@ -164,7 +164,8 @@ class Half(nn.Module):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Map (batch, length, width) to the same."""
         inner = torch.tanh(nn.functional.gelu(self.up(self.norm(states))))
-        return states + self.drop(self.down(inner))
+        output: torch.Tensor = states + self.drop(self.down(inner))
+        return output
 
 
 class Layer(nn.Module):
