@@ -13,7 +13,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 """Of the time most goes by beside other programs, for ranks take turns."""
 
-_LIMIT_SECONDS = 240.0
+_LIMIT_SECONDS = 280.0
 _CASES = {
     "groups": {"kind": "groups", "steps": 8},
     "sends": {"kind": "sends", "steps": 12},
@@ -29,10 +29,29 @@ _CASES = {
 }
 
 
+_SILENT = ("fsdp", "ddp", "plain")
+_REFUSED = ("attach", "budget", "an odd thing", "unlike")
+_OUT_OF_MEMORY: dict[str, dict[str, Any]] = {
+    "sharded": {"kind": "fsdp", "way": "loop"},
+    "wrapped": {"kind": "ddp", "way": "step"},
+    "inside of a wrapper": {"kind": "ddp", "way": "inner"},
+    "by step": {"kind": "groups", "way": "step"},
+    "nobody": {"kind": "plain", "way": "loop"},
+    "one rank": {"kind": "groups", "way": "loop", "ranks": [1]},
+}
+
+
 @pytest.fixture(scope="module")
 def trained(launch: Callable[..., Any]) -> Any:
-    """Train all cases in one launch."""
-    return launch("agreement_cases:train", _CASES, limit_seconds=_LIMIT_SECONDS)
+    """Run all cases in one launch; last the one that ends a rank."""
+    cases = {
+        **{name: {"do": "train", **case} for name, case in _CASES.items()},
+        **{f"silent {kind}": {"do": "silent", "kind": kind} for kind in _SILENT},
+        **{f"refused {how}": {"do": "refused", "how": how} for how in _REFUSED},
+        "bad": {"do": "bad_agree"},
+        **{n: {"do": "out_of_memory", **c} for n, c in _OUT_OF_MEMORY.items()},
+    }
+    return launch("agreement_cases:call", cases, limit_seconds=_LIMIT_SECONDS)
 
 
 @pytest.mark.parametrize("case", _CASES)
@@ -68,7 +87,8 @@ def test_a_rank_that_knows_all_waits_for_one_that_learns(
 def test_a_plan_that_is_over_one_ranks_budget_is_no_ranks(trained: Any) -> None:
     """The second exchange tells, and all recompute everything, under a plan."""
     for rank in trained["over"]:
-        assert ("rr", "plan") == (rank["actions"][-1], rank["phases"][-1])
+        assert "rr" == rank["actions"][-1]
+        assert rank["phases"][-1] in ("plan", "step_down")  # not an unplanned one
 
 
 def test_layers_that_wait_are_planned_as_a_whole(trained: Any) -> None:
@@ -82,32 +102,22 @@ def test_each_forward_exchanges(trained: Any) -> None:
     n_meetings = 1
     for rank in trained["fixed"]:
         assert n_meetings + 4 == rank["exchanges"]
-        assert ["kr"] * 4 == rank["actions"]
+        assert ["rk"] * 4 == rank["actions"]
     for rank in trained["groups"]:
         planned = sum(phase in ("plan", "step_down") for phase in rank["phases"])
         assert planned > 0
         assert n_meetings + 8 + planned == rank["exchanges"]
 
 
-def test_nothing_is_sent_where_layers_do_not_wait(launch: Callable[..., Any]) -> None:
+def test_nothing_is_sent_where_layers_do_not_wait(trained: Any) -> None:
     """No group is made and nothing exchanged: one group a layer, wrappers, or none."""
-    kinds = ("fsdp", "ddp", "plain")
-    found = launch(
-        "agreement_cases:silent",
-        {kind: {"kind": kind} for kind in kinds},
-        limit_seconds=_LIMIT_SECONDS,
-    )
-    for kind in kinds:
-        assert [{"steps": 3, "sent": []}] * 2 == found[kind]
+    for kind in _SILENT:
+        assert [{"steps": 3, "sent": []}] * 2 == trained[f"silent {kind}"]
 
 
-def test_what_one_rank_refuses_all_refuse(launch: Callable[..., Any]) -> None:
+def test_what_one_rank_refuses_all_refuse(trained: Any) -> None:
     """The error names the rank, and says what its own said; all can go on after it."""
-    found = launch(
-        "agreement_cases:refused",
-        {how: {"how": how} for how in ("attach", "budget", "an odd thing", "unlike")},
-        limit_seconds=_LIMIT_SECONDS,
-    )
+    found = {how: trained[f"refused {how}"] for how in _REFUSED}
     for how, words in (("attach", "1.0 MiB"), ("budget", "7 bytes")):
         first, second = found[how]
         assert "InfeasibleBudgetError" == first[0] == second[0]
@@ -125,17 +135,9 @@ def test_what_one_rank_refuses_all_refuse(launch: Callable[..., Any]) -> None:
         assert "the ranks cannot agree" in said
 
 
-def test_nothing_is_run_again_where_others_wait(launch: Callable[..., Any]) -> None:
+def test_nothing_is_run_again_where_others_wait(trained: Any) -> None:
     """Out of memory is an error that says so; where nobody waits it is survived."""
-    cases: dict[str, dict[str, Any]] = {
-        "sharded": {"kind": "fsdp", "way": "loop"},
-        "wrapped": {"kind": "ddp", "way": "step"},
-        "inside of a wrapper": {"kind": "ddp", "way": "inner"},
-        "by step": {"kind": "groups", "way": "step"},
-        "nobody": {"kind": "plain", "way": "loop"},
-        "one rank": {"kind": "groups", "way": "loop", "ranks": [1]},
-    }
-    found = launch("agreement_cases:out_of_memory", cases, limit_seconds=_LIMIT_SECONDS)
+    found = {case: trained[case] for case in _OUT_OF_MEMORY}
     for case in ("sharded", "wrapped", "inside of a wrapper", "by step"):
         for name, said, retries in found[case]:
             assert ("OutOfMemoryError", "0") == (name, retries)
@@ -148,9 +150,8 @@ def test_nothing_is_run_again_where_others_wait(launch: Callable[..., Any]) -> N
     assert "closed by peer" in other[1] or "reset by peer" in other[1]
 
 
-def test_agree_is_checked_at_the_door(launch: Callable[..., Any]) -> None:
+def test_agree_is_checked_at_the_door(trained: Any) -> None:
     """Another word, and what is no group, say what may be given."""
-    first, second = launch("agreement_cases:bad_agree", {"bad": {}})["bad"]
-    for found in (first, second):
+    for found in trained["bad"]:
         assert ["ValueError", "TypeError"] == [name for name, _ in found[:2]]
         assert "'auto', None or a process group, got 'always'" in found[0][1]
