@@ -48,7 +48,7 @@ class Order:
 
 _MOST_PARTS = 256
 """Sequences that a plan remembers."""
-_MOST_IMPOSED = 64
+_MOST_IMPOSED = 4
 """Plans that ran in a plan's place, which it remembers."""
 
 
