@@ -135,6 +135,7 @@ def ratio_interval(
     draws: int = 400,
     seed: int = 0,
     whole: bool = True,
+    batches: tuple[float, float] | None = None,
 ) -> tuple[float, float]:
     """Return an interval of the ratio of the best throughputs, by resampling rounds.
 
@@ -151,6 +152,8 @@ def ratio_interval(
         draws: How often.
         seed: Of the draws.
         whole: Whether samples are whole.
+        batches: Plain training's and the method's, at which to compare their
+            throughputs instead, whatever fits; None for the best ones of each draw.
 
     Returns:
         Its ends; both nan where neither fits in any draw.
@@ -175,7 +178,10 @@ def ratio_interval(
             theirs = rng.integers(len(method.seconds), size=len(method.seconds))
         one = _again(whole_plain, plain, mine, None)
         other = _again(whole_method, method, theirs, one)
-        ratios.append(compare(one, other, memory_bytes, whole=whole).ratio)
+        if batches is None:
+            ratios.append(compare(one, other, memory_bytes, whole=whole).ratio)
+        else:
+            ratios.append(_ratio_at(one, other, batches))
     known = np.array([ratio for ratio in ratios if not math.isnan(ratio)])
     if not len(known):
         return math.nan, math.nan
@@ -183,6 +189,17 @@ def ratio_interval(
     left = (1.0 - share) / 2.0
     last = len(known) - 1
     return float(known[round(left * last)]), float(known[round((1.0 - left) * last)])
+
+
+def _ratio_at(
+    plain: MethodModel, method: MethodModel, batches: tuple[float, float]
+) -> float:
+    """Return the method's throughput over plain's; nan where a time is below 0."""
+    own, others = batches
+    bare, seconds = plain.step_seconds(own), method.step_seconds(others)
+    if min(bare, seconds) <= 0.0:
+        return math.nan
+    return (others / seconds) / (own / bare)
 
 
 def _again(

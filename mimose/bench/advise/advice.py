@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from mimose.bench.advise.choice import Choice, choose
 from mimose.bench.advise.flips import Flip, flips
 from mimose.bench.advise.lengths import LengthsAnswer, answer_lengths
-from mimose.bench.advise.measured import Measured, Measurements
+from mimose.bench.advise.measured import Measured, Measurements, Weighed
+from mimose.bench.advise.memory import fitting
 from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.models import (
     Model,
-    Planned,
     Steady,
     best_run,
     longest,
     planned,
     steady,
 )
-from mimose.predictors import (
-    LEAST_ROUNDS,
-    Readings,
-    noise_ceiling,
-    p_point,
-    p_score,
-    ratio_interval,
-)
+from mimose.bench.advise.ties import spread
+from mimose.bench.advise.verdict import ceiling, verdict_of
+from mimose.predictors import p_point, p_score
 from mimose.predictors.lines import LINE
 
-_NOTHING = 0.01
-"""A difference of throughput that nobody cares for."""
+_LEAST_SIZES = 2
+"""Of batches that ran, for anything to be said of others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +39,16 @@ class MethodAdvice:
     is_exact: bool
     why_not: str
     """Why nothing is known of it; empty where something is."""
+    no_time: str = ""
+    """Why only its memory is known; empty where its seconds are, too."""
+    fits_sample: bool | None = None
+    """Whether the sample's batch fits; None where nobody knows."""
     largest_batch: int | None = None
     """That fits; 0 where not one sample does, None where memory does not grow."""
     highest: float = 0.0
-    """The largest batch measured."""
+    """The largest batch that ran."""
+    timed_to: float = 0.0
+    """The largest batch that was timed."""
     longest: int | None = None
     """Tokens at which the sample's batch fits; None where nobody knows."""
     sample_seconds: float = math.inf
@@ -129,7 +127,7 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
         models=models,
         at_sample=choose(exact, spreads, budget, measurements.batch),
         free=choose(exact, spreads, budget, None),
-        flips=flips(exact, budget),
+        flips=flips(exact, spreads, budget),
         lengths=answer_lengths(
             measurements,
             measurements.lengths,
@@ -139,22 +137,6 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
         ),
         p_point=point,
     )
-
-
-def spread(measured: Measured) -> float:
-    """Return the standard error of a method's medians, as a share of them.
-
-    By the interquartile range over rounds, the median over all sizes. Infinite where
-    a size has fewer readings than bound what they vary about.
-    """
-    if any(len(each.rounds) < LEAST_ROUNDS for each in measured.timed):
-        return math.inf
-    found = []
-    for each in measured.timed:
-        low, high = np.quantile(each.rounds, (0.25, 0.75))
-        error = 1.2533 * (high - low) / 1.349 / math.sqrt(len(each.rounds))
-        found.append(error / each.seconds)
-    return statistics.median(found) if found else math.inf
 
 
 def _models(measurements: Measurements) -> dict[str, Model]:
@@ -182,39 +164,90 @@ def _advice(
     models: Mapping[str, Model],
     budget: int,
 ) -> MethodAdvice:
+    """Say what is known: of memory, and where its seconds are known of these too."""
     method = METHODS[measured.method]
+    fits = fitting(measured, measurements.batch, budget, measurements.budget_bytes)
     told = MethodAdvice(
         name=method.name,
         what=method.what,
         is_exact=method.is_exact,
         why_not=measured.why_not,
+        fits_sample=fits.has_sample,
+        highest=max((float(e.batch) for e in _of_batches(measured)), default=0.0),
     )
-    model, plain = models.get(method.name), models.get(PLAIN)
-    if model is None or plain is None:
-        few = "too few of its steps were timed"
-        why_not = measured.why_not or measured.stopped or few
-        return replace(told, why_not=why_not)
-    largest = model.largest_batch(budget)
-    best, of_plain = best_run(model, budget), best_run(plain, budget)
-    ratio = math.nan
-    if of_plain.samples_per_second:
-        ratio = best.samples_per_second / of_plain.samples_per_second
-    elif best.samples_per_second:
-        ratio = math.inf
+    model = models.get(method.name)
+    if measured.why_not:
+        return told
+    if model is None:
+        why = _why_untimed(measured, measurements, models)
+        if math.isnan(fits.largest):
+            return replace(told, why_not=why)
+        return replace(
+            told,
+            no_time=why,
+            no_verdict=why,
+            largest_batch=_whole(fits.largest),
+            longest=_longest(measured, budget),
+        )
+    best = best_run(model, budget)
     told = replace(
         told,
-        largest_batch=None if math.isinf(largest) else int(largest),
+        largest_batch=_whole(model.largest_batch(budget)),
         highest=model.highest,
+        timed_to=max(float(e.batch) for e in measured.timed if e.length is None),
         longest=_longest(measured, budget),
         sample_seconds=model.step_seconds(measurements.batch, budget),
         best_batch=best.batch,
         samples_per_second=best.samples_per_second,
-        ratio=ratio,
-        ceiling=_ceiling(measured),
-        p_score=_p_score(plain, model),
+        ceiling=ceiling(measured),
         **_fits(model),
     )
-    return replace(told, **_verdict(told, measurements, measured, models, budget))
+    return replace(told, **_against_plain(measured, measurements, models, budget))
+
+
+def _against_plain(
+    measured: Measured,
+    measurements: Measurements,
+    models: Mapping[str, Model],
+    budget: int,
+) -> dict[str, Any]:
+    """Compare a method whose seconds are known with plain training."""
+    model, plain = models[measured.method], models.get(PLAIN)
+    if plain is None:
+        return {"no_verdict": "plain training's time is not known"}
+    rate = best_run(model, budget).samples_per_second
+    bare = best_run(plain, budget).samples_per_second
+    ratio = rate / bare if bare else math.inf if rate else math.nan
+    found: dict[str, Any] = {"ratio": ratio, "p_score": _p_score(plain, model)}
+    if measured.method != PLAIN:
+        base = next(m for m in measurements.methods if m.method == PLAIN)
+        found |= verdict_of(measured, model, base, plain, budget)._asdict()
+    return found
+
+
+def _why_untimed(
+    measured: Measured, measurements: Measurements, models: Mapping[str, Model]
+) -> str:
+    """Say why a method has no model of its seconds.
+
+    One with fewer readings than there were rounds was taken out of its turns, and
+    `stopped` says by what. Else that is only why no larger batch was tried.
+    """
+    took = max((len(each.rounds) for each in measured.timed), default=0)
+    is_short = len(_of_batches(measured)) < _LEAST_SIZES
+    if measured.stopped and (is_short or took < measurements.n_rounds):
+        return measured.stopped
+    if METHODS[measured.method].plans and took and PLAIN not in models:
+        return "plain training's time is not known, and its own follows from that"
+    return "too few of its steps were timed"
+
+
+def _whole(batch: float) -> int | None:
+    return None if math.isinf(batch) else int(batch)
+
+
+def _of_batches(measured: Measured) -> list[Weighed]:
+    return [each for each in measured.weighed if each.length is None]
 
 
 def _longest(measured: Measured, budget: int) -> int | None:
@@ -239,80 +272,3 @@ def _p_score(plain: Model, model: Model) -> float:
 
 def _are_lines(model: Steady) -> bool:
     return model.fitted.memory.form == model.fitted.seconds.form == LINE
-
-
-def _ceiling(measured: Measured) -> float:
-    rounds = _rounds(measured)
-    if rounds is None or min(rounds[1].shape) < 2:
-        return math.nan
-    return noise_ceiling(rounds[1], rounds[0])
-
-
-def _rounds(measured: Measured) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return batches (n_points,) and seconds (n_rounds, n_points) of whole rounds."""
-    timed = [each for each in measured.timed if each.length is None]
-    if not timed:
-        return None
-    n_rounds = min(len(each.rounds) for each in timed)
-    seconds = np.array([each.rounds[:n_rounds] for each in timed]).T
-    return np.array([float(each.batch) for each in timed]), seconds
-
-
-def _verdict(
-    told: MethodAdvice,
-    measurements: Measurements,
-    measured: Measured,
-    models: Mapping[str, Model],
-    budget: int,
-) -> dict[str, Any]:
-    """Say whether a method raises or lowers the best throughput, or why nobody can."""
-    if told.name == PLAIN:
-        return {}
-    plain = next(m for m in measurements.methods if m.method == PLAIN)
-    model, of_plain = models[told.name], models[PLAIN]
-    reason = model.refused or of_plain.refused
-    if not told.samples_per_second:
-        return {"no_verdict": "not one sample fits"}
-    if math.isinf(told.ratio):
-        return {"verdict": "raises"}
-    n_rounds = min(
-        (len(each.rounds) for one in (plain, measured) for each in one.timed),
-        default=0,
-    )
-    if not reason and n_rounds < LEAST_ROUNDS:
-        rounds = "1 round is" if n_rounds == 1 else f"{n_rounds} rounds are"
-        reason = f"{rounds} too few: give it more minutes"
-    if reason:
-        return {"no_verdict": reason}
-    low, high = _interval(plain, measured, model, of_plain, budget)
-    reason = ""
-    if low <= 1.0 <= high:
-        reason = f"inside the noise: {low:.2f} to {high:.2f} times plain's"
-    elif abs(told.ratio - 1.0) < _NOTHING:
-        reason = f"within {_NOTHING:.0%} of plain training's"
-    if reason:
-        return {"interval": (low, high), "no_verdict": reason}
-    verdict = "raises" if told.ratio > 1.0 else "lowers"
-    return {"interval": (low, high), "verdict": verdict}
-
-
-def _interval(
-    plain: Measured, measured: Measured, model: Model, of_plain: Model, budget: int
-) -> tuple[float, float]:
-    if isinstance(model, Planned) or not isinstance(of_plain, Steady):
-        ratio = best_run(model, budget).samples_per_second
-        ratio /= best_run(of_plain, budget).samples_per_second
-        off = 2.0 * math.hypot(spread(plain), spread(measured))
-        return ratio * (1.0 - off), ratio * (1.0 + off)
-    assert isinstance(model, Steady)
-    return ratio_interval(
-        _readings(plain, of_plain), _readings(measured, model), budget
-    )
-
-
-def _readings(measured: Measured, model: Steady) -> Readings:
-    found = _rounds(measured)
-    assert found is not None
-    batches, seconds = found
-    held = np.array([model.fitted.peak_bytes(batch) for batch in batches])
-    return Readings(batches, np.tile(held, (len(seconds), 1)), seconds)

@@ -7,19 +7,23 @@ from collections.abc import Iterator
 
 from mimose.bench.advise.advice import Advice
 from mimose.bench.advise.choice import Choice
-from mimose.bench.advise.flips import FURTHEST
+from mimose.bench.advise.effects import largest_text
+from mimose.bench.advise.flips import FURTHEST, Flip
 from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.models import Steady
 from mimose.bench.advise.phrases import (
     batch_text,
+    beyond,
     called,
     explained,
+    in_brackets,
     listed,
     longer,
     percent,
     rate_text,
     ratio_text,
     sample_text,
+    untimed,
 )
 from mimose.budget import format_bytes
 from mimose.report.page.looks import format_seconds
@@ -43,8 +47,9 @@ def at_your_batch(advice: Advice) -> Iterator[str]:
             "Which method is the fastest cannot be said: none could be fitted from "
             "what was measured; the reasons are below."
         )
-    else:
+    elif not _fit_untimed(advice):
         said.append(_nothing_fits(advice))
+    said += _untimed(advice)
     yield " ".join(said)
 
 
@@ -56,26 +61,41 @@ def at_any_batch(advice: Advice) -> Iterator[str]:
         if _comparable(advice):
             yield f"Not one sample fits into {budget} with any exact method."
         return
-    first = f"{_anew(advice, choice.name)} with batches of {_batch(advice, choice)}"
+    first = (
+        f"{_anew(advice, choice.name)} with batches of "
+        f"{_batch(advice, choice.name, choice.batch)}"
+    )
     rate = rate_text(choice.samples_per_second)
     head = "If you may choose the batch as well:"
     if not choice.runner_up:
-        yield f"{head} {first}, {rate} samples a second; nothing else fits."
+        yield f"{head} {first}, {rate} samples a second; {_no_other(advice)}."
         return
     second = (
         f"{_anew(advice, choice.runner_up)} with batches of "
-        f"{batch_text(choice.runner_up_batch)}"
+        f"{_batch(advice, choice.runner_up, choice.runner_up_batch)}"
     )
     if choice.is_tie:
         yield (
-            f"{head} {first} ({rate} samples a second) and {second} "
-            f"({rate_text(choice.runner_up_samples_per_second)}) differ by less than "
-            f"the noise of these timings: neither is the winner."
+            f"{head} no winner. {_capital(first)} makes {rate} samples a second, "
+            f"{second} {rate_text(choice.runner_up_samples_per_second)}; "
+            f"{_why_tied(choice)}."
         )
         return
     yield f"{head} {first} gives the most, {rate} samples a second; next {second}, " + (
         _behind(choice)
     )
+
+
+def _no_other(advice: Advice) -> str:
+    """Say why a choice has no other beside it."""
+    others = _room_untimed(advice)
+    if others:
+        return (
+            f"no other could be compared, for their time is not known "
+            f"({untimed(advice, others)})"
+        )
+    known = [each for each in advice.methods if each.is_exact and not each.why_not]
+    return "nothing else fits" if known[1:] else "no other was measured"
 
 
 def without_a_plan(advice: Advice) -> Iterator[str]:
@@ -128,16 +148,33 @@ def at_other_memory(advice: Advice) -> Iterator[str]:
         return
     at = format_bytes(first.memory_bytes)
     if _is_at_the_end(advice, first.memory_bytes):
-        said = [f"{called(first.after)} is the fastest at {at} (the least looked at)"]
+        said = [
+            f"{called(first.after)} is the fastest at {at}, the least looked at"
+            f"{_notes(advice, first)}"
+        ]
     else:
-        said = [f"below {at} nothing fits; from there {called(first.after)} is fastest"]
+        said = [
+            f"below {at} nothing fits; from there {called(first.after)} is the fastest"
+            f"{_notes(advice, first)}"
+        ]
     said += [
         f"from {format_bytes(each.memory_bytes)} on {called(each.after)}"
+        f"{_notes(advice, each)}"
         for each in others
         if each is not None
     ]
     yield f"{head} {_capital('; '.join(said))}. You asked about " + (
         f"{format_bytes(advice.budget_bytes)}."
+    )
+
+
+def _notes(advice: Advice, flip: Flip) -> str:
+    """Add to a flip what is as fast there, and whether such a batch was timed."""
+    same = [called(name) for name in flip.ties]
+    method = advice.of(flip.after)
+    return in_brackets(
+        f"there no faster than {listed(same, 'or')}, within the noise" if same else "",
+        beyond(math.floor(flip.batch), method.highest, method.timed_to),
     )
 
 
@@ -163,38 +200,99 @@ def _plain_fits(advice: Advice) -> str:
     head = f"Your batch, {sample_text(advice)},"
     if needed is None:
         return f"{head} was not tried with plain training in {budget}."
+    ran = in_brackets(beyond(advice.measurements.batch, advice.of(PLAIN).highest))
     if needed <= advice.budget_bytes:
         return (
             f"{head} fits into {budget} without saving any memory: plain training "
-            f"needs {format_bytes(needed)}."
+            f"needs {format_bytes(needed)}{ran}."
         )
     return (
         f"{head} does not fit into {budget} as it is: plain training needs "
-        f"{format_bytes(needed)}, {format_bytes(needed - advice.budget_bytes)} too "
-        f"much."
+        f"{format_bytes(needed)}{ran}, {format_bytes(needed - advice.budget_bytes)} "
+        f"too much."
     )
 
 
 def _fastest_at(advice: Advice, choice: Choice) -> str:
     rate = rate_text(choice.samples_per_second)
+    first, second = (_ran(advice, n) for n in (choice.name, choice.runner_up))
+    known = " of those whose time is known" if _fit_untimed(advice) else ""
     if not choice.runner_up:
+        if known:
+            return (
+                f"The only one that fits{known} is {explained(advice, choice.name)}: "
+                f"{rate} samples a second{first}."
+            )
+        verb = "fits" if choice.name == PLAIN else "makes it fit"
         return (
-            f"Of the methods measured only {explained(advice, choice.name)} makes it "
-            f"fit: {rate} samples a second."
+            f"Of the methods measured only {explained(advice, choice.name)} {verb}: "
+            f"{rate} samples a second{first}."
         )
     if choice.is_tie:
         both = choice.name, choice.runner_up
         names = listed([explained(advice, name) for name in both])
         simpler = " (plain training needs no change)" if PLAIN in both else ""
         return (
-            f"No winner: {names} differ by less than the noise of these timings, "
-            f"{rate} and {rate_text(choice.runner_up_samples_per_second)} samples a "
-            f"second{simpler}."
+            f"No winner{known}: {names} make {rate}{first} and "
+            f"{rate_text(choice.runner_up_samples_per_second)}{second} samples a "
+            f"second; {_why_tied(choice)}{simpler}."
         )
     return (
-        f"The fastest that fits is {explained(advice, choice.name)}: {rate} samples a "
-        f"second. Next comes {explained(advice, choice.runner_up)}, {_behind(choice)}"
+        f"The fastest that fits{known} is {explained(advice, choice.name)}: {rate} "
+        f"samples a second{first}. Next comes {explained(advice, choice.runner_up)}"
+        f"{second}, {_behind(choice)}"
     )
+
+
+def _ran(advice: Advice, name: str) -> str:
+    """Add that a method was not timed at batches as large as the sample."""
+    if not name:
+        return ""
+    method = advice.of(name)
+    batch = advice.measurements.batch
+    return in_brackets(beyond(batch, method.highest, method.timed_to))
+
+
+def _why_tied(choice: Choice) -> str:
+    if choice.too_few:
+        return "there are too few timings to tell which is faster"
+    return "that is a difference within the noise of these timings"
+
+
+def _untimed(advice: Advice) -> Iterator[str]:
+    """Say which others would fit, if nobody knows how fast they are."""
+    names = _fit_untimed(advice)
+    if names:
+        also = "" if advice.at_sample is None else " too"
+        yield (
+            f"With {listed([called(name) for name in names], 'or')} it would fit"
+            f"{also}, but how fast is not known ({untimed(advice, names)})."
+        )
+
+
+def _fit_untimed(advice: Advice) -> list[str]:
+    """Return exact methods with which the batch fits, and that no choice compares."""
+    return [
+        each.name
+        for each in advice.methods
+        if each.is_exact and each.fits_sample and not _is_usable(advice, each.name)
+    ]
+
+
+def _room_untimed(advice: Advice) -> list[str]:
+    """Return exact methods that fit with some batch, and that no choice compares."""
+    return [
+        each.name
+        for each in advice.methods
+        if each.is_exact
+        and not each.why_not
+        and each.largest_batch != 0
+        and not _is_usable(advice, each.name)
+    ]
+
+
+def _is_usable(advice: Advice, name: str) -> bool:
+    return name in advice.models and advice.models[name].is_usable
 
 
 def _behind(choice: Choice) -> str:
@@ -229,7 +327,7 @@ def _nothing_fits(advice: Advice) -> str:
     if largest is None or largest.largest_batch is None:
         return f"{said} Take a smaller model, shorter inputs or more memory."
     return (
-        f"{said} The largest batch that does fit is {largest.largest_batch:,}, with "
+        f"{said} The largest batch that does fit is {largest_text(largest)}, with "
         f"{explained(advice, largest.name)}: take smaller batches, shorter inputs or "
         f"more memory."
     )
@@ -248,11 +346,10 @@ def _anew(advice: Advice, name: str) -> str:
     return called(name) if name in told else explained(advice, name)
 
 
-def _batch(advice: Advice, choice: Choice) -> str:
-    highest = advice.of(choice.name).highest
-    text = batch_text(choice.batch)
-    beyond = choice.batch > highest and math.isfinite(choice.batch)
-    return f"{text} (the largest measured: {highest:g})" if beyond else text
+def _batch(advice: Advice, name: str, batch: float) -> str:
+    method = advice.of(name)
+    notes = in_brackets(beyond(batch, method.highest, method.timed_to))
+    return f"{batch_text(batch)}{notes}"
 
 
 def _speed(advice: Advice, name: str) -> str:

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mimose.bench.advise.models import Model, best_run
-
-_DEVIATIONS = 2.0
-"""Standard errors of a ratio that two methods have to be apart."""
+from mimose.bench.advise.ties import noise_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +23,8 @@ class Choice:
     runner_up_samples_per_second: float
     is_tie: bool
     """Whether the two cannot be told apart."""
+    too_few: bool
+    """Whether that is for too few timings, and not for their noise."""
 
     @property
     def ratio(self) -> float:
@@ -65,7 +65,7 @@ def choose(
         return None
     (size, rate), name = found[0]
     (other_size, other_rate), other = found[1] if len(found) > 1 else ((0.0, 0.0), "")
-    error = math.hypot(spreads.get(name, 0.0), spreads.get(other, 0.0))
+    noise = noise_of(spreads, name, other)
     return Choice(
         name=name,
         batch=size,
@@ -73,7 +73,8 @@ def choose(
         runner_up=other,
         runner_up_batch=other_size,
         runner_up_samples_per_second=other_rate,
-        is_tie=bool(other) and rate / other_rate - 1.0 <= _DEVIATIONS * error,
+        is_tie=bool(other) and rate / other_rate - 1.0 <= noise,
+        too_few=bool(other) and math.isinf(noise),
     )
 
 

@@ -6,8 +6,14 @@ import math
 from collections.abc import Iterator
 
 from mimose.bench.advise.advice import Advice
-from mimose.bench.advise.lengths import LengthsAnswer, LengthsOfMethod
-from mimose.bench.advise.phrases import called, listed, percent
+from mimose.bench.advise.lengths import LEAST_LENGTHS, LengthsAnswer, LengthsOfMethod
+from mimose.bench.advise.phrases import (
+    beyond,
+    called,
+    in_brackets,
+    listed,
+    percent,
+)
 from mimose.budget import format_bytes
 
 
@@ -17,8 +23,8 @@ def at_your_lengths(advice: Advice) -> Iterator[str]:
     if found is None:
         if advice.measurements.lengths:
             yield (
-                "Of the lengths that will come nothing can be said: plain training was "
-                "timed at too few of them."
+                f"Of the lengths that will come nothing can be said: no method was "
+                f"timed at enough of them (it takes {LEAST_LENGTHS})."
             )
         return
     yield " ".join(_sentences(found))
@@ -28,6 +34,12 @@ def at_your_lengths(advice: Advice) -> Iterator[str]:
             "Of these batches do not fit: "
             + listed([_left_out(found, each) for each in left_out])
             + "."
+        )
+    if found.unknown:
+        names = listed([called(name) for name in found.unknown])
+        yield (
+            f"On these lengths {names} could not be compared: too few of them were "
+            f"timed."
         )
     if found.most_tokens:
         yield _by_tokens(advice, found)
@@ -45,22 +57,25 @@ def _sentences(found: LengthsAnswer) -> Iterator[str]:
         return
     best = by_name[found.best]
     if not found.runner_up:
-        yield f"only with {called(best.name)} do all of them fit."
+        known = "of those that were timed " if found.unknown else ""
+        yield f"{known}only with {_named(found, best)} do all of them fit."
         return
     other = by_name[found.runner_up]
     share = other.seconds / best.seconds - 1.0
     if found.is_tie:
         yield (
-            f"{called(best.name)} and {called(other.name)} train all of them in times "
+            f"{_named(found, best)} and {_named(found, other)} train all of them in "
+            f"times "
             f"that differ by less than the noise of these timings."
         )
     else:
         yield (
-            f"{called(best.name)} is the fastest that fits all of them; "
-            f"{called(other.name)} takes {percent(share)} longer."
+            f"{_named(found, best)} is the fastest that fits all of them; "
+            f"{_named(found, other)} takes {percent(share)} longer."
         )
     dearer = [
-        f"{called(each.name)} takes {percent(each.seconds / best.seconds - 1.0)} longer"
+        f"{_named(found, each)} takes "
+        f"{percent(each.seconds / best.seconds - 1.0)} longer"
         for each in found.methods
         if each.name not in (best.name, other.name)
         and each.is_exact
@@ -68,6 +83,12 @@ def _sentences(found: LengthsAnswer) -> Iterator[str]:
     ]
     if dearer:
         yield f"Beside the fastest: {listed(dearer)}."
+
+
+def _named(found: LengthsAnswer, method: LengthsOfMethod) -> str:
+    """Name a method, and from which length its times were followed on."""
+    notes = in_brackets(beyond(found.longest, method.timed_to))
+    return f"{called(method.name)}{notes}"
 
 
 def _left_out(found: LengthsAnswer, method: LengthsOfMethod) -> str:

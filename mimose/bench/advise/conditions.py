@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from mimose.bench.advise.advice import Advice
-from mimose.bench.advise.effects import is_beyond
+from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.pace import keeps_no_pace
 from mimose.bench.advise.phrases import called, listed
+from mimose.bench.advise.ties import n_readings
 from mimose.predictors import LEAST_ROUNDS
 from mimose.report.page.looks import counted, format_seconds
 
+_UNTIMED = re.compile(
+    r"(?P<method>\S+) was not timed at (?P<size>.*), for lack of time"
+)
+"""A note of `Rounds`, which is told at the end; others stand at the top."""
+_FEW = "too little time for seven rounds"
+"""A note of `Rounds` that the number of rounds, always told, makes superfluous."""
 _BUSY = 0.5
 """Of the threads: with so much load when measuring ends others took part of the CPU."""
 
@@ -26,10 +35,14 @@ def warnings(advice: Advice) -> Iterator[str]:
     n_rounds = _least_readings(advice)
     if 0 < n_rounds < LEAST_ROUNDS:
         yield (
-            f"All that is said of speed is from {counted(n_rounds, 'round')}, and "
-            f"how noisy these were cannot be told from fewer than {LEAST_ROUNDS}: take "
-            f"it for a first idea, and give it more minutes."
+            f"Too little time: speed was measured in {counted(n_rounds, 'round')} "
+            f"only, and it takes {LEAST_ROUNDS} to tell how noisy they are. Take what "
+            f"follows for a first idea, and give it more minutes (--minutes)."
         )
+    notes = [each for each in of.notes if not _UNTIMED.fullmatch(each)]
+    notes = [each for each in notes if not each.startswith(_FEW)]
+    if notes:
+        yield f"Please note: {'; '.join(notes)}."
 
 
 def conditions(advice: Advice) -> Iterator[str]:
@@ -39,7 +52,7 @@ def conditions(advice: Advice) -> Iterator[str]:
     n_rounds = _least_readings(advice)
     how = (
         f"Seconds are medians of {counted(n_rounds, 'round')} in which all methods "
-        f"took turns"
+        f"took turns{_at_pace(advice)}"
         if n_rounds
         else "No seconds were measured"
     )
@@ -51,33 +64,32 @@ def conditions(advice: Advice) -> Iterator[str]:
     )
 
 
+def _at_pace(advice: Advice) -> str:
+    """Say whether they were set against the machine's pace."""
+    if not keeps_no_pace(advice.measurements.device):
+        return ""
+    return ", each step set against the machine's pace around it"
+
+
 def left_out(advice: Advice) -> Iterator[str]:
-    """Say what there was no time for, and which answers reach beyond what was run."""
-    notes = advice.measurements.notes
-    if notes:
-        yield f"Left out: {'; '.join(notes)}."
-    beyond = [
-        f"{called(each.name)} {each.largest_batch:,} (run up to {each.highest:g})"
-        for each in advice.methods
-        if not each.why_not and is_beyond(each)
+    """Say which sizes were not timed."""
+    sizes: dict[str, list[str]] = {}
+    for note in advice.measurements.notes:
+        found = _UNTIMED.fullmatch(note)
+        if found:
+            sizes.setdefault(found["method"], []).append(found["size"])
+    said = [
+        f"{called(method) if method in METHODS else method} at {listed(of)}"
+        for method, of in sizes.items()
     ]
-    if beyond:
-        yield (
-            f"Not run but followed on from smaller batches, and so less certain: the "
-            f"largest batch of {listed(beyond)}."
-        )
+    if said:
+        yield f"Not timed, to have time for more rounds: {'; '.join(said)}."
 
 
 def _least_readings(advice: Advice) -> int:
-    """Return how often the size was timed that was timed least; 0 without any."""
-    return min(
-        (
-            len(each.rounds)
-            for method in advice.measurements.methods
-            for each in method.timed
-        ),
-        default=0,
-    )
+    """Return how often the method was timed that was timed least; 0 without any."""
+    counts = (n_readings(method) for method in advice.measurements.methods)
+    return min((count for count in counts if count), default=0)
 
 
 def _busy(advice: Advice) -> str:

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 
 from mimose.bench.advise.advice import Advice, MethodAdvice
 from mimose.bench.advise.methods import PLAIN
+from mimose.bench.advise.models import Steady
 from mimose.bench.advise.phrases import (
     batch_text,
+    beyond,
     called,
+    in_brackets,
     interval_text,
     listed,
     rate_text,
@@ -20,8 +23,8 @@ from mimose.budget import format_bytes
 ACCUMULATE = "accumulate"
 _FURTHEST_LENGTH = 4
 """Times the longest measured: no longer input is looked for."""
-_FAR = 1.1
-"""Times what was measured; from there on an answer says that it goes beyond."""
+_REACH = 2.0
+"""Times the largest batch that ran: what lies beyond is not told."""
 
 
 def batches(advice: Advice) -> Iterator[str]:
@@ -36,7 +39,7 @@ def batches(advice: Advice) -> Iterator[str]:
     )
     head = f"Largest batch within {format_bytes(advice.budget_bytes)}:"
     own = (
-        f"plain training fits {plain.largest_batch:,}"
+        f"plain training fits {largest_text(plain)}"
         if plain.largest_batch
         else "plain training fits not one sample"
     )
@@ -44,8 +47,7 @@ def batches(advice: Advice) -> Iterator[str]:
         yield f"{head} {own}; no exact method fits more." if known else f"{head} {own}."
         return
     others = [
-        f"{each.name} {batch_text(_size(each.largest_batch))}"
-        + _in_brackets(_times(each.largest_batch, plain.largest_batch))
+        f"{each.name} {largest_text(each, _times(_told_size(each), plain))}"
         for each in larger
     ]
     yield f"{head} {own}, {listed(others)}."
@@ -61,7 +63,7 @@ def lengths(advice: Advice) -> Iterator[str]:
     known.sort(key=lambda each: (each is not plain, -(each.longest or 0)))
     said = [
         f"{called(each.name)} {longest_text(advice, each)}"
-        + _in_brackets(_times(each.longest, own), _measured_to(advice, each))
+        + in_brackets(_longer(each.longest, own), _measured_to(advice, each))
         for each in known
     ]
     yield (
@@ -112,12 +114,15 @@ def accumulation(advice: Advice) -> Iterator[str]:
         rate = advice.measurements.batch / seconds if seconds > 0.0 else 0.0
         at = (
             f"at your batch it makes {rate_text(rate)} samples a second"
+            + in_brackets(
+                beyond(advice.measurements.batch, each.highest, each.timed_to)
+            )
             if rate
             else "your batch does not fit even so"
         )
         yield (
             f"The alternative without mimose is accumulation ({each.what}): {at}, and "
-            f"the largest batch is {batch_text(_size(each.largest_batch))}. It is a "
+            f"the largest batch is {largest_text(each)}. It is a "
             f"change of your loop, and not for losses or layers that compare the "
             f"samples of a batch (contrastive losses, batch normalisation): these "
             f"would see the smaller batches."
@@ -127,8 +132,8 @@ def accumulation(advice: Advice) -> Iterator[str]:
 def lossy(advice: Advice) -> Iterator[str]:
     """Tell of the methods that change gradients, apart from all others."""
     said = [
-        f"{each.name} ({each.what}): largest batch "
-        f"{batch_text(_size(each.largest_batch))}, best throughput "
+        f"{each.name} ({each.what}): largest batch {largest_text(each)}, best "
+        f"throughput "
         f"{_ratio_of(each)}"
         for each in advice.methods
         if not each.is_exact and not each.why_not
@@ -155,9 +160,37 @@ def without_verdict(advice: Advice) -> Iterator[str]:
         yield f"No verdict on {said}."
 
 
-def is_beyond(method: MethodAdvice) -> bool:
-    """Tell whether a method's largest batch is well beyond any that was measured."""
-    return bool(method.largest_batch and method.largest_batch > _FAR * method.highest)
+def largest_text(method: MethodAdvice, *more: str) -> str:
+    """Write a method's largest batch, and from what it was followed on.
+
+    Not further than to twice the largest that ran.
+
+    Args:
+        method: Whose memory is known.
+        *more: What else to put into the brackets.
+    """
+    batch = _size(method.largest_batch)
+    if math.isinf(batch):
+        return batch_text(batch)
+    told = _told_size(method)
+    over = "over " if told < batch else ""
+    return f"{over}{told:,.0f}{in_brackets(*more, beyond(batch, method.highest))}"
+
+
+def largest_cell(method: MethodAdvice) -> str:
+    """Write a method's largest batch for a table, a tilde before one not run."""
+    batch = _size(method.largest_batch)
+    if math.isinf(batch):
+        return batch_text(batch)
+    told = _told_size(method)
+    mark = "over " if told < batch else "~" if batch > method.highest else ""
+    return f"{mark}{told:,.0f}"
+
+
+def _told_size(method: MethodAdvice) -> float:
+    """Return the largest batch, as far as it may be told."""
+    batch = _size(method.largest_batch)
+    return batch if math.isinf(batch) else min(batch, _REACH * method.highest)
 
 
 def longest_text(advice: Advice, method: MethodAdvice) -> str:
@@ -175,7 +208,8 @@ def _longest_measured(advice: Advice, method: MethodAdvice) -> int:
     measured = next(
         each for each in advice.measurements.methods if each.method == method.name
     )
-    return max((each.length or 0 for each in measured.weighed), default=0)
+    known = (*measured.weighed, *measured.timed, *measured.foretold)
+    return max((each.length or 0 for each in known), default=0)
 
 
 def _plain(advice: Advice) -> MethodAdvice | None:
@@ -184,14 +218,14 @@ def _plain(advice: Advice) -> MethodAdvice | None:
 
 
 def _told(advice: Advice) -> list[MethodAdvice]:
-    """Return the exact methods that something is known of, accumulation left out."""
+    """Return the exact methods whose memory is known, accumulation left out."""
     return [
         each
         for each in advice.methods
         if each.is_exact
         and not each.why_not
         and each.name != ACCUMULATE
-        and not _refused(advice, each.name)
+        and not _memory_refused(advice, each.name)
     ]
 
 
@@ -199,25 +233,28 @@ def _refused(advice: Advice, name: str) -> str:
     return advice.models[name].refused if name in advice.models else ""
 
 
+def _memory_refused(advice: Advice, name: str) -> str:
+    model = advice.models.get(name)
+    return model.fitted.memory.refused if isinstance(model, Steady) else ""
+
+
 def _size(batch: int | None) -> float:
     return math.inf if batch is None else float(batch)
 
 
-def _times(found: int | None, plain: int | None) -> str:
-    if not found or not plain or found <= plain:
+def _times(found: float, plain: MethodAdvice) -> str:
+    own = _told_size(plain)
+    if not own or found <= own or math.isinf(found):
         return ""
-    return f"{found / plain:.1f} times"
+    return f"{found / own:.1f} times"
+
+
+def _longer(found: int | None, plain: int) -> str:
+    return f"{found / plain:.1f} times" if found and plain and found > plain else ""
 
 
 def _measured_to(advice: Advice, method: MethodAdvice) -> str:
-    longest = _longest_measured(advice, method)
-    is_far = (method.longest or 0) > _FAR * longest
-    return f"run up to {longest:,}" if is_far else ""
-
-
-def _in_brackets(*parts: str) -> str:
-    said = "; ".join(part for part in parts if part)
-    return f" ({said})" if said else ""
+    return beyond(method.longest or 0, _longest_measured(advice, method))
 
 
 def _is_noise(method: MethodAdvice) -> bool:
@@ -233,5 +270,8 @@ def _ratio_of(method: MethodAdvice) -> str:
         return "where plain training does not fit"
     if math.isnan(method.ratio):
         return "not known"
-    between = f" ({interval_text(method)})" if method.interval else ""
-    return f"{ratio_text(method.ratio)}{between}"
+    notes = in_brackets(
+        interval_text(method) if method.interval else "",
+        beyond(method.best_batch, method.highest, method.timed_to),
+    )
+    return f"{ratio_text(method.ratio)}{notes}"

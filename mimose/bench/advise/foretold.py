@@ -5,6 +5,8 @@ The costs are those that the session plans with: nothing is estimated a second t
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +26,7 @@ def foretell(
     session: Session,
     shapes: Mapping[Point, Mapping[str, int]],
     points: Sequence[Point],
+    most_seconds: float = math.inf,
 ) -> list[dict[str, Any]]:
     """Return what plans cost, from the least budget to the largest that matters.
 
@@ -31,7 +34,8 @@ def foretell(
         session: One that has learned.
         shapes: The shapes of steps that ran; at least two batch sizes of the sample's
             length, and two lengths where points have one.
-        points: Sizes to plan for.
+        points: Sizes to plan for, those that matter most first.
+        most_seconds: After so long no further one is begun.
 
     Returns:
         For each that the session trusts its predictions at: ``batch``, ``length``;
@@ -39,8 +43,15 @@ def foretell(
         least that needs no plan; and ``seconds``, what the plans of `N_SHARES` budgets
         from one to the other, in equal steps, add to plain training's.
     """
-    rows = (_row(session, _scaled(shapes, point), point) for point in points)
-    return [row for row in rows if row is not None]
+    found = []
+    until = time.monotonic() + most_seconds
+    for point in points:
+        row = _row(session, _scaled(shapes, point), point)
+        if row is not None:
+            found.append(row)
+        if time.monotonic() > until:
+            break
+    return found
 
 
 def _row(

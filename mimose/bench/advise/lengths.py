@@ -11,10 +11,9 @@ import numpy as np
 from mimose.bench.advise.measured import Measured, Measurements
 from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.models import Curve, Planned, Steady, held, with_factor
+from mimose.bench.advise.ties import noise_of
 
-_DEVIATIONS = 2.0
-"""Standard errors of a ratio that two methods have to be apart."""
-_LEAST_LENGTHS = 3
+LEAST_LENGTHS = 3
 """A curve of the second degree needs as many."""
 
 
@@ -28,6 +27,8 @@ class LengthsOfMethod:
     """Batches that fit."""
     seconds: float
     """Of all batches; infinite where not all fit."""
+    timed_to: int
+    """The longest that was timed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,8 @@ class LengthsAnswer:
     median: int
     longest: int
     methods: tuple[LengthsOfMethod, ...]
+    unknown: tuple[str, ...]
+    """Exact methods that ran, but of which too few lengths were timed."""
     best: str
     """The fastest exact method with which all fit; empty where there is none."""
     runner_up: str
@@ -68,17 +71,18 @@ def answer_lengths(
         memory_bytes: What there is.
 
     Returns:
-        The answer; None where plain training was not timed at enough lengths.
+        The answer; None where no method was timed at enough lengths.
     """
     by_name = {each.method: each for each in measurements.methods}
     base = by_name.get(PLAIN)
     seconds = None if base is None else _seconds(base)
-    if base is None or seconds is None or not lengths:
-        return None
-    told = []
+    told, unknown = [], []
     for each in measurements.methods:
         step = _step(each, seconds, measurements.budget_bytes, memory_bytes)
-        if step is not None:
+        if step is None:
+            if METHODS[each.method].is_exact and not each.why_not:
+                unknown.append(each.method)
+        else:
             took = [step(length) for length in lengths]
             told.append(
                 LengthsOfMethod(
@@ -86,8 +90,11 @@ def answer_lengths(
                     is_exact=METHODS[each.method].is_exact,
                     n_fit=sum(map(math.isfinite, took)),
                     seconds=sum(took),
+                    timed_to=max(e.length or 0 for e in each.timed),
                 )
             )
+    if not told or not lengths:
+        return None
     able = sorted(
         (each for each in told if each.is_exact and math.isfinite(each.seconds)),
         key=lambda each: each.seconds,
@@ -99,6 +106,7 @@ def answer_lengths(
         median=int(np.median(lengths)),
         longest=max(lengths),
         methods=tuple(told),
+        unknown=tuple(unknown),
         best=able[0].name if able else "",
         runner_up=able[1].name if len(able) > 1 else "",
         is_tie=len(able) > 1 and _is_tie(able[0], able[1], spreads),
@@ -109,15 +117,17 @@ def answer_lengths(
 def _is_tie(
     one: LengthsOfMethod, other: LengthsOfMethod, spreads: Mapping[str, float]
 ) -> bool:
-    error = math.hypot(spreads[one.name], spreads[other.name])
-    return other.seconds / one.seconds - 1.0 <= _DEVIATIONS * error
+    noise = noise_of(spreads, one.name, other.name)
+    return other.seconds / one.seconds - 1.0 <= noise
 
 
 def _step(
-    measured: Measured, plain: Curve, budget_bytes: int, memory_bytes: int
+    measured: Measured, plain: Curve | None, budget_bytes: int, memory_bytes: int
 ) -> Callable[[int], float] | None:
     """Return a step's seconds by length, infinite where it does not fit."""
     if METHODS[measured.method].plans:
+        if plain is None:
+            return None
         return _planned_step(measured, plain, budget_bytes, memory_bytes)
     memory, seconds = _memory(measured), _seconds(measured)
     if memory is None or seconds is None:
@@ -135,7 +145,7 @@ def _planned_step(
 ) -> Callable[[int], float] | None:
     rows = tuple(each for each in measured.foretold if each.length is not None)
     timed = [each for each in measured.timed if each.length is not None]
-    if len(rows) < _LEAST_LENGTHS or not timed:
+    if len(rows) < LEAST_LENGTHS or not timed:
         return None
     highest = float(max(each.size for each in rows))
     bare = Planned(measured.method, plain, 1.0, rows, highest)
@@ -149,20 +159,20 @@ def _planned_step(
 
 def _memory(measured: Measured) -> Curve | None:
     weighed = [each for each in measured.weighed if each.length is not None]
-    if len(weighed) < _LEAST_LENGTHS:
+    if len(weighed) < LEAST_LENGTHS:
         return None
     return Curve.fitted([each.size for each in weighed], held(weighed))
 
 
 def _seconds(measured: Measured) -> Curve | None:
     timed = [each for each in measured.timed if each.length is not None]
-    if len(timed) < _LEAST_LENGTHS:
+    if len(timed) < LEAST_LENGTHS:
         return None
     return Curve.fitted([each.size for each in timed], [e.seconds for e in timed])
 
 
 def _most_tokens(
-    plain: Measured,
+    plain: Measured | None,
     steady: Steady | None,
     lengths: Sequence[int],
     measurements: Measurements,
@@ -173,8 +183,8 @@ def _most_tokens(
     What a step holds above what it holds without samples is in proportion to them, so
     the sample's batch tells of all.
     """
-    memory = _memory(plain)
-    if memory is None or steady is None or steady.refused:
+    memory = None if plain is None else _memory(plain)
+    if memory is None or steady is None or steady.fitted.memory.refused:
         return None
     fixed = steady.fitted.memory.intercept
     tokens = []

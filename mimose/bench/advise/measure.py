@@ -25,6 +25,8 @@ from mimose.usage import UsageError
 
 _SURVEY_SHARE = 0.4
 """Of the time, at the most."""
+_LEAVING = 0.9
+"""Of what the machine has: the rest is left to others."""
 _STEPS = 12
 """About so many of the longest allowed fill a method's part of that."""
 
@@ -81,6 +83,11 @@ class Run:
         self._notes: list[str] = []
 
     @property
+    def pace(self) -> float | None:
+        """The machine's when steps were timed; None before."""
+        return None if self._rounds is None else self._rounds.pace
+
+    @property
     def has_begun(self) -> bool:
         """Whether anything was measured."""
         return bool(self._plain)
@@ -106,7 +113,7 @@ class Run:
                     begun,
                     METHODS[name],
                     budget_bytes=self.budget_bytes,
-                    most_bytes=self._most_bytes(begun),
+                    machine_bytes=self._machine_bytes(begun),
                     most_seconds=most / len(names) / _STEPS,
                     lengths=settings.lengths,
                     plain=self._plain,
@@ -114,6 +121,7 @@ class Run:
                 self._measured[name] = found.measured
                 if name == PLAIN:
                     self._need_plain()
+                    self._notes += child.ask(["notes", {}])["notes"]
                 if found.learned is not None:
                     self.learned[name] = found.learned
                 child.close()
@@ -175,11 +183,15 @@ class Run:
             msg = f"plain training cannot be measured: {self._measured[PLAIN].why_not}"
             raise UsageError(msg)
 
-    def _most_bytes(self, begun: Begun) -> int:
-        """Return what a step may need: the budget, and no more than there is."""
-        if self._settings.device != "cpu" or begun.available_bytes is None:
+    def _machine_bytes(self, begun: Begun) -> int:
+        """Return what there is for a step; the budget where nobody knows."""
+        if self._settings.device == "cpu":
+            if begun.available_bytes is None:
+                return self.budget_bytes
+            return begun.held_bytes + int(_LEAVING * begun.available_bytes)
+        if begun.total_bytes is None:
             return self.budget_bytes
-        return min(self.budget_bytes, begun.held_bytes + begun.available_bytes)
+        return int(_LEAVING * begun.total_bytes)
 
     def found(self) -> Measurements:
         """Return what there is."""

@@ -11,12 +11,23 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Weighed:
-    """A step's peak at one size of a batch."""
+class AtSize:
+    """What was measured at one size of a batch."""
 
     batch: int
     length: int | None
     """Tokens; None for the sample's own."""
+
+    @property
+    def size(self) -> int:
+        """The length where it is one of those measured by length, else the batch."""
+        return self.batch if self.length is None else self.length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weighed(AtSize):
+    """A step's peak."""
+
     peak_bytes: int
     """On a CPU the process's resident set; else what tensors requested."""
     reserved_bytes: int
@@ -24,18 +35,11 @@ class Weighed:
     seconds: float
     """Of that one step: rough."""
 
-    @property
-    def size(self) -> int:
-        """The length where it is one of those measured by length, else the batch."""
-        return self.batch if self.length is None else self.length
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timed:
-    """Seconds of a step at one size, one for each round."""
+class Timed(AtSize):
+    """Seconds of a step, one for each round."""
 
-    batch: int
-    length: int | None
     rounds: tuple[float, ...]
 
     @property
@@ -43,29 +47,17 @@ class Timed:
         """The median."""
         return statistics.median(self.rounds)
 
-    @property
-    def size(self) -> int:
-        """The length where it is one of those measured by length, else the batch."""
-        return self.batch if self.length is None else self.length
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Foretold:
-    """What a planner's plans cost at one size, as the session has learned it."""
+class Foretold(AtSize):
+    """What a planner's plans cost, as the session has learned it."""
 
-    batch: int
-    length: int | None
     least_bytes: float
     """The least budget that some plan keeps."""
     keep_bytes: float
     """The least budget at which everything is kept."""
     seconds: tuple[float, ...]
     """Added to plain training's at budgets from one to the other, in equal steps."""
-
-    @property
-    def size(self) -> int:
-        """The length where it is one of those measured by length, else the batch."""
-        return self.batch if self.length is None else self.length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

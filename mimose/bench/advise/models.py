@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from mimose.bench.advise.measured import Foretold, Measured, Timed, Weighed
+from mimose.bench.advise.methods import METHODS
 from mimose.predictors import Best, MethodModel, fit_series
 from mimose.predictors.noise import MEMORY_TOLERANCE
 from mimose.predictors.throughput import REACH
@@ -110,6 +111,8 @@ class Steady:
     fitted: MethodModel
     timed: Between
     """Seconds as they were measured, where no line explains them."""
+    parts: int = 1
+    """Into which each batch is cut: only their multiples are batches."""
 
     @property
     def is_usable(self) -> bool:
@@ -133,20 +136,26 @@ class Steady:
 
     def largest_batch(self, memory_bytes: float, *, whole: bool = True) -> float:
         """Return the largest batch that fits; 0 where none does."""
-        return self.fitted.largest_batch(memory_bytes, whole=whole)
+        return self._of_parts(
+            self.fitted.largest_batch(memory_bytes, whole=whole), whole=whole
+        )
 
     def best(self, memory_bytes: float, *, whole: bool = True) -> Best:
         """Return the batch of the most samples a second, of those that fit."""
         if not self.fitted.seconds.refused:
-            return self.fitted.best_throughput(memory_bytes, whole=whole)
+            best = self.fitted.best_throughput(memory_bytes, whole=whole)
+            cut = self._of_parts(best.batch, whole=whole)
+            if cut == best.batch:
+                return best
+            return Best(cut, cut / self.bare_seconds(cut) if cut else 0.0)
         largest = self.largest_batch(memory_bytes, whole=whole)
         batches = {each for each in self.timed.sizes if each <= largest}
         batches |= {min(largest, self.timed.sizes[-1])} if largest >= 1.0 else set()
         rates = {each: each / self.timed.predict(each) for each in sorted(batches)}
         if not rates:
             return Best(0.0, 0.0)
-        best = max(rates, key=lambda each: rates[each])
-        return Best(best, rates[best])
+        fastest = max(rates, key=lambda each: rates[each])
+        return Best(fastest, rates[fastest])
 
     def step_seconds(self, batch: float, memory_bytes: float) -> float:
         """Return the seconds of a step; infinite where it does not fit."""
@@ -164,6 +173,11 @@ class Steady:
         """Return the seconds of a step."""
         return self.bare_seconds(x)
 
+    def _of_parts(self, batch: float, *, whole: bool) -> float:
+        if not whole or math.isinf(batch):
+            return batch
+        return batch // self.parts * self.parts
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -178,12 +192,14 @@ class Planned:
     plain: _Predicts
     """Seconds of plain training by size."""
     factor: float
-    """A session's own share: of steps measured, over plain seconds and the plan's."""
+    """Of steps measured, over plain seconds and the plan's."""
     foretold: tuple[Foretold, ...]
     """At two sizes or more, in order."""
     highest: float
     refused: str = ""
     is_usable: bool = True
+    fixed: float = 0.0
+    """Seconds of every step that a session takes for itself, whatever the size."""
 
     def largest_batch(self, memory_bytes: float, *, whole: bool = True) -> float:
         """Return the largest batch that fits; 0 where none does."""
@@ -213,7 +229,7 @@ class Planned:
         return self._seconds(batch, memory_bytes)
 
     def _seconds(self, batch: float, memory_bytes: float) -> float:
-        return self.factor * self.bare_seconds(batch, memory_bytes)
+        return self.fixed + self.factor * self.bare_seconds(batch, memory_bytes)
 
     def bare_seconds(self, batch: float, memory_bytes: float) -> float:
         """Return plain training's seconds and the plan's."""
@@ -259,7 +275,8 @@ def steady(measured: Measured, plain: MethodModel | None) -> Steady | None:
         tuple(float(each.batch) for each in timed),
         tuple(each.seconds for each in timed),
     )
-    return Steady(MethodModel(measured.method, memory, seconds), between)
+    parts = METHODS[measured.method].parts
+    return Steady(MethodModel(measured.method, memory, seconds), between, parts)
 
 
 def planned(measured: Measured, plain: Steady, memory_bytes: float) -> Planned | None:
@@ -298,19 +315,21 @@ def _raised(foretold: Foretold, factor: float) -> Foretold:
 
 
 def with_factor(bare: Planned, timed: Sequence[Timed], memory_bytes: float) -> Planned:
-    """Return a planned method whose seconds are those of steps that were timed."""
-    ratios = [
-        each.seconds / bare.bare_seconds(each.size, memory_bytes) for each in timed
-    ]
-    return Planned(
-        bare.name,
-        bare.plain,
-        float(np.median(ratios)),
-        bare.foretold,
-        bare.highest,
-        bare.refused,
-        bare.is_usable,
-    )
+    """Return a planned method whose seconds are those of steps that were timed.
+
+    A line of relative errors through both, of three sizes or more; it has no negative
+    part.
+    """
+    expected = [bare.bare_seconds(each.size, memory_bytes) for each in timed]
+    measured = [each.seconds for each in timed]
+    factor = float(np.median(np.divide(measured, expected)))
+    fixed = 0.0
+    if len(timed) >= _LINE_POINTS:
+        weights = 1.0 / np.asarray(measured)
+        line = np.polynomial.polynomial.polyfit(expected, measured, 1, w=weights)
+        if min(line) >= 0.0:
+            fixed, factor = (float(each) for each in line)
+    return replace(bare, factor=factor, fixed=fixed)
 
 
 def longest(measured: Measured, memory_bytes: float) -> float | None:

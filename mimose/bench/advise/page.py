@@ -7,7 +7,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from mimose.bench.advise.advice import Advice
+from mimose.bench.advise.conditions import warnings
+from mimose.bench.advise.methods import PLAIN
+from mimose.bench.advise.phrases import called
 from mimose.bench.advise.picture import picture
+from mimose.bench.advise.recipe import recipe, recommended
 from mimose.bench.advise.table import COLUMNS, rows
 from mimose.bench.advise.why import how_fitted, how_to_read
 from mimose.bench.advise.words import title, verdict
@@ -35,8 +39,19 @@ def page(advice: Advice) -> bytes:
 
 
 def _introduction(advice: Advice) -> Iterator[str]:
-    first, *others = verdict(advice)
+    n_warnings = len(list(warnings(advice)))
+    said = verdict(advice)
+    for each in said[:n_warnings]:
+        yield f'<p class="note"><strong>{escape(each)}</strong></p>'
+    first, *others = said[n_warnings:]
     yield f'<p class="verdict">{escape(first)}</p>'
+    for name in recommended(advice):
+        if name == PLAIN:
+            yield "<p>For plain training there is nothing to change.</p>"
+            continue
+        code = "\n".join(recipe(name, advice.budget_bytes))
+        yield f"<p>To train with {escape(called(name))}, write</p>"
+        yield f"<pre>{escape(code)}</pre>"
     yield from _paragraphs(others)
 
 
@@ -58,7 +73,7 @@ def _methods(advice: Advice) -> Table:
         "Your batch takes: seconds of a step with the batch that was asked about. "
         "Best batch: the one of the most samples a second. × plain: that throughput "
         "as a multiple of plain training's best, and between what numbers it lies. "
-        "What is not known is a dash.",
+        "– is not known; ~ was not run, but followed on from smaller batches.",
         (*COLUMNS, _WHAT),
         [
             (*_cells(advice, row), (each.what, each.what))

@@ -44,6 +44,40 @@ def batch_text(batch: float) -> str:
     return "any size" if math.isinf(batch) else f"{batch:,.0f}"
 
 
+def beyond(batch: float, ran: float, timed: float | None = None) -> str:
+    """Write that an answer about a batch goes beyond what was measured.
+
+    Args:
+        batch: What it is about.
+        ran: The largest that ran.
+        timed: The largest that was timed, for what is said of speed.
+
+    >>> beyond(66, 32), beyond(32, 32, 16), beyond(16, 32, 16)
+    ('not run; followed on from 32', 'not timed; followed on from 16', '')
+    """
+    last = ran if timed is None else min(ran, timed)
+    if math.isinf(batch) or batch <= last:
+        return ""
+    what = "run" if batch > ran else "timed"
+    return f"not {what}; followed on from {last:g}"
+
+
+def in_brackets(*parts: str) -> str:
+    """Put what there is to add behind a word; nothing if there is nothing."""
+    said = "; ".join(part for part in parts if part)
+    return f" ({said})" if said else ""
+
+
+def untimed(advice: Advice, names: Sequence[str]) -> str:
+    """Say of these methods that their time is not known, and why."""
+    reasons: dict[str, list[str]] = {}
+    for name in names:
+        method = advice.of(name)
+        why = method.no_time or method.no_verdict or method.why_not
+        reasons.setdefault(why, []).append(called(name))
+    return "; ".join(f"{listed(group)}: {why}" for why, group in reasons.items())
+
+
 def sample_text(advice: Advice) -> str:
     """Write the sizes of the batch that was asked about."""
     of = advice.measurements

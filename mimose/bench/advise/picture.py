@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 
 from mimose.bench.advise.advice import Advice
-from mimose.bench.advise.flips import FURTHEST
+from mimose.bench.advise.flips import FURTHEST, Flip
 from mimose.bench.advise.looks import LOOKS
 from mimose.bench.advise.measured import Measured
 from mimose.bench.advise.models import Model, Steady
-from mimose.bench.advise.phrases import batch_text, called, rate_text
+from mimose.bench.advise.phrases import batch_text, called, listed, rate_text
 from mimose.budget import format_bytes
 from mimose.report.page.looks import Figure, byte_unit, nothing
 from mimose.report.page.scales import Extent, whole
@@ -123,7 +123,7 @@ class _Drawn:
         budget = float(self._advice.budget_bytes)
         found = [(budget, f"asked about: {format_bytes(budget)}", "7 4")]
         found += [
-            (flip.memory_bytes, f"from here on {called(flip.after)}", "2 4")
+            (flip.memory_bytes, f"from here on {_fastest(flip)}", "2 4")
             for flip in self._advice.flips
             if self._memory[0] < flip.memory_bytes < self._memory[1]
         ]
@@ -226,6 +226,11 @@ class _Drawn:
     def _measured(self, model: Model) -> Measured:
         methods = self._advice.measurements.methods
         return next(each for each in methods if each.method == model.name)
+
+
+def _fastest(flip: Flip) -> str:
+    """Name the fastest from a flip on, and those that are as fast there."""
+    return listed([called(name) for name in (flip.after, *flip.ties)], "or")
 
 
 def _memory(advice: Advice, models: list[Model]) -> tuple[float, float] | None:

@@ -1,34 +1,77 @@
 """Seconds of a step, by method and batch size: all methods take turns, round by round.
 
 What the machine does beside it then falls on all alike, and medians leave out the turns
-in which it did much.
+in which it did much. Each step is set against the machine's pace around it, and told in
+seconds of its usual pace.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from mimose.bench.advise.crew import Crew
 from mimose.bench.advise.measured import Measured, Timed, Weighed
+from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.training import Point
+from mimose.bench.advise.turns import untimed
 from mimose.bench.child import RunFailedError
 from mimose.exceptions import first_line
 
 ENOUGH_ROUNDS = 7
-MOST_ROUNDS = 15
+MOST_ROUNDS = 40
 _MOST_POINTS = 6
 _LEAST_POINTS = 4
 """A knee can be told from a line from here on."""
 _LEAST_SECONDS = 0.1
 """Of a point in a turn: shorter steps are taken several at a time."""
 _MOST_STEPS = 8
+_LEAST_STEPS = 2
+"""Of short steps, however little time there is."""
+_BEGINNING = 0.3
+"""Seconds that a turn takes for its model, about."""
+_LEAST_RATIO = 0.1
+"""Of the seconds expected: less was no usual turn."""
 
 
-Sized: TypeAlias = tuple[Point, int]
-"""Sizes, and how many steps a turn takes of them."""
+class Sized(NamedTuple):
+    """Sizes that are timed."""
+
+    point: Point
+    n_steps: int
+    """That a turn takes of them."""
+    seconds: float
+    """Of one, about."""
+
+    def cost(self, method: str) -> float:
+        """Return about how long a turn spends on them."""
+        return (self.n_steps + untimed(method)) * self.seconds
+
+
+class Reading(NamedTuple):
+    """A step in one round: the median of those that a turn takes."""
+
+    seconds: float
+    """By the clock."""
+    paces: float
+    """Over the machine's pace right before and after."""
+
+
+def reading_of(seconds: Sequence[float], paces: Sequence[float]) -> Reading:
+    """Return the medians of steps.
+
+    Args:
+        seconds: (n_steps,) of each.
+        paces: (n_steps + 1,) before the first and after each.
+    """
+    around = [(before + after) / 2 for before, after in itertools.pairwise(paces)]
+    ratios = [step / pace for step, pace in zip(seconds, around, strict=True)]
+    return Reading(statistics.median(seconds), statistics.median(ratios))
 
 
 class Rounds:
@@ -42,7 +85,6 @@ class Rounds:
         seed: Of the order in which they take turns.
 
     Attributes:
-        seconds: By method and point, those of each round.
         failed: By method, why it takes no more turns.
         notes: What was left out for lack of time.
         n_rounds: Whole ones.
@@ -59,14 +101,14 @@ class Rounds:
     ) -> None:
         self._arguments = {"budget_bytes": budget_bytes}
         self._learned = dict(learned)
-        self.seconds: dict[str, dict[Point, list[float]]] = {}
+        self._readings: dict[str, dict[Point, list[Reading]]] = {}
+        self._paces: list[float] = []
         self.failed: dict[str, str] = {}
         self.notes: list[str] = []
         self.n_rounds = 0
         self._crew = crew
         self._order = random.Random(seed)
         self._points = {name: list(points[name]) for name in points}
-        self._turn_seconds: dict[str, float] = {}
 
     def run(self, until: float, tell: Callable[[str, float], None]) -> None:
         """Take turns until the time is used.
@@ -76,37 +118,75 @@ class Rounds:
             tell: Is told what is going on, and the share that is done, from 0 to 1.
         """
         began = time.monotonic()
+        self._fit_into(until, ENOUGH_ROUNDS)
         while self._points and self.n_rounds < MOST_ROUNDS:
             self.run_one(
                 lambda what: tell(
                     what, min(1.0, (time.monotonic() - began) / max(until - began, 1.0))
-                )
+                ),
+                until,
             )
             if self.n_rounds == 1:
-                self._drop_points(until)
-            if time.monotonic() + sum(self._turn_seconds.values()) > until:
+                self._fit_into(until, ENOUGH_ROUNDS - 1)
+            if time.monotonic() + self._round_seconds() > until:
                 break
 
-    def run_one(self, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Let each method take one turn."""
+    def run_one(
+        self,
+        tell: Callable[[str], None] = lambda _: None,
+        until: float = math.inf,
+    ) -> None:
+        """Let each method take one turn.
+
+        A first turn that would end too late is not taken, but for plain training's.
+        """
         names = list(self._points)
         self._order.shuffle(names)
+        if not self.n_rounds and PLAIN in names:
+            names.sort(key=lambda name: name != PLAIN)
         for name in names:
+            late = time.monotonic() + self._turn_seconds(name) > until
+            if late and not self.n_rounds and name != PLAIN:
+                del self._points[name]
+                self.notes.append(f"{name} was not timed: no time was left for it")
+                continue
             tell(f"round {self.n_rounds + 1}: {name}")
             self._turn(name)
         self.n_rounds += 1
 
     def timed(self, method: str) -> tuple[Timed, ...]:
         """Return what was timed of a method."""
-        found = self.seconds.get(method, {})
         return tuple(
             Timed(batch=point.batch, length=point.length, rounds=tuple(seconds))
-            for point, seconds in found.items()
+            for point, seconds in self.seconds(method).items()
         )
+
+    @property
+    def pace(self) -> float:
+        """The machine's usual one: the median over all steps."""
+        return statistics.median(self._paces) if self._paces else 1.0
+
+    def seconds(
+        self, method: str, pace: float | None = None
+    ) -> dict[Point, list[float]]:
+        """Return the seconds of a step at each point, in each round, at one pace.
+
+        Args:
+            method: Its name.
+            pace: The machine's; None for its usual one in these rounds.
+        """
+        usual = self.pace if pace is None else pace
+        found = self._readings.get(method, {})
+        return {at: [usual * each.paces for each in found[at]] for at in found}
+
+    def by_the_clock(self, method: str) -> dict[Point, list[float]]:
+        """Return the seconds of a step at each point, in each round, as they were."""
+        found = self._readings.get(method, {})
+        return {at: [each.seconds for each in found[at]] for at in found}
 
     def _turn(self, name: str) -> None:
         points = self._points[name]
-        asked: Sequence[Any] = [[*point, n_steps] for point, n_steps in points]
+        asked: Sequence[Any] = [[*each.point, each.n_steps] for each in points]
         began = time.monotonic()
         try:
             arguments = {**self._arguments, "points": asked}
@@ -115,38 +195,75 @@ class Rounds:
         except RunFailedError as error:
             self.failed[name] = first_line(error)
             del self._points[name]
-            self._turn_seconds.pop(name, None)
             return
-        self._turn_seconds[name] = time.monotonic() - began
-        of = self.seconds.setdefault(name, {})
-        for (point, _), seconds in zip(points, told["seconds"], strict=True):
-            of.setdefault(point, []).append(min(seconds))
+        self._heed(name, time.monotonic() - began)
+        of = self._readings.setdefault(name, {})
+        readings = zip(points, told["seconds"], told["paces"], strict=True)
+        for each, seconds, paces in readings:
+            of.setdefault(each.point, []).append(reading_of(seconds, paces))
+            self._paces += paces
 
-    def _drop_points(self, until: float) -> None:
-        """Leave the dearest sizes out as long as too few rounds fit.
+    def _turn_seconds(self, name: str) -> float:
+        """Return about how long a method's turn takes."""
+        return _BEGINNING + sum(each.cost(name) for each in self._points[name])
+
+    def _round_seconds(self) -> float:
+        return sum(self._turn_seconds(name) for name in self._points)
+
+    def _heed(self, name: str, taken: float) -> None:
+        """Expect of each size what the turn that was just taken makes likely."""
+        points = self._points[name]
+        expected = self._turn_seconds(name) - _BEGINNING
+        if expected > 0.0:
+            ratio = max(_LEAST_RATIO, (taken - _BEGINNING) / expected)
+            points[:] = [each._replace(seconds=ratio * each.seconds) for each in points]
+
+    def _fit_into(self, until: float, n_rounds: int) -> None:
+        """Take fewer steps of each size, then fewer sizes, until the rounds fit.
 
         Of batches and of lengths four stay, as many as a fit needs.
         """
         left = until - time.monotonic()
-        while (ENOUGH_ROUNDS - 1) * sum(self._turn_seconds.values()) > left:
+        while n_rounds * self._round_seconds() > left:
+            if self._take_fewer_steps():
+                continue
             costs = {
-                (name, sized): self._cost(name, sized)
+                (name, sized): sized.cost(name)
                 for name in self._points
                 for sized in self._spare(name)
             }
             if not costs:
-                self.notes.append(
-                    "too little time for seven rounds: medians are of fewer"
-                )
+                if self.n_rounds:
+                    self.notes.append(
+                        "too little time for seven rounds: medians are of fewer"
+                    )
                 return
-            name, sized = max(costs, key=lambda each: costs[each])
-            self._turn_seconds[name] -= costs[name, sized]
-            self._points[name].remove(sized)
-            point, _ = sized
-            self.seconds[name].pop(point, None)
-            of = f"a batch of {point.batch}"
-            of += "" if point.length is None else f" × {point.length} tokens"
-            self.notes.append(f"{name} was not timed at {of}, for lack of time")
+            self._drop(*max(costs, key=lambda each: costs[each]))
+
+    def _take_fewer_steps(self) -> bool:
+        """Halve the steps of the sizes of which most are taken; tell whether any."""
+        most = max(
+            (each.n_steps for points in self._points.values() for each in points),
+            default=1,
+        )
+        if most <= _LEAST_STEPS:
+            return False
+        for points in self._points.values():
+            points[:] = [
+                each._replace(n_steps=max(_LEAST_STEPS, most // 2))
+                if each.n_steps == most
+                else each
+                for each in points
+            ]
+        return True
+
+    def _drop(self, name: str, sized: Sized) -> None:
+        self._points[name].remove(sized)
+        point = sized.point
+        self._readings.get(name, {}).pop(point, None)
+        of = f"a batch of {point.batch}"
+        of += "" if point.length is None else f" × {point.length} tokens"
+        self.notes.append(f"{name} was not timed at {of}, for lack of time")
 
     def _spare(self, name: str) -> Iterator[Sized]:
         """Yield the sizes of a method that it can do without."""
@@ -154,20 +271,16 @@ class Rounds:
             kind = [
                 sized
                 for sized in self._points[name]
-                if (sized[0].length is not None) == has_length
+                if (sized.point.length is not None) == has_length
             ]
             if len(kind) > _LEAST_POINTS:
                 yield from kind
 
-    def _cost(self, name: str, sized: Sized) -> float:
-        """Return about how long a turn spends on a size."""
-        point, n_steps = sized
-        return (n_steps + 1) * self.seconds[name][point][0]
 
-
-def steps_of(seconds: float) -> int:
-    """Return how many steps of a point a turn takes."""
-    return max(1, min(_MOST_STEPS, round(_LEAST_SECONDS / max(seconds, 1e-6))))
+def sized(point: Point, seconds: float) -> Sized:
+    """Return sizes with as many steps in a turn as their seconds allow."""
+    most = round(_LEAST_SECONDS / max(seconds, 1e-6))
+    return Sized(point, max(1, min(_MOST_STEPS, most)), seconds)
 
 
 def points_of(
@@ -181,16 +294,17 @@ def points_of(
         with_lengths: Whether lengths are timed as well.
     """
     chosen = _chosen([each for each in measured.weighed if each.length is None])
-    found = [(Point(each.batch), steps_of(each.seconds)) for each in chosen]
+    found = [sized(Point(each.batch), each.seconds) for each in chosen]
     if not with_lengths:
         return found
     lengths = [
-        (Point(each.batch, each.length), steps_of(each.seconds))
+        sized(Point(each.batch, each.length), each.seconds)
         for each in measured.weighed
         if each.length is not None
     ]
+    longest = max((each.seconds for each in measured.weighed), default=0.0)
     lengths += [
-        (Point(each.batch, each.length), 1)
+        Sized(Point(each.batch, each.length), 1, longest)
         for each in measured.foretold
         if each.length is not None and each.least_bytes <= budget_bytes
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 
 from mimose.tensors import tensors_in
 from mimose.usage import UsageError
+
+_TEXTS = "input_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,9 @@ class Sample:
 
     Attributes:
         batch: How many samples it has: the first size of its tensors.
-        length: How many tokens a text has: the second size of its first integer tensor
-            of two dimensions; None where there is none, as for images.
+        length: How many tokens a text has: the second size of ``input_ids``, or else
+            of its first integer tensor of two dimensions, truth values left out; None
+            where there is none, as for images.
 
     Raises:
         UsageError: It has no tensor, or tensors of different first sizes.
@@ -51,12 +54,27 @@ class Sample:
             )
             raise UsageError(msg)
         self.batch = first.pop()
-        texts = (
-            tensor.shape[1]
+        self.length = _length(self._inputs, tensors)
+
+    def notes(self) -> list[str]:
+        """Return what was guessed of the sample's shapes and may be wrong."""
+        if self.length is None:
+            return []
+        tensors = tensors_in((self._inputs.args, self._inputs.kwargs))
+        doubtful = [
+            f"{tuple(tensor.shape)}"
             for tensor in tensors
-            if tensor.ndim == 2 and not tensor.is_floating_point()
-        )
-        self.length: int | None = next(texts, None)
+            if tensor.is_floating_point()
+            and tensor.ndim == 2
+            and tensor.shape[1] == self.length
+        ]
+        if not doubtful:
+            return []
+        return [
+            f"floating point of shape {doubtful[0]} was taken to have one value "
+            f"for each of {self.length} tokens, and grows with the text; if these "
+            f"are features, give a sample of another length"
+        ]
 
     def resized(self, batch: int, length: int | None = None) -> Inputs:
         """Return the inputs with so many samples, of so many tokens.
@@ -76,6 +94,20 @@ class Sample:
             return tensor
 
         return _changed(self._inputs, resize)
+
+
+def _length(inputs: Inputs, tensors: Sequence[torch.Tensor]) -> int | None:
+    named = inputs.kwargs.get(_TEXTS)
+    if isinstance(named, torch.Tensor) and named.ndim == 2:
+        return named.shape[1]
+    texts = (
+        tensor.shape[1]
+        for tensor in tensors
+        if tensor.ndim == 2
+        and not tensor.is_floating_point()
+        and tensor.dtype != torch.bool
+    )
+    return next(texts, None)
 
 
 def moved(inputs: Inputs, device: torch.device) -> Inputs:

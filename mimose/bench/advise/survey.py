@@ -1,13 +1,17 @@
 """How much memory a step needs, by batch size and length, under one method.
 
 Batches are doubled from a sixteenth of the sample's on, as long as a line through the
-last two says that the next one fits; the last is the largest that does.
+last two says that the next one fits; the last is the largest that does. Where only few
+fit into the budget, larger ones are run on what the machine has beside it: two or three
+sizes are no curve, and they say what the method would do with more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +31,13 @@ _DOUBLINGS = 7
 _LINE = 4
 _LEARNED = 4
 """Batches of plain training, the smallest, that a session learns from."""
+_LEAST_LENGTHS = 2
+"""Of plain training: a line tells which sizes grow with the text."""
 _LEAST_PASSES = 2
 _LEARNING = 6.0
 """So many of the longest steps allowed are spent on learning."""
+_FORETELLING = 6.0
+"""And on asking what plans would cost."""
 _FEWEST = 5
 """Batches, if there are as many."""
 _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
@@ -79,7 +87,7 @@ def survey(
     method: Method,
     *,
     budget_bytes: int,
-    most_bytes: int,
+    machine_bytes: int,
     most_seconds: float,
     lengths: Sequence[int] = (),
     plain: Sequence[Weighed] = (),
@@ -90,8 +98,8 @@ def survey(
         child: The process.
         begun: What it has said.
         method: The method.
-        budget_bytes: For methods that plan.
-        most_bytes: No step is tried that would need more.
+        budget_bytes: No step is tried that would need more, but where too few fit.
+        machine_bytes: What there is: no step at all is tried that would need more.
         most_seconds: A step that takes longer is the last one.
         lengths: Those that will come.
         plain: What plain training ran: a session that plans learns at such sizes.
@@ -105,15 +113,18 @@ def survey(
     if lengths and begun.length is None:
         msg = "lengths were given, and the sample has no tokens: leave them out"
         raise UsageError(msg)
-    ladder = _Ladder(child, begun, most_bytes, most_seconds)
+    most_bytes = min(budget_bytes, machine_bytes)
+    ladder = _Ladder(
+        child, begun, method.parts, most_bytes, machine_bytes, most_seconds
+    )
     tokens = _tokens(begun.length, lengths)
-    learned = None
+    learned: Mapping[str, Any] | None = None
     foretold: tuple[Foretold, ...] = ()
     if method.plans:
-        learned = ladder.learn(plain, method.passes, budget_bytes)
-        if learned is None:
+        if not ladder.learn(plain, method.passes, budget_bytes):
             return Surveyed(Measured(method=name, why_not=ladder.stopped))
-        weighed, foretold = ladder.climb_planned(tokens)
+        weighed, foretold = ladder.climb_planned(plain, tokens)
+        learned = child.ask(["learned", {}])["learned"]
     else:
         weighed = ladder.climb()
     stopped = ladder.stopped
@@ -141,26 +152,44 @@ class _Ladder:
     """
 
     def __init__(
-        self, child: Child, begun: Begun, most_bytes: int, most_seconds: float
+        self,
+        child: Child,
+        begun: Begun,
+        parts: int,
+        most_bytes: int,
+        machine_bytes: int,
+        most_seconds: float,
     ) -> None:
         self.stopped = ""
         self._child = child
         self._sample = begun.batch
-        self._first = max(1, begun.batch // _SMALLEST)
+        self._parts = parts
+        first = max(1, begun.batch // _SMALLEST)
+        self._first = -(-first // parts) * parts
         self._most_bytes = most_bytes
+        self._machine_bytes = machine_bytes
         self._most_seconds = most_seconds
 
     def climb(self) -> list[Weighed]:
-        """Return steps of doubled batches, then of the largest that fits."""
+        """Return steps of doubled batches, then of the largest that fits.
+
+        Of batches that are cut in parts, multiples of these: a line goes through no
+        others.
+        """
         found: list[Weighed] = []
         with self._telling():
             for doubling in range(_DOUBLINGS + 1):
                 batch = self._first * 2**doubling
-                most = self._most(found)
-                if batch > most:
-                    if most >= found[-1].batch + 1:
+                most = self._whole(self._most(found, self._most_bytes))
+                if batch > most and not self.stopped:
+                    too_large = int(most) + self._parts if most else found[0].batch
+                    self.stopped = f"a batch of {too_large} would not fit"
+                    if found and most > found[-1].batch:
                         found.append(self._weigh(int(most)))
-                    self.stopped = f"a batch of {int(most) + 1} would not fit"
+                if batch > most and (
+                    len(found) >= _FEWEST
+                    or batch > self._most(found, self._machine_bytes)
+                ):
                     break
                 weighed = self._first_of(batch) if not found else self._weigh(batch)
                 if weighed is None:
@@ -189,10 +218,11 @@ class _Ladder:
         while len(found) < _FEWEST:
             gaps = [high.batch / low.batch for low, high in itertools.pairwise(found)]
             index = gaps.index(max(gaps)) if gaps else 0
-            batch = (found[index].batch * found[index + 1].batch) ** 0.5 if gaps else 0
-            if not gaps or round(batch) in {each.batch for each in found}:
+            middle = (found[index].batch * found[index + 1].batch) ** 0.5 if gaps else 0
+            batch = self._parts * round(middle / self._parts)
+            if not gaps or batch in {each.batch for each in found}:
                 break
-            found.insert(index + 1, self._weigh(round(batch)))
+            found.insert(index + 1, self._weigh(batch))
 
     def lengths(self, tokens: Sequence[int]) -> list[Weighed]:
         """Return steps of the sample's batch with shorter and longer texts."""
@@ -206,48 +236,52 @@ class _Ladder:
                     break
         return found
 
-    def learn(
-        self, plain: Sequence[Weighed], passes: int, budget_bytes: int
-    ) -> Mapping[str, Any] | None:
+    def learn(self, plain: Sequence[Weighed], passes: int, budget_bytes: int) -> bool:
         """Let a session learn from small steps, of sizes that can be trained on.
 
-        As many passes as the time allows, by what plain training took.
+        As many passes as the time allows, by what plain training took. Tell whether it
+        could.
         """
         batches = [each for each in plain if each.length is None][:_LEARNED]
         if len(batches) < 2:
             self.stopped = "plain training ran at too few sizes to learn from"
-            return None
+            return False
         first = batches[0].batch
         points: list[Any] = [[each.batch, None] for each in batches]
         points += [[first, each.length] for each in plain if each.length is not None]
         seconds = sum(each.seconds for each in batches) * len(points) / len(batches)
         affordable = round(_LEARNING * self._most_seconds / max(seconds, 1e-6))
-        learned: Mapping[str, Any] | None = None
+        has_learned = False
         with self._telling():
-            told = self._ask(
+            self._ask(
                 "learn",
                 points=points,
                 passes=max(_LEAST_PASSES, min(passes, affordable)),
                 budget_bytes=budget_bytes,
             )
-            learned = told["learned"]
-        return learned
+            has_learned = True
+        return has_learned
 
     def climb_planned(
-        self, tokens: Sequence[int]
+        self, plain: Sequence[Weighed], tokens: Sequence[int]
     ) -> tuple[list[Weighed], tuple[Foretold, ...]]:
         """Return steps of batches that plans hold for, and what is foretold of all.
 
         A session trusts its predictions up to some multiple of what it has measured, so
-        it is asked again after each larger step.
+        it is asked again after each larger step. Smaller batches than those of plain
+        training cannot be trained on, and of lengths it knows what plain training ran.
         """
+        smallest = min(each.batch for each in plain)
+        if len({each.length for each in plain} - {None}) < _LEAST_LENGTHS:
+            tokens = []
         found: dict[int, Weighed] = {}
         foretold: tuple[Foretold, ...] = ()
+        until = time.monotonic() + _FORETELLING * self._most_seconds
         with self._telling():
             while True:
-                foretold = self._foretell(tokens)
+                foretold = self._foretell(tokens, until)
                 fitting = self._fitting(foretold)
-                left = [batch for batch in fitting if batch not in found]
+                left = [b for b in fitting if b >= smallest and b not in found]
                 if not left:
                     break
                 found[left[0]] = self._weigh(left[0])
@@ -255,13 +289,14 @@ class _Ladder:
                     break
         return [found[batch] for batch in sorted(found)], foretold
 
-    def _foretell(self, tokens: Sequence[int]) -> tuple[Foretold, ...]:
+    def _foretell(self, tokens: Sequence[int], until: float) -> tuple[Foretold, ...]:
         """Return plans for doubled batches, and for lengths, run or not."""
         points: list[Any] = [
             [self._first * 2**doubling, None] for doubling in range(_DOUBLINGS + 1)
         ]
         points += [[self._sample, length] for length in tokens]
-        told = self._ask("foretell", points=points)
+        left = max(0.0, until - time.monotonic())
+        told = self._ask("foretell", points=points, most_seconds=left)
         return tuple(map(foretold_of, told["table"]))
 
     def _fitting(self, foretold: Sequence[Foretold]) -> list[int]:
@@ -282,20 +317,29 @@ class _Ladder:
 
     def _is_slow(self, weighed: Weighed) -> bool:
         if weighed.seconds > self._most_seconds:
-            self.stopped = f"a step of {weighed.batch} takes {weighed.seconds:.1f} s"
+            self.stopped = (
+                f"a step of {weighed.batch} takes {weighed.seconds:.1f} s, too long to "
+                f"go on in the time that is given"
+            )
         return weighed.seconds > self._most_seconds
 
-    def _most(self, found: Sequence[Weighed]) -> float:
+    def _whole(self, batch: float) -> float:
+        """Return the next smaller batch of whole parts."""
+        return batch if math.isinf(batch) else batch // self._parts * self._parts
+
+    @staticmethod
+    def _most(found: Sequence[Weighed], most_bytes: int) -> float:
         """Return the largest batch that fits by the line through the last two."""
+        if not found:
+            return math.inf
         if len(found) < 2:
-            fits = not found or found[0].reserved_bytes <= self._most_bytes
-            return float("inf") if fits else found[0].batch
+            return math.inf if found[0].reserved_bytes <= most_bytes else 0.0
         low, high = found[-2:]
         slope = (high.peak_bytes - low.peak_bytes) / (high.batch - low.batch)
         if slope <= 0:
-            return float("inf")
-        fits_bytes = self._most_bytes * high.peak_bytes / max(high.reserved_bytes, 1)
-        return high.batch + (fits_bytes - high.peak_bytes) / slope
+            return math.inf
+        fits_bytes = most_bytes * high.peak_bytes / max(high.reserved_bytes, 1)
+        return max(0.0, high.batch + (fits_bytes - high.peak_bytes) / slope)
 
     @staticmethod
     def _grown(found: Sequence[Weighed], tokens: int) -> float:

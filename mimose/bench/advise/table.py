@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mimose.bench.advise.advice import Advice, MethodAdvice
-from mimose.bench.advise.effects import longest_text
+from mimose.bench.advise.effects import largest_cell, longest_text
 from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.phrases import (
     UNKNOWN,
@@ -56,14 +56,17 @@ def _row(advice: Advice, method: MethodAdvice) -> Row:
         return (method.name, verdict_word(method), *unknown, gradients)
     fits = math.isfinite(method.sample_seconds)
     rate = method.samples_per_second
-    known = method.largest_batch is None
-    largest = math.inf if known else float(method.largest_batch or 0)
+    sample = "does not fit"
+    if fits:
+        sample = format_seconds(method.sample_seconds)
+    elif method.no_time:
+        sample = UNKNOWN
     return (
         method.name,
         verdict_word(method),
-        batch_text(largest),
+        largest_cell(method),
         UNKNOWN if method.longest is None else longest_text(advice, method),
-        format_seconds(method.sample_seconds) if fits else "does not fit",
+        sample,
         batch_text(method.best_batch) if rate else UNKNOWN,
         rate_text(rate) if rate else UNKNOWN,
         "only it fits" if math.isinf(method.ratio) else ratio_text(method.ratio),

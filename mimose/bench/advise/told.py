@@ -9,6 +9,7 @@ from typing import Any
 from mimose.bench.advise.advice import Advice, MethodAdvice
 from mimose.bench.advise.choice import Choice
 from mimose.bench.advise.models import Steady
+from mimose.bench.advise.recipe import recipe
 from mimose.bench.advise.words import verdict
 
 
@@ -21,18 +22,19 @@ def as_json(advice: Advice) -> dict[str, Any]:
         advice: The answer.
 
     Returns:
-        ``budget_bytes``; ``at_sample`` and ``free``, a choice each, or None where
-        nothing fits; ``methods``, with the two ``fits`` of those that have them;
-        ``flips``; ``lengths``, or None where nobody knows them; ``p_point``;
-        ``verdict``, the paragraphs; ``measurements``, without the readings.
+        ``budget_bytes``; ``at_sample`` and ``free``, a choice each with the ``code``
+        that trains so, or None where nothing fits; ``methods``, with the two ``fits``
+        of those that have them; ``flips``; ``lengths``, or None where nobody knows
+        them; ``p_point``; ``verdict``, the paragraphs; ``measurements``, without the
+        readings.
     """
     conditions = asdict(advice.measurements)
     del conditions["methods"]
     told = _finite(
         {
             "budget_bytes": advice.budget_bytes,
-            "at_sample": _choice(advice.at_sample),
-            "free": _choice(advice.free),
+            "at_sample": _choice(advice, advice.at_sample),
+            "free": _choice(advice, advice.free),
             "methods": [_method(advice, each) for each in advice.methods],
             "flips": [flip._asdict() for flip in advice.flips],
             "lengths": None if advice.lengths is None else asdict(advice.lengths),
@@ -45,8 +47,11 @@ def as_json(advice: Advice) -> dict[str, Any]:
     return told
 
 
-def _choice(choice: Choice | None) -> dict[str, Any] | None:
-    return None if choice is None else {**asdict(choice), "ratio": choice.ratio}
+def _choice(advice: Advice, choice: Choice | None) -> dict[str, Any] | None:
+    if choice is None:
+        return None
+    code = "\n".join(recipe(choice.name, advice.budget_bytes))
+    return {**asdict(choice), "ratio": choice.ratio, "code": code}
 
 
 def _method(advice: Advice, method: MethodAdvice) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class Training:
         trained = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = OPTIMIZERS[optimizer](trained)
         self._batches: dict[Point, list[Inputs]] = {}
+        self._has_loss = True
 
     def attach(
         self, budget_bytes: int | None, meter: Meter | None, *, refine: bool = True
@@ -141,12 +142,25 @@ class Training:
         for inputs in self._batches[point]:
             with self._autocast():
                 output = self._model(*inputs.args, **inputs.kwargs)
-            torch.autograd.backward(loss_of(output))
-            del output
+            loss = loss_of(output)
+            self._has_loss = loss.ndim == 0
+            torch.autograd.backward(loss if self._has_loss else loss.float().mean())
+            del output, loss
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._synchronise()
         return time.perf_counter() - began
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of how it is trained."""
+        found = self.sample.notes()
+        if not self._has_loss:
+            found.append(
+                "the model returns no loss, so the mean of its output was trained: "
+                "what a loss of yours holds and takes is not in these numbers (return "
+                "it from forward, or put labels in the sample)"
+            )
+        return found
 
     def forget(self) -> None:
         """Drop gradients and batches, as after a step that failed."""
@@ -171,7 +185,7 @@ class Training:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return what a model's output is trained by: its loss, or its mean.
+    """Return what a model's output is trained by: its loss, or all of its first tensor.
 
     Raises:
         UsageError: There is no tensor of floating point in it.
@@ -189,7 +203,7 @@ def loss_of(output: Any) -> torch.Tensor:
             f"the sample, or return the loss from forward"
         )
         raise UsageError(msg)
-    return loss if loss.ndim == 0 else loss.float().mean()
+    return loss
 
 
 def _parts(batch: int, parts: int) -> Iterator[int]:

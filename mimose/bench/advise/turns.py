@@ -14,11 +14,22 @@ from typing import Any
 import torch
 
 from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.pace import pace_of
 from mimose.bench.advise.source import make
 from mimose.bench.advise.task import Task, training_of
 from mimose.bench.advise.training import Point
 from mimose.bench.serve import messages
 from mimose.bench.step_meter import budget_meter
+
+_UNTIMED = 2
+"""Steps of a size before the timed ones."""
+_UNPLANNED = 3
+"""Further ones of a session that plans, at a size that it has not measured twice."""
+
+
+def untimed(method: str) -> int:
+    """Return how many steps of a size a turn takes before the timed ones."""
+    return _UNTIMED + _UNPLANNED * METHODS[method].plans
 
 
 class Turns:
@@ -36,7 +47,7 @@ class Turns:
         budget_bytes: int,
         learned: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
-        """Return the seconds of steps at each of these sizes.
+        """Return the seconds of steps at each of these sizes, and the pace at each.
 
         Args:
             method: Its name.
@@ -47,11 +58,13 @@ class Turns:
         torch.manual_seed(self._task.seed)
         model, sample = make(self._task.source)
         training = training_of(replace(self._task, method=method), model, sample)
-        seconds = []
+        pace = pace_of(training.device)
+        seconds: list[list[float]] = []
+        paces: list[list[float]] = []
         try:
             if METHODS[method].plans:
                 meter = budget_meter(training.device)
-                training.attach(budget_bytes, meter)
+                training.attach(budget_bytes, meter, refine=False)
             else:
                 training.attach(None, None)
             if training.session is not None and learned is not None:
@@ -59,8 +72,13 @@ class Turns:
             training.step(Point(*points[0][:2]))
             for batch, length, n_steps in points:
                 point = Point(batch, length)
-                training.step(point)
-                seconds.append([training.step(point) for _ in range(n_steps)])
+                for _ in range(untimed(method)):
+                    training.step(point)
+                seconds.append([])
+                paces.append([pace()])
+                for _ in range(n_steps):
+                    seconds[-1].append(training.step(point))
+                    paces[-1].append(pace())
         finally:
             training.close()
             device = training.device
@@ -68,7 +86,7 @@ class Turns:
             gc.collect()
             if device.type != "cpu":
                 torch.accelerator.empty_cache()
-        return {"seconds": seconds}
+        return {"seconds": seconds, "paces": paces}
 
 
 def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mimose.bench.advise import answers, coming, conditions, effects
 from mimose.bench.advise.advice import Advice
+from mimose.bench.advise.methods import PLAIN
+from mimose.bench.advise.phrases import called
+from mimose.bench.advise.recipe import recipe, recommended
 from mimose.bench.advise.table import COLUMNS, FEWER, Row, rows
 from mimose.budget import format_bytes
 from mimose.report.columns import named, wrapped
@@ -59,6 +62,29 @@ def title(advice: Advice) -> str:
     )
 
 
+def code(advice: Advice, width: int) -> list[str]:
+    """Write what to write to train as is recommended.
+
+    Args:
+        advice: The answer.
+        width: Columns; a line that is longer is broken where Python allows it.
+    """
+    lines = []
+    for name in recommended(advice):
+        if name == PLAIN:
+            lines += wrapped("For plain training there is nothing to change.", width)
+            continue
+        lines += wrapped(f"To train with {called(name)}, write", width)
+        for line in recipe(name, advice.budget_bytes):
+            short = len(line) + 2 <= width or "(" not in line
+            lines += (
+                [f"  {line}".rstrip()]
+                if short
+                else wrapped(line, width, first="  ", rest=" " * 6)
+            )
+    return lines
+
+
 def text(advice: Advice, width: int) -> str:
     """Write the answer for a terminal.
 
@@ -70,8 +96,9 @@ def text(advice: Advice, width: int) -> str:
     parts = [
         wrapped(title(advice), width),
         *(wrapped(said, width) for said in verdict(advice)),
+        *([code(advice, width)] if recommended(advice) else []),
         [
-            *wrapped("All methods; what is not known is a dash", width),
+            *wrapped("All methods (– is not known, ~ was not run)", width),
             *aligned(table(advice), width, fewer=FEWER),
         ],
         [*wrapped("What each does", width), *named(methods, width)],

@@ -24,6 +24,8 @@ from mimose.usage import UsageError
 
 _SETTLING = 2
 """Steps before the first one counts: caches fill, layers find out how to rebuild."""
+_PLANNING = 3
+"""Steps of each size until a session has measured it twice, and plans."""
 
 
 class Worker:
@@ -69,11 +71,7 @@ class Worker:
     def learn(
         self, points: Sequence[Sequence[Any]], passes: int, budget_bytes: int
     ) -> dict[str, Any]:
-        """Let a session learn from steps of these sizes; then begin the one that plans.
-
-        Returns:
-            What it has learned, for the process in which steps are timed.
-        """
+        """Let a session learn from steps of these sizes; begin the one that plans."""
         wanted = [Point(*each) for each in points]
         try:
             learned, self._shapes = self._weighed.explore(
@@ -88,14 +86,25 @@ class Worker:
         assert self._weighed.session is not None
         self._weighed.session.load_state_dict(learned)
         self._weighed.step(wanted[0])
-        return {"learned": learned}
+        return {}
 
-    def foretell(self, points: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Return what plans for batches of these sizes cost."""
+    def foretell(
+        self, points: Sequence[Sequence[Any]], most_seconds: float
+    ) -> dict[str, Any]:
+        """Return what plans for batches of these sizes cost, as many as time allows."""
         session = self._weighed.session
         assert session is not None
         wanted = [Point(*each) for each in points]
-        return {"table": foretell(session, self._shapes, wanted)}
+        return {"table": foretell(session, self._shapes, wanted, most_seconds)}
+
+    def learned(self) -> dict[str, Any]:
+        """Return what the session has learned until now."""
+        assert self._weighed.session is not None
+        return {"learned": self._weighed.session.state_dict()}
+
+    def notes(self) -> dict[str, Any]:
+        """Return what the user should know of how the model is trained."""
+        return {"notes": self._weighed.notes()}
 
     def weigh(self, batch: int, length: int | None = None) -> dict[str, Any]:
         """Return what a step reaches, in bytes, and takes, in seconds."""
@@ -103,7 +112,7 @@ class Worker:
         try:
             for _ in range(self._to_settle):
                 self._weighed.step(point)
-            self._to_settle = 1
+            self._to_settle = _PLANNING if self._method.plans else 1
             self._meter.settled_bytes(0)
             running = RunningStep(self._meter, self._device)
             self._weighed.step(point)

@@ -1,11 +1,11 @@
 """Is `mimose advise` right?
 
 On the simulated accelerator (``--part bytes``): each method's memory is fitted to a few
-batch sizes and compared with others. On a CPU (``--part seconds``): the advisor is
-asked about each model as a user would. Then, in turns of all methods once more, batches
-are timed that no fit has seen, and what was recommended and judged is run: is a method
-that was said to raise the best throughput faster, and does the recommended one give
-what was promised, against plain training in the same turns?
+batch sizes and compared with others. In seconds (``--part seconds``) the advisor is
+asked about each model and memory as a user would. Then, in turns of all methods once
+more, batches are timed that no fit has seen, and what was recommended and judged is
+run: is a method that was said to raise the best throughput faster, and does the
+recommended one give what was promised, against plain training in the same turns?
 
     python -m mimose.bench.proofs advise --part bytes --threads 1
     python -m mimose.bench.proofs advise --part seconds --threads 1 --cases bert gpt2
@@ -18,7 +18,7 @@ import contextlib
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,21 +27,21 @@ import numpy as np
 from mimose.bench.advise.advice import Advice, advise_on
 from mimose.bench.advise.measure import Run
 from mimose.bench.advise.methods import METHODS, PLAIN
-from mimose.bench.advise.models import Steady
-from mimose.bench.advise.rounds import Rounds, Sized
+from mimose.bench.advise.models import Model, Steady
+from mimose.bench.advise.rounds import Rounds, Sized, sized
 from mimose.bench.advise.settings import Settings as Question
 from mimose.bench.advise.training import Point
 from mimose.bench.proofs.advise_models import CASES, Case
 from mimose.bench.proofs.common import Answer, Bar, Settings, count, progress
 from mimose.bench.proofs.numbers import percent
 from mimose.bench.rows import Row
-from mimose.budget import parse_budget
 from mimose.predictors import fit_series, noise_ceiling
 from mimose.predictors.lines import r2_score
 
 QUESTION = "Is what mimose advise says right?"
 OPTIONS = (
     ("--part", {"choices": ("bytes", "seconds"), "default": "seconds"}),
+    ("--on", {"choices": ("sim", "cpu"), "default": "sim"}),
     ("--cases", {"nargs": "+", "choices": tuple(CASES), "default": list(CASES)}),
     count("--minutes", 5, "that the advisor may take for a model"),
     count("--rounds", 7, "of turns in which its answer is checked"),
@@ -49,8 +49,7 @@ OPTIONS = (
 _MEMORY_BAR, _SECONDS_BAR, _CHOICE_BAR, _CASES_BAR = 0.99, 0.97, 0.05, 6
 _METHODS = ("full", "every-2", "lean", "mimose", "accumulate")
 """Beside plain training, for seconds."""
-_FITTED, _HELD_OUT = (2, 4, 8, 16, 32), (3, 6, 12, 24)
-_STEPS = 3
+_FITTED, _HELD_OUT = (2, 8, 32, 64, 128, 256), (4, 16, 48, 96, 192)
 _LEAST_CEILING = 0.98
 """Noise that leaves less to a prediction says nothing of it."""
 
@@ -70,6 +69,8 @@ class AdviseRow(Row):
     """At these: of bytes, or of throughput."""
     ceiling: float | None = None
     """R² that noise leaves to any prediction."""
+    clock_ceiling: float | None = None
+    """The same without the machine's pace."""
     refused: str = ""
     """Why there is no prediction, or no verdict."""
     batch: float | None = None
@@ -102,7 +103,7 @@ def _bytes(
     case: Case, settings: Settings, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Fit each method's memory to some batches, and predict others."""
-    question = _question(case, "2GiB", settings, options.minutes)
+    question = _question(case, "2GiB", settings, options)
     run = Run(replace(question, device="sim"), lambda _, __: None)
     for name, method in METHODS.items():
         if method.plans:
@@ -139,91 +140,105 @@ def _seconds(
     case: Case, settings: Settings, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Ask the advisor, then run what it has said."""
-    question = _question(case, case.budgets[0], settings, options.minutes)
-    run = Run(question, lambda what, share: progress(f"{case.name}: {what}"))
-    run.survey()
-    run.time()
-    found = run.found()
-    above = parse_budget(case.budgets[0].strip("+"), None)
-    for index, budget in enumerate(case.budgets):
-        memory = run.budget_bytes - above + parse_budget(budget.strip("+"), None)
-        advice = advise_on(found, memory)
+    for index, budget in enumerate(case.budgets[options.on]):
+        question = _question(case, budget, settings, options)
+        run = Run(question, lambda what, share: progress(f"{case.name}: {what}"))
+        run.survey()
+        run.time()
+        advice = advise_on(run.found())
         progress(f"{case.name}: checking what was said about {budget}")
         timed = _checked(run, advice, options.rounds, with_others=index == 0)
         if index == 0:
-            yield from _held_out(advice, timed)
+            yield from _held_out(advice, timed, run.pace)
         yield from _verdicts(advice, timed, budget)
         yield from _choice(advice, timed, budget)
 
 
-def _question(case: Case, budget: str, settings: Settings, minutes: int) -> Question:
+def _question(
+    case: Case, budget: str, settings: Settings, options: argparse.Namespace
+) -> Question:
     return Question(
         source=case.source,
         model=case.name,
         budget=budget,
         methods=_METHODS,
-        device="cpu",
+        device=options.on,
         threads=settings.threads,
         seed=settings.seed,
-        minutes=float(minutes),
+        minutes=float(options.minutes),
     )
 
 
-Checked = Mapping[str, Mapping[Point, Sequence[float]]]
-"""Seconds by method, sizes and round."""
-
-
-def _checked(run: Run, advice: Advice, n_rounds: int, *, with_others: bool) -> Checked:
+def _checked(run: Run, advice: Advice, n_rounds: int, *, with_others: bool) -> Rounds:
     """Time, in turns, what was judged and recommended, and batches not fitted."""
     points: dict[str, list[Sized]] = {}
     for method in advice.methods:
         wanted = {int(method.best_batch)} if method.best_batch >= 1.0 else set()
-        if with_others and isinstance(advice.models.get(method.name), Steady):
+        model = advice.models.get(method.name)
+        if with_others and isinstance(model, Steady):
             wanted |= set(_between(advice, method.name))
-        if wanted:
-            points[method.name] = [(Point(each), _STEPS) for each in sorted(wanted)]
+        if wanted and model is not None:
+            points[method.name] = [
+                sized(Point(each), _about(model, each, advice.budget_bytes))
+                for each in sorted(wanted)
+            ]
     with contextlib.closing(run.crew()) as crew:
         rounds = Rounds(
             crew, points, run.learned, budget_bytes=advice.budget_bytes, seed=1
         )
         for _ in range(n_rounds):
             rounds.run_one()
-    return rounds.seconds
+    return rounds
+
+
+def _about(model: Model, batch: int, budget_bytes: int) -> float:
+    """Return the seconds of a step, as far as can be said."""
+    if isinstance(model, Steady):
+        return model.bare_seconds(batch)
+    seconds = model.step_seconds(batch, budget_bytes)
+    return seconds if math.isfinite(seconds) else 1.0
 
 
 def _between(advice: Advice, name: str) -> Iterator[int]:
-    """Yield batches between those that were timed."""
+    """Yield batches between those that were timed, of whole parts."""
+    parts = METHODS[name].parts
     found = next(m for m in advice.measurements.methods if m.method == name)
     timed = sorted(each.batch for each in found.timed if each.length is None)
     for low, high in itertools.pairwise(timed):
-        middle = round(math.sqrt(low * high))
+        middle = parts * round(math.sqrt(low * high) / parts)
         if middle not in timed:
             yield middle
 
 
-def _held_out(advice: Advice, timed: Checked) -> Iterator[dict[str, Any]]:
-    """Compare throughput at batches that were not fitted."""
+def _held_out(
+    advice: Advice, timed: Rounds, pace: float | None
+) -> Iterator[dict[str, Any]]:
+    """Compare throughput at batches that were not fitted, at the pace of the fits."""
     for name, model in advice.models.items():
         if not isinstance(model, Steady):
             continue
         batches = [batch for batch in _between(advice, name)]
-        rounds = np.array([timed[name][Point(batch)] for batch in batches]).T
-        if rounds.ndim < 2 or len(batches) < 2:
+        by_pace, by_clock = (
+            np.array([of.get(Point(batch), []) for batch in batches]).T
+            for of in (timed.seconds(name, pace), timed.by_the_clock(name))
+        )
+        if by_pace.ndim < 2 or len(batches) < 2:
             continue
         x = np.array(batches, float)
-        rates = x / np.median(rounds, axis=0)
+        rates = x / np.median(by_pace, axis=0)
         predicted = x / np.array([model.fitted.step_seconds(each) for each in batches])
         yield {
             "part": "seconds",
             "method": name,
             "points": len(batches),
             "r2": r2_score(rates, predicted),
-            "ceiling": min(noise_ceiling(rounds, x), advice.of(name).ceiling),
+            "ceiling": min(noise_ceiling(by_pace, x), advice.of(name).ceiling),
+            "clock_ceiling": noise_ceiling(by_clock, x),
             "refused": model.refused,
         }
 
 
-def _verdicts(advice: Advice, timed: Checked, budget: str) -> Iterator[dict[str, Any]]:
+def _verdicts(advice: Advice, timed: Rounds, budget: str) -> Iterator[dict[str, Any]]:
     """Run every pair, whether it has a verdict or not."""
     plain = _rates(advice, timed, PLAIN)
     for method in advice.methods:
@@ -244,7 +259,7 @@ def _verdicts(advice: Advice, timed: Checked, budget: str) -> Iterator[dict[str,
         }
 
 
-def _choice(advice: Advice, timed: Checked, budget: str) -> Iterator[dict[str, Any]]:
+def _choice(advice: Advice, timed: Rounds, budget: str) -> Iterator[dict[str, Any]]:
     """Compare what was promised of the recommended method with what it gives."""
     choice = advice.free
     if choice is None:
@@ -269,10 +284,10 @@ def _choice(advice: Advice, timed: Checked, budget: str) -> Iterator[dict[str, A
     }
 
 
-def _rates(advice: Advice, timed: Checked, name: str) -> list[float] | None:
+def _rates(advice: Advice, timed: Rounds, name: str) -> list[float] | None:
     """Return samples a second of each round at a method's best batch."""
     batch = int(advice.of(name).best_batch)
-    seconds = timed.get(name, {}).get(Point(batch))
+    seconds = timed.seconds(name).get(Point(batch))
     return None if not seconds else [batch / each for each in seconds]
 
 
@@ -287,6 +302,7 @@ def _line(row: AdviseRow) -> dict[str, object]:
         "budget": row.budget,
         "R²": row.r2,
         "ceiling": row.ceiling,
+        "by the clock": row.clock_ceiling,
         "batch": row.batch,
         "said": row.predicted,
         "is": row.measured,

@@ -24,9 +24,9 @@ class Case:
     """A model, and how much memory it is asked about."""
 
     name: str
-    budgets: tuple[str, str]
-    """Above what the process holds before its first step: one with room for batches of
-    many sizes, in which is measured, and a smaller one."""
+    budgets: Mapping[str, tuple[str, str]]
+    """By device, above what a process holds before its first step: one with room for
+    plain training at batches of many sizes, and one in which few samples fit."""
 
     @property
     def source(self) -> str:
@@ -34,14 +34,15 @@ class Case:
         return f"{__name__}:{self.name}"
 
 
+_CPU = ("+400MiB", "+100MiB")
 CASES: Mapping[str, Case] = {
     each.name: each
     for each in (
-        Case("resnet", ("+400MiB", "+100MiB")),
-        Case("wide_resnet", ("+400MiB", "+100MiB")),
-        Case("vit", ("+400MiB", "+100MiB")),
-        Case("bert", ("+400MiB", "+100MiB")),
-        Case("gpt2", ("+400MiB", "+100MiB")),
+        Case("resnet", {"sim": ("+24MiB", "+13MiB"), "cpu": _CPU}),
+        Case("wide_resnet", {"sim": ("+60MiB", "+46MiB"), "cpu": _CPU}),
+        Case("vit", {"sim": ("+22MiB", "+4.5MiB"), "cpu": _CPU}),
+        Case("bert", {"sim": ("+22MiB", "+7MiB"), "cpu": _CPU}),
+        Case("gpt2", {"sim": ("+50MiB", "+9MiB"), "cpu": _CPU}),
     )
 }
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from mimose.bench.advise.advice import advise_on, spread
+from mimose.bench.advise.advice import advise_on
 from mimose.bench.advise.measured import Timed
 from mimose.bench.advise.models import steady
+from mimose.bench.advise.ties import spread
 
 MIB = 2**20
 
@@ -180,4 +181,6 @@ def test_lengths_without_timings_are_said_to_be_unknown(line, measurements):
     found = measurements(line("none", 10, 100, 0.1, 0.01), budget_mib=200, lengths=(5,))
     advice = advise_on(found)
     assert advice.lengths is None
-    assert "timed at too few of them" in " ".join(str(advice).split())
+    assert "no method was timed at enough of them (it takes 3)" in " ".join(
+        str(advice).split()
+    )

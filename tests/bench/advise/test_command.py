@@ -48,9 +48,10 @@ def test_each_method_is_measured(asked):
         assert each.why_not == ""
         assert len(each.weighed) >= 2, each
         assert each.timed, each
-        over = [w for w in each.weighed if w.peak_bytes > found.budget_bytes]
-        # Only beyond a floor the next batch can need more than two readings say.
-        assert len(over) <= (0 if each.foretold else 1)
+        batches = [w for w in each.weighed if w.length is None]
+        over = [w for w in batches if w.peak_bytes > found.budget_bytes]
+        # Beyond the budget only as many as a curve needs; never for one who plans.
+        assert not over or (len(batches) <= 5 and not each.foretold)
 
 
 def test_bytes_grow_with_the_batch_and_less_when_recomputed(asked):

@@ -106,3 +106,33 @@ def test_a_curve_goes_through_a_parabola():
     lengths = (16, 32, 64, 128)
     curve = Curve.fitted(lengths, [3 + 2 * x + 0.5 * x * x for x in lengths])
     assert curve.predict(100) == pytest.approx(3 + 200 + 5000)
+
+
+def test_a_sessions_own_time_of_each_step_is_told_apart(line):
+    """A session's own time of a step is told apart from what grows with the batch."""
+    plain = steady(line("none", 10, 100, 0.2, 0.5, noise=0.0), None)
+    batches = (2, 4, 8)
+    timed = tuple(
+        Timed(batch=b, length=None, rounds=(0.3 + 1.1 * (0.5 + 0.2 * b),) * 5)
+        for b in batches
+    )
+    step = Weighed(batch=8, length=None, peak_bytes=1, reserved_bytes=1, seconds=1)
+    measured = Measured(
+        method="mimose",
+        weighed=(step,),
+        timed=timed,
+        foretold=tuple(map(_foretold, (2, 8, 32))),
+    )
+    found = planned(measured, plain, 1000 * MIB)
+    assert (found.fixed, found.factor) == (pytest.approx(0.3), pytest.approx(1.1))
+    assert found.step_seconds(16, 1000 * MIB) == pytest.approx(0.3 + 1.1 * 3.7)
+
+
+def test_a_batch_in_parts_is_a_multiple_of_them(line):
+    """A batch in parts is a multiple of them, in what fits and in what is best."""
+    model = steady(line("accumulate", 10, 100, 0.2, 0.5, noise=0.0), None)
+    for budget in (100 + 10 * 27, 100 + 10 * 24):
+        assert model.largest_batch(budget * MIB) == 24.0
+        assert model.best(budget * MIB).batch == 24.0
+    assert model.largest_batch(130 * MIB) == 0.0
+    assert model.best(130 * MIB).samples_per_second == 0.0

@@ -56,3 +56,20 @@ def test_batches_that_cannot_be_told(batch):
     """Batches that cannot be told."""
     with pytest.raises(UsageError, match="first dimension; their shapes"):
         Sample(batch)
+
+
+def test_the_length_is_that_of_the_ids():
+    """The length is that of the ids, whatever else has two dimensions."""
+    classes = torch.zeros(4, 10, dtype=torch.long)
+    is_known = torch.zeros(4, 3, dtype=torch.bool)
+    sample = Sample({"classes": classes, "known": is_known, "input_ids": _ids()})
+    assert sample.length == 6
+    assert Sample((is_known, _ids())).length == 6
+
+
+def test_features_as_many_as_tokens_are_told_of():
+    """Features as many as tokens are told of: nobody can tell them apart."""
+    assert Sample({"input_ids": _ids(), "features": torch.rand(4, 7)}).notes() == []
+    (note,) = Sample({"input_ids": _ids(), "features": torch.rand(4, 6)}).notes()
+    assert "(4, 6)" in note
+    assert "6 tokens" in note

@@ -1,0 +1,356 @@
+"""What an answer says of what is not known, or goes beyond what was measured."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from mimose.bench.advise.advice import advise_on
+from mimose.bench.advise.choice import choose
+from mimose.bench.advise.flips import flips
+from mimose.bench.advise.measured import Foretold, Timed
+from mimose.bench.advise.memory import fitting
+from mimose.bench.advise.models import steady
+from mimose.bench.advise.page import page
+from mimose.bench.advise.recipe import recipe, recommended
+from mimose.bench.advise.ties import spread
+from mimose.bench.advise.told import as_json
+from mimose.bench.advise.words import text, verdict
+from mimose.planners import Everywhere
+
+MIB = 2**20
+PLAIN = ("none", 40, 400, 0.02, 0.05)
+FULL = ("full", 12, 400, 0.027, 0.05)
+LEAN = ("lean", 24, 400, 0.0225, 0.05)
+
+
+def _said(measured, **options):
+    return "\n".join(verdict(advise_on(measured, **options)))
+
+
+def _bent(measured):
+    """Return a method whose seconds no line explains."""
+    factors = (1.0, 3.0, 0.3, 2.5, 0.4)
+    timed = tuple(
+        Timed(batch=each.batch, length=None, rounds=tuple(f * s for s in each.rounds))
+        for each, f in zip(measured.timed, factors, strict=True)
+    )
+    return replace(measured, timed=timed)
+
+
+# ------------------------------------------------------------------ times
+
+
+def test_only_known_times_make_a_winner(line, measurements):
+    """Others that fit are named, with why nobody knows how fast they are."""
+    failed = replace(line(*LEAN, rounds=0), stopped="its process ended")
+    measured = measurements(line(*PLAIN), line(*FULL), failed, budget_mib=800)
+    advice = advise_on(measured)
+    assert advice.of("lean").fits_sample is True
+    assert advice.of("none").fits_sample is False
+    first = verdict(advice)[0]
+    assert "The only one that fits of those whose time is known is full" in first
+    assert "With lean it would fit too, but how fast is not known (lean: its" in first
+    assert "Of the methods measured only" not in first
+
+
+def test_one_method_alone_is_no_winner(line, measurements):
+    """Where no other was measured nobody knows whether others fit."""
+    said = _said(measurements(line(*PLAIN), budget_mib=1100))
+    assert "no other was measured" in said
+    assert "nothing else fits" not in said
+    assert "only plain training fits" in said
+
+
+def test_one_slow_step_is_told_of(line, measurements):
+    """Where a single size ran, the reason is why there was no second one."""
+    slow = line(*PLAIN, batches=(1,), rounds=1)
+    slow = replace(slow, stopped="a step of 1 takes 3.0 s, too long")
+    said = _said(measurements(slow, budget_mib=1100, n_rounds=1))
+    assert "a step of 1 takes 3.0 s, too long" in said
+
+
+def test_what_is_cut_in_parts_fits_in_whole_parts(line):
+    """Also where only its memory is known: 31 would be four parts of 8, as 32 is."""
+    found = fitting(
+        line("accumulate", 10, 100, 1, 1, rounds=0), 30, 410 * MIB, 410 * MIB
+    )
+    assert found == (28.0, False)
+
+
+def test_a_range_is_of_the_batches_that_are_named(line, measurements):
+    """Not of those that fit far beyond: there the other one is faster."""
+    measured = measurements(
+        line("none", 10, 100, 0.10, 3.0),
+        line("lean", 9, 100, 0.12, 0.5),
+        budget_mib=10**5,
+    )
+    lean = advise_on(measured).of("lean")
+    low, high = lean.interval
+    assert low <= lean.ratio <= high
+    assert lean.verdict == "raises"
+
+
+def test_nothing_else_is_not_said_of_what_was_not_timed(line, measurements):
+    """Where plain training holds not one sample, and lean was not timed."""
+    measured = measurements(
+        line(*PLAIN), line(*FULL), line(*LEAN, rounds=0), budget_mib=430
+    )
+    said = _said(measured)
+    assert "nothing else fits" not in said
+    assert "no other could be compared, for their time is not known (lean: too" in said
+
+
+def test_nothing_fits_is_not_said_where_times_are_missing(line, measurements):
+    """The only method that fits was not timed: it is named."""
+    measured = measurements(line(*PLAIN), line(*FULL, rounds=0), budget_mib=700)
+    first = verdict(advise_on(measured))[0]
+    assert "No exact method that was measured makes it fit" not in first
+    assert "With full it would fit, but how fast is not known" in first
+
+
+def test_a_batch_that_ran_fits_whatever_the_line_says(line):
+    """Bytes that no line explains still are bytes that were read."""
+    bent = line(*FULL)
+    weighed = [
+        replace(
+            each,
+            peak_bytes=int(each.peak_bytes * f),
+            reserved_bytes=int(each.peak_bytes * f),
+        )
+        for each, f in zip(bent.weighed, (2.0, 0.5, 3.0, 0.4, 1.0), strict=True)
+    ]
+    bent = replace(bent, weighed=tuple(weighed))
+    assert math.isnan(fitting(bent, 32, 800 * MIB, 800 * MIB).largest)
+    assert fitting(bent, 32, 800 * MIB, 800 * MIB).has_sample is True
+    assert fitting(bent, 32, 100 * MIB, 800 * MIB).has_sample is False
+    assert fitting(bent, 33, 800 * MIB, 800 * MIB).has_sample is False
+
+
+def test_plans_that_were_not_timed_still_fit(line):
+    """By what a session foretold, raised by what its steps took beyond the budget."""
+    rows = tuple(
+        Foretold(
+            batch=x,
+            length=None,
+            least_bytes=(100 + 2 * x) * MIB,
+            keep_bytes=(100 + 10 * x) * MIB,
+            seconds=(0.1, 0.0),
+        )
+        for x in (2, 8, 32)
+    )
+    planned = replace(line("mimose", 1, 1, 1, 1, rounds=0), weighed=(), foretold=rows)
+    assert fitting(planned, 16, 200 * MIB, 200 * MIB) == (50.0, True)
+    assert fitting(planned, 16, 110 * MIB, 200 * MIB) == (5.0, False)
+
+
+def test_the_largest_batch_needs_no_seconds(line, measurements):
+    """It is told of a method whose seconds are refused, and of one without any."""
+    bent = _bent(line(*FULL))
+    assert steady(bent, None).fitted.seconds.refused
+    measured = measurements(line(*PLAIN), bent, line(*LEAN, rounds=0), budget_mib=800)
+    said = next(e for e in verdict(advise_on(measured)) if e.startswith("Largest"))
+    assert "plain training fits 10" in said
+    assert "full 33" in said
+    assert "lean 16 (1.6 times)" in said
+
+
+@pytest.mark.parametrize(
+    ("stopped", "rounds", "why"),
+    [
+        ("a batch of 34 would not fit", 0, "too few of its steps were timed"),
+        ("memory ran out", 0, "memory ran out"),
+    ],
+)
+def test_why_no_larger_batch_ran_is_no_reason(line, measurements, stopped, rounds, why):
+    """Only what took a method out of its turns is."""
+    failed = replace(line(*FULL, rounds=rounds), stopped=stopped)
+    n_rounds = 7 if why == stopped else 0
+    advice = advise_on(
+        measurements(line(*PLAIN), failed, budget_mib=800, n_rounds=n_rounds)
+    )
+    assert advice.of("full").no_time == why
+
+
+def test_one_timed_size_is_too_few_whatever_stopped(line, measurements):
+    """It took all its turns: the end of the batches tried says nothing of these."""
+    few = replace(line(*FULL), stopped="a batch of 34 would not fit")
+    few = replace(few, timed=few.timed[:1])
+    advice = advise_on(measurements(line(*PLAIN), few, budget_mib=800))
+    assert advice.of("full").no_time == "too few of its steps were timed"
+
+
+def test_without_plain_times_a_method_is_not_blamed(line, measurements):
+    """Its own seconds are known, and said to have nothing to be compared with."""
+    measured = measurements(line(*PLAIN, rounds=0), line(*FULL), budget_mib=800)
+    advice = advise_on(measured)
+    assert advice.at_sample.name == "full"
+    assert advice.of("full").no_verdict == "plain training's time is not known"
+
+
+# ------------------------------------------------------------------ beyond
+
+
+def test_every_rate_and_batch_beyond_what_was_timed_says_so(line, measurements):
+    """The batch that is given, the one that may be chosen, and other memories."""
+    measured = measurements(
+        line(*PLAIN, batches=(1, 2, 3, 4)),
+        line(*FULL, batches=(1, 2, 4, 8, 12)),
+        budget_mib=1300,
+    )
+    said = verdict(advise_on(measured))
+    first = said[0]
+    assert "needs 1.02 GiB (not run; followed on from 4)" in first
+    assert "samples a second (not run; followed on from 4)" in first
+    chosen = next(e for e in said if e.startswith("If you may choose"))
+    assert "8 (not run; followed on from 4)" in chosen
+    assert "24 (not run; followed on from 12)" in chosen
+    flipped = next(e for e in said if "depends on" in e)
+    assert "plain training (not run; followed on from 4)" in flipped
+
+
+def test_what_ran_but_was_not_timed_says_so(line, measurements):
+    """Its memory was read, its seconds are followed on."""
+    plain = line(*PLAIN)
+    plain = replace(plain, timed=plain.timed[:3])  # up to 8
+    first = verdict(advise_on(measurements(plain, line(*FULL), budget_mib=1200)))[0]
+    assert "samples a second (not timed; followed on from 8)" in first
+    assert "needs 1.02 GiB." in first
+
+
+# ------------------------------------------------------------------ noise
+
+
+def test_a_flip_inside_the_noise_is_none(line):
+    """Only from where the difference is more than the noise is it one."""
+    models = [steady(line(*each), None) for each in (PLAIN, FULL)]
+    quiet = flips(models, {"none": 0.0, "full": 0.0}, 800 * MIB)
+    noisy = flips(models, {"none": 0.2, "full": 0.2}, 800 * MIB)
+    assert [flip.after for flip in quiet] == ["full", "none"]
+    assert [flip.after for flip in noisy] == ["full"]
+
+
+def test_with_too_few_readings_nothing_flips(line, measurements):
+    """What is told is where something begins to fit, and what ties there."""
+    measured = measurements(
+        line(*PLAIN, rounds=3), line(*FULL, rounds=3), budget_mib=800, n_rounds=3
+    )
+    found = advise_on(measured).flips
+    assert [flip.before for flip in found] == [""]
+
+
+def test_ties_at_a_flip_are_named(line, measurements):
+    """In words and in the picture: nobody can tell the two apart there."""
+    measured = measurements(
+        line(*PLAIN, noise=0.02),
+        line("sdpa", 40, 400, 0.02, 0.05, noise=0.02),
+        line(*FULL, noise=0.02),
+        budget_mib=1000,
+    )
+    advice = advise_on(measured)
+    last = advice.flips[-1]
+    assert {last.after, *last.ties} == {"none", "sdpa"}
+    names = "sdpa or plain training" if last.after == "sdpa" else "plain training or"
+    assert f"from here on {names}" in page(advice).decode()
+
+
+def test_one_size_with_few_readings_takes_no_verdict_away(line, measurements):
+    """It is left out; where most sizes have few, none is left."""
+    plain = line(*PLAIN)
+    last = plain.timed[-1]
+    short = replace(
+        plain, timed=(*plain.timed[:-1], replace(last, rounds=last.rounds[:2]))
+    )
+    assert spread(short) == pytest.approx(spread(plain), rel=0.1)
+    advice = advise_on(measurements(short, line(*FULL), budget_mib=1200))
+    assert not advice.at_sample.is_tie
+    assert advice.of("full").verdict == "lowers"
+    few = tuple(replace(each, rounds=each.rounds[:2]) for each in plain.timed[:3])
+    assert spread(replace(plain, timed=(*few, *plain.timed[3:]))) == math.inf
+
+
+def test_too_few_readings_are_not_called_noise(line):
+    """A choice says which of the two it is."""
+    models = [steady(line(*each), None) for each in (PLAIN, FULL)]
+    unknown = choose(models, {"none": math.inf, "full": 0.0}, 1200 * MIB, 16)
+    known = choose(models, {"none": 0.0, "full": 0.0}, 1200 * MIB, 16)
+    assert (unknown.is_tie, unknown.too_few) == (True, True)
+    assert (known.is_tie, known.too_few) == (False, False)
+
+
+# ------------------------------------------------------------------ lengths
+
+
+def test_lengths_are_answered_without_plain_training(line, measurements):
+    """Of the methods that were timed; plain training is said to be missing."""
+    lengths = (32, 64, 96, 128)
+    timed = tuple(
+        Timed(batch=16, length=n, rounds=(0.013 * n + 0.1,) * 7) for n in lengths
+    )
+    full = line("full", 2, 100, 0.13, 0.01, lengths=lengths)
+    full = replace(full, timed=full.timed + timed)
+    plain = line("none", 10, 100, 0.1, 0.01, lengths=lengths)
+    found = measurements(plain, full, budget_mib=200, lengths=(32, 64, 160))
+    answer = advise_on(found).lengths
+    assert (answer.best, answer.unknown) == ("full", ("none",))
+    said = _said(found)
+    assert "of those that were timed only with full (not run; followed on" in said
+    assert "On these lengths plain training could not be compared" in said
+
+
+# ------------------------------------------------------------------ what to write
+
+
+def test_a_recipe_is_what_was_measured(line, measurements):
+    """In words, on the page and for a script."""
+    measured = measurements(line(*PLAIN), line(*LEAN), budget_mib=800)
+    advice = advise_on(measured)
+    assert recommended(advice)[0] == "lean"
+    call = (
+        'mimose.attach(model, "800MiB", actions=("keep", "lean", "recompute"), '
+        'planner=Everywhere("lean"))'
+    )
+    assert recipe("lean", 800 * MIB) == [
+        "import mimose",
+        "from mimose.planners import Everywhere",
+        "",
+        call,
+    ]
+    assert call in text(advice, 120)
+    assert call in json.loads(json.dumps(as_json(advice)))["at_sample"]["code"]
+    assert "Everywhere(&quot;lean&quot;)" in page(advice).decode()
+    assert eval(call.split("planner=")[1][:-1], {"Everywhere": Everywhere})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mimose", 'mimose.attach(model, "2GiB", actions="exact", cost="seconds")'),
+        ("full", 'mimose.attach(model, "2GiB", planner="full")'),
+        ("sdpa", 'model.set_attn_implementation("sdpa")'),
+        ("accumulate", "    (loss_of(part) / 4).backward()"),
+        ("rows", 'mimose.attach(model, "2GiB", planner="none")'),
+    ],
+)
+def test_every_way_to_train_is_written_out(name, said):
+    """With the options that it was measured with."""
+    assert said in recipe(name, 2 * 2**30)
+
+
+def test_a_budget_is_rounded_down():
+    """What is written is never more than what was asked about."""
+    assert '"484MiB"' in recipe("full", 484 * MIB + 700_000)[-1]
+
+
+# ------------------------------------------------------------------ notes
+
+
+def test_notes_stand_at_the_top(line, measurements):
+    """In words, and set off on the page."""
+    note = "the model returns no loss: the mean of its output was trained"
+    measured = measurements(line(*PLAIN), line(*FULL), budget_mib=800, notes=(note,))
+    advice = advise_on(measured)
+    assert verdict(advice)[0] == f"Please note: {note}."
+    assert f'<p class="note"><strong>Please note: {note}.' in page(advice).decode()
+    assert '<p class="verdict">Your batch' in page(advice).decode()
