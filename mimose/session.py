@@ -45,6 +45,7 @@ from mimose.run.watched import Watches
 from mimose.state import describe, refuse_other
 from mimose.types import StepInput
 from mimose.watch.placement import only_device
+from mimose.watch.sharding import inside_ddp, refuse_unplannable, sharding
 from mimose.watch.size_table import Table
 from mimose.watch.units import UnitsSpec
 
@@ -86,7 +87,7 @@ def attach(
 
     Args:
         model: The model, on its device. Its names, `state_dict` and configuration do
-            not change.
+            not change. Of `DistributedDataParallel` it is the module inside.
         budget: The most bytes the device (on CPU: the process's resident set) may
             hold at any moment of a step, parameters, gradients and optimizer state
             included: ``"6GiB"``, ``"6GB"``, an integer number of bytes, a float in
@@ -210,7 +211,9 @@ class Session:
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         refuse_no_model(model)
+        model = inside_ddp(model)
         refuse_second(model)
+        refuse_unplannable(model)
         self._model = model
         self._predictor = getattr(
             options.predictor, "__qualname__", str(options.predictor)
@@ -422,6 +425,7 @@ class Session:
 
     def _description(self) -> dict[str, Any]:
         by_rows = ", ".join(self._losses_by_rows())
+        shared = sharding(self._model)
         return describe(
             self._model,
             self._engine.device,
@@ -433,6 +437,7 @@ class Session:
                 unit.name for unit in self._engine.units if unit.is_compiled
             ),
             **({"losses by rows": by_rows} if by_rows else {}),
+            **({"sharding": shared} if shared else {}),
         )
 
     # ------------------------------------------------------------------ telling

@@ -15,7 +15,7 @@ VERSION = 4
 
 
 def describe(
-    model: nn.Module, device: torch.device, units: Sequence[str], **settings: str
+    model: nn.Module, device: torch.device, units: Sequence[str], **settings: Any
 ) -> dict[str, Any]:
     """Say what learned numbers depend on, ready for JSON.
 

@@ -17,6 +17,7 @@ from mimose.exact.named_errors import Naming
 from mimose.exceptions import ChangedWeightsError
 from mimose.tensors import version
 from mimose.torch_private import buffers_of, parameters_of, version_of
+from mimose.watch.sharding import nested_in_groups
 
 Versions: TypeAlias = "list[tuple[int, int]]"
 
@@ -95,6 +96,7 @@ class ModuleGuard:
         self._name = name
         self._unit = unit
         self.naming = Naming(name, unit.keep)
+        self._module = module
         self._modules = tuple(module.modules())
         self.begin_anew()
         self.changes_weights = False
@@ -102,19 +104,27 @@ class ModuleGuard:
 
     def begin_anew(self) -> None:
         """Look at the weights alone: what a forward changes is to be found out."""
-        self._all = _places(map(parameters_of, self._modules))
+        self._all = _places(self._weights())
         self._buffers = Places((), ())
         self.watches_buffers = False
 
     def watch(self, left_out: Iterable[BufferSlot]) -> None:
         """Look at all but these buffers: they are copied for each recomputation."""
         keys = {slot.key for slot in left_out}
-        weights = map(parameters_of, self._modules)
+        weights = self._weights()
         buffers = list(map(buffers_of, self._modules))
         self._buffers = _places(buffers, keys)
         self.watches_buffers = bool(self._buffers.names)
         self._all = _places([*weights, *buffers, *map(vars, self._modules)], keys)
         self.uncounted = _uncounted(self._modules)
+
+    def _weights(self) -> Iterator[dict[str, Any]]:
+        """Yield where weights are that stay while the unit runs.
+
+        Groups of FSDP inside of the unit put theirs there and take them away again.
+        """
+        others = nested_in_groups(self._module)
+        return (parameters_of(m) for m in self._modules if m not in others)
 
     def buffer_versions(self) -> Versions:
         """Return which the buffers are that are not left out, and how often changed."""
