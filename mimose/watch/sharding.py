@@ -10,7 +10,7 @@ again once the model has been sharded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -84,6 +84,24 @@ def refuse_unplannable(model: nn.Module) -> None:
                 f"fully_shard, called on each layer and then on the model)"
             )
             raise MimoseError(msg)
+
+
+def after_hooks(module: nn.Module, then: Callable[[], None]) -> None:
+    """Call something once, when the hooks behind a module's running forward have run.
+
+    FSDP2's is one: there the whole weights of the module's group go. So what is held
+    then is what the loss begins with.
+
+    Args:
+        module: The module, whose forward runs.
+        then: What is called.
+    """
+
+    def call(*_: object) -> None:
+        handle.remove()
+        then()
+
+    handle = module.register_forward_hook(call)
 
 
 def groups_in(model: nn.Module) -> Iterator[tuple[str, Any]]:
