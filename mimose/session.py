@@ -45,7 +45,12 @@ from mimose.run.watched import Watches
 from mimose.state import describe, refuse_other
 from mimose.types import StepInput
 from mimose.watch.placement import only_device
-from mimose.watch.sharding import inside_ddp, refuse_unplannable, sharding
+from mimose.watch.sharding import (
+    inside_ddp,
+    own_class,
+    refuse_unplannable,
+    sharding,
+)
 from mimose.watch.size_table import Table
 from mimose.watch.units import UnitsSpec
 
@@ -427,6 +432,7 @@ class Session:
         by_rows = ", ".join(self._losses_by_rows())
         shared = sharding(self._model)
         return describe(
+            own_class(self._model).__qualname__,
             self._model,
             self._engine.device,
             [unit.name for unit in self._engine.units],

@@ -36,6 +36,19 @@ def is_sharded(module: nn.Module) -> bool:
     return is_made_by(module, _FSDP, "FSDPModule")
 
 
+def own_class(module: nn.Module) -> type:
+    """Return a module's class, as it was before `fully_shard` put another over it.
+
+    Args:
+        module: The module, sharded or not.
+    """
+    kinds = type(module).__mro__
+    if not is_sharded(module):
+        return kinds[0]
+    at = max(i for i, kind in enumerate(kinds) if kind.__name__ == "FSDPModule")
+    return kinds[at + 1]
+
+
 def inside_ddp(model: nn.Module) -> nn.Module:
     """Return the module inside of DDP's wrapper; else the model.
 
