@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
 _SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "unused parameters": {
@@ -40,7 +41,7 @@ _CASES = {
 @pytest.fixture(scope="session")
 def trained(launch: Callable[..., Any]) -> Any:
     """All cases, trained bare and planned on two ranks."""
-    return launch("ddp_training:compare", _CASES)
+    return launch("ddp_training:compare", _CASES, limit_seconds=240.0)
 
 
 @pytest.mark.parametrize("case", _CASES)

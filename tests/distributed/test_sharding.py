@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
 _FUNCTIONS = (
     "why_units_communicate",
     "load_the_first_ranks_state",
@@ -20,7 +21,8 @@ _FUNCTIONS = (
 @pytest.fixture(scope="session")
 def told(launch: Callable[..., Any]) -> Any:
     """What each of the functions returned on two ranks."""
-    return launch("sharding_cases:call", {name: {"name": name} for name in _FUNCTIONS})
+    cases = {name: {"name": name} for name in _FUNCTIONS}
+    return launch("sharding_cases:call", cases, limit_seconds=240.0)
 
 
 def test_units_that_communicate(told: Any) -> None:
