@@ -56,9 +56,8 @@ def test_the_optimizer_is_seen(trained: Any, case: str) -> None:
 
 _PREDICTED: dict[str, dict[str, Any]] = {
     "one group a layer": {"groups": "layers"},
-    "no resharding": {"groups": "layers", "reshards": False},
-    "mixed precision": {"groups": "layers", "mixed": True},
-    "accumulation": {"groups": "layers", "n_parts": 2},
+    "no resharding, mixed": {"groups": "layers", "reshards": False, "mixed": True},
+    "accumulation": {"groups": "layers", "n_parts": 2, "n_steps": 10},
     "two layers a group": {"groups": "pairs"},
     "root only": {"groups": "root", "reshards": None},
 }
@@ -81,6 +80,6 @@ def test_peaks_are_predicted(predicted: Any, case: str) -> None:
     for rank in predicted[case]:
         assert rank["kept"] and rank["recomputed"]
         assert rank["unplanned"] <= 7 * n_kinds
-        assert len(rank["errors"]) >= 6
+        assert len(rank["errors"]) >= 5
         assert max(map(abs, rank["errors"])) <= 0.02
         assert rank["over"] == 0
