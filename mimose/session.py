@@ -48,6 +48,12 @@ from mimose.run.watched import Watches
 from mimose.state import describe, refuse_other
 from mimose.types import StepInput
 from mimose.watch.placement import only_device
+from mimose.watch.sharding import (
+    inside_ddp,
+    own_class,
+    refuse_unplannable,
+    sharding,
+)
 from mimose.watch.size_table import Table
 from mimose.watch.units import UnitsSpec
 
@@ -90,7 +96,7 @@ def attach(
 
     Args:
         model: The model, on its device. Its names, `state_dict` and configuration do
-            not change.
+            not change. Of `DistributedDataParallel` it is the module inside.
         budget: The most bytes the device (on CPU: the process's resident set) may
             hold at any moment of a step, parameters, gradients and optimizer state
             included: ``"6GiB"``, ``"6GB"``, an integer number of bytes, a float in
@@ -225,7 +231,9 @@ class Session:
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         refuse_no_model(model)
+        model = inside_ddp(model)
         refuse_second(model)
+        refuse_unplannable(model)
         self._model = model
         self._predictor = getattr(
             options.predictor, "__qualname__", str(options.predictor)
@@ -451,7 +459,9 @@ class Session:
 
     def _description(self) -> dict[str, Any]:
         by_rows = ", ".join(self._losses_by_rows())
+        shared = sharding(self._model)
         return describe(
+            own_class(self._model).__qualname__,
             self._model,
             self._engine.device,
             [unit.name for unit in self._engine.units],
@@ -462,6 +472,7 @@ class Session:
                 unit.name for unit in self._engine.units if unit.is_compiled
             ),
             **({"losses by rows": by_rows} if by_rows else {}),
+            **({"sharding": shared} if shared else {}),
         )
 
     # ------------------------------------------------------------------ telling

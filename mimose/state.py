@@ -15,11 +15,16 @@ VERSION = 4
 
 
 def describe(
-    model: nn.Module, device: torch.device, units: Sequence[str], **settings: str
+    name: str,
+    model: nn.Module,
+    device: torch.device,
+    units: Sequence[str],
+    **settings: Any,
 ) -> dict[str, Any]:
     """Say what learned numbers depend on, ready for JSON.
 
     Args:
+        name: Of the model's class.
         model: The model.
         device: Where it is.
         units: The names of the modules planned for.
@@ -27,7 +32,7 @@ def describe(
     """
     return {
         "version": VERSION,
-        "model": type(model).__qualname__,
+        "model": name,
         "units": list(units),
         "parameters": {
             name: f"{tuple(parameter.shape)} {parameter.dtype}"

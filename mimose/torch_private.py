@@ -46,6 +46,7 @@ __all__ = [
     "drop_saved_hooks",
     "empty_host_cache",
     "eval_frame_callback",
+    "fsdp_groups",
     "has_backward_hooks",
     "has_global_backward_hooks",
     "has_gradient_hooks",
@@ -81,6 +82,7 @@ __all__ = [
     "top_saved_hooks",
     "top_transform",
     "version_of",
+    "waits_unreduced",
 ]
 
 # ------------------------------------------------------------- tensors and storages
@@ -440,17 +442,36 @@ def is_managed_by_fsdp(module: nn.Module) -> bool:
     return bool(getattr(module, "_is_fsdp_managed_module", False))
 
 
-def reshards_after_forward(module: nn.Module) -> bool:
-    """Whether a module of ``fully_shard`` gives its whole parameters back after a call.
+def fsdp_groups(module: nn.Module) -> list[Any]:
+    """Return the groups of parameters of a module that ``fully_shard`` was called on.
 
-    Public is what sets it, ``set_reshard_after_forward``; no thread about a public way
-    to read it was found. Seen in 2.9 (one group a module) and in 2.13 (several).
+    Read of them are ``fsdp_params`` (with ``sharded_param``, which the optimizer has,
+    and where gradients wait that are not reduced yet), ``mesh_info``, ``mp_policy``,
+    ``reduce_grads`` and ``_reshard_after_forward``. Public is what sets these; no
+    thread about a public way to read them was found. Seen in 2.9 (one group a module)
+    and in 2.13 (several).
+
+    Args:
+        module: The module.
     """
     state: Any = module._get_fsdp_state()  # type: ignore[operator]
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [state._fsdp_param_group] if state._fsdp_param_group else []
-    return any(group._reshard_after_forward for group in groups)
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
+def reshards_after_forward(group: Any) -> bool:
+    """Whether one of `fsdp_groups` gives its whole parameters back after a call."""
+    return bool(group._reshard_after_forward)
+
+
+def waits_unreduced(fsdp_param: Any) -> bool:
+    """Whether the gradient of a parameter of FSDP's waits, whole, for a later step."""
+    whole = getattr(fsdp_param, "_unsharded_param", None)
+    return fsdp_param.unsharded_accumulated_grad is not None or (
+        whole is not None and whole.grad is not None
+    )
 
 
 def sharded_weights(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
@@ -460,12 +481,8 @@ def sharded_weights(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tenso
     table whole weights take their places for a while; these stay, and an optimizer
     changes them. No thread about a public way was found; seen in 2.9 and 2.13.
     """
-    state: Any = module._get_fsdp_state()  # type: ignore[operator]
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [state._fsdp_param_group] if state._fsdp_param_group else []
     return [
         (each._module_info.module, each._module_info.param_name, each.sharded_param)
-        for group in groups
+        for group in fsdp_groups(module)
         for each in group.fsdp_params
     ]

@@ -101,6 +101,7 @@ class ModuleGuard:
         self._name = name
         self._unit = unit
         self.naming = Naming(name, unit.keep)
+        self._module = module
         self._modules = tuple(module.modules())
         self.begin_anew()
         self.changes_weights = False

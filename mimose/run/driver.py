@@ -41,6 +41,7 @@ from mimose.torch_private import count_graphs, drop_saved_hooks, top_saved_hooks
 from mimose.types import StepInput
 from mimose.watch.compiled import is_compiled
 from mimose.watch.describe import Describer
+from mimose.watch.sharding import after_hooks, is_sharded
 from mimose.watch.size_table import SizeTable, Table
 
 _log = logging.getLogger(__name__)
@@ -393,6 +394,8 @@ class Driver:
     def _end_forward(self, step: Step, output: Any) -> None:
         if step.trace is not None:
             step.trace.mark("root_exit")
+            if is_sharded(self._parts.model):
+                after_hooks(self._parts.model, step.trace.leave_hooks)
         self._parts.ran(step.facts)
         calls = tuple(map(_CALLS, self._events.units))
         facts = step.window.planned or step.facts

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from mimose.budget import parse_budget
+from mimose.budget import parse_budget, rank_share
 from mimose.daemon import make_background
 from mimose.decide.policy import Policy
 from mimose.decide.reserve import Reserve
@@ -105,9 +105,10 @@ class Engine:
         checks = DeviceChecks(model, self.device)
         refuse_unsaveable(self.device)
         self.meter = meter = make_meter(options.meter, self.device)
-        self.budget_bytes = parse_budget(
-            options.budget, meter.total_bytes(), meter.held_bytes
-        )
+        total = meter.total_bytes()
+        if self.device.type == "cpu":
+            total = rank_share(total)
+        self.budget_bytes = parse_budget(options.budget, total, meter.held_bytes)
         kinds = kinds_of(options.predictor, meter.noise_bytes)
         self._actions = options.actions
         self.host_memory = None if options.host is None else options.host.memory

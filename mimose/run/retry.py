@@ -21,6 +21,7 @@ from mimose.run.footprint import Footprint
 from mimose.run.others import tell_alone, why_forward_waits
 from mimose.run.rollback import Rollback
 from mimose.run.step import Step
+from mimose.watch.sharding import own_parameters
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ class Gradients:
     def __init__(self, model: nn.Module) -> None:
         self._grads = [
             (p, None if p.grad is None else p.grad.detach().clone())
-            for p in model.parameters()
+            for p in own_parameters(model)
             if p.requires_grad
         ]
 

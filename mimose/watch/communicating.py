@@ -10,12 +10,14 @@ from typing import Any
 
 from torch import distributed, nn
 
+from mimose.tensors import is_dtensor, is_made_by
 from mimose.torch_private import (
+    fsdp_groups,
     is_managed_by_fsdp,
     parameters_of,
     reshards_after_forward,
 )
-from mimose.watch.sharding import is_dtensor, is_made_by, is_sharded
+from mimose.watch.sharding import is_sharded
 
 _FSDP = "torch.distributed.fsdp"
 
@@ -44,7 +46,8 @@ def _why(module: nn.Module, *, is_unit: bool) -> str:
         return "is a DistributedDataParallel"
     if is_made_by(module, _FSDP, "FullyShardedDataParallel"):
         return "is a FullyShardedDataParallel"
-    if not is_unit and is_sharded(module) and reshards_after_forward(module):
+    is_group = is_sharded(module) and not is_unit
+    if is_group and any(map(reshards_after_forward, fsdp_groups(module))):
         return "is a sharded group of its own (fully_shard), gathered in each call"
     is_managed = is_managed_by_fsdp(module)
     found = filter(is_dtensor, parameters_of(module).values())
