@@ -54,6 +54,7 @@ __all__ = [
     "is_from_checkpoint",
     "is_managed_by_fsdp",
     "keeps_graph",
+    "leaves_resharding_to_fsdp",
     "log_softmax_backward_into",
     "log_softmax_into",
     "n_function_modes",
@@ -464,6 +465,16 @@ def fsdp_groups(module: nn.Module) -> list[Any]:
 def reshards_after_forward(group: Any) -> bool:
     """Whether one of `fsdp_groups` gives its whole parameters back after a call."""
     return bool(group._reshard_after_forward)
+
+
+def leaves_resharding_to_fsdp(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was not told to give whole parameters back, or not to.
+
+    Then the outermost module keeps them, from its first forward on, and all others do
+    not. Public is the argument alone; seen in 2.13.
+    """
+    state: Any = module._get_fsdp_state()  # type: ignore[operator]
+    return bool(getattr(state, "_auto_reshard_after_forward", False))
 
 
 def waits_unreduced(fsdp_param: Any) -> bool:

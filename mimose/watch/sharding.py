@@ -20,6 +20,7 @@ from mimose.tensors import is_made_by
 from mimose.torch_private import (
     fsdp_groups,
     is_managed_by_fsdp,
+    leaves_resharding_to_fsdp,
     reshards_after_forward,
     waits_unreduced,
 )
@@ -162,13 +163,28 @@ def sharding(model: nn.Module) -> dict[str, str]:
     Args:
         model: The model.
     """
-    return {name or "the model": _told(group) for name, group in groups_in(model)}
+    kept = _keeping(model)
+    return {
+        name or "the model": _told(group, is_kept=name == kept)
+        for name, group in groups_in(model)
+    }
 
 
-def _told(group: Any) -> str:
+def _keeping(model: nn.Module) -> str | None:
+    """Return the name of the module that keeps whole parameters, unless told not to.
+
+    That is the outermost one, but only its first forward writes it down.
+    """
+    outermost = next(((n, m) for n, m in model.named_modules() if is_sharded(m)), None)
+    if outermost is None or not leaves_resharding_to_fsdp(outermost[1]):
+        return None
+    return outermost[0]
+
+
+def _told(group: Any, *, is_kept: bool) -> str:
     n_ranks = getattr(group.mesh_info, "shard_mesh_size", 1)
     told = [f"over {n_ranks} ranks"]
-    if reshards_after_forward(group):
+    if reshards_after_forward(group) and not is_kept:
         told.append("resharded after forward")
     told += [
         f"{name} {dtype}"
