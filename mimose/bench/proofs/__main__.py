@@ -39,6 +39,7 @@ PROOFS = (
     "plancost",
     "plangap",
     "prediction",
+    "scale",
     "seconds",
     "sequences",
     "settings",
@@ -61,6 +62,7 @@ _NEEDED: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "optimum": _TEXTS,
     "papaya": (),
     "plancost": (("bench", ("matplotlib",)),),
+    "scale": (),
     "stepcost": _TEXTS,
     "trainer": (*_TEXTS, ("transformers", ("accelerate",))),
 }
