@@ -40,6 +40,7 @@ PROOFS = (
     "plangap",
     "prediction",
     "ranks",
+    "scale",
     "seconds",
     "sequences",
     "settings",
@@ -63,6 +64,7 @@ _NEEDED: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "papaya": (),
     "plancost": (("bench", ("matplotlib",)),),
     "ranks": (),
+    "scale": (),
     "stepcost": _TEXTS,
     "trainer": (*_TEXTS, ("transformers", ("accelerate",))),
 }
