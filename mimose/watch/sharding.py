@@ -175,10 +175,11 @@ def _keeping(model: nn.Module) -> str | None:
 
     That is the outermost one, but only its first forward writes it down.
     """
-    outermost = next(((n, m) for n, m in model.named_modules() if is_sharded(m)), None)
-    if outermost is None or not leaves_resharding_to_fsdp(outermost[1]):
-        return None
-    return outermost[0]
+    modules: Iterator[tuple[str, nn.Module]] = model.named_modules()
+    for name, module in modules:
+        if is_sharded(module):
+            return name if leaves_resharding_to_fsdp(module) else None
+    return None
 
 
 def _told(group: Any, *, is_kept: bool) -> str:
