@@ -45,7 +45,7 @@ from mimose.run.engine import Engine, Options
 from mimose.run.others import is_told_alone, tell_alone, why_step_waits
 from mimose.run.retry import Gradients
 from mimose.run.watched import Watches
-from mimose.state import describe, refuse_other
+from mimose.state import describe, plain, refuse_other
 from mimose.types import StepInput
 from mimose.watch.placement import only_device
 from mimose.watch.sharding import (
@@ -427,10 +427,11 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON: no tensors, no pickled objects.
 
+        `torch.load` takes a checkpoint with it under `weights_only=True`, too.
         A session that loads it plans from its first step on, within any budget. Plans
         are not part of it: a new one takes about a millisecond.
         """
-        return {"of": self._description(), **self._engine.state_dict()}
+        return plain({"of": self._description(), **self._engine.state_dict()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another session learned, in place of what this one has.
