@@ -80,12 +80,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor that this rank holds.
+    """Return the bytes of a tensor that this rank holds, of a sparse one if it were full.
 
     Args:
         tensor: Perhaps one that ranks share.
     """
-    return local(tensor).nbytes
+    part = local(tensor)
+    return part.numel() * part.element_size()  # sparse ones have no `nbytes`
 
 
 _OWN = torch.Tensor, torch.nn.Parameter
