@@ -80,7 +80,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor that this rank holds, of a sparse one if it were full.
+    """Return the bytes of a tensor that this rank holds; of a sparse one as if full.
 
     Args:
         tensor: Perhaps one that ranks share.
