@@ -19,7 +19,8 @@ which units it keeps whatever is planned, and has never compared; and its action
 
 Every forward exchanges: an exchange on cache misses alone would be one that a rank with
 a hit takes no part in. What follows from a layer's code (it cannot be recomputed, it is
-run again for that reason) is taken to show on all ranks in the same step.
+run again for that reason) is taken to show on all ranks in the same unplanned step; in
+a planned one it is an error.
 
 After an error in the middle of a forward there is nothing to agree on: whoever waits
 for this rank cannot answer. It raises, and runs nothing again.

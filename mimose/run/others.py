@@ -142,7 +142,9 @@ def is_told_alone(error: BaseException) -> bool:
     return _ALONE in str(error)
 
 
-def tell_alone(error: BaseException, what: str, why: str, numbers: str) -> None:
+def tell_alone(
+    error: BaseException, what: str, why: str, numbers: str, is_memory: bool = True
+) -> None:
     """Add to an error's own words that nothing is run again, and what to do.
 
     Args:
@@ -150,12 +152,17 @@ def tell_alone(error: BaseException, what: str, why: str, numbers: str) -> None:
         what: What is not run again.
         why: Why others wait for it.
         numbers: What was held, and the budget.
+        is_memory: Whether memory ran out; else a layer did as never before.
     """
+    lower = (
+        "Give attach() a lower budget, which leaves more free, or use shorter or fewer "
+        "inputs; then start"
+    )
+    advice = lower if is_memory else "Start"
     said = str(error) or type(error).__name__
     text = (
         f"{said}\nmimose does not run {what} {_ALONE}: {why}, so that "
-        f"other ranks wait for it or are ahead of it. {numbers} Give attach() a lower "
-        f"budget, which leaves more free, or use shorter or fewer inputs; then start "
-        f"all ranks again, from the last saved state"
+        f"other ranks wait for it or are ahead of it. {numbers} {advice} all ranks "
+        f"again, from the last saved state"
     )
     error.args = (text, *error.args[1:])

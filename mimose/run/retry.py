@@ -89,11 +89,11 @@ class Retry:
         """
         if is_out_of_memory(error):
             self._footprint.ran_out()
-            if self._is_waited_for(step, error):
-                return False
         if isinstance(error, NotRecomputableError):
             for index in error.units:
                 self._events.units[index].keep(error.why)
+        if self._may_be_alone(step, error) and self._is_waited_for(step, error):
+            return False
         may_have_changed = self._events.knowledge.may_have_changed
         if call.is_edited() or may_have_changed(call.args, call.kwargs, call.clock):
             return False
@@ -116,6 +116,17 @@ class Retry:
         release_memory(self._device)
         self._rollback.restore()
 
+    @staticmethod
+    def _may_be_alone(step: Step, error: BaseException) -> bool:
+        """Whether other ranks may not fail alike, at the same place.
+
+        What follows from a layer's code shows where all is recomputed and looked at,
+        which is in the first steps, on all ranks. Later, what ran differs by rank.
+        """
+        follows = isinstance(error, (LateChangeError, NotRecomputableError))
+        is_planned = step.decision.chosen is not None
+        return is_out_of_memory(error) or (follows and is_planned)
+
     def _is_waited_for(self, step: Step, error: BaseException) -> bool:
         """Whether other ranks wait for the forward; then the error says so."""
         why = why_forward_waits(self._model, self._events.units)
@@ -129,6 +140,7 @@ class Retry:
                 why,
                 f"The step began with {format_bytes(start)}{reached}, and the budget "
                 f"is {budget}.",
+                is_out_of_memory(error),
             )
         return bool(why)
 

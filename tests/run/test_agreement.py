@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
 
 import mimose
+import mimose.run.retry
 from mimose.decide.decision import Decision
 from mimose.learn.problem import Memory
 from mimose.run.agreement import Alone, Asked
@@ -62,3 +65,27 @@ def test_agree_is_a_word_or_a_group(toys, agree):
     with pytest.raises(ValueError, match="agree must be 'auto' or None") as caught:
         mimose.attach(toys.chain(2), "1TiB", agree=agree)
     assert repr(agree) in str(caught.value)
+
+
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_a_planned_step_is_not_run_again_where_others_wait(monkeypatch, is_planned):
+    """Plans differ by rank, so may what fails; unplanned, all look at all layers."""
+    retry = mimose.run.retry
+    monkeypatch.setattr(retry, "why_forward_waits", lambda *_: "it is sharded")
+    step, call, footprint = mock.MagicMock(), mock.MagicMock(), mock.MagicMock()
+    step.decision.chosen = object() if is_planned else None
+    step.start_bytes = 5
+    step.record.return_value = mock.MagicMock(
+        predicted_peak_bytes=7, budget_bytes=9, phase="plan"
+    )
+    call.is_edited.return_value = False
+    events = mock.MagicMock()
+    events.knowledge.may_have_changed.return_value = False
+    model, device = nn.Linear(2, 2), torch.device("cpu")
+    made = retry.Retry(
+        model, device, footprint, mock.MagicMock(), events, mock.MagicMock()
+    )
+    error = mimose.exceptions.NotRecomputableError({0: "layer"}, "it is odd")
+    assert made.prepare(step, error, call) is not is_planned
+    assert is_told_alone(error) is is_planned
+    assert "lower budget" not in str(error)
