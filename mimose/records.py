@@ -88,8 +88,8 @@ class StepRecord:
     extra_seconds: float | None = None
     """That it has added: what dropping and rebuilding took, on a CPU of the thread's
     own time. None where other things took time, too: in steps that are measured, and
-    where something is counted, compared or tried. On an accelerator it is told of one
-    step in five, when it is known."""
+    where something is counted, compared or tried. On an accelerator it is told of the
+    first 64 steps and then of one in five, when it is known."""
     reserved_peak_bytes: int | None = None
     """On an accelerator the most that the allocator had taken from the device."""
     allocated_peak_bytes: int | None = None

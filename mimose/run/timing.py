@@ -25,8 +25,10 @@ from mimose.measure.stopwatch import (
 )
 from mimose.types import EventSeconds, TimedEvent
 
+_FIRST_STEPS = 64
+"""All of these are timed: plans need the times early. After them, ..."""
 _EVERY = 5
-"""On an accelerator one step in so many is timed, for an event takes microseconds.
+"""... on an accelerator, one step in so many, for an event takes microseconds.
 Gradients are hardly ever accumulated over so many steps, so all kinds are timed."""
 _LACKS = (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """What events raise on a device that has none with times."""
@@ -115,7 +117,8 @@ class Clock:
         Args:
             step: Its number.
         """
-        return Timing(None if step % self._every else self._device)
+        is_due = step < _FIRST_STEPS or step % self._every == 0
+        return Timing(self._device if is_due else None)
 
 
 def _is_host(device: torch.device) -> bool:

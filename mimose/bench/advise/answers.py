@@ -9,6 +9,7 @@ from mimose.bench.advise.advice import Advice
 from mimose.bench.advise.choice import Choice
 from mimose.bench.advise.effects import largest_text
 from mimose.bench.advise.flips import FURTHEST, Flip
+from mimose.bench.advise.memory import memory_series
 from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.models import Steady
 from mimose.bench.advise.phrases import (
@@ -104,11 +105,12 @@ def without_a_plan(advice: Advice) -> Iterator[str]:
     if needed is None:
         return
     missing = needed - advice.budget_bytes
-    for name, what in _NO_PLAN.items():
-        model = advice.models.get(name)
-        if not isinstance(model, Steady) or model.refused:
+    for measured in advice.measurements.methods:
+        name, memory = measured.method, memory_series(measured)
+        if name not in _NO_PLAN or memory is None or memory.refused:
             continue
-        freed = needed - model.fitted.peak_bytes(advice.measurements.batch)
+        what = _NO_PLAN[name]
+        freed = needed - memory.predict(advice.measurements.batch)
         if freed < _NOTABLE * needed:
             continue
         frees = (
@@ -117,7 +119,9 @@ def without_a_plan(advice: Advice) -> Iterator[str]:
         )
         speed = f" ({_speed(advice, name)})"
         if missing <= 0.0:
-            if advice.of(name).verdict != "lowers":
+            if math.isnan(advice.of(name).ratio):
+                yield f"{_capital(frees)}{speed}."
+            elif advice.of(name).verdict != "lowers":
                 yield f"Whatever else you do: {frees}{speed}."
         elif freed >= missing:
             yield (
@@ -356,7 +360,9 @@ def _speed(advice: Advice, name: str) -> str:
     method = advice.of(name)
     if math.isfinite(method.ratio):
         return f"best throughput {ratio_text(method.ratio)} times plain training's"
-    return "plain training does not fit at all"
+    if math.isinf(method.ratio):
+        return "plain training does not fit at all"
+    return f"how fast is not known: {method.no_time or method.no_verdict}"
 
 
 def _is_at_the_end(advice: Advice, memory_bytes: float) -> bool:

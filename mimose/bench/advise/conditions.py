@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from mimose.bench.advise.advice import Advice
 from mimose.bench.advise.methods import METHODS
-from mimose.bench.advise.pace import keeps_no_pace
 from mimose.bench.advise.phrases import called, listed
 from mimose.bench.advise.ties import n_readings
 from mimose.predictors import LEAST_ROUNDS
@@ -65,10 +64,13 @@ def conditions(advice: Advice) -> Iterator[str]:
 
 
 def _at_pace(advice: Advice) -> str:
-    """Say whether they were set against the machine's pace."""
-    if not keeps_no_pace(advice.measurements.device):
+    """Say whether they were set against the machine's pace, where it was read."""
+    by_pace = advice.measurements.by_pace
+    if by_pace is None:
         return ""
-    return ", each step set against the machine's pace around it"
+    if by_pace:
+        return ", each step set against the machine's pace around it"
+    return ", by the clock, which scattered less than the machine's pace made it"
 
 
 def left_out(advice: Advice) -> Iterator[str]:

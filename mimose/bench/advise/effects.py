@@ -19,12 +19,11 @@ from mimose.bench.advise.phrases import (
     ratio_text,
 )
 from mimose.budget import format_bytes
+from mimose.predictors.throughput import REACH
 
 ACCUMULATE = "accumulate"
 _FURTHEST_LENGTH = 4
 """Times the longest measured: no longer input is looked for."""
-_REACH = 2.0
-"""Times the largest batch that ran: what lies beyond is not told."""
 
 
 def batches(advice: Advice) -> Iterator[str]:
@@ -190,7 +189,7 @@ def largest_cell(method: MethodAdvice) -> str:
 def _told_size(method: MethodAdvice) -> float:
     """Return the largest batch, as far as it may be told."""
     batch = _size(method.largest_batch)
-    return batch if math.isinf(batch) else min(batch, _REACH * method.highest)
+    return batch if math.isinf(batch) else min(batch, REACH * method.highest)
 
 
 def longest_text(advice: Advice, method: MethodAdvice) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from mimose.bench.advise.models import Model
 from mimose.bench.advise.ties import noise_of
+from mimose.predictors.throughput import REACH
 
 _SIZES = 200
 FURTHEST = 4.0
@@ -19,8 +20,6 @@ _CLEARLY = 0.01
 """Another method has to be faster by such a share, however little noise there is: else
 two that are as fast flip at every batch."""
 _PRECISION = 1e-3
-_REACH = 2.0
-"""How many times the largest batch measured an answer may be about."""
 
 
 class Flip(NamedTuple):
@@ -96,7 +95,7 @@ class _Race:
     def is_far(self, name: str, memory_bytes: float) -> bool:
         """Tell whether a method's largest batch is beyond what may be told."""
         return any(
-            model.largest_batch(memory_bytes, whole=False) > _REACH * model.highest
+            model.largest_batch(memory_bytes, whole=False) > REACH * model.highest
             for model in self.models
             if model.name == name
         )

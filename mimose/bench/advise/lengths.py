@@ -10,7 +10,7 @@ import numpy as np
 
 from mimose.bench.advise.measured import Measured, Measurements
 from mimose.bench.advise.methods import METHODS, PLAIN
-from mimose.bench.advise.models import Curve, Planned, Steady, held, with_factor
+from mimose.bench.advise.models import Curve, Planned, Rates, Steady, held, with_rates
 from mimose.bench.advise.ties import noise_of
 
 LEAST_LENGTHS = 3
@@ -148,8 +148,8 @@ def _planned_step(
     if len(rows) < LEAST_LENGTHS or not timed:
         return None
     highest = float(max(each.size for each in rows))
-    bare = Planned(measured.method, plain, 1.0, rows, highest)
-    found = with_factor(bare, timed, budget_bytes)
+    bare = Planned(measured.method, plain, Rates(), rows, highest)
+    found = with_rates(bare, timed, budget_bytes)
 
     def step(length: int) -> float:
         return found.step_seconds(length, memory_bytes)

@@ -84,8 +84,9 @@ class Run:
 
     @property
     def pace(self) -> float | None:
-        """The machine's when steps were timed; None before."""
-        return None if self._rounds is None else self._rounds.pace
+        """The machine's when steps were timed, if they are told at it; else None."""
+        rounds = self._rounds
+        return rounds.pace if rounds is not None and rounds.by_pace else None
 
     @property
     def has_begun(self) -> bool:
@@ -133,7 +134,10 @@ class Run:
         """Measure seconds, by turns, in new processes."""
         points = {
             name: points_of(
-                each, self.budget_bytes, with_lengths=bool(self._settings.lengths)
+                each,
+                self._sample[0],
+                self.budget_bytes,
+                with_lengths=bool(self._settings.lengths),
             )
             for name, each in self._measured.items()
             if not each.why_not
@@ -223,6 +227,7 @@ class Run:
             promised_seconds=60.0 * settings.minutes,
             taken_seconds=time.monotonic() - self._began,
             n_rounds=0 if rounds is None else rounds.n_rounds,
+            by_pace=None if rounds is None else rounds.by_pace,
             is_interrupted=self.is_interrupted,
             notes=tuple(self._notes),
             methods=tuple(methods),

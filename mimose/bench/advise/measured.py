@@ -98,6 +98,9 @@ class Measurements:
     methods: tuple[Measured, ...] = field(default=())
     lengths: tuple[int, ...] = ()
     """Padded tokens of the batches to come; empty where nobody said."""
+    by_pace: bool | None = None
+    """Whether steps are told at the machine's pace. False where the clock scattered
+    less; None where no pace was read, as on an accelerator, or nobody wrote it down."""
 
     def write(self, path: Path) -> None:
         """Write it as JSON, for `read`."""

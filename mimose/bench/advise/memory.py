@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mimose.bench.advise.measured import Measured
 from mimose.bench.advise.methods import METHODS
-from mimose.bench.advise.models import Curve, Planned, held
+from mimose.bench.advise.models import Curve, Planned, Rates, held
 from mimose.predictors import Series, fit_series
 from mimose.predictors.noise import MEMORY_TOLERANCE
 
@@ -69,7 +69,7 @@ def _largest_planned(measured: Measured, memory_bytes: int, budget_bytes: int) -
     over = max(
         [1.0, *(each.reserved_bytes / budget_bytes for each in measured.weighed)]
     )
-    untimed = Planned(measured.method, Curve((1.0,)), 1.0, rows, 0.0)
+    untimed = Planned(measured.method, Curve((1.0,)), Rates(), rows, 0.0)
     return untimed.largest_batch(memory_bytes / over)
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from mimose.bench.advise.measured import Foretold, Measured, Timed, Weighed
 from mimose.bench.advise.methods import METHODS
-from mimose.predictors import Best, MethodModel, fit_series
+from mimose.predictors import Best, MethodModel, fit_rates, fit_series
 from mimose.predictors.noise import MEMORY_TOLERANCE
 from mimose.predictors.throughput import REACH
 
 _LEAST_POINTS = 2
 _LINE_POINTS = 3
+_LEAST_ADDED = 0.05
+"""Of a step: less that plans add cannot be told from noise."""
 _ROUNDING = 1e-9
 _FURTHEST = 4.0
 """From the longest length measured."""
@@ -179,6 +181,17 @@ class Steady:
         return batch // self.parts * self.parts
 
 
+class Rates(NamedTuple):
+    """What steps under plans take, over what was foretold of them."""
+
+    a_step: float = 0.0
+    """Seconds of every step that a session takes for itself, whatever the size."""
+    plain: float = 1.0
+    """Over the seconds of plain training."""
+    added: float = 1.0
+    """Over the seconds that the plan was to add."""
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A method that plans: plain training's time, and what a plan adds to it.
@@ -191,15 +204,12 @@ class Planned:
     name: str
     plain: _Predicts
     """Seconds of plain training by size."""
-    factor: float
-    """Of steps measured, over plain seconds and the plan's."""
+    rates: Rates
     foretold: tuple[Foretold, ...]
     """At two sizes or more, in order."""
     highest: float
     refused: str = ""
     is_usable: bool = True
-    fixed: float = 0.0
-    """Seconds of every step that a session takes for itself, whatever the size."""
 
     def largest_batch(self, memory_bytes: float, *, whole: bool = True) -> float:
         """Return the largest batch that fits; 0 where none does."""
@@ -229,16 +239,18 @@ class Planned:
         return self._seconds(batch, memory_bytes)
 
     def _seconds(self, batch: float, memory_bytes: float) -> float:
-        return self.fixed + self.factor * self.bare_seconds(batch, memory_bytes)
+        plain, added = self.bare_seconds(batch, memory_bytes)
+        rates = self.rates
+        return rates.a_step + rates.plain * plain + rates.added * added
 
-    def bare_seconds(self, batch: float, memory_bytes: float) -> float:
-        """Return plain training's seconds and the plan's."""
+    def bare_seconds(self, batch: float, memory_bytes: float) -> tuple[float, float]:
+        """Return plain training's seconds, and those that the plan is to add."""
         batches = [each.size for each in self.foretold]
         least = _at(batches, [each.least_bytes for each in self.foretold], batch)
         keep = _at(batches, [each.keep_bytes for each in self.foretold], batch)
         share = (memory_bytes - least) / max(keep - least, 1.0)
         added = [_along(each.seconds, share) for each in self.foretold]
-        return self.plain.predict(batch) + max(0.0, _at(batches, added, batch))
+        return self.plain.predict(batch), max(0.0, _at(batches, added, batch))
 
 
 def best_run(model: Model, memory_bytes: float) -> Best:
@@ -297,12 +309,12 @@ def planned(measured: Measured, plain: Steady, memory_bytes: float) -> Planned |
     bare = Planned(
         measured.method,
         plain,
-        1.0,
+        Rates(),
         tuple(_raised(each, max(1.0, over)) for each in rows),
         float(max(each.batch for each in measured.weighed)),
         plain.fitted.seconds.refused,
     )
-    return with_factor(bare, timed, memory_bytes)
+    return with_rates(bare, timed, memory_bytes)
 
 
 def _raised(foretold: Foretold, factor: float) -> Foretold:
@@ -314,22 +326,26 @@ def _raised(foretold: Foretold, factor: float) -> Foretold:
     )
 
 
-def with_factor(bare: Planned, timed: Sequence[Timed], memory_bytes: float) -> Planned:
+def with_rates(bare: Planned, timed: Sequence[Timed], memory_bytes: float) -> Planned:
     """Return a planned method whose seconds are those of steps that were timed.
 
-    A line of relative errors through both, of three sizes or more; it has no negative
-    part.
+    From three sizes on a step has a time of its own, and from four on, where plans add
+    anything at them, what these add has a rate of its own; with fewer there is one
+    factor for all.
     """
-    expected = [bare.bare_seconds(each.size, memory_bytes) for each in timed]
-    measured = [each.seconds for each in timed]
-    factor = float(np.median(np.divide(measured, expected)))
-    fixed = 0.0
-    if len(timed) >= _LINE_POINTS:
-        weights = 1.0 / np.asarray(measured)
-        line = np.polynomial.polynomial.polyfit(expected, measured, 1, w=weights)
-        if min(line) >= 0.0:
-            fixed, factor = (float(each) for each in line)
-    return replace(bare, factor=factor, fixed=fixed)
+    bare_seconds = [bare.bare_seconds(each.size, memory_bytes) for each in timed]
+    plain, added = np.array(bare_seconds).T
+    measured = np.array([each.seconds for each in timed])
+    both = plain + added
+    if len(timed) < _LINE_POINTS:
+        factor = float(np.median(measured / both))
+        return replace(bare, rates=Rates(0.0, factor, factor))
+    ones = np.ones(len(timed))
+    if len(timed) == _LINE_POINTS or max(added / both) < _LEAST_ADDED:
+        a_step, factor = fit_rates(np.array([ones, both]).T, measured).tolist()
+        return replace(bare, rates=Rates(a_step, factor, factor))
+    found = fit_rates(np.array([ones, plain, added]).T, measured)
+    return replace(bare, rates=Rates(*found.tolist()))
 
 
 def longest(measured: Measured, memory_bytes: float) -> float | None:

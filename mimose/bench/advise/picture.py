@@ -15,6 +15,7 @@ from mimose.bench.advise.measured import Measured
 from mimose.bench.advise.models import Model, Steady
 from mimose.bench.advise.phrases import batch_text, called, listed, rate_text
 from mimose.budget import format_bytes
+from mimose.predictors.throughput import REACH
 from mimose.report.page.looks import Figure, byte_unit, nothing
 from mimose.report.page.scales import Extent, whole
 from mimose.report.page.svg import Panel, Point, Rule, Series, draw
@@ -23,8 +24,6 @@ _NAME = "memory"
 _TITLE = "Throughput and largest batch at every memory"
 _PLACES = 90
 """On each line."""
-_REACH = 2.0
-"""Times the largest batch measured: there a line ends."""
 _AROUND = 1.3
 """The axis shows at least so much more than the memory asked about."""
 _ROOM = 1.1
@@ -143,7 +142,7 @@ class _Drawn:
         return [
             each
             for each in fitting
-            if model.largest_batch(each, whole=False) <= _REACH * model.highest
+            if model.largest_batch(each, whole=False) <= REACH * model.highest
         ]
 
     def _line(

@@ -1,8 +1,8 @@
 """Seconds of a step, by method and batch size: all methods take turns, round by round.
 
-What the machine does beside it then falls on all alike, and medians leave out the turns
-in which it did much. Each step is set against the machine's pace around it, and told in
-seconds of its usual pace.
+A method's reading is the median of the steps of a turn; rounds have another order each.
+On a CPU each step is set against the machine's pace around it, and told in seconds of
+its usual pace, unless the clock scatters less.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from mimose.bench.advise.crew import Crew
 from mimose.bench.advise.measured import Measured, Timed, Weighed
@@ -35,6 +37,7 @@ _LEAST_STEPS = 2
 """Of short steps, however little time there is."""
 _BEGINNING = 0.3
 """Seconds that a turn takes for its model, about."""
+_NO_PLAN = "its session made no plan that keeps the budget"
 _LEAST_RATIO = 0.1
 """Of the seconds expected: less was no usual turn."""
 
@@ -47,6 +50,8 @@ class Sized(NamedTuple):
     """That a turn takes of them."""
     seconds: float
     """Of one, about."""
+    stays: bool = False
+    """Whether it is timed even where others are left out for lack of time."""
 
     def cost(self, method: str) -> float:
         """Return about how long a turn spends on them."""
@@ -62,20 +67,40 @@ class Reading(NamedTuple):
     """Over the machine's pace right before and after."""
 
 
-def reading_of(seconds: Sequence[float], paces: Sequence[float]) -> Reading:
-    """Return the medians of steps.
+def reading_of(seconds: Sequence[float], paces: Sequence[float]) -> Reading | None:
+    """Return the medians of steps; None where none was the method's.
 
     Args:
-        seconds: (n_steps,) of each.
+        seconds: (n_steps,) of each, not a number for one without a plan.
         paces: (n_steps + 1,) before the first and after each.
     """
     around = [(before + after) / 2 for before, after in itertools.pairwise(paces)]
-    ratios = [step / pace for step, pace in zip(seconds, around, strict=True)]
-    return Reading(statistics.median(seconds), statistics.median(ratios))
+    steps = [
+        each for each in zip(seconds, around, strict=True) if not math.isnan(each[0])
+    ]
+    if not steps:
+        return None
+    ratios = [step / pace for step, pace in steps]
+    return Reading(
+        statistics.median(step for step, _ in steps), statistics.median(ratios)
+    )
+
+
+def _scatter(readings: Iterable[Sequence[float]]) -> float:
+    """Return the interquartile range of rounds as a share, the median over sizes."""
+    shares = []
+    for each in readings:
+        low, middle, high = np.quantile(each, (0.25, 0.5, 0.75))
+        shares.append(float((high - low) / middle))
+    return statistics.median(shares)
 
 
 class Rounds:
-    """Turns of all methods, within a time.
+    """Turns of all methods, round by round, about until a time.
+
+    Plain training has one at the least; others may have none, and are then told of.
+    Steps, then sizes are left out where seven rounds would not fit, as far as a fit can
+    do without them.
 
     Args:
         crew: The processes.
@@ -86,8 +111,8 @@ class Rounds:
 
     Attributes:
         failed: By method, why it takes no more turns.
-        notes: What was left out for lack of time.
-        n_rounds: Whole ones.
+        notes: What was left out, and why.
+        n_rounds: In which all had a turn that were not left out and had not failed.
     """
 
     def __init__(
@@ -166,15 +191,36 @@ class Rounds:
         """The machine's usual one: the median over all steps."""
         return statistics.median(self._paces) if self._paces else 1.0
 
+    @property
+    def by_pace(self) -> bool | None:
+        """Whether steps are told at the machine's pace; None where it keeps one.
+
+        Not where the clock scatters less for most methods: where others have the same
+        core by turns of some milliseconds, they hit a step or the little work, not
+        both.
+        """
+        if len(set(self._paces)) <= 1:
+            return None
+        steadier = [
+            _scatter([each.seconds for each in at] for at in of.values())
+            < _scatter([each.paces for each in at] for at in of.values())
+            for of in self._readings.values()
+            if of
+        ]
+        return 2 * sum(steadier) <= len(steadier)
+
     def seconds(
         self, method: str, pace: float | None = None
     ) -> dict[Point, list[float]]:
-        """Return the seconds of a step at each point, in each round, at one pace.
+        """Return the seconds of a step at each point, in each round, as they are told.
 
         Args:
             method: Its name.
-            pace: The machine's; None for its usual one in these rounds.
+            pace: At this pace of the machine; None for its usual one in these rounds,
+                or the clock where that is steadier.
         """
+        if pace is None and not self.by_pace:
+            return self.by_the_clock(method)
         usual = self.pace if pace is None else pace
         found = self._readings.get(method, {})
         return {at: [usual * each.paces for each in found[at]] for at in found}
@@ -198,10 +244,22 @@ class Rounds:
             return
         self._heed(name, time.monotonic() - began)
         of = self._readings.setdefault(name, {})
-        readings = zip(points, told["seconds"], told["paces"], strict=True)
-        for each, seconds, paces in readings:
-            of.setdefault(each.point, []).append(reading_of(seconds, paces))
+        unplanned = []
+        for each, seconds, paces in zip(
+            points, told["seconds"], told["paces"], strict=True
+        ):
             self._paces += paces
+            reading = reading_of(seconds, paces)
+            if reading is None:
+                unplanned.append(each)
+            else:
+                of.setdefault(each.point, []).append(reading)
+        if len(unplanned) == len(points):
+            self.failed[name] = f"{_NO_PLAN} at any size that was timed"
+            del self._points[name]
+            return
+        for each in unplanned:
+            self._drop(name, each, f": {_NO_PLAN} there")
 
     def _turn_seconds(self, name: str) -> float:
         """Return about how long a method's turn takes."""
@@ -238,7 +296,8 @@ class Rounds:
                         "too little time for seven rounds: medians are of fewer"
                     )
                 return
-            self._drop(*max(costs, key=lambda each: costs[each]))
+            dearest = max(costs, key=lambda each: costs[each])
+            self._drop(*dearest, ", for lack of time")
 
     def _take_fewer_steps(self) -> bool:
         """Halve the steps of the sizes of which most are taken; tell whether any."""
@@ -257,13 +316,13 @@ class Rounds:
             ]
         return True
 
-    def _drop(self, name: str, sized: Sized) -> None:
+    def _drop(self, name: str, sized: Sized, why: str) -> None:
         self._points[name].remove(sized)
         point = sized.point
         self._readings.get(name, {}).pop(point, None)
         of = f"a batch of {point.batch}"
         of += "" if point.length is None else f" × {point.length} tokens"
-        self.notes.append(f"{name} was not timed at {of}, for lack of time")
+        self.notes.append(f"{name} was not timed at {of}{why}")
 
     def _spare(self, name: str) -> Iterator[Sized]:
         """Yield the sizes of a method that it can do without."""
@@ -274,7 +333,7 @@ class Rounds:
                 if (sized.point.length is not None) == has_length
             ]
             if len(kind) > _LEAST_POINTS:
-                yield from kind
+                yield from (each for each in kind if not each.stays)
 
 
 def sized(point: Point, seconds: float) -> Sized:
@@ -284,17 +343,21 @@ def sized(point: Point, seconds: float) -> Sized:
 
 
 def points_of(
-    measured: Measured, budget_bytes: int, *, with_lengths: bool
+    measured: Measured, batch: int, budget_bytes: int, *, with_lengths: bool
 ) -> list[Sized]:
     """Return sizes to time, each with its number of steps.
 
     Args:
         measured: What is known of a method.
+        batch: The sample's: it stays among them if it ran.
         budget_bytes: For methods that plan.
         with_lengths: Whether lengths are timed as well.
     """
-    chosen = _chosen([each for each in measured.weighed if each.length is None])
-    found = [sized(Point(each.batch), each.seconds) for each in chosen]
+    chosen = _chosen([each for each in measured.weighed if each.length is None], batch)
+    found = [
+        sized(Point(each.batch), each.seconds)._replace(stays=each.batch == batch)
+        for each in chosen
+    ]
     if not with_lengths:
         return found
     lengths = [
@@ -311,12 +374,14 @@ def points_of(
     return lengths + found
 
 
-def _chosen(weighed: Sequence[Weighed]) -> list[Weighed]:
-    """Return batches in about equal ratios, the first and the last among them."""
+def _chosen(weighed: Sequence[Weighed], batch: int) -> list[Weighed]:
+    """Return batches in about equal ratios; the first, the last and this one stay."""
     found = list(weighed)
     while len(found) > _MOST_POINTS:
-        gaps = [
-            found[i + 1].batch / found[i - 1].batch for i in range(1, len(found) - 1)
-        ]
-        del found[1 + gaps.index(min(gaps))]
+        gaps = {
+            i: found[i + 1].batch / found[i - 1].batch
+            for i in range(1, len(found) - 1)
+            if found[i].batch != batch
+        }
+        del found[min(gaps, key=lambda i: gaps[i])]
     return found

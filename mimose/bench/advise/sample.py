@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,12 +54,21 @@ class Sample:
             )
             raise UsageError(msg)
         self.batch = first.pop()
-        self.length = _length(self._inputs, tensors)
+        self._text = _text(self._inputs)
+        self.length = None if self._text is None else self._text[1].shape[1]
 
     def notes(self) -> list[str]:
         """Return what was guessed of the sample's shapes and may be wrong."""
-        if self.length is None:
+        if self._text is None:
             return []
+        found = []
+        name, text = self._text
+        if name != _TEXTS:
+            found.append(
+                f"the length, {self.length} tokens, was taken from {name}, integers of "
+                f"shape {tuple(text.shape)}; if these are no texts, what is said of "
+                f"lengths does not hold"
+            )
         tensors = tensors_in((self._inputs.args, self._inputs.kwargs))
         doubtful = [
             f"{tuple(tensor.shape)}"
@@ -68,13 +77,13 @@ class Sample:
             and tensor.ndim == 2
             and tensor.shape[1] == self.length
         ]
-        if not doubtful:
-            return []
-        return [
-            f"floating point of shape {doubtful[0]} was taken to have one value "
-            f"for each of {self.length} tokens, and grows with the text; if these "
-            f"are features, give a sample of another length"
-        ]
+        if doubtful:
+            found.append(
+                f"floating point of shape {doubtful[0]} was taken to have one value "
+                f"for each of {self.length} tokens, and grows with the text; if these "
+                f"are features, give a sample of another length"
+            )
+        return found
 
     def resized(self, batch: int, length: int | None = None) -> Inputs:
         """Return the inputs with so many samples, of so many tokens.
@@ -96,13 +105,16 @@ class Sample:
         return _changed(self._inputs, resize)
 
 
-def _length(inputs: Inputs, tensors: Sequence[torch.Tensor]) -> int | None:
+def _text(inputs: Inputs) -> tuple[str, torch.Tensor] | None:
+    """Return the tensor whose second size is the length, and what it is called."""
     named = inputs.kwargs.get(_TEXTS)
     if isinstance(named, torch.Tensor) and named.ndim == 2:
-        return named.shape[1]
+        return _TEXTS, named
+    given = [(f"argument {i}", each) for i, each in enumerate(inputs.args, 1)]
     texts = (
-        tensor.shape[1]
-        for tensor in tensors
+        (name, tensor)
+        for name, tree in (*given, *inputs.kwargs.items())
+        for tensor in tensors_in(tree)
         if tensor.ndim == 2
         and not tensor.is_floating_point()
         and tensor.dtype != torch.bool

@@ -268,8 +268,10 @@ class _Ladder:
         """Return steps of batches that plans hold for, and what is foretold of all.
 
         A session trusts its predictions up to some multiple of what it has measured, so
-        it is asked again after each larger step. Smaller batches than those of plain
-        training cannot be trained on, and of lengths it knows what plain training ran.
+        it is asked again after each larger step; where it trusts no further one, the
+        next is run with everything recomputed, as a user's would be. Smaller batches
+        than those of plain training cannot be trained on, and of lengths it knows what
+        plain training ran.
         """
         smallest = min(each.batch for each in plain)
         if len({each.length for each in plain} - {None}) < _LEAST_LENGTHS:
@@ -282,6 +284,7 @@ class _Ladder:
                 foretold = self._foretell(tokens, until)
                 fitting = self._fitting(foretold)
                 left = [b for b in fitting if b >= smallest and b not in found]
+                left = left or self._unforetold(foretold, found)
                 if not left:
                     break
                 found[left[0]] = self._weigh(left[0])
@@ -314,6 +317,21 @@ class _Ladder:
             if most > low.batch:
                 batches.append(most)
         return batches
+
+    def _unforetold(
+        self, foretold: Sequence[Foretold], found: Mapping[int, Weighed]
+    ) -> list[int]:
+        """Return the next doubled batch, where the least memory's line says it fits."""
+        rows = [each for each in foretold if each.length is None]
+        largest = max(found, default=0)
+        if len(rows) < 2 or rows[-1].batch != largest:
+            return []  # all that is foretold has run, and the last was trusted
+        low, high = rows[-2:]
+        slope = (high.least_bytes - low.least_bytes) / (high.batch - low.batch)
+        least = high.least_bytes + slope * high.batch
+        most = self._first * 2**_DOUBLINGS
+        fits = least <= self._most_bytes and 2 * largest <= most
+        return [2 * largest] if fits else []
 
     def _is_slow(self, weighed: Weighed) -> bool:
         if weighed.seconds > self._most_seconds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -135,7 +136,11 @@ class Training:
             ]
 
     def step(self, point: Point) -> float:
-        """Train on a batch of these sizes; return the seconds by the clock."""
+        """Train on a batch of these sizes; return the seconds by the clock.
+
+        Not a number where a session made no plan, and recomputed everything: its budget
+        cannot be kept there, or it trusts no prediction. Such seconds are no method's.
+        """
         self.prepare(point)
         self._synchronise()
         began = time.perf_counter()
@@ -149,7 +154,15 @@ class Training:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._synchronise()
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        return seconds if self._has_plan else math.nan
+
+    @property
+    def _has_plan(self) -> bool:
+        """Whether the last step did what the method does."""
+        if self.session is None:
+            return True
+        return self.session.records[-1].phase not in ("collect", "fallback")
 
     def notes(self) -> list[str]:
         """Return what the user should know of how it is trained."""

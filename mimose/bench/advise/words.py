@@ -67,7 +67,7 @@ def code(advice: Advice, width: int) -> list[str]:
 
     Args:
         advice: The answer.
-        width: Columns; a line that is longer is broken where Python allows it.
+        width: Columns; code that is longer stays as it is, to be copied.
     """
     lines = []
     for name in recommended(advice):
@@ -75,13 +75,7 @@ def code(advice: Advice, width: int) -> list[str]:
             lines += wrapped("For plain training there is nothing to change.", width)
             continue
         lines += wrapped(f"To train with {called(name)}, write", width)
-        for line in recipe(name, advice.budget_bytes):
-            short = len(line) + 2 <= width or "(" not in line
-            lines += (
-                [f"  {line}".rstrip()]
-                if short
-                else wrapped(line, width, first="  ", rest=" " * 6)
-            )
+        lines += [f"  {line}".rstrip() for line in recipe(name, advice.budget_bytes)]
     return lines
 
 

@@ -1,6 +1,7 @@
 """What a method does at any memory and batch, by lines and by plans."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -42,7 +43,7 @@ def plan(line):
 
 def test_a_plan_costs_nothing_where_all_fits(plan):
     """A plan costs nothing where all fits."""
-    assert plan.factor == pytest.approx(1.05)
+    assert plan.rates == pytest.approx((0.0, 1.05, 1.05))
     assert plan.step_seconds(8, 200 * MIB) == pytest.approx(1.05 * 2.1)
 
 
@@ -124,8 +125,25 @@ def test_a_sessions_own_time_of_each_step_is_told_apart(line):
         foretold=tuple(map(_foretold, (2, 8, 32))),
     )
     found = planned(measured, plain, 1000 * MIB)
-    assert (found.fixed, found.factor) == (pytest.approx(0.3), pytest.approx(1.1))
+    assert found.rates == pytest.approx((0.3, 1.1, 1.1))
     assert found.step_seconds(16, 1000 * MIB) == pytest.approx(0.3 + 1.1 * 3.7)
+
+
+def test_what_plans_add_has_a_rate_of_its_own(line):
+    """What plans add may take longer than the session thinks; plain steps do not."""
+    plain = steady(line("none", 10, 100, 0.2, 0.5, noise=0.0), None)
+    rows = tuple(map(_foretold, (2, 8, 32, 64)))
+    step = Weighed(batch=64, length=None, peak_bytes=1, reserved_bytes=1, seconds=1)
+    bare = Measured(method="mimose", weighed=(step,), foretold=rows)
+    one = (Timed(batch=2, length=None, rounds=(1.0,)),)
+    asked = planned(replace(bare, timed=one), plain, 200 * MIB)
+    timed = tuple(
+        Timed(batch=b, length=None, rounds=(0.1 + 1.1 * p + 2.5 * added,) * 5)
+        for b in (2, 8, 20, 32, 40)
+        for p, added in [asked.bare_seconds(b, 200 * MIB)]
+    )
+    found = planned(replace(bare, timed=timed), plain, 200 * MIB)
+    assert found.rates == pytest.approx((0.1, 1.1, 2.5))
 
 
 def test_a_batch_in_parts_is_a_multiple_of_them(line):

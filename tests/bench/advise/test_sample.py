@@ -73,3 +73,23 @@ def test_features_as_many_as_tokens_are_told_of():
     (note,) = Sample({"input_ids": _ids(), "features": torch.rand(4, 6)}).notes()
     assert "(4, 6)" in note
     assert "6 tokens" in note
+
+
+@pytest.mark.parametrize(
+    ("batch", "name"),
+    [
+        ({"classes": torch.rand(4, 6), "tokens": _ids()}, "tokens"),
+        ((torch.rand(4, 3), [_ids()]), "argument 2"),
+        (_ids(), "argument 1"),
+    ],
+)
+def test_a_length_of_another_name_is_told_of(batch, name):
+    """It says from which tensor it was taken, that a user may see that it is none."""
+    note = Sample(batch).notes()[0]
+    assert f"6 tokens, was taken from {name}, integers of shape (4, 6)" in note
+
+
+def test_the_length_of_the_ids_is_no_guess():
+    """Nor is there one to tell of without a text."""
+    assert Sample({"input_ids": _ids()}).notes() == []
+    assert Sample(torch.rand(4, 6)).notes() == []

@@ -1,5 +1,7 @@
 """Training a model at any batch size."""
 
+import math
+
 import torch
 from torch import nn
 
@@ -33,3 +35,20 @@ def test_a_model_without_a_loss_is_told_of():
         )
         training.step(Point(2))
         assert any("no loss" in note for note in training.notes()) != has_loss
+
+
+def test_a_step_without_a_plan_has_no_seconds(toys):
+    """A session recomputes all of it, which is not what the method does."""
+    training = Training(
+        *toys.blocks(),
+        METHODS["mimose"],
+        device=torch.device("cpu"),
+        optimizer="sgd",
+    )
+    training.attach(2**40, None, refine=False)
+    took = [training.step(Point(size)) for size in (2, 3, 4) * 4]
+    phases = [each.phase for each in training.session.records]
+    training.close()
+    assert {"collect", "plan"} <= set(phases)
+    for seconds, phase in zip(took, phases, strict=True):
+        assert math.isnan(seconds) == (phase in ("collect", "fallback"))

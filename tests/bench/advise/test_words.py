@@ -2,15 +2,18 @@
 
 import json
 import re
+import textwrap
 from dataclasses import replace
 
 import pytest
 
 from mimose.bench.advise.advice import advise_on
-from mimose.bench.advise.measured import Measured
+from mimose.bench.advise.measured import Measured, read
+from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.phrases import listed, longer
+from mimose.bench.advise.recipe import recipe
 from mimose.bench.advise.told import as_json
-from mimose.bench.advise.words import table, text, verdict
+from mimose.bench.advise.words import code, table, text, verdict
 
 PLAIN = ("none", 40, 400, 0.02, 0.05)
 FULL = ("full", 12, 400, 0.027, 0.05)
@@ -230,6 +233,25 @@ def test_what_needs_no_recomputation_comes_first(line, measurements, budget_mib,
     assert said in _said(measured)
 
 
+@pytest.mark.parametrize(
+    ("budget_mib", "head"),
+    [(900, "Do this first: f"), (700, "Do this first: f"), (1200, "F")],
+)
+def test_what_frees_memory_is_told_without_its_time(
+    line, measurements, budget_mib, head
+):
+    """Its bytes are known; that its time is not is said, with the reason."""
+    measured = measurements(
+        line(*PLAIN), line(*FULL), line(*SDPA, rounds=0), budget_mib=budget_mib
+    )
+    found = [e for e in verdict(advise_on(measured)) if "used attention (sdpa)" in e]
+    assert found[0].startswith(
+        f"{head}used attention (sdpa) frees 240.0 MiB at your batch without computing "
+        f"anything twice (how fast is not known: too few of its steps were timed)"
+    )
+    assert "Whatever else" not in found[0]
+
+
 def test_nothing_is_said_of_what_frees_nothing(line, measurements):
     """A fused attention that is as large as the plain one is no advice."""
     same = ("sdpa", *PLAIN[1:])
@@ -257,6 +279,31 @@ def test_conditions_are_told(line, measurements):
     assert "so something else ran too" in said
 
 
+@pytest.mark.parametrize(
+    ("by_pace", "said"),
+    [
+        (True, "took turns, each step set against the machine's pace around it;"),
+        (False, "took turns, by the clock, which scattered less"),
+        (None, "took turns; measuring"),
+    ],
+)
+def test_what_seconds_are_told_by(wide, tmp_path, by_pace, said):
+    """It is said of the measurements, not of the code that reads them."""
+    file = tmp_path / "measured.json"
+    replace(wide, by_pace=by_pace).write(file)
+    assert said in _said(read(file))
+
+
+def test_measurements_of_old_say_nothing_of_a_pace(wide, tmp_path):
+    """A file in which it is not written down can be read."""
+    file = tmp_path / "measured.json"
+    wide.write(file)
+    told = json.loads(file.read_text())
+    del told["by_pace"]
+    file.write_text(json.dumps(told))
+    assert "pace" not in _said(read(file))
+
+
 def test_a_quiet_machine_is_no_warning(wide):
     """A load within the threads that trained is theirs."""
     assert "something else ran" not in _said(wide)
@@ -280,6 +327,19 @@ def test_text_fits_any_width(wide, width):
     assert max(map(len, lines)) <= width
     for name in ("none", "full", "lean", "pool", "offload", "accumulate"):
         assert any(each.strip().startswith(name) for each in lines)
+
+
+def test_printed_code_is_python_at_any_width(wide):
+    """Its lines and their indentation are the recipe's."""
+    advice = advise_on(wide)
+    for name in METHODS.keys() - {"none"}:
+        chosen = replace(advice, at_sample=replace(advice.free, name=name), free=None)
+        written = recipe(name, advice.budget_bytes)
+        for width in (20, 38, 80):
+            printed = code(chosen, width)[-len(written) :]
+            found = textwrap.dedent("\n".join(printed))
+            assert found.splitlines() == written
+            compile(found, name, "exec")
 
 
 def test_the_table_has_a_cell_for_every_column(wide):
