@@ -41,7 +41,7 @@ from mimose.run.actions.offload.budget import make_host
 from mimose.run.actions.offload.codec import OffloadCodec
 from mimose.run.actions.registry import any_lossy, choose, need_host
 from mimose.run.attachment import Attachment, refuse_second
-from mimose.run.engine import Engine, Options
+from mimose.run.engine import Options, make_engine
 from mimose.run.others import is_told_alone, tell_alone, why_step_waits
 from mimose.run.retry import Gradients
 from mimose.run.watched import Watches
@@ -238,7 +238,7 @@ class Session:
         self._predictor = getattr(
             options.predictor, "__qualname__", str(options.predictor)
         )
-        self._engine = Engine(model, options)
+        self._engine = make_engine(model, options)
         self.budget_bytes = self._engine.budget_bytes
         self.records = self._engine.records
         self._attachment: Attachment | None = None

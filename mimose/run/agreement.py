@@ -19,8 +19,8 @@ which units it keeps whatever is planned, and has never compared; and its action
 
 Every forward exchanges: an exchange on cache misses alone would be one that a rank with
 a hit takes no part in. What follows from a layer's code (it cannot be recomputed, it is
-run again for that reason) is taken to show on all ranks in the same unplanned step; in
-a planned one it is an error.
+run again for that reason) is taken to show on all ranks in the same step as a session
+begins; later it is an error.
 
 After an error in the middle of a forward there is nothing to agree on: whoever waits
 for this rank cannot answer. It raises, and runs nothing again.
@@ -29,25 +29,17 @@ for this rank cannot answer. It raises, and runs nothing again.
 from __future__ import annotations
 
 import contextlib
-import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn, Protocol
-
-import torch
-from torch import distributed
+from typing import NamedTuple, NoReturn, Protocol
 
 from mimose.decide.decision import Decision
 from mimose.decide.policy import Policy
-from mimose.exceptions import (
-    InfeasibleBudgetError,
-    MimoseError,
-    OtherRankError,
-    first_line,
-)
+from mimose.exceptions import MimoseError
 from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
+from mimose.run.exchange import Exchange
 from mimose.run.unit import Unit
 from mimose.types import StepInput
 
@@ -122,7 +114,6 @@ class Alone:
 class _Answer(NamedTuple):
     """The ranks' maxima."""
 
-    error: int = 0
     unplanned: int = 0
     whole: int = 0
     events: int = 0
@@ -143,15 +134,14 @@ class Together:
     """Agrees with the other ranks of a group: see Note: [Agreement].
 
     Args:
-        group: The ranks; carries tensors of the CPU.
+        exchange: With the other ranks.
         units: The units.
         learner: Knows the actions in use.
         policy: Makes decisions for actions that others have asked for.
         plans: Whether plans are made; a baseline does the same on all ranks.
 
     Attributes:
-        n_exchanges: Exchanges so far.
-        seconds: What they took, waiting for other ranks included.
+        exchange: With the other ranks.
         n_changed: Forwards that did something else than this rank had decided.
     """
 
@@ -159,14 +149,14 @@ class Together:
 
     def __init__(
         self,
-        group: Any,
+        exchange: Exchange,
         units: Sequence[Unit],
         learner: Learner,
         policy: Policy,
         *,
         plans: bool,
     ) -> None:
-        self._group = group
+        self.exchange = exchange
         self._units = units
         self._policy = policy
         self._plans = plans
@@ -174,25 +164,12 @@ class Together:
         self._names = menu.names
         self._index = {name: index for index, name in enumerate(menu.names)}
         self._most_events = max(_LEAST_EVENTS, _EVENTS_A_UNIT * len(units))
-        self._n_body = 0  # until all are known to have as many units
-        self._is_due = False
-        self.n_exchanges = 0
+        self._most_values = 2 * len(units) + self._most_events
         self.n_changed = 0
-        self.seconds = 0.0
 
-    # ------------------------------------------------------------------ who fails
-
-    @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def telling(self) -> contextlib.AbstractContextManager[None]:
         """Tell the others of an error, where this rank has not answered yet."""
-        self._is_due = True
-        try:
-            yield
-        except Exception as error:
-            if self._is_due:
-                self._exchange(_Answer(error=1))
-                self._gather(error)
-            raise
+        return self.exchange.telling()
 
     def meet(self, description: Sequence[str]) -> None:
         """Make sure, as the session begins, that all ranks plan the same.
@@ -207,8 +184,8 @@ class Together:
         own = _hash(tuple(description))
         answer, _ = self._exchange(_Answer(events=own, minus_events=-own))
         if not answer.has_equal_events:
-            _refuse_unlike(self._gathered(list(description)))
-        self._n_body = 2 * len(self._units) + self._most_events
+            _refuse_unlike(self.exchange.gathered(list(description)))
+        self.exchange.n_values = len(_Answer._fields) + self._most_values
 
     # ------------------------------------------------------------------ forwards
 
@@ -329,7 +306,7 @@ class Together:
         events = _hash((chosen.events, chosen.between, asked.part))
         actions = _hash(own)
         whole = int(asked.is_measured)
-        return _Answer(0, 0, whole, events, -events, actions, -actions)
+        return _Answer(0, whole, events, -events, actions, -actions)
 
     def _body(self, own: Sequence[int]) -> list[int]:
         kept = [int(unit.is_kept) for unit in self._units]
@@ -343,47 +320,8 @@ class Together:
     def _exchange(
         self, head: _Answer, body: Sequence[int] = ()
     ) -> tuple[_Answer, list[int]]:
-        """Return the maxima over all ranks.
-
-        Raises:
-            MimoseError: Another rank is gone, or does not answer.
-        """
-        self._is_due = False
-        filler = [0] * (self._n_body - len(body))
-        vector = torch.tensor([*head, *body, *filler], dtype=torch.int64)
-        began = time.perf_counter()
-        try:
-            distributed.all_reduce(
-                vector, op=distributed.ReduceOp.MAX, group=self._group
-            )
-        except RuntimeError as error:
-            raise _unanswered(error) from error
-        self.seconds += time.perf_counter() - began
-        self.n_exchanges += 1
-        found = vector.tolist()
-        n_head = len(head)
-        answer = _Answer(*found[:n_head])
-        if answer.error and not head.error:
-            self._gather(None)
-        return answer, found[n_head:]
-
-    # ------------------------------------------------------------------ errors
-
-    def _gather(self, error: Exception | None) -> None:
-        """Exchange what went wrong; raise it where it went wrong elsewhere alone."""
-        found = self._gathered(None if error is None else _told(error))
-        if error is not None:
-            return
-        rank, told = next((rank, told) for rank, told in enumerate(found) if told)
-        _raise_other(distributed.get_global_rank(self._group, rank), told)
-
-    def _gathered(self, own: Any) -> list[Any]:
-        found: list[Any] = [None] * distributed.get_world_size(self._group)
-        try:
-            distributed.all_gather_object(found, own, group=self._group)
-        except RuntimeError as error:
-            raise _unanswered(error) from error
-        return found
+        found = self.exchange.maxima((*head, *body))
+        return _Answer(*found[: len(head)]), found[len(head) :]
 
 
 def _both(one: object, other: object) -> bool:
@@ -397,22 +335,6 @@ def _hash(what: object) -> int:
 
 def _unplanned(reason: str) -> Decision:
     return Decision("fallback", None, reason=reason)
-
-
-def _told(error: Exception) -> dict[str, Any]:
-    told: dict[str, Any] = {"kind": type(error).__name__, "text": str(error)}
-    if isinstance(error, InfeasibleBudgetError):
-        told["numbers"] = error.budget_bytes, error.least_peak_bytes, error.holders
-        told["advice"] = error.advice
-    return told
-
-
-def _raise_other(rank: int, told: dict[str, Any]) -> NoReturn:
-    if "numbers" in told:
-        budget, least, holders = told["numbers"]
-        advice = f"That is so on rank {rank}, and all ranks stop. {told['advice']}"
-        raise InfeasibleBudgetError(budget, least, holders, advice.rstrip())
-    raise OtherRankError(rank, told["kind"], told["text"])
 
 
 def _refuse_unlike(found: Sequence[list[str]]) -> NoReturn:
@@ -433,10 +355,3 @@ def _refuse_unlike(found: Sequence[list[str]]) -> NoReturn:
         f"of a model, give attach(agree=...) the group of those that run the same"
     )
     raise MimoseError(msg)
-
-
-def _unanswered(error: RuntimeError) -> MimoseError:
-    return MimoseError(
-        f"the ranks could not agree on this step, as another one is gone or did not "
-        f"answer in time: {first_line(error)}. See that rank's own error"
-    )

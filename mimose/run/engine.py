@@ -41,7 +41,13 @@ from mimose.run.events import EventRunner
 from mimose.run.findings import Findings
 from mimose.run.open_steps import OpenSteps
 from mimose.run.optimizer_watch import OptimizerWatch
-from mimose.run.others import make_agreement, restrict
+from mimose.run.others import (
+    Others,
+    find_others,
+    make_agreement,
+    restrict,
+    telling,
+)
 from mimose.run.refusals import Refusals
 from mimose.run.retry import Retry
 from mimose.run.rollback import Rollback
@@ -84,8 +90,10 @@ class Options:
     """Other ratios of reserved to requested growth."""
 
 
-class Engine:
-    """Makes the parts, from what reads the memory to what runs the steps.
+def make_engine(model: nn.Module, options: Options) -> Engine:
+    """Make a session's engine; where ranks agree, on all ranks or on none.
+
+    What is looked at before the others are known is the same on all ranks: the model.
 
     Args:
         model: The model.
@@ -95,12 +103,37 @@ class Engine:
         MimoseError: The model, or its device, cannot be planned for.
         OSError: The file for the records cannot be opened.
     """
+    refuse_other_checkpointing(model)
+    found = find_units(model, options.units)
+    modules = [module for _, module in found]
+    refuse_compiled(model, modules)
+    others = find_others(options.agree, modules)
+    with telling(others):
+        return Engine(model, options, found, others)
 
-    def __init__(self, model: nn.Module, options: Options) -> None:
-        refuse_other_checkpointing(model)
+
+class Engine:
+    """Makes the parts, from what reads the memory to what runs the steps.
+
+    Args:
+        model: The model.
+        options: What is asked for.
+        found: The modules to plan for, by name.
+        others: The ranks to agree with.
+
+    Raises:
+        MimoseError: The model's device cannot be planned for.
+        OSError: The file for the records cannot be opened.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options,
+        found: Sequence[tuple[str, nn.Module]],
+        others: Others | None,
+    ) -> None:
         self._options = options
-        found = find_units(model, options.units)
-        refuse_compiled(model, [module for _, module in found])
         self.device = only_device(model)
         checks = DeviceChecks(model, self.device)
         refuse_unsaveable(self.device)
@@ -175,7 +208,7 @@ class Engine:
         action_at = planner.action_at if isinstance(planner, FixedPlanner) else None
         self.plans = action_at is None
         self.agreement = make_agreement(
-            options.agree, self.units, self.learner, self.policy, plans=self.plans
+            others, self.units, self.learner, self.policy, plans=self.plans
         )
         self.writers = Writers(
             learner=self.learner,

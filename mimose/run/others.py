@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import distributed, nn
 
 from mimose.decide.policy import Policy
+from mimose.exceptions import MimoseError
 from mimose.learn.learner import Learner
 from mimose.planners import Menu
 from mimose.run.agreement import Agreement, Alone, Together
+from mimose.run.exchange import Exchange
 from mimose.run.unit import Unit
 from mimose.watch.communicating import communicates
 from mimose.watch.sharding import is_sharded
@@ -21,8 +25,46 @@ _side: tuple[Any, Any] | None = None
 """The default group, and the group beside it that agrees."""
 
 
+class Others(NamedTuple):
+    """Ranks that a session agrees with."""
+
+    exchange: Exchange
+    """With them."""
+    waiting: frozenset[int]
+    """The places of the units whose forward waits for them."""
+
+
+def find_others(agree: Any, modules: Sequence[nn.Module]) -> Others | None:
+    """Return the ranks to agree with; None where there is no need to.
+
+    All ranks call this at the same place: it makes a group of them.
+
+    Args:
+        agree: As `mimose.attach` is given it.
+        modules: The units.
+
+    Raises:
+        MimoseError: The ranks do not know of each other yet.
+    """
+    if agree == "auto":
+        _refuse_too_early(modules)
+    if agree is None or _n_ranks() < 2:
+        return None
+    if agree != "auto":
+        everywhere = frozenset(range(len(modules)))
+        n_ranks = distributed.get_world_size(agree)
+        return Others(Exchange(agree), everywhere) if n_ranks > 1 else None
+    waiting = frozenset(i for i, unit in enumerate(modules) if communicates(unit))
+    return Others(Exchange(_side_group()), waiting) if waiting else None
+
+
+def telling(others: Others | None) -> contextlib.AbstractContextManager[None]:
+    """Return what tells the other ranks of an error, if there are any."""
+    return contextlib.nullcontext() if others is None else others.exchange.telling()
+
+
 def make_agreement(
-    agree: Any,
+    others: Others | None,
     units: Sequence[Unit],
     learner: Learner,
     policy: Policy,
@@ -35,28 +77,40 @@ def make_agreement(
     a call they settle call by call, each rank for itself.
 
     Args:
-        agree: As `mimose.attach` is given it.
+        others: The ranks to agree with.
         units: The units.
         learner: Is told which actions they may run under.
         policy: Makes decisions.
         plans: Whether plans are made.
     """
-    if agree is None or _n_ranks() < 2:
+    if others is None:
         return Alone()
-    if agree == "auto":
-        waiting = [unit for unit in units if communicates(unit.module)]
-        if not waiting:
-            return Alone()
-        group = _side_group()
-    else:
-        waiting, group = list(units), agree
-        if distributed.get_world_size(group) < 2:
-            return Alone()
-    for unit in waiting:
-        unit.waits = True
-        unit.excluded.update(between(learner.model.menu))
+    for unit in units:
+        if unit.index in others.waiting:
+            unit.waits = True
+            unit.excluded.update(between(learner.model.menu))
     restrict(units, learner)
-    return Together(group, units, learner, policy, plans=plans)
+    return Together(others.exchange, units, learner, policy, plans=plans)
+
+
+def _refuse_too_early(modules: Sequence[nn.Module]) -> None:
+    """Refuse batch norm over ranks that do not know of each other yet.
+
+    Raises:
+        MimoseError: A launcher has started several, and no group is there.
+    """
+    is_begun = distributed.is_available() and distributed.is_initialized()
+    n_started = os.environ.get("WORLD_SIZE", "1")
+    if is_begun or not n_started.isdecimal() or int(n_started) < 2:
+        return
+    parts = (part for unit in modules for part in unit.modules())
+    if any(isinstance(part, nn.SyncBatchNorm) for part in parts):
+        msg = (
+            f"a layer has a SyncBatchNorm, and {n_started} processes were started, "
+            f"which have to agree on what is recomputed, but there is no process group "
+            f"yet: attach after torch.distributed.init_process_group()"
+        )
+        raise MimoseError(msg)
 
 
 def between(menu: Menu) -> tuple[str, ...]:

@@ -120,12 +120,13 @@ class Retry:
     def _may_be_alone(step: Step, error: BaseException) -> bool:
         """Whether other ranks may not fail alike, at the same place.
 
-        What follows from a layer's code shows where all is recomputed and looked at,
-        which is in the first steps, on all ranks. Later, what ran differs by rank.
+        What follows from a layer's code shows where all is recomputed and looked at
+        for the first time, which is as the session begins, on all ranks. Later, what
+        ran differs by rank, and so may what a new size shows.
         """
         follows = isinstance(error, (LateChangeError, NotRecomputableError))
-        is_planned = step.decision.chosen is not None
-        return is_out_of_memory(error) or (follows and is_planned)
+        is_first = step.decision.phase == "collect"
+        return is_out_of_memory(error) or (follows and not is_first)
 
     def _is_waited_for(self, step: Step, error: BaseException) -> bool:
         """Whether other ranks wait for the forward; then the error says so."""

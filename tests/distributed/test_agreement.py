@@ -30,7 +30,7 @@ _CASES = {
 
 
 _SILENT = ("fsdp", "ddp", "plain")
-_REFUSED = ("attach", "budget", "an odd thing", "unlike")
+_REFUSED = ("attach", "unreadable", "budget", "an odd thing", "unlike")
 _OUT_OF_MEMORY: dict[str, dict[str, Any]] = {
     "sharded": {"kind": "fsdp", "way": "loop"},
     "wrapped": {"kind": "ddp", "way": "step"},
@@ -124,6 +124,9 @@ def test_what_one_rank_refuses_all_refuse(trained: Any) -> None:
         assert "That is so on rank 1, and all ranks stop" in first[1]
         assert words in first[1]
         assert words in second[1]
+    first, second = found["unreadable"]
+    assert ("OtherRankError", "BudgetError") == (first[0], second[0])
+    assert "'a lot'" in first[1]
     first, second = found["an odd thing"]
     assert ("OtherRankError", "ValueError") == (first[0], second[0])
     assert first[1].startswith("rank 1 could not run this step")

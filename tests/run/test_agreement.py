@@ -11,9 +11,11 @@ from torch import nn
 import mimose
 import mimose.run.retry
 from mimose.decide.decision import Decision
+from mimose.exceptions import MimoseError
 from mimose.learn.problem import Memory
 from mimose.run.agreement import Alone, Asked
 from mimose.run.others import (
+    find_others,
     is_told_alone,
     make_agreement,
     tell_alone,
@@ -37,8 +39,19 @@ def test_alone_a_decision_is_as_it_was():
 @pytest.mark.parametrize("agree", ["auto", None])
 def test_one_process_agrees_with_nobody(agree):
     """Whatever is asked for, there is nobody."""
-    found = make_agreement(agree, [], None, None, plans=True)
-    assert isinstance(found, Alone)
+    others = find_others(agree, [nn.SyncBatchNorm(2)])
+    assert others is None
+    assert isinstance(make_agreement(others, [], None, None, plans=True), Alone)
+
+
+def test_ranks_that_do_not_know_of_each_other_yet_are_told_to_wait(monkeypatch, toys):
+    """A session attached before there is a group would agree with nobody for good."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model = nn.Sequential(*(nn.Sequential(nn.SyncBatchNorm(2)) for _ in range(2)))
+    with pytest.raises(MimoseError, match="attach after torch"):
+        mimose.attach(model, "1TiB", units=nn.Sequential)
+    mimose.attach(model, "1TiB", units=nn.Sequential, agree=None).detach()
+    mimose.attach(toys.chain(2), "1TiB").detach()
 
 
 def test_in_one_process_nobody_waits():
@@ -67,16 +80,16 @@ def test_agree_is_a_word_or_a_group(toys, agree):
     assert repr(agree) in str(caught.value)
 
 
-@pytest.mark.parametrize("is_planned", [True, False])
-def test_a_planned_step_is_not_run_again_where_others_wait(monkeypatch, is_planned):
-    """Plans differ by rank, so may what fails; unplanned, all look at all layers."""
+@pytest.mark.parametrize("phase", ["collect", "fallback", "plan"])
+def test_only_first_steps_are_run_again_where_others_wait(monkeypatch, phase):
+    """Plans and sizes differ by rank, so may what fails; at first, all look at all."""
     retry = mimose.run.retry
     monkeypatch.setattr(retry, "why_forward_waits", lambda *_: "it is sharded")
     step, call, footprint = mock.MagicMock(), mock.MagicMock(), mock.MagicMock()
-    step.decision.chosen = object() if is_planned else None
+    step.decision.phase = phase
     step.start_bytes = 5
     step.record.return_value = mock.MagicMock(
-        predicted_peak_bytes=7, budget_bytes=9, phase="plan"
+        predicted_peak_bytes=7, budget_bytes=9, phase=phase
     )
     call.is_edited.return_value = False
     events = mock.MagicMock()
@@ -86,6 +99,7 @@ def test_a_planned_step_is_not_run_again_where_others_wait(monkeypatch, is_plann
         model, device, footprint, mock.MagicMock(), events, mock.MagicMock()
     )
     error = mimose.exceptions.NotRecomputableError({0: "layer"}, "it is odd")
-    assert made.prepare(step, error, call) is not is_planned
-    assert is_told_alone(error) is is_planned
+    is_late = phase != "collect"
+    assert made.prepare(step, error, call) is not is_late
+    assert is_told_alone(error) is is_late
     assert "lower budget" not in str(error)

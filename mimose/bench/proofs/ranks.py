@@ -239,20 +239,20 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         assert isinstance(agreement, Together)
         for first in range(0, task["steps"], _STEPS_A_ROW):
             steps = min(_STEPS_A_ROW, task["steps"] - first)
-            before = agreement.n_changed, agreement.n_exchanges
+            before = agreement.n_changed, agreement.exchange.n_exchanges
             times = []
             for _ in range(steps):
-                waited = agreement.seconds
+                waited = agreement.exchange.seconds
                 length = int(torch.randint(low, high + 1, (), generator=generator))
                 step = _train(model, optimizer, length)
-                times.append((step, agreement.seconds - waited))
+                times.append((step, agreement.exchange.seconds - waited))
             yield {
                 "rank": rank,
                 "first_step": first,
                 "steps": steps,
                 **_read(session, steps),
                 "changed": agreement.n_changed - before[0],
-                "exchanges": agreement.n_exchanges - before[1],
+                "exchanges": agreement.exchange.n_exchanges - before[1],
                 "median_seconds": statistics.median(step for step, _ in times),
                 "agreement_seconds": statistics.median(waited for _, waited in times),
                 "alone_seconds": _alone(agreement),
@@ -289,7 +289,7 @@ def _alone(agreement: Together) -> float:
     """Return the median of exchanges with nothing in between."""
     seconds = []
     for _ in range(_N_ALONE):
-        before = agreement.seconds
+        before = agreement.exchange.seconds
         agreement.meet(("an exchange by itself",))
-        seconds.append(agreement.seconds - before)
+        seconds.append(agreement.exchange.seconds - before)
     return statistics.median(seconds)
