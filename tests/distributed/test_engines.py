@@ -16,7 +16,7 @@ import pytest
 _FIXTURES = Path(__file__).parents[1] / "fixtures"
 _LIMIT_SECONDS = 100.0
 _TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2")
-_RESTARTED = ("--max-restarts", "1", "--monitor-interval", "0.1")
+_RESTARTED = ("--standalone", "--max-restarts", "1", "--monitor-interval", "0.1")
 _CONFIGURED = ("--config_file", str(_FIXTURES / "engine_accelerate.yaml"))
 _ENGINES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "torchrun": (("-m", *_TORCHRUN), ()),
@@ -86,6 +86,8 @@ def _run(engine: str, folder: Path) -> list[dict[str, Any]]:
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
+                # Else ranks that start again may read where those before listened.
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                 "ENGINE_OUT": str(folder),
                 "ENGINE_LIMIT": str(_LIMIT_SECONDS),
             },
