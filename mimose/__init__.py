@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mimose.exceptions import MimoseError as MimoseError
     from mimose.exceptions import NotRecomputableError as NotRecomputableError
     from mimose.exceptions import NoUnitsError as NoUnitsError
+    from mimose.exceptions import OtherRankError as OtherRankError
     from mimose.exceptions import RecomputationError as RecomputationError
     from mimose.exceptions import StateMismatchError as StateMismatchError
     from mimose.head.cross_entropy import cross_entropy as cross_entropy
@@ -37,6 +38,7 @@ else:
         "MimoseError": "exceptions",
         "NoUnitsError": "exceptions",
         "NotRecomputableError": "exceptions",
+        "OtherRankError": "exceptions",
         "RecomputationError": "exceptions",
         "Session": "session",
         "StateMismatchError": "exceptions",
@@ -74,6 +76,7 @@ __all__ = [
     "MimoseError",
     "NoUnitsError",
     "NotRecomputableError",
+    "OtherRankError",
     "RecomputationError",
     "Session",
     "StateMismatchError",

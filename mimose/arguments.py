@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 
 
 def check_choices(
@@ -39,6 +39,40 @@ def check_choices(
         raise ValueError(msg)
     if any(step < 1 for step in steps):
         msg = f"round_to must be at least 1 for every size, got {round_to!r}"
+        raise ValueError(msg)
+
+
+def check_agree(agree: object) -> None:
+    """Make sure that ranks can agree as they are asked to.
+
+    Raises:
+        TypeError: It is neither a word nor a group.
+        ValueError: It is another word, or a group that cannot carry the CPU's tensors,
+            or that this rank is no part of.
+    """
+    if agree is None or agree == "auto":
+        return
+    if not (distributed.is_available() and distributed.is_initialized()):
+        msg = (
+            f"agree must be 'auto' or None as long as torch.distributed is not "
+            f"initialised, got {agree!r}"
+        )
+        raise ValueError(msg)
+    if isinstance(agree, str) or not isinstance(agree, distributed.ProcessGroup):
+        msg = f"agree must be 'auto', None or a process group, got {agree!r}"
+        raise ValueError(msg) if isinstance(agree, str) else TypeError(msg)
+    if distributed.get_rank(agree) < 0:
+        msg = (
+            f"agree: rank {distributed.get_rank()} is no part of the group that it was "
+            f"given; give each rank a group that it is in"
+        )
+        raise ValueError(msg)
+    config = str(distributed.get_backend_config(agree))
+    if "cpu" not in config:
+        msg = (
+            f"agree: the group is one of {config!r}, which carries no tensors of the "
+            f"CPU: give torch.distributed.new_group(backend='gloo')"
+        )
         raise ValueError(msg)
 
 

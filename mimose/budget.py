@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 from collections.abc import Callable
 
@@ -74,6 +75,17 @@ def parse_budget(
         )
         raise BudgetError(msg)
     return _parse_fraction(budget, float(budget), device_bytes)
+
+
+def rank_share(n_bytes: int | None) -> int | None:
+    """Return what one process has of memory that all ranks of a host take theirs from.
+
+    Args:
+        n_bytes: All of it; None if unknown.
+    """
+    if n_bytes is None:
+        return None
+    return n_bytes // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _parse_text(text: str) -> tuple[float, bool]:

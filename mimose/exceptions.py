@@ -12,6 +12,7 @@ The tree::
     ├── RecomputationError (RuntimeError)   a layer was not the same when run again
     ├── NotRecomputableError (RuntimeError) layers must be kept, found out in a forward
     ├── LateChangeError (RuntimeError)      a layer began to change a buffer
+    ├── OtherRankError (RuntimeError)       another rank could not run its step
     └── StateMismatchError (ValueError)     saved state of something else
 """
 
@@ -111,6 +112,29 @@ class LateChangeError(MimoseError, RuntimeError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments, for the message is built from them."""
         return type(self), (self.unit, self.buffers)
+
+
+class OtherRankError(MimoseError, RuntimeError):
+    """Another rank could not run its step, and this one would have waited for it.
+
+    Attributes:
+        rank: That rank.
+        kind: Its error's name.
+        text: What its error says.
+    """
+
+    def __init__(self, rank: int, kind: str, text: str) -> None:
+        self.rank = rank
+        self.kind = kind
+        self.text = text
+        super().__init__(
+            f"rank {rank} could not run this step, so no rank does. Its error was "
+            f"{kind}: {text}"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the arguments, for the message is built from them."""
+        return type(self), (self.rank, self.kind, self.text)
 
 
 class StateMismatchError(MimoseError, ValueError):

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import CheckpointError
 
 from mimose.arguments import (
+    check_agree,
     check_choices,
     check_max_error,
     check_shapes,
@@ -39,12 +41,19 @@ from mimose.run.actions.offload.budget import make_host
 from mimose.run.actions.offload.codec import OffloadCodec
 from mimose.run.actions.registry import any_lossy, choose, need_host
 from mimose.run.attachment import Attachment, refuse_second
-from mimose.run.engine import Engine, Options
+from mimose.run.engine import Options, make_engine
+from mimose.run.others import is_told_alone, tell_alone, why_step_waits
 from mimose.run.retry import Gradients
 from mimose.run.watched import Watches
-from mimose.state import describe, refuse_other
+from mimose.state import describe, plain, refuse_other
 from mimose.types import StepInput
 from mimose.watch.placement import only_device
+from mimose.watch.sharding import (
+    inside_ddp,
+    own_class,
+    refuse_unplannable,
+    sharding,
+)
 from mimose.watch.size_table import Table
 from mimose.watch.units import UnitsSpec
 
@@ -75,6 +84,7 @@ def attach(
     cost: str = "auto",
     max_error: float | None = None,
     host_budget: float | str | None = None,
+    agree: str | ProcessGroup | None = "auto",
 ) -> Session:
     """Plan every training step of a model within a memory budget.
 
@@ -86,7 +96,7 @@ def attach(
 
     Args:
         model: The model, on its device. Its names, `state_dict` and configuration do
-            not change.
+            not change. Of `DistributedDataParallel` it is the module inside.
         budget: The most bytes the device (on CPU: the process's resident set) may
             hold at any moment of a step, parameters, gradients and optimizer state
             included: ``"6GiB"``, ``"6GB"``, an integer number of bytes, a float in
@@ -136,6 +146,12 @@ def attach(
         host_budget: The most memory of the host that ``"offload"`` and
             ``"offload_input"`` may hold, as `budget` but for ``"+…"``: ``"16GiB"``, or
             a share of what is free there as the session begins. None for half of it.
+        agree: Whether the ranks of a distributed training agree on each forward's plan,
+            by one small exchange: ``"auto"`` where a layer's own forward waits for
+            other ranks (batch norm over all ranks, tensor parallelism, FSDP groups
+            inside the layer), None never, or the process group of those that run the
+            same layers, of gloo, where the layers send something by calls of their own
+            (experts on other ranks, attention over a ring).
 
     Returns:
         The session; also a context manager.
@@ -143,16 +159,20 @@ def attach(
     Raises:
         BudgetError: A budget cannot be read, no wall can be set at it, or there is
             nothing that a budget of the host would be for.
-        InfeasibleBudgetError: More than the budget is held already.
+        InfeasibleBudgetError: More than the budget is held already; where ranks agree,
+            on any rank.
+        OtherRankError: Where ranks agree, another could not attach.
         NoUnitsError: No modules to plan for were found.
         AlreadyAttachedError: The model has a session already.
         CheckpointingConflictError: The model's own checkpointing is switched on.
-        MimoseError: The model is compiled, a CUDA graph, or on several devices.
+        MimoseError: The model is compiled, a CUDA graph, or on several devices; or the
+            ranks that are to agree plan different things.
         ValueError: Another argument is none of those above.
         TypeError: The model is no module.
     """
     check_choices(on_infeasible, cache_size, max_records, round_to, cost)
     check_max_error(max_error)
+    check_agree(agree)
     if max_error is not None and not any_lossy(actions):
         msg = (
             f"max_error {max_error!r}: none of the actions {actions!r} changes "
@@ -178,6 +198,7 @@ def attach(
         hard_limit=hard_limit,
         cost=cost,
         refine=refine,
+        agree=agree,
     )
     return Session(model, options)
 
@@ -210,19 +231,23 @@ class Session:
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         refuse_no_model(model)
+        model = inside_ddp(model)
         refuse_second(model)
+        refuse_unplannable(model)
         self._model = model
         self._predictor = getattr(
             options.predictor, "__qualname__", str(options.predictor)
         )
-        self._engine = Engine(model, options)
+        self._engine = make_engine(model, options)
         self.budget_bytes = self._engine.budget_bytes
         self.records = self._engine.records
         self._attachment: Attachment | None = None
         self.watches = Watches(self._engine.ahead)
         try:
-            if self._engine.plans:
-                self._engine.refusals.refuse_held()
+            with self._engine.agreement.telling():
+                if self._engine.plans:
+                    self._engine.refusals.refuse_held()
+                self._engine.meet()
             self._tell_of_others()
             self._attachment = Attachment(
                 model, self._engine, hard_limit=options.hard_limit
@@ -297,7 +322,8 @@ class Session:
             What `closure` returns.
 
         Raises:
-            RuntimeError: It failed again, or in another way.
+            RuntimeError: It failed again, or in another way; or other ranks take part
+                in it, so that no rank can run it again alone.
         """
         gradients = Gradients(self._model)
         snapshot = self._engine.rollback.snapshot()
@@ -370,6 +396,15 @@ class Session:
         table = None if last is None else last[1]
         self._engine.epoch.expect(check_shapes(shapes), table)
 
+    def _is_waited_for(self, error: RuntimeError) -> bool:
+        """Whether other ranks take part in the step; then the error says so."""
+        why = why_step_waits(self._model, self._engine.units)
+        if why and not is_told_alone(error):
+            held = format_bytes(self._engine.footprint.least_bytes())
+            numbers = f"{held} are held now, of {format_bytes(self.budget_bytes)}."
+            tell_alone(error, "the step", why, numbers)
+        return bool(why)
+
     def _can_recover(self, error: RuntimeError) -> bool:
         unit = self._engine.findings.last_recomputed
         if isinstance(error, RecomputationError):
@@ -379,6 +414,8 @@ class Session:
         elif is_out_of_memory(error):
             self._engine.footprint.ran_out()
         else:
+            return False
+        if self._is_waited_for(error):
             return False
         _log.warning(
             "mimose: a step failed (%s) and is run again", type(error).__name__
@@ -390,10 +427,11 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON: no tensors, no pickled objects.
 
+        `torch.load` takes a checkpoint with it under `weights_only=True`, too.
         A session that loads it plans from its first step on, within any budget. Plans
         are not part of it: a new one takes about a millisecond.
         """
-        return {"of": self._description(), **self._engine.state_dict()}
+        return plain({"of": self._description(), **self._engine.state_dict()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another session learned, in place of what this one has.
@@ -422,7 +460,9 @@ class Session:
 
     def _description(self) -> dict[str, Any]:
         by_rows = ", ".join(self._losses_by_rows())
+        shared = sharding(self._model)
         return describe(
+            own_class(self._model).__qualname__,
             self._model,
             self._engine.device,
             [unit.name for unit in self._engine.units],
@@ -433,6 +473,7 @@ class Session:
                 unit.name for unit in self._engine.units if unit.is_compiled
             ),
             **({"losses by rows": by_rows} if by_rows else {}),
+            **({"sharding": shared} if shared else {}),
         )
 
     # ------------------------------------------------------------------ telling

@@ -1,7 +1,8 @@
-"""Saved state: whose it is, and whether it may be loaded here."""
+"""Saved state: what it is made of, whose it is, and whether it may be loaded here."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,16 @@ VERSION = 4
 
 
 def describe(
-    model: nn.Module, device: torch.device, units: Sequence[str], **settings: str
+    name: str,
+    model: nn.Module,
+    device: torch.device,
+    units: Sequence[str],
+    **settings: Any,
 ) -> dict[str, Any]:
     """Say what learned numbers depend on, ready for JSON.
 
     Args:
+        name: Of the model's class.
         model: The model.
         device: Where it is.
         units: The names of the modules planned for.
@@ -27,7 +33,7 @@ def describe(
     """
     return {
         "version": VERSION,
-        "model": type(model).__qualname__,
+        "model": name,
         "units": list(units),
         "parameters": {
             name: f"{tuple(parameter.shape)} {parameter.dtype}"
@@ -36,6 +42,19 @@ def describe(
         "device": _device_name(device),
         "settings": {"torch": str(torch.__version__), **settings},
     }
+
+
+def plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state as it comes back from JSON: dicts, lists, texts and numbers.
+
+    That is what `torch.load` takes with `weights_only=True`; it refuses a checkpoint
+    that has a named tuple in it.
+
+    Args:
+        state: What the parts of a session returned.
+    """
+    found: dict[str, Any] = json.loads(json.dumps(state))
+    return found
 
 
 def refuse_other(state: object, mine: Mapping[str, Any]) -> None:

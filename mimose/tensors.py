@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 import torch
 
@@ -28,14 +30,66 @@ def tensors_in(tree: object) -> Iterator[torch.Tensor]:
 def storages_in(tree: object) -> dict[int, torch.UntypedStorage]:
     """Return the storages that a tree's tensors live in, by identity.
 
+    Of a tensor that ranks share it is this rank's part that lives here.
     Sparse tensors and others without one storage are left out.
     """
     found = {}
-    for tensor in tensors_in(tree):
+    for tensor in map(local, tensors_in(tree)):
         if tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
             found[storage_key(storage)] = storage
     return found
+
+
+def is_made_by(thing: object, module: str, kind: str) -> bool:
+    """Whether something is an object of a class of torch that may not be imported.
+
+    Without the import there is no such thing, and some imports take a second.
+
+    Args:
+        thing: The object.
+        module: Where the class is.
+        kind: Its name.
+    """
+    cls = getattr(sys.modules.get(module), kind, None)
+    return cls is not None and isinstance(thing, cls)
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Whether a tensor belongs to several ranks together, each of which holds a part.
+
+    Args:
+        tensor: The tensor.
+    """
+    if type(tensor) in _OWN:
+        return False
+    return is_made_by(tensor, "torch.distributed.tensor", "DTensor")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this rank holds: all of it, mostly.
+
+    Args:
+        tensor: Perhaps one that ranks share.
+    """
+    if not is_dtensor(tensor):
+        return tensor
+    sharded: Any = tensor.detach()
+    part: torch.Tensor = sharded.to_local()
+    return part
+
+
+def local_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor that this rank holds; of a sparse one as if full.
+
+    Args:
+        tensor: Perhaps one that ranks share.
+    """
+    part = local(tensor)
+    return part.numel() * part.element_size()  # sparse ones have no `nbytes`
+
+
+_OWN = torch.Tensor, torch.nn.Parameter
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -46,12 +46,15 @@ __all__ = [
     "drop_saved_hooks",
     "empty_host_cache",
     "eval_frame_callback",
+    "fsdp_groups",
     "has_backward_hooks",
     "has_global_backward_hooks",
     "has_gradient_hooks",
     "is_checkpoint_debugged",
     "is_from_checkpoint",
+    "is_managed_by_fsdp",
     "keeps_graph",
+    "leaves_resharding_to_fsdp",
     "log_softmax_backward_into",
     "log_softmax_into",
     "n_function_modes",
@@ -65,11 +68,13 @@ __all__ = [
     "push_saved_hooks",
     "pytree",
     "queue_callback",
+    "reshards_after_forward",
     "saved_handle",
     "saved_names",
     "saved_value",
     "sequence_number",
     "set_graphs_by_use",
+    "sharded_weights",
     "storage_key",
     "storage_users",
     "submodules_of",
@@ -78,6 +83,7 @@ __all__ = [
     "top_saved_hooks",
     "top_transform",
     "version_of",
+    "waits_unreduced",
 ]
 
 # ------------------------------------------------------------- tensors and storages
@@ -423,3 +429,71 @@ def empty_host_cache() -> None:
     empty = empty or getattr(torch._C, "_host_emptyCache", None)
     if empty is not None:
         empty()
+
+
+# --------------------------------------------------------------------- many processes
+
+
+def is_managed_by_fsdp(module: nn.Module) -> bool:
+    """Whether a module's own parameters are in a group of ``fully_shard``.
+
+    Set for torch.compile, which reads it, too; no thread found. Without it sharded
+    parameters would be taken for those of tensor parallelism.
+    """
+    return bool(getattr(module, "_is_fsdp_managed_module", False))
+
+
+def fsdp_groups(module: nn.Module) -> list[Any]:
+    """Return the groups of parameters of a module that ``fully_shard`` was called on.
+
+    Read of them are ``fsdp_params`` (with ``sharded_param``, which the optimizer has,
+    and where gradients wait that are not reduced yet), ``mesh_info``, ``mp_policy``,
+    ``reduce_grads`` and ``_reshard_after_forward``. Public is what sets these; no
+    thread about a public way to read them was found. Seen in 2.9 (one group a module)
+    and in 2.13 (several).
+
+    Args:
+        module: The module.
+    """
+    state: Any = module._get_fsdp_state()  # type: ignore[operator]
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
+def reshards_after_forward(group: Any) -> bool:
+    """Whether one of `fsdp_groups` gives its whole parameters back after a call."""
+    return bool(group._reshard_after_forward)
+
+
+def leaves_resharding_to_fsdp(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was not told to give whole parameters back, or not to.
+
+    Then the outermost module keeps them, from its first forward on, and all others do
+    not. Public is the argument alone; seen in 2.13.
+    """
+    state: Any = module._get_fsdp_state()  # type: ignore[operator]
+    return bool(getattr(state, "_auto_reshard_after_forward", False))
+
+
+def waits_unreduced(fsdp_param: Any) -> bool:
+    """Whether the gradient of a parameter of FSDP's waits, whole, for a later step."""
+    whole = getattr(fsdp_param, "_unsharded_param", None)
+    return fsdp_param.unsharded_accumulated_grad is not None or (
+        whole is not None and whole.grad is not None
+    )
+
+
+def sharded_weights(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    """Return the sharded weights of the groups of a module of ``fully_shard``.
+
+    Each with the module that it is a weight of, and its name there. In the module's own
+    table whole weights take their places for a while; these stay, and an optimizer
+    changes them. No thread about a public way was found; seen in 2.9 and 2.13.
+    """
+    return [
+        (each._module_info.module, each._module_info.param_name, each.sharded_param)
+        for group in fsdp_groups(module)
+        for each in group.fsdp_params
+    ]

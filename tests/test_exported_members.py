@@ -50,6 +50,7 @@ def test_every_exception_is_exported():
         (mimose.StateMismatchError, ValueError),
         (mimose.NotRecomputableError, RuntimeError),
         (mimose.LateChangeError, RuntimeError),
+        (mimose.OtherRankError, RuntimeError),
     ],
 )
 def test_exceptions_are_standard_ones_as_well(error, standard):
@@ -62,6 +63,7 @@ def test_exceptions_are_standard_ones_as_well(error, standard):
     [
         mimose.NotRecomputableError({3: "layers.3", 4: "layers.4"}, "it draws lots"),
         mimose.LateChangeError("layers.3", [(1234, "seen")]),
+        mimose.OtherRankError(1, "ValueError", "no such thing"),
         mimose.InfeasibleBudgetError(1.0, 2.0, {"parameters": 2.0}),
     ],
 )

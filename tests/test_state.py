@@ -4,6 +4,7 @@ import copy
 import json
 
 import pytest
+import torch
 
 import mimose
 from mimose.exceptions import StateMismatchError
@@ -44,6 +45,19 @@ def test_a_resumed_session_plans_from_its_first_step(toys, meter):
         assert record.observed_growth_bytes == pytest.approx(
             record.predicted_growth_bytes, rel=0.03
         )
+
+
+def test_it_goes_into_a_checkpoint(toys, meter, tmp_path):
+    """`torch.load` takes it under `weights_only`, and gives back what JSON would."""
+    model, session = _trained(toys, meter)
+    state = session.state_dict()
+    torch.save({"model": model.state_dict(), "session": state}, tmp_path / "it.pt")
+    saved = torch.load(tmp_path / "it.pt", weights_only=True)["session"]
+    assert _round_trip(state) == saved
+    assert state["cost_model"]["patterns"]
+    with mimose.attach(model, "1GiB", meter=meter) as resumed:
+        resumed.load_state_dict(saved)
+        assert state == resumed.state_dict()
 
 
 def test_the_same_as_if_it_had_gone_on(toys, meter):

@@ -31,5 +31,7 @@ class Decision:
     """Outputs of the last step that were taken to go in this one."""
     is_measured: bool = False
     """Whether the boundaries are read although there is a plan."""
+    is_whole: bool = False
+    """Whether what is recomputed runs to its end, as it does on another rank."""
     reason: str = ""
     """Why it is not an ordinary step; "" if it is."""

@@ -56,6 +56,8 @@ class CachedPlan:
     """The last decision for it at exact sizes, and what that was made of."""
     parts: dict[tuple[int, ...], CachedPlan] = field(default_factory=dict)
     """By how often each unit was called, what the plan was to steps that ran less."""
+    imposed: dict[tuple[str, ...], CachedPlan] = field(default_factory=dict)
+    """By their actions, plans that ran in its place as other ranks asked for them."""
 
     def calls_until(self, part: int) -> tuple[int, ...]:
         """Return how often each unit is called up to the end of one of its forwards."""

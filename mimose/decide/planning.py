@@ -15,7 +15,14 @@ from mimose.learn.growth import ExactShape, Growth, plan_growth
 from mimose.learn.model import CostModel
 from mimose.learn.problem import Memory, fill_problem
 from mimose.planners import InfeasibleBudgetError as _Infeasible
-from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
+from mimose.planners import (
+    Plan,
+    Planner,
+    PlanningProblem,
+    lay_out,
+    safest_plan,
+)
+from mimose.planners.timeline import judge
 from mimose.types import Sizes, StepInput
 
 
@@ -41,6 +48,26 @@ class Order:
 
 _MOST_PARTS = 256
 """Sequences that a plan remembers."""
+_MOST_IMPOSED = 4
+"""Plans that ran in a plan's place, which it remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A planner whose choice is made: by other ranks."""
+
+    actions: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return what its plans are called by."""
+        return "agreed"
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Return these actions, judged."""
+        index = {name: i for i, name in enumerate(problem.actions)}
+        choice = np.array([index[action] for action in self.actions], dtype=np.intp)
+        return judge(problem, choice, planner=self.name)
 
 
 class PlanMaker:
@@ -113,6 +140,33 @@ class PlanMaker:
             raise InfeasibleBudgetError(
                 memory.budget_bytes, least.peak_bytes, error.holders
             ) from None
+
+
+def imposed(
+    maker: PlanMaker, model: CostModel, order: Order, chosen: CachedPlan, given: Given
+) -> CachedPlan | None:
+    """Return the plan of given actions that runs in another one's place.
+
+    Args:
+        maker: Makes plans.
+        model: What is known of costs.
+        order: What the other was made for.
+        chosen: The other, which remembers the answer.
+        given: The actions.
+
+    Returns:
+        None where the model has come to know other events by now.
+    """
+    found = chosen.imposed.get(given.actions)
+    if found is None:
+        names = tuple(event.name for event in model.pattern(order.facts).events)
+        if names != chosen.events:
+            return None
+        found = maker.make(model, order, given)
+        if len(chosen.imposed) >= _MOST_IMPOSED:
+            chosen.imposed.clear()
+        chosen.imposed[given.actions] = found
+    return found
 
 
 def at_sizes(

@@ -11,7 +11,7 @@ from mimose.budget import format_bytes
 from mimose.decide.decision import Decision
 from mimose.decide.notices import Notices
 from mimose.decide.plan_cache import CachedPlan
-from mimose.decide.planning import Order, PlanMaker, as_ran, at_sizes
+from mimose.decide.planning import Given, Order, PlanMaker, as_ran, at_sizes, imposed
 from mimose.decide.plans import Plans, under
 from mimose.decide.reserve import PredictedStep, Reserve
 from mimose.decide.trying import Tries, trying, worth_trying
@@ -269,6 +269,52 @@ class Policy:
         if not (ratio or is_better_to_come or is_missing):
             self.plans.keep(key, made, order)
         return tried
+
+    def imposed(
+        self,
+        facts: StepInput,
+        decision: Decision,
+        memory: Memory,
+        actions: tuple[str, ...],
+    ) -> Decision | None:
+        """Return a decision with other actions, which other ranks asked for.
+
+        Args:
+            facts: What the plan is for.
+            decision: This rank's own, with a plan.
+            memory: What is held, and the budget.
+            actions: One an event of that plan.
+
+        Returns:
+            None where what is known by now is of other events.
+        """
+        chosen, model, memory = decision.chosen, self._learner.model, memory.with_state
+        if chosen is None or facts.context not in model.patterns:
+            return None
+        exact = facts._replace(calls=chosen.calls)
+        upper = exact._replace(sizes=chosen.sizes)
+        order = self._order(model, exact, upper, memory, 1.0, 0.0)
+        made = imposed(self._maker, model, order, chosen, Given(actions))
+        if made is None:
+            return None
+        told = self._decision(model, exact, made, memory, cache_hit=False)
+        return replace(
+            told,
+            phase=decision.phase,
+            cache_hit=decision.cache_hit,
+            is_measured=decision.is_measured,
+            reason=decision.reason,
+        )
+
+    def fits(self, decision: Decision, memory: Memory) -> bool:
+        """Whether a planned decision is predicted to keep the budget.
+
+        Args:
+            decision: With a plan.
+            memory: What is held, and the budget.
+        """
+        growth = self.reserve.allowed_growth(decision.raw_growth_bytes)
+        return growth <= memory.with_state.headroom_bytes
 
     def least_peak_bytes(self, facts: StepInput, memory: Memory) -> float | None:
         """Return what a step is sure to reach under any plan; None if nothing is sure.

@@ -16,7 +16,13 @@ from mimose.exact.impurities import INTERNAL
 from mimose.exact.named_errors import Naming
 from mimose.exceptions import ChangedWeightsError
 from mimose.tensors import version
-from mimose.torch_private import buffers_of, parameters_of, version_of
+from mimose.torch_private import (
+    buffers_of,
+    parameters_of,
+    sharded_weights,
+    version_of,
+)
+from mimose.watch.sharding import is_sharded
 
 Versions: TypeAlias = "list[tuple[int, int]]"
 
@@ -95,6 +101,7 @@ class ModuleGuard:
         self._name = name
         self._unit = unit
         self.naming = Naming(name, unit.keep)
+        self._module = module
         self._modules = tuple(module.modules())
         self.begin_anew()
         self.changes_weights = False
@@ -102,14 +109,27 @@ class ModuleGuard:
 
     def begin_anew(self) -> None:
         """Look at the weights alone: what a forward changes is to be found out."""
-        self._all = _places(map(parameters_of, self._modules))
+        self._all = _places(self._weights())
         self._buffers = Places((), ())
         self.watches_buffers = False
+
+    def _weights(self) -> list[dict[str, Any]]:
+        """Return tables of the weights.
+
+        In those of FSDP groups inside, whole weights and sharded ones take turns; what
+        stays are the sharded ones, which an optimizer changes.
+        """
+        sharded: dict[int, dict[str, Any]] = {}
+        for inner in self._modules[1:]:
+            if is_sharded(inner):
+                for module, name, weight in sharded_weights(inner):
+                    sharded.setdefault(id(module), {})[name] = weight
+        return [sharded.get(id(m)) or parameters_of(m) for m in self._modules]
 
     def watch(self, left_out: Iterable[BufferSlot]) -> None:
         """Look at all but these buffers: they are copied for each recomputation."""
         keys = {slot.key for slot in left_out}
-        weights = map(parameters_of, self._modules)
+        weights = self._weights()
         buffers = list(map(buffers_of, self._modules))
         self._buffers = _places(buffers, keys)
         self.watches_buffers = bool(self._buffers.names)

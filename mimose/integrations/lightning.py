@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
 import logging
 import weakref
 from collections.abc import Mapping
@@ -219,7 +218,7 @@ class MimoseCallback(_Base):
             self._search.stop()
             self._search = None
         if self.session is not None and self._is_attached:
-            self.learned = _plain(self.session.state_dict())
+            self.learned = self.session.state_dict()
             self.session.detach()
         self._is_attached = False
         self._stop_watching()
@@ -246,7 +245,7 @@ class MimoseCallback(_Base):
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON; {} before the first step."""
         if self.session is not None and self._is_attached:
-            self.learned = _plain(self.session.state_dict())
+            self.learned = self.session.state_dict()
         return {} if self.learned is None else {"learned": self.learned}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -289,15 +288,6 @@ class MimoseCallback(_Base):
             "to plan for with MimoseCallback(module=...)",
             search.first_unit,
         )
-
-
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state as it comes back from JSON.
-
-    What is left then is safe to load with `weights_only`.
-    """
-    plain: dict[str, Any] = json.loads(json.dumps(state))
-    return plain
 
 
 def _is_last(trainer: Any) -> bool:

@@ -143,6 +143,12 @@ class Trace:
         """Take note that another forward begins: the gap goes on to its first event."""
         self._rename(self._root_exit())
 
+    def leave_hooks(self) -> None:
+        """Take note that what hangs on the root's call has run, behind its forward."""
+        if not self.is_closed and self.marks and self.marks[-1].kind == "root_exit":
+            self._rename(len(self.marks) - 1)
+            self.mark("root_exit")
+
     def await_backward(self) -> None:
         """Take note that another backward comes: the loss goes on to its beginning."""
         self._rename(self._root_exit() + 1)

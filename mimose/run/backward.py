@@ -156,7 +156,11 @@ class Waiting:
     def __call__(self, _: torch.Tensor) -> None:
         """Take note of a gradient."""
         if self._backward.begin():
-            queue_callback(self._on_end)
+            queue_callback(self._wait_for_others)
+
+    def _wait_for_others(self) -> None:
+        """Come after who has been called since: FSDP2 reduces what is left there."""
+        queue_callback(self._on_end)
 
     def hook(self, outputs: Sequence[torch.Tensor]) -> None:
         """Wait for gradients of the outputs that have a graph."""

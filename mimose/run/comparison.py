@@ -28,7 +28,8 @@ class Comparison:
     def __init__(self, unit: Unit, answers: LateAnswers) -> None:
         self._unit = unit
         self._answers = answers
-        self._runs_twice = unit.is_doubted
+        # A run that other ranks take no part in would wait for them.
+        self._runs_twice = unit.is_doubted and not unit.waits
         self._seen: Fingerprint | None = None
 
     def take(self, output: Any) -> None:
@@ -76,6 +77,8 @@ class Comparison:
                 self._settle(is_other=first, is_unsteady=both)
             elif first and again.is_on_cpu:
                 self._keep()
+            elif first and self._unit.waits:
+                self._settle_alone()
             elif first:
                 self._unit.note_compared(is_doubted=True)
 
@@ -93,6 +96,13 @@ class Comparison:
             else "one recomputation differed from its forward, and a later one did not"
         )
         self._unit.note_inexact(why)
+
+    def _settle_alone(self) -> None:
+        self._unit.note_compared(is_doubted=False)
+        self._unit.note_inexact(
+            "its recomputation differed from its forward; it was not run once more to "
+            "find out why, since other ranks take part in each run"
+        )
 
     def _keep(self) -> None:
         why = (

@@ -22,6 +22,7 @@ from mimose.learn.windows import Windows
 from mimose.measure.meters import Meter
 from mimose.planners import Menu
 from mimose.run import backward
+from mimose.run.agreement import Agreement, Asked
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.ending import StepEnds
 from mimose.run.epoch import Epoch
@@ -40,6 +41,7 @@ from mimose.torch_private import count_graphs, drop_saved_hooks, top_saved_hooks
 from mimose.types import StepInput
 from mimose.watch.compiled import is_compiled
 from mimose.watch.describe import Describer
+from mimose.watch.sharding import after_hooks, is_sharded
 from mimose.watch.size_table import SizeTable, Table
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ _log = logging.getLogger(__name__)
 _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
 _CALLS = operator.attrgetter("calls")
+_OTHER_VARIANT = "another variant of the step ran than the ranks have agreed on"
 _REFUSED = "the budget is too small for the variant that was expected"
 
 
@@ -80,6 +83,8 @@ class Parts:
     """Told of each step that has run its forward."""
     epoch: Epoch
     """Looks at the largest shapes to come."""
+    agreement: Agreement
+    """Makes decisions those of all ranks."""
 
 
 class Driver:
@@ -134,9 +139,10 @@ class Driver:
             InfeasibleBudgetError: No plan keeps the budget at this shape.
             MimoseError: The inputs, or a setting of the device, cannot be planned for.
         """
-        self._parts.checks.before_step()
-        call = Call(args, kwargs)
-        step = self._begin(call)
+        with self._parts.agreement.telling():
+            self._parts.checks.before_step()
+            call = Call(args, kwargs)
+            step = self._begin(call)
         output, error = self._attempt(step, forward, call)
         while error is not None and self._retry.prepare(step, error, call):
             error = None  # its traceback pins the tensors of the failed forward
@@ -191,6 +197,7 @@ class Driver:
         is_first = self._ends.open.n_begun == 0
         decide = partial(self._decide, table, window, is_first)
         decision = self._expect(facts, decide) if facts.base else decide(facts)
+        decision = self._agree(decision, facts, window)
         step = Step(
             self._ends.open.begin(),
             facts,
@@ -294,6 +301,27 @@ class Driver:
         window.plan(whole, expected.n_backwards, found)
         return found
 
+    def _agree(self, decision: Decision, facts: StepInput, window: Window) -> Decision:
+        """Return what all ranks do: the decision itself where there is only one."""
+        agreement = self._parts.agreement
+        if not agreement.is_on:
+            return decision
+        is_measured = decision.chosen is None or decision.is_measured
+        if window.steps:
+            is_measured = window.trace is not None
+        asked = Asked(
+            window.planned or facts,
+            window.memory,
+            len(window.steps),
+            self.plans and is_measured,
+        )
+        agreed = agreement.agree(decision, asked)
+        if window.decision is not None:
+            window.decision = agreed
+        if window.steps and agreed.chosen is None and self.plans:
+            window.give_up(agreed.reason)
+        return agreed
+
     def _refuse_infeasible(self, facts: StepInput, memory: Memory) -> None:
         if self._learner.model.varies(facts.context):
             return  # it may run less than those measured
@@ -327,7 +355,11 @@ class Driver:
         facts = self._parts.describer.settle(step.facts, table, args, kwargs)
         is_settled = facts.context == expected and step.reason != _REFUSED
         began = time.perf_counter()
+        is_agreed = self._parts.agreement.is_on  # for that, each forward has one moment
+        is_settled = is_settled or is_agreed
         decision = None if is_settled or step.retries else decide(facts)
+        if is_agreed and facts.context != expected:
+            step.withdraw(_OTHER_VARIANT)
         if not step.settle(facts, decision):
             return
         self._make_room(step, has_begun=True)
@@ -362,6 +394,8 @@ class Driver:
     def _end_forward(self, step: Step, output: Any) -> None:
         if step.trace is not None:
             step.trace.mark("root_exit")
+            if is_sharded(self._parts.model):
+                after_hooks(self._parts.model, step.trace.leave_hooks)
         self._parts.ran(step.facts)
         calls = tuple(map(_CALLS, self._events.units))
         facts = step.window.planned or step.facts

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from mimose.budget import parse_budget
+from mimose.budget import parse_budget, rank_share
 from mimose.daemon import make_background
 from mimose.decide.policy import Policy
 from mimose.decide.reserve import Reserve
@@ -41,6 +41,13 @@ from mimose.run.events import EventRunner
 from mimose.run.findings import Findings
 from mimose.run.open_steps import OpenSteps
 from mimose.run.optimizer_watch import OptimizerWatch
+from mimose.run.others import (
+    Others,
+    find_others,
+    make_agreement,
+    restrict,
+    telling,
+)
 from mimose.run.refusals import Refusals
 from mimose.run.retry import Retry
 from mimose.run.rollback import Rollback
@@ -75,14 +82,18 @@ class Options:
     """Whether there is a daemon, and plans are refined."""
     host: OffloadCodec | None = None
     """Holds tensors on the host, within a budget of its own."""
+    agree: Any = "auto"
+    """Whether ranks agree on each forward, or the group of those that do."""
     reserve: Reserve | None = None
     """Another reserve than the usual, such as one with parts left out."""
     ratios: Ratios | None = None
     """Other ratios of reserved to requested growth."""
 
 
-class Engine:
-    """Makes the parts, from what reads the memory to what runs the steps.
+def make_engine(model: nn.Module, options: Options) -> Engine:
+    """Make a session's engine; where ranks agree, on all ranks or on none.
+
+    What is looked at before the others are known is the same on all ranks: the model.
 
     Args:
         model: The model.
@@ -92,18 +103,45 @@ class Engine:
         MimoseError: The model, or its device, cannot be planned for.
         OSError: The file for the records cannot be opened.
     """
+    refuse_other_checkpointing(model)
+    found = find_units(model, options.units)
+    modules = [module for _, module in found]
+    refuse_compiled(model, modules)
+    others = find_others(options.agree, modules)
+    with telling(others):
+        return Engine(model, options, found, others)
 
-    def __init__(self, model: nn.Module, options: Options) -> None:
-        refuse_other_checkpointing(model)
-        found = find_units(model, options.units)
-        refuse_compiled(model, [module for _, module in found])
+
+class Engine:
+    """Makes the parts, from what reads the memory to what runs the steps.
+
+    Args:
+        model: The model.
+        options: What is asked for.
+        found: The modules to plan for, by name.
+        others: The ranks to agree with.
+
+    Raises:
+        MimoseError: The model's device cannot be planned for.
+        OSError: The file for the records cannot be opened.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options,
+        found: Sequence[tuple[str, nn.Module]],
+        others: Others | None,
+    ) -> None:
+        self._options = options
         self.device = only_device(model)
         checks = DeviceChecks(model, self.device)
         refuse_unsaveable(self.device)
         self.meter = meter = make_meter(options.meter, self.device)
-        self.budget_bytes = parse_budget(
-            options.budget, meter.total_bytes(), meter.held_bytes
-        )
+        total = meter.total_bytes()
+        if self.device.type == "cpu":
+            total = rank_share(total)
+        self.budget_bytes = parse_budget(options.budget, total, meter.held_bytes)
         kinds = kinds_of(options.predictor, meter.noise_bytes)
         self._actions = options.actions
         self.host_memory = None if options.host is None else options.host.memory
@@ -169,6 +207,9 @@ class Engine:
         planner = options.planner
         action_at = planner.action_at if isinstance(planner, FixedPlanner) else None
         self.plans = action_at is None
+        self.agreement = make_agreement(
+            others, self.units, self.learner, self.policy, plans=self.plans
+        )
         self.writers = Writers(
             learner=self.learner,
             policy=self.policy,
@@ -211,6 +252,7 @@ class Engine:
                 refusals=self.refusals,
                 rollback=self.rollback,
                 retry=Retry(
+                    model,
                     self.device,
                     self.footprint,
                     self.policy,
@@ -222,6 +264,24 @@ class Engine:
                 ends=ends,
                 ran=self.ahead.ran,
                 epoch=self.epoch,
+                agreement=self.agreement,
+            )
+        )
+
+    def meet(self) -> None:
+        """Make sure that the ranks that agree plan the same.
+
+        Raises:
+            MimoseError: They do not.
+        """
+        planner = getattr(self._options.planner, "name", None)
+        if not isinstance(planner, str):
+            planner = type(self._options.planner).__qualname__
+        self.agreement.meet(
+            (
+                f"the actions {', '.join(self.learner.model.menu.names)}",
+                f"the planner {planner!r}",
+                *(f"a layer {unit.name!r}" for unit in self.units),
             )
         )
 
@@ -255,6 +315,7 @@ class Engine:
             state: What ``state_dict`` returned.
         """
         self.learner.load_state_dict(state["cost_model"])
+        restrict(self.units, self.learner)
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
         self.windows.load_state_dict(state.get("windows", {}))

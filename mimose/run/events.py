@@ -62,6 +62,8 @@ class RunningStep(Protocol):
     """How often each unit was called in the window before; () for never."""
     uncounted: Uncounted | None
     """Recomputations whose FLOPs are to be counted; None: all of them."""
+    is_whole: bool
+    """Whether recomputations run to their end, since they do so on other ranks."""
     on_first_call: FirstCallSeen | None
     """Wants to know what the first unit is called with, before it runs; may change
     what the step does, by `EventRunner.plan`."""
@@ -288,7 +290,9 @@ class EventRunner:
         if step.trace is not None:
             return self._measure(step, step.trace, unit, planned, args, kwargs)
         name = planned or self._unplanned(step)
-        call = UnitCall(unit, args, kwargs, self, step.add_flops)
+        call = UnitCall(
+            unit, args, kwargs, self, step.add_flops, is_whole=step.is_whole
+        )
         if name == self.first:
             return self._actions[name].run(call, None)
         if not torch.is_grad_enabled():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from mimose.exceptions import InfeasibleBudgetError
+from mimose.tensors import local_bytes
+from mimose.watch.sharding import own_parameters
 
 
 def held_already(
@@ -17,8 +19,8 @@ def held_already(
         budget_bytes: The budget.
         held_bytes: Held now.
     """
-    parameters = float(sum(p.nbytes for p in model.parameters()))
-    parameters = min(parameters, held_bytes)
+    total = float(sum(map(local_bytes, own_parameters(model))))
+    parameters = min(total, held_bytes)
     holders = {"parameters": parameters, "other things": held_bytes - parameters}
     advice = (
         "That much is held before any step: gradients, optimizer state and activations "
@@ -36,8 +38,9 @@ def infeasible(
 ) -> InfeasibleBudgetError:
     """Make the error, with what holds the memory at the least peak."""
     start_bytes = min(start_bytes, least_peak_bytes)
-    parameters = sum(p.nbytes for p in model.parameters())
-    gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+    own = own_parameters(model)
+    parameters = sum(map(local_bytes, own))
+    gradients = sum(local_bytes(p.grad) for p in own if p.grad is not None)
     other = start_bytes - parameters - gradients - state_bytes
     holders = {
         "parameters": float(parameters),

@@ -22,7 +22,7 @@ from torch.optim import (
     SparseAdam,
 )
 
-from mimose.tensors import storages_in
+from mimose.tensors import local, storages_in
 
 _Elements: TypeAlias = Callable[[Mapping[str, Any], torch.Size], float]
 """From a parameter's group and shape to the number of elements of its state."""
@@ -58,7 +58,7 @@ def bytes_to_come(
     if elements is None:
         return {}
     return {
-        parameter: elements(group, parameter.shape) * parameter.element_size()
+        parameter: elements(group, local(parameter).shape) * parameter.element_size()
         for group in optimizer.param_groups
         for parameter in group["params"]
         if parameter.requires_grad

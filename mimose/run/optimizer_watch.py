@@ -23,6 +23,7 @@ from mimose.run.optimizer_state import (
 )
 from mimose.torch_private import NO_GRAPH_TASK, current_graph_task
 from mimose.watch.placement import only_device
+from mimose.watch.sharding import own_parameters
 
 _STEPS_WATCHED = 3
 _ByOptimizer: TypeAlias = "weakref.WeakKeyDictionary[torch.optim.Optimizer, int]"
@@ -61,7 +62,7 @@ class OptimizerWatch:
         on_stepped: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_stepped = on_stepped
-        self._parameters = {id(p) for p in model.parameters()}
+        self._model = weakref.ref(model)  # hooks of all optimizers refer to this
         self._device = only_device(model)
         self._waiting: weakref.WeakSet[torch.optim.Optimizer] | None = None
         """Not stepped yet, as far as is known; None: not searched for yet."""
@@ -91,7 +92,7 @@ class OptimizerWatch:
         What several optimizers would make for one parameter counts once.
         """
         if self._waiting is None:
-            found = () if self.has_stepped else optimizers_of(self._parameters)
+            found = () if self.has_stepped else optimizers_of(self._parameters())
             self._waiting = weakref.WeakSet(found)
         if not self._waiting:
             return 0.0
@@ -99,8 +100,13 @@ class OptimizerWatch:
         for optimizer in self._waiting:
             for parameter, n_bytes in bytes_to_come(optimizer, self._device).items():
                 most[id(parameter)] = max(n_bytes, most.get(id(parameter), 0.0))
-        wanted = most.keys() & self._parameters - self._stepped
+        wanted = most.keys() & self._parameters() - self._stepped
         return sum(most[key] for key in wanted)
+
+    def _parameters(self) -> set[int]:
+        """Return the model's, which are others once it is sharded, by identity."""
+        model = self._model()
+        return set() if model is None else set(map(id, own_parameters(model)))
 
     def start(self) -> None:
         """Set the hooks, which torch has for all optimizers together."""
@@ -128,7 +134,8 @@ class OptimizerWatch:
     def _is_watched(self, optimizer: torch.optim.Optimizer) -> bool:
         if self._n_watched.get(optimizer, 0) >= _STEPS_WATCHED:
             return False
-        return any(id(p) in self._parameters for p in parameters_of(optimizer))
+        own = self._parameters()
+        return any(id(p) in own for p in parameters_of(optimizer))
 
     def _pre(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self._is_watched(optimizer) or _in_backward():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mimose.budget import format_bytes
 from mimose.decide.policy import Policy
 from mimose.exact.handed import autograd_clock
 from mimose.exact.input_watch import is_edited, marks
@@ -17,8 +18,10 @@ from mimose.exceptions import LateChangeError, NotRecomputableError
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.run.events import EventRunner
 from mimose.run.footprint import Footprint
+from mimose.run.others import tell_alone, why_forward_waits
 from mimose.run.rollback import Rollback
 from mimose.run.step import Step
+from mimose.watch.sharding import own_parameters
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class Retry:
     """Decides whether a forward that failed is run again, as the safest step.
 
     Args:
+        model: The root.
         device: The model's.
         footprint: Is told where memory ran out.
         policy: Makes its plans anew after a failure.
@@ -55,12 +59,14 @@ class Retry:
 
     def __init__(
         self,
+        model: nn.Module,
         device: torch.device,
         footprint: Footprint,
         policy: Policy,
         events: EventRunner,
         rollback: Rollback,
     ) -> None:
+        self._model = model
         self._device = device
         self._footprint = footprint
         self._policy = policy
@@ -86,6 +92,8 @@ class Retry:
         if isinstance(error, NotRecomputableError):
             for index in error.units:
                 self._events.units[index].keep(error.why)
+        if self._may_be_alone(step, error) and self._is_waited_for(step, error):
+            return False
         may_have_changed = self._events.knowledge.may_have_changed
         if call.is_edited() or may_have_changed(call.args, call.kwargs, call.clock):
             return False
@@ -107,6 +115,35 @@ class Retry:
         """Put the process back to where the forward began."""
         release_memory(self._device)
         self._rollback.restore()
+
+    @staticmethod
+    def _may_be_alone(step: Step, error: BaseException) -> bool:
+        """Whether other ranks may not fail alike, at the same place.
+
+        What follows from a layer's code shows where all is recomputed and looked at
+        for the first time, which is as the session begins, on all ranks. Later, what
+        ran differs by rank, and so may what a new size shows.
+        """
+        follows = isinstance(error, (LateChangeError, NotRecomputableError))
+        is_first = step.decision.phase == "collect"
+        return is_out_of_memory(error) or (follows and not is_first)
+
+    def _is_waited_for(self, step: Step, error: BaseException) -> bool:
+        """Whether other ranks wait for the forward; then the error says so."""
+        why = why_forward_waits(self._model, self._events.units)
+        if why:
+            start, peak = step.start_bytes, step.record().predicted_peak_bytes
+            reached = "" if peak is None else f", {format_bytes(peak)} were predicted"
+            budget = format_bytes(step.record().budget_bytes)
+            tell_alone(
+                error,
+                f"the forward of step {step.number}",
+                why,
+                f"The step began with {format_bytes(start)}{reached}, and the budget "
+                f"is {budget}.",
+                is_out_of_memory(error),
+            )
+        return bool(why)
 
     def _helps(self, step: Step, error: BaseException) -> bool:
         """Whether the same forward can come out another way."""
@@ -140,7 +177,7 @@ class Gradients:
     def __init__(self, model: nn.Module) -> None:
         self._grads = [
             (p, None if p.grad is None else p.grad.detach().clone())
-            for p in model.parameters()
+            for p in own_parameters(model)
             if p.requires_grad
         ]
 

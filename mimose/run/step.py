@@ -108,6 +108,8 @@ class Step:
         self.decision = decision
         self.phase: Phase = decision.phase
         self.reason = decision.reason
+        self.is_whole = decision.is_whole
+        """Whether what is recomputed runs to its end: see `run.agreement`."""
         self.growth_bytes = decision.growth_bytes
         self.extra_seconds = decision.extra_seconds
         is_planned = decision.chosen is not None and not decision.is_measured

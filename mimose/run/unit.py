@@ -71,6 +71,8 @@ class Unit:
         """So many of its first calls are simply kept, unless the step is measured."""
         self.calls = 0
         self.forward: Callable[..., Any] = module.forward
+        self.waits = False
+        """Whether its forward waits for other ranks: its actions are agreed."""
         self.is_compiled = is_compiled(module)
         self.devices = accelerators_of(module)
         """Where its weights are; on a CPU none."""

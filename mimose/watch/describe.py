@@ -24,6 +24,7 @@ from mimose.watch.shapes import (
     note_texts,
     partial_masks,
 )
+from mimose.watch.sharding import OwnParameters
 from mimose.watch.size_table import SizeTable
 from mimose.watch.units import refuse_other_checkpointing
 from mimose.watch.variants import Variants
@@ -80,7 +81,7 @@ class Describer:
         self._attributes = tuple(vars(m) for m in modules if "training" in vars(m))
         self._odd = tuple(m for m in modules if "training" not in vars(m))
         """Modules that keep their mode elsewhere, such as scripted ones."""
-        self._parameters = tuple(model.parameters())
+        self._own = OwnParameters(model, self._units)
         self._flags: tuple[bool, ...] = ()
         self._modes: dict[tuple[bool, ...], Mode] = {}
         self.mode = Mode("", ())
@@ -130,7 +131,9 @@ class Describer:
         return self._tables.get(structure)
 
     def _read_flags(self) -> tuple[bool, ...]:
-        flags = (*map(_TRAINING, self._attributes), *map(_LEARNS, self._parameters))
+        parameters = self._own.read()
+        flags = (*map(_TRAINING, self._attributes), *map(_LEARNS, parameters))
+        flags += self._own.reduces()
         if self._odd:
             flags += tuple([module.training for module in self._odd])
         return flags
@@ -138,7 +141,7 @@ class Describer:
     def _key(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Mode
     ) -> _CallKey:
-        has_gradients = False
+        has_gradients = self._own.wait_unreduced()
         for probe in mode.probes:
             if probe.grad is not None:
                 has_gradients = True
@@ -203,7 +206,7 @@ class Describer:
         mode = self._modes.get(flags)
         if mode is None:
             unit_keys = tuple(map(module_key, self._units))
-            trainable = [p for p in self._parameters if p.requires_grad]
+            trainable = [p for p in self._own.read() if p.requires_grad]
             probes = tuple(trainable[:: max(1, len(trainable) // 4)][:5])
             mode = Mode(digest((flags, unit_keys)), unit_keys, probes)
         return mode

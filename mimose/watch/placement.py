@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from mimose.exceptions import MimoseError
+from mimose.tensors import local_bytes
 
 _SMALL_BYTES = 4096
 """CPU tensors of this size beside an accelerator (counters, scales) hold nothing."""
@@ -37,7 +38,7 @@ def _bytes_by_device(model: nn.Module) -> dict[torch.device, int]:
     held: dict[torch.device, int] = {}
     small = 0
     for tensor in itertools.chain(model.parameters(), model.buffers()):
-        n_bytes = 0 if is_lazy(tensor) else tensor.numel() * tensor.element_size()
+        n_bytes = 0 if is_lazy(tensor) else local_bytes(tensor)
         if tensor.device.type == "cpu" and n_bytes <= _SMALL_BYTES:
             small += n_bytes
         else:

@@ -39,6 +39,8 @@ PROOFS = (
     "plancost",
     "plangap",
     "prediction",
+    "ranks",
+    "scale",
     "seconds",
     "sequences",
     "settings",
@@ -61,6 +63,8 @@ _NEEDED: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "optimum": _TEXTS,
     "papaya": (),
     "plancost": (("bench", ("matplotlib",)),),
+    "ranks": (),
+    "scale": (),
     "stepcost": _TEXTS,
     "trainer": (*_TEXTS, ("transformers", ("accelerate",))),
 }

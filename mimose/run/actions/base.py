@@ -58,6 +58,8 @@ class UnitCall(NamedTuple):
     """Has to see the forward run again, such as to count its FLOPs."""
     stopwatch: Stopwatch = UNTIMED
     """Times what the action does beyond the forward."""
+    is_whole: bool = False
+    """Whether a recomputation is to run to its end."""
     headroom: Headroom = NO_HEADROOM
     """What the step's plan leaves free around it."""
 

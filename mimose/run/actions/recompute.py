@@ -48,7 +48,8 @@ class Recompute:
     def _run(self, call: UnitCall, probe: Probe | None) -> Any:
         unit, on_recompute = call.unit, call.on_recompute
         away = self._send_away(call, probe)
-        if unit.is_settled and probe is None and on_recompute is None:
+        is_short = probe is None and not call.is_whole
+        if unit.is_settled and is_short and on_recompute is None:
             inputs = None
             if not has_outer_modes():
                 inputs = Inputs.of(call.args, call.kwargs, away)
@@ -72,7 +73,7 @@ class Recompute:
             buffers = SavedBuffers(unit.buffers)
         if comparison is not None or first is not None or on_recompute is not None:
             call.stopwatch.spoil()
-        is_whole = probe is not None or comparison is not None or unit.is_compiled
+        is_whole = not is_short or comparison is not None or unit.is_compiled
         try:
             output = recompute(
                 unit.forward,

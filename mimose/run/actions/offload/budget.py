@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mimose.budget import format_bytes, parse_budget
+from mimose.budget import format_bytes, parse_budget, rank_share
 from mimose.exceptions import BudgetError
 from mimose.run.actions.offload.codec import OffloadCodec
 from mimose.run.actions.offload.host import HostMemory
@@ -48,7 +48,8 @@ def make_host(
             )
             raise BudgetError(msg)
         return None
-    n_bytes = parse_host_budget(host_budget, free_bytes(), total_bytes())
+    free, total = rank_share(free_bytes()), rank_share(total_bytes())
+    n_bytes = parse_host_budget(host_budget, free, total)
     return OffloadCodec(HostMemory(n_bytes, device), device)
 
 

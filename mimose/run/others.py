@@ -1,0 +1,222 @@
+"""Other ranks that a session agrees with, or that would wait for what it runs again."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import distributed, nn
+
+from mimose.decide.policy import Policy
+from mimose.exceptions import MimoseError
+from mimose.learn.learner import Learner
+from mimose.planners import Menu
+from mimose.run.agreement import Agreement, Alone, Together
+from mimose.run.exchange import Exchange
+from mimose.run.unit import Unit
+from mimose.watch.communicating import communicates
+from mimose.watch.sharding import is_sharded
+
+_DDP = "is a DistributedDataParallel"
+_side: tuple[Any, Any] | None = None
+"""The default group, and the group beside it that agrees."""
+
+
+class Others(NamedTuple):
+    """Ranks that a session agrees with."""
+
+    exchange: Exchange
+    """With them."""
+    waiting: frozenset[int]
+    """The places of the units whose forward waits for them."""
+
+
+def find_others(agree: Any, modules: Sequence[nn.Module]) -> Others | None:
+    """Return the ranks to agree with; None where there is no need to.
+
+    All ranks call this at the same place: it makes a group of them.
+
+    Args:
+        agree: As `mimose.attach` is given it.
+        modules: The units.
+
+    Raises:
+        MimoseError: The ranks do not know of each other yet.
+    """
+    if agree == "auto":
+        _refuse_too_early(modules)
+    if agree is None or _n_ranks() < 2:
+        return None
+    if agree != "auto":
+        everywhere = frozenset(range(len(modules)))
+        n_ranks = distributed.get_world_size(agree)
+        return Others(Exchange(agree), everywhere) if n_ranks > 1 else None
+    waiting = frozenset(i for i, unit in enumerate(modules) if communicates(unit))
+    return Others(Exchange(_side_group()), waiting) if waiting else None
+
+
+def telling(others: Others | None) -> contextlib.AbstractContextManager[None]:
+    """Return what tells the other ranks of an error, if there are any."""
+    return contextlib.nullcontext() if others is None else others.exchange.telling()
+
+
+def make_agreement(
+    others: Others | None,
+    units: Sequence[Unit],
+    learner: Learner,
+    policy: Policy,
+    *,
+    plans: bool,
+) -> Agreement:
+    """Return what makes decisions those of all ranks, where that is needed.
+
+    Units that wait for others run whole: kept or recomputed. What finer actions do in
+    a call they settle call by call, each rank for itself.
+
+    Args:
+        others: The ranks to agree with.
+        units: The units.
+        learner: Is told which actions they may run under.
+        policy: Makes decisions.
+        plans: Whether plans are made.
+    """
+    if others is None:
+        return Alone()
+    for unit in units:
+        if unit.index in others.waiting:
+            unit.waits = True
+            unit.excluded.update(between(learner.model.menu))
+    restrict(units, learner)
+    return Together(others.exchange, units, learner, policy, plans=plans)
+
+
+def _refuse_too_early(modules: Sequence[nn.Module]) -> None:
+    """Refuse batch norm over ranks that do not know of each other yet.
+
+    Raises:
+        MimoseError: A launcher has started several, and no group is there.
+    """
+    is_begun = distributed.is_available() and distributed.is_initialized()
+    n_started = os.environ.get("WORLD_SIZE", "1")
+    if is_begun or not n_started.isdecimal() or int(n_started) < 2:
+        return
+    parts = (part for unit in modules for part in unit.modules())
+    if any(isinstance(part, nn.SyncBatchNorm) for part in parts):
+        msg = (
+            f"a layer has a SyncBatchNorm, and {n_started} processes were started, "
+            f"which have to agree on what is recomputed, but there is no process group "
+            f"yet: attach after torch.distributed.init_process_group()"
+        )
+        raise MimoseError(msg)
+
+
+def between(menu: Menu) -> tuple[str, ...]:
+    """Return the actions other than keeping and recomputing a whole unit."""
+    return tuple(menu.names[1:-1])
+
+
+def restrict(units: Sequence[Unit], learner: Learner) -> None:
+    """Plan units that wait for others as a whole."""
+    menu = learner.model.menu
+    if between(menu):
+        for unit in units:
+            if unit.waits:
+                learner.restrict(unit.index, (menu.names[0], menu.names[-1]))
+
+
+def _side_group() -> Any:
+    """Return a group of all ranks on the CPU, where nothing else is sent.
+
+    On an accelerator the host would have to wait for the device otherwise; and the
+    model's own group may be busy in a backward. One serves all sessions of a process.
+    """
+    global _side
+    world = distributed.group.WORLD
+    if _side is None or _side[0] is not world:
+        _side = world, distributed.new_group(backend="gloo")
+    return _side[1]
+
+
+def _n_ranks() -> int:
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 1
+    return int(distributed.get_world_size())
+
+
+def why_forward_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
+    """Return why other ranks wait for a forward of the model; "" if none does.
+
+    Args:
+        root: The model.
+        units: Its units; what agrees is part of each forward.
+    """
+    if _n_ranks() < 2:
+        return ""
+    for name, module in root.named_modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            return f"{name or 'the model'} {_DDP}"
+        if is_sharded(module):
+            return f"{name or 'the model'} is sharded over the ranks (fully_shard)"
+    why = communicates(root)
+    if why:
+        return why
+    if any(unit.waits for unit in units):
+        return "the ranks agree on each forward"
+    return ""
+
+
+def why_step_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
+    """Return why other ranks wait for a forward or a backward; "" if none does.
+
+    A wrapper around the model is looked for among all objects that live: nothing in
+    the model tells of it.
+
+    Args:
+        root: The model.
+        units: Its units.
+    """
+    why = why_forward_waits(root, units)
+    if why or _n_ranks() < 2:
+        return why
+    for thing in gc.get_objects():
+        is_ddp = issubclass(type(thing), nn.parallel.DistributedDataParallel)
+        if is_ddp and any(module is root for module in thing.modules()):
+            return f"a module around the model {_DDP}"
+    return ""
+
+
+_ALONE = "again on this rank alone"
+
+
+def is_told_alone(error: BaseException) -> bool:
+    """Whether an error says already that nothing is run again."""
+    return _ALONE in str(error)
+
+
+def tell_alone(
+    error: BaseException, what: str, why: str, numbers: str, is_memory: bool = True
+) -> None:
+    """Add to an error's own words that nothing is run again, and what to do.
+
+    Args:
+        error: Is about to be raised.
+        what: What is not run again.
+        why: Why others wait for it.
+        numbers: What was held, and the budget.
+        is_memory: Whether memory ran out; else a layer did as never before.
+    """
+    lower = (
+        "Give attach() a lower budget, which leaves more free, or use shorter or fewer "
+        "inputs; then start"
+    )
+    advice = lower if is_memory else "Start"
+    said = str(error) or type(error).__name__
+    text = (
+        f"{said}\nmimose does not run {what} {_ALONE}: {why}, so that "
+        f"other ranks wait for it or are ahead of it. {numbers} {advice} all ranks "
+        f"again, from the last saved state"
+    )
+    error.args = (text, *error.args[1:])

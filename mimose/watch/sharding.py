@@ -1,0 +1,230 @@
+"""How the ranks of a training share a model: DDP's wrapper and FSDP2's groups.
+
+Note: [Groups of FSDP2]
+`fully_shard` replaces a module's class and its parameters: each rank has a part, which
+is what the optimizer knows. Around a call, and around its backward, whole parameters
+stand in the modules in their place, and so do their gradients until they are reduced.
+So whoever wants a model's own parameters has to ask the groups for them, and to ask
+again once the model has been sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from mimose.exceptions import MimoseError
+from mimose.tensors import is_made_by
+from mimose.torch_private import (
+    fsdp_groups,
+    is_managed_by_fsdp,
+    leaves_resharding_to_fsdp,
+    reshards_after_forward,
+    waits_unreduced,
+)
+
+_FSDP = "torch.distributed.fsdp"
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `fully_shard` was called on a module.
+
+    Args:
+        module: The module itself; modules inside of it are not looked at.
+    """
+    return is_made_by(module, _FSDP, "FSDPModule")
+
+
+def own_class(module: nn.Module) -> type:
+    """Return a module's class, as it was before `fully_shard` put another over it.
+
+    Args:
+        module: The module, sharded or not.
+    """
+    kinds = type(module).__mro__
+    if not is_sharded(module):
+        return kinds[0]
+    at = max(i for i, kind in enumerate(kinds) if kind.__name__ == "FSDPModule")
+    return kinds[at + 1]
+
+
+def inside_ddp(model: nn.Module) -> nn.Module:
+    """Return the module inside of DDP's wrapper; else the model.
+
+    The wrapper's forward talks to the other ranks before it runs the module's, and may
+    not be run again by one rank alone.
+
+    Args:
+        model: What the user trains.
+    """
+    while isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    return model
+
+
+def refuse_unplannable(model: nn.Module) -> None:
+    """Make sure that no layer's own forward gathers its weights.
+
+    Raises:
+        MimoseError: The model is, or holds, what FSDP1 or DeepSpeed has made.
+    """
+    for name, module in model.named_modules():
+        what = f"{name or 'the model'} ({type(module).__name__})"
+        if is_made_by(module, _FSDP, "FullyShardedDataParallel"):
+            msg = (
+                f"{what} is sharded by FullyShardedDataParallel (FSDP1), which gathers "
+                f"weights inside of the forwards that a plan would run again, while "
+                f"other ranks do not: use FSDP2 in its place (torch.distributed.fsdp."
+                f"fully_shard, called on each layer and then on the model)"
+            )
+            raise MimoseError(msg)
+        if type(module).__module__.startswith("deepspeed."):
+            msg = (
+                f"{what} belongs to DeepSpeed, whose ZeRO moves weights and gradients "
+                f"about by hooks that no plan accounts for: use DDP with "
+                f"torch.distributed.optim.ZeroRedundancyOptimizer in place of ZeRO-1, "
+                f"and FSDP2 (torch.distributed.fsdp.fully_shard) in place of ZeRO-2 "
+                f"and ZeRO-3"
+            )
+            raise MimoseError(msg)
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "ds_id"):
+            msg = (
+                f"the parameter {name} was partitioned by DeepSpeed (ZeRO-3), which "
+                f"gathers it in forwards that a plan would run again, while other "
+                f"ranks do not: use FSDP2 in its place (torch.distributed.fsdp."
+                f"fully_shard, called on each layer and then on the model)"
+            )
+            raise MimoseError(msg)
+
+
+def after_hooks(module: nn.Module, then: Callable[[], None]) -> None:
+    """Call something once, when the hooks behind a module's running forward have run.
+
+    FSDP2's is one: there the whole weights of the module's group go. So what is held
+    then is what the loss begins with.
+
+    Args:
+        module: The module, whose forward runs.
+        then: What is called.
+    """
+
+    def call(*_: object) -> None:
+        handle.remove()
+        then()
+
+    handle = module.register_forward_hook(call)
+
+
+def groups_in(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield FSDP2's groups in a model, each once, with the name of their module.
+
+    Args:
+        model: The model.
+    """
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        for group in fsdp_groups(module) if is_sharded(module) else ():
+            if id(group) not in seen:
+                seen.add(id(group))
+                yield name, group
+
+
+def own_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that an optimizer has: see Note: [Groups of FSDP2].
+
+    Args:
+        model: The model, sharded or not.
+    """
+    found = {
+        id(one.sharded_param): one.sharded_param
+        for _, group in groups_in(model)
+        for one in group.fsdp_params
+    }
+    if not found:
+        return list(model.parameters())
+    managed = {id(p) for m in model.modules() for p in _registered_of_fsdp(m)}
+    plain = {id(p): p for p in model.parameters() if id(p) not in managed}
+    return list((found | plain).values())
+
+
+def _registered_of_fsdp(module: nn.Module) -> Iterator[nn.Parameter]:
+    if is_managed_by_fsdp(module):
+        yield from module.parameters(recurse=False)
+
+
+def sharding(model: nn.Module) -> dict[str, str]:
+    """Say, by group, how FSDP2 shards a model: what bytes depend on, for all ranks.
+
+    How many ranks hold the same makes no difference to any of them, so it is left out.
+
+    Args:
+        model: The model.
+    """
+    kept = _keeping(model)
+    return {
+        name or "the model": _told(group, is_kept=name == kept)
+        for name, group in groups_in(model)
+    }
+
+
+def _keeping(model: nn.Module) -> str | None:
+    """Return the name of the module that keeps whole parameters, unless told not to.
+
+    That is the outermost one, but only its first forward writes it down.
+    """
+    modules: Iterator[tuple[str, nn.Module]] = model.named_modules()
+    for name, module in modules:
+        if is_sharded(module):
+            return name if leaves_resharding_to_fsdp(module) else None
+    return None
+
+
+def _told(group: Any, *, is_kept: bool) -> str:
+    n_ranks = getattr(group.mesh_info, "shard_mesh_size", 1)
+    told = [f"over {n_ranks} ranks"]
+    if reshards_after_forward(group) and not is_kept:
+        told.append("resharded after forward")
+    told += [
+        f"{name} {dtype}"
+        for name in ("param_dtype", "reduce_dtype", "output_dtype")
+        if (dtype := getattr(group.mp_policy, name, None)) is not None
+    ]
+    return ", ".join(told)
+
+
+class OwnParameters:
+    """A model's parameters and where their gradients are, read anew once it is sharded.
+
+    Args:
+        model: The model.
+        units: The layers that it may be sharded by.
+    """
+
+    def __init__(self, model: nn.Module, units: Sequence[nn.Module]) -> None:
+        self._modules = model, *units
+        self._kinds: tuple[type, ...] = ()
+        self._groups: list[Any] = []
+        self._read: tuple[nn.Parameter, ...] = ()
+
+    def read(self) -> tuple[nn.Parameter, ...]:
+        """Return the parameters: those of last time, unless it was sharded since."""
+        kinds = tuple(map(type, self._modules))
+        if kinds != self._kinds:
+            self._kinds = kinds
+            model = self._modules[0]
+            self._groups = [group for _, group in groups_in(model)]
+            self._read = tuple(own_parameters(model))
+        return self._read
+
+    def reduces(self) -> tuple[bool, ...]:
+        """Return, for a sharded model, whether its next backward reduces gradients."""
+        return tuple([bool(group.reduce_grads) for group in self._groups[:1]])
+
+    def wait_unreduced(self) -> bool:
+        """Whether gradients wait, whole, for a backward that reduces them."""
+        return any(
+            waits_unreduced(one) for group in self._groups for one in group.fsdp_params
+        )

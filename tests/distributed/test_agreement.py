@@ -1,0 +1,160 @@
+"""Ranks whose layers wait for each other train as without the library, or all stop.
+
+Each launch has a hard limit: a deadlock is a test that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+"""Of the time most goes by beside other programs, for ranks take turns."""
+
+_LIMIT_SECONDS = 280.0
+_CASES = {
+    "groups": {"kind": "groups", "steps": 8},
+    "sends": {"kind": "sends", "steps": 12},
+    "parallel": {"kind": "parallel", "steps": 8},
+    "cold": {"kind": "groups", "steps": 8, "warm": 0},
+    "cold sends": {"kind": "sends", "steps": 9, "warm": 1},
+    "cold parallel": {"kind": "parallel", "steps": 8, "warm": 1},
+    "measures": {"kind": "sends", "steps": 10, "measures": 0},
+    "forgets": {"kind": "sends", "steps": 10, "forgets": 1},
+    "over": {"kind": "groups", "steps": 10, "over": 0},
+    "fine": {"kind": "groups", "steps": 6, "actions": "fine"},
+    "fixed": {"kind": "groups", "steps": 4, "planner": "every-2"},
+}
+
+
+_SILENT = ("fsdp", "ddp", "plain")
+_REFUSED = ("attach", "unreadable", "budget", "an odd thing", "unlike")
+_OUT_OF_MEMORY: dict[str, dict[str, Any]] = {
+    "sharded": {"kind": "fsdp", "way": "loop"},
+    "wrapped": {"kind": "ddp", "way": "step"},
+    "inside of a wrapper": {"kind": "ddp", "way": "inner"},
+    "by step": {"kind": "groups", "way": "step"},
+    "nobody": {"kind": "plain", "way": "loop"},
+    "one rank": {"kind": "groups", "way": "loop", "ranks": [1]},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(launch: Callable[..., Any]) -> Any:
+    """Run all cases in one launch; last the one that ends a rank."""
+    cases = {
+        **{name: {"do": "train", **case} for name, case in _CASES.items()},
+        **{f"silent {kind}": {"do": "silent", "kind": kind} for kind in _SILENT},
+        **{f"refused {how}": {"do": "refused", "how": how} for how in _REFUSED},
+        "bad": {"do": "bad_agree"},
+        **{n: {"do": "out_of_memory", **c} for n, c in _OUT_OF_MEMORY.items()},
+    }
+    return launch("agreement_cases:call", cases, limit_seconds=_LIMIT_SECONDS)
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_gradients_are_those_of_the_bare_model(trained: Any, case: str) -> None:
+    """Each gradient of each step is, on each rank; and both ran the same actions."""
+    ranks = trained[case]
+    assert [[], []] == [rank["differ in steps"] for rank in ranks]
+    assert ranks[0]["actions"] == ranks[1]["actions"]
+
+
+@pytest.mark.parametrize("kind", ["groups", "sends", "parallel"])
+def test_the_safest_of_differing_plans_runs(trained: Any, kind: str) -> None:
+    """One rank would keep all, the other half: all run the half that holds less."""
+    first, second = trained[kind]
+    assert ["rk", "rk"] == [rank["actions"][-1] for rank in (first, second)]
+    assert ["plan", "plan"] == [rank["phases"][-1] for rank in (first, second)]
+    assert first["changed"] > second["changed"]
+
+
+@pytest.mark.parametrize("case", ["cold", "cold sends", "cold parallel"])
+def test_a_rank_that_knows_all_waits_for_one_that_learns(
+    trained: Any, case: str
+) -> None:
+    """Where one has no plan, all recompute everything, though the other has one."""
+    warm = _CASES[case]["warm"]
+    known, learning = trained[case][warm], trained[case][1 - warm]
+    assert ("fallback", "collect") == (known["phases"][0], learning["phases"][0])
+    assert any("another rank has no plan" in reason for reason in known["reasons"])
+    assert "rr" == known["actions"][0]
+    assert "rk" == known["actions"][-1]
+
+
+def test_a_plan_that_is_over_one_ranks_budget_is_no_ranks(trained: Any) -> None:
+    """The second exchange tells, and all recompute everything, under a plan."""
+    for rank in trained["over"]:
+        assert "rr" == rank["actions"][-1]
+        assert rank["phases"][-1] in ("plan", "step_down")  # not an unplanned one
+
+
+def test_layers_that_wait_are_planned_as_a_whole(trained: Any) -> None:
+    """Finer actions settle call by call what runs again, each rank for itself."""
+    for rank in trained["fine"]:
+        assert [["keep", "recompute"]] * 2 == rank["menus"]
+
+
+def test_each_forward_exchanges(trained: Any) -> None:
+    """Once to meet, once a forward, once more where plans differ."""
+    n_meetings = 1
+    for rank in trained["fixed"]:
+        assert n_meetings + 4 == rank["exchanges"]
+        assert ["rk"] * 4 == rank["actions"]
+    for rank in trained["groups"]:
+        planned = sum(phase in ("plan", "step_down") for phase in rank["phases"])
+        assert planned > 0
+        assert n_meetings + 8 + planned == rank["exchanges"]
+
+
+def test_nothing_is_sent_where_layers_do_not_wait(trained: Any) -> None:
+    """No group is made and nothing exchanged: one group a layer, wrappers, or none."""
+    for kind in _SILENT:
+        assert [{"steps": 3, "sent": []}] * 2 == trained[f"silent {kind}"]
+
+
+def test_what_one_rank_refuses_all_refuse(trained: Any) -> None:
+    """The error names the rank, and says what its own said; all can go on after it."""
+    found = {how: trained[f"refused {how}"] for how in _REFUSED}
+    for how, words in (("attach", "1.0 MiB"), ("budget", "7 bytes")):
+        first, second = found[how]
+        assert "InfeasibleBudgetError" == first[0] == second[0]
+        assert "That is so on rank 1, and all ranks stop" in first[1]
+        assert words in first[1]
+        assert words in second[1]
+    first, second = found["unreadable"]
+    assert ("OtherRankError", "BudgetError") == (first[0], second[0])
+    assert "'a lot'" in first[1]
+    first, second = found["an odd thing"]
+    assert ("OtherRankError", "ValueError") == (first[0], second[0])
+    assert first[1].startswith("rank 1 could not run this step")
+    assert "ValueError: an odd thing" in first[1]
+    for how in ("budget", "an odd thing"):
+        assert ["nothing", "nothing"] == [rank[2] for rank in found[how]]
+    for name, said, *_ in found["unlike"]:
+        assert name == "MimoseError"
+        assert "the ranks cannot agree" in said
+
+
+def test_nothing_is_run_again_where_others_wait(trained: Any) -> None:
+    """Out of memory is an error that says so; where nobody waits it is survived."""
+    found = {case: trained[case] for case in _OUT_OF_MEMORY}
+    for case in ("sharded", "wrapped", "inside of a wrapper", "by step"):
+        for name, said, retries in found[case]:
+            assert ("OutOfMemoryError", "0") == (name, retries)
+            assert said.startswith("CUDA out of memory")
+            assert said.count("again on this rank alone") == 1
+            assert "1024.00 GiB" in said
+    assert [["nothing", "", "1"]] * 2 == found["nobody"]
+    other, failed = found["one rank"]
+    assert "again on this rank alone" in failed[1]
+    assert "closed by peer" in other[1] or "reset by peer" in other[1]
+
+
+def test_agree_is_checked_at_the_door(trained: Any) -> None:
+    """Another word, and what is no group, say what may be given."""
+    for found in trained["bad"]:
+        assert ["ValueError", "TypeError"] == [name for name, _ in found[:2]]
+        assert "'auto', None or a process group, got 'always'" in found[0][1]

@@ -1,0 +1,53 @@
+"""DDP: plans differ by rank, and nothing else does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "unused parameters": {
+        "options": {"find_unused_parameters": True},
+        "model_options": {"unused": True},
+    },
+    "static graph": {"options": {"static_graph": True}},
+    "static graph, unused": {
+        "options": {"static_graph": True},
+        "model_options": {"unused": True},
+    },
+    "bucket views": {"options": {"gradient_as_bucket_view": True}},
+    "small buckets": {"options": {"bucket_cap_mb": 0.02}},
+    "accumulation": {"n_parts": 3},
+    "accumulation, bucket views": {
+        "options": {"gradient_as_bucket_view": True},
+        "n_parts": 2,
+    },
+    "norm": {"model_options": {"norm": True}},
+    "norm, accumulation": {"model_options": {"norm": True}, "n_parts": 2},
+}
+_CASES = {
+    f"{name}, {where}": {"attach_to": where, **setting}
+    for (name, setting), where in itertools.product(
+        _SETTINGS.items(), ("inner", "wrapper")
+    )
+} | {"attached before": {"attach_to": "before"}}
+
+
+@pytest.fixture(scope="session")
+def trained(launch: Callable[..., Any]) -> Any:
+    """All cases, trained bare and planned on two ranks."""
+    return launch("ddp_training:compare", _CASES, limit_seconds=240.0)
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_gradients_are_those_of_bare_ddp(trained: Any, case: str) -> None:
+    """Gradients, buffers and random state are equal though ranks recompute others."""
+    first, second = trained[case]
+    assert first["differences"] == second["differences"] == []
+    assert first["actions"] == "rkrk"
+    assert second["actions"] == "krkr"

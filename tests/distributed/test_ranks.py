@@ -1,0 +1,32 @@
+"""The harness that runs cases on several ranks ends, whatever these do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def test_each_rank_returns_its_result(launch: Callable[..., Any]) -> None:
+    """Ranks talk to each other, in one launch for all cases."""
+    results = launch("rank_toys:add", {"one": {"number": 1}, "ten": {"number": 10}})
+    assert results["one"] == [[0, 3], [1, 3]]
+    assert results["ten"] == [[0, 21], [1, 21]]
+
+
+def test_a_rank_that_fails_is_told_of(launch: Callable[..., Any]) -> None:
+    """Whoever waits for it is killed, and the error is in the words of the failure."""
+    results = launch("rank_toys:fail", {"first": {"which": 1}})
+    with pytest.raises(AssertionError, match="rank 1 has had enough"):
+        results["first"]
+
+
+def test_ranks_that_hang_are_killed(launch: Callable[..., Any]) -> None:
+    """The limit is hard, and says where each rank was."""
+    began = time.monotonic()
+    results = launch("rank_toys:hang", {"long": {"seconds": 600}}, limit_seconds=20.0)
+    assert time.monotonic() - began < 60
+    with pytest.raises(AssertionError, match=r"rank_toys\.py"):
+        results["long"]

@@ -1,0 +1,114 @@
+"""What a sharded model is: communicating units, optimizers, states, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
+_FUNCTIONS = (
+    "why_units_communicate",
+    "load_the_first_ranks_state",
+    "load_another_shardings_state",
+    "zero_redundancy",
+    "refuse_old_wrapper",
+    "share_of_the_host",
+)
+
+
+@pytest.fixture(scope="session")
+def told(launch: Callable[..., Any]) -> Any:
+    """What each of the functions returned on two ranks."""
+    cases = {name: {"name": name} for name in _FUNCTIONS}
+    return launch("sharding_cases:call", cases, limit_seconds=240.0)
+
+
+def test_units_that_communicate(told: Any) -> None:
+    """Each is named with what communicates in it; a unit's own group does not."""
+    parallel = "has parameters of tensor parallelism"
+    expected = {
+        "plain": "",
+        "one group": "",
+        "replicated groups": "",
+        "under a root": "",
+        "groups inside": "0 is a sharded group of its own (fully_shard), gathered in "
+        "each call",
+        "groups inside that stay": "",
+        "synchronous norm": "1 is a SyncBatchNorm",
+        "tensor parallel": f"0 {parallel}",
+        "both": f"0 {parallel}",
+        "wrapper": "0 is a DistributedDataParallel",
+        "old wrapper": "it is a FullyShardedDataParallel",
+    }
+    assert told["why_units_communicate"] == [expected, expected]
+
+
+def test_the_first_ranks_state_serves_all(told: Any) -> None:
+    """A run that loads rank 0's state plans from its first step on, on each rank."""
+    for phase, reason, settings in told["load_the_first_ranks_state"]:
+        assert (phase, reason) == ("plan", "")
+        assert "sharding" in settings
+
+
+def test_states_of_another_sharding_are_refused(told: Any) -> None:
+    """Bytes differ by how a model is sharded, but not by how many ranks DDP has."""
+    first, second = told["load_another_shardings_state"]
+    assert first == second
+    sharded, wrapped = (
+        {key.split(" in ")[0]: told for key, told in first.items() if where in key}
+        for where in ("in FSDPTexts", "in DistributedDataParallel")
+    )
+    assert sharded["layers"] == wrapped["plain"] == ""
+    assert "resharded after forward" in sharded["no resharding"]
+    assert "param_dtype torch.bfloat16" in sharded["mixed"]
+    assert "another settings: sharding: 'missing' there" in sharded["plain"]
+    assert "over 2 ranks" in wrapped["layers"]
+
+
+def test_zero_redundancy(told: Any) -> None:
+    """Under ZeRO-1 each rank's part of the optimizer's state is what counts."""
+    for rank in told["zero_redundancy"]:
+        assert rank["differences"] == []
+        assert rank["seen"] == rank["held"] > 0
+
+
+def test_fsdp1_is_refused(told: Any) -> None:
+    """The error says what to use in its place."""
+    for message in told["refuse_old_wrapper"]:
+        assert "FSDP1" in message
+        assert "fully_shard" in message
+
+
+def test_ranks_share_the_host(told: Any) -> None:
+    """A fraction as a budget is one of the rank's share of the host's memory."""
+    for budget_bytes, total_bytes in told["share_of_the_host"]:
+        assert budget_bytes == total_bytes // 2 // 2
+
+
+@pytest.mark.parametrize("what", ["partitioned", "engine"])
+def test_deepspeed_is_refused(what: str) -> None:
+    """It is known by its marks: an engine's module, or ZeRO-3's number on a weight."""
+    import torch
+    from torch import nn
+
+    import mimose
+
+    class Engine(nn.Module):
+        """Stands for one of DeepSpeed's."""
+
+        __module__ = "deepspeed.runtime.engine"
+
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+    model: nn.Module = nn.Sequential(*layers)
+    if what == "engine":
+        model = Engine(model)
+    else:
+        torch.nn.Module.get_parameter(model, "1.weight").ds_id = 7  # type: ignore[attr-defined]
+    with pytest.raises(mimose.MimoseError, match=r"DeepSpeed.*fully_shard"):
+        mimose.attach(model, "1GiB")
