@@ -10,7 +10,16 @@ import numpy as np
 
 from mimose.bench.advise.measured import Measured, Measurements
 from mimose.bench.advise.methods import METHODS, PLAIN
-from mimose.bench.advise.models import Curve, Planned, Rates, Steady, held, with_rates
+from mimose.bench.advise.models import (
+    Curve,
+    Planned,
+    Rates,
+    Steady,
+    beyond_tensors,
+    held,
+    raised,
+    with_rates,
+)
 from mimose.bench.advise.ties import noise_of
 
 LEAST_LENGTHS = 3
@@ -148,6 +157,8 @@ def _planned_step(
     if len(rows) < LEAST_LENGTHS or not timed:
         return None
     highest = float(max(each.size for each in rows))
+    factor = max(1.0, beyond_tensors(measured, rows, budget_bytes))
+    rows = tuple(raised(each, factor) for each in rows)
     bare = Planned(measured.method, plain, Rates(), rows, highest)
     found = with_rates(bare, timed, budget_bytes)
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mimose.bench.advise.crew import Crew
-from mimose.bench.advise.measured import Measured, Measurements, Weighed
+from mimose.bench.advise.measured import AtSize, Measured, Measurements, Weighed
 from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, points_of
 from mimose.bench.advise.settings import Settings
@@ -207,6 +207,10 @@ class Run:
                 replace(
                     each,
                     timed=rounds.timed(each.method),
+                    unplanned=tuple(
+                        AtSize(batch=point.batch, length=point.length)
+                        for point in rounds.unplanned.get(each.method, ())
+                    ),
                     stopped=rounds.failed.get(each.method, each.stopped),
                 )
                 for each in methods

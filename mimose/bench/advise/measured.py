@@ -72,6 +72,8 @@ class Measured:
     """Why no larger batch was tried."""
     timed: tuple[Timed, ...] = ()
     foretold: tuple[Foretold, ...] = ()
+    unplanned: tuple[AtSize, ...] = ()
+    """Where a session that was to be timed made no plan that keeps the budget."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,4 +141,5 @@ def _measured(told: dict[str, Any]) -> Measured:
         stopped=told["stopped"],
         timed=tuple(Timed(**{**e, "rounds": tuple(e["rounds"])}) for e in timed),
         foretold=tuple(map(foretold_of, told["foretold"])),
+        unplanned=tuple(AtSize(**each) for each in told.get("unplanned", ())),
     )

@@ -20,6 +20,8 @@ _LINE_POINTS = 3
 _LEAST_ADDED = 0.05
 """Of a step: less that plans add cannot be told from noise."""
 _ROUNDING = 1e-9
+_ABOVE = 1.0 + 1e-6
+"""A budget that no plan keeps is below the least one by a trifle, at least."""
 _FURTHEST = 4.0
 """From the longest length measured."""
 _STEPS = 64
@@ -303,16 +305,14 @@ def planned(measured: Measured, plain: Steady, memory_bytes: float) -> Planned |
     rows = tuple(each for each in measured.foretold if each.length is None)
     if len(rows) < _LEAST_POINTS or not timed:
         return None
-    over = max(
-        (each.reserved_bytes / memory_bytes for each in measured.weighed), default=1.0
-    )
+    factor = max(beyond_tensors(measured, rows, memory_bytes), 1.0)
     held_by_plain = plain.fitted.memory.predict
     bare = Planned(
         measured.method,
         plain,
         Rates(),
         tuple(
-            _raised(each, max(1.0, over, held_by_plain(each.size) / each.keep_bytes))
+            raised(each, max(factor, held_by_plain(each.size) / each.keep_bytes))
             for each in rows
         ),
         float(max(each.batch for each in measured.weighed)),
@@ -321,12 +321,32 @@ def planned(measured: Measured, plain: Steady, memory_bytes: float) -> Planned |
     return with_rates(bare, timed, memory_bytes)
 
 
-def _raised(foretold: Foretold, factor: float) -> Foretold:
-    """Return plans that need so much more than their tensors.
+def beyond_tensors(
+    measured: Measured, rows: Sequence[Foretold], memory_bytes: float
+) -> float:
+    """Return how many times what its plans' tensors need a method needs, at least.
 
-    Steps within the budget have passed it, or plain training, which keeps everything
-    as well, holds more: what an allocator takes for tensors is in no prediction here.
+    What an allocator takes for tensors is in no plan that is foretold. It shows where
+    steps have passed the budget, and where a session that was to be timed made no plan,
+    though one was foretold.
+
+    Args:
+        measured: The method's.
+        rows: What was foretold of batches, or of lengths.
+        memory_bytes: The budget of its steps.
     """
+    passed = [each.reserved_bytes / memory_bytes for each in measured.weighed]
+    unplanned = {(each.batch, each.length) for each in measured.unplanned}
+    short = [
+        memory_bytes / each.least_bytes * _ABOVE
+        for each in rows
+        if (each.batch, each.length) in unplanned
+    ]
+    return max((*passed, *short), default=1.0)
+
+
+def raised(foretold: Foretold, factor: float) -> Foretold:
+    """Return plans that need so many times what their tensors do."""
     return replace(
         foretold,
         least_bytes=factor * foretold.least_bytes,

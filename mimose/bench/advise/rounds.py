@@ -112,6 +112,7 @@ class Rounds:
     Attributes:
         failed: By method, why it takes no more turns.
         notes: What was left out, and why.
+        unplanned: By method, sizes at which its session made no plan.
         n_rounds: In which all had a turn that were not left out and had not failed.
     """
 
@@ -130,6 +131,7 @@ class Rounds:
         self._paces: list[float] = []
         self.failed: dict[str, str] = {}
         self.notes: list[str] = []
+        self.unplanned: dict[str, list[Point]] = {}
         self.n_rounds = 0
         self._crew = crew
         self._order = random.Random(seed)
@@ -254,6 +256,8 @@ class Rounds:
                 unplanned.append(each)
             else:
                 of.setdefault(each.point, []).append(reading)
+        found = self.unplanned.setdefault(name, [])
+        found += [each.point for each in unplanned]
         if len(unplanned) == len(points):
             self.failed[name] = f"{_NO_PLAN} at any size that was timed"
             del self._points[name]

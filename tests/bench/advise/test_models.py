@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mimose.bench.advise.measured import Foretold, Measured, Timed, Weighed
+from mimose.bench.advise.measured import AtSize, Foretold, Measured, Timed, Weighed
 from mimose.bench.advise.models import Curve, longest, planned, steady
 
 MIB = 2**20
@@ -22,9 +22,8 @@ def _foretold(batch, length=None, scale=1.0):
     )
 
 
-@pytest.fixture
-def plan(line):
-    """Return plain training and a method that plans within 200 MiB."""
+def _planned(line, unplanned=()):
+    """Return a method that plans within 200 MiB."""
     plain = steady(line("none", 10, 100, 0.2, 0.5, noise=0.0), None)
     timed = (
         Timed(batch=4, length=None, rounds=(1.05 * 1.3,) * 5),
@@ -37,8 +36,15 @@ def plan(line):
         ),
         timed=timed,
         foretold=tuple(map(_foretold, (2, 8, 32))),
+        unplanned=unplanned,
     )
     return planned(measured, plain, 200 * MIB)
+
+
+@pytest.fixture
+def plan(line):
+    """Return a method that plans within 200 MiB."""
+    return _planned(line)
 
 
 def test_a_plan_costs_nothing_where_all_fits(plan):
@@ -59,6 +65,13 @@ def test_the_largest_batch_of_plans(plan):
     assert plan.largest_batch(101 * MIB) == 0.0
     assert plan.step_seconds(51, 200 * MIB) == math.inf
     assert plan.best(101 * MIB).samples_per_second == 0.0
+
+
+def test_a_batch_without_a_plan_does_not_fit(line):
+    """A batch for which a session made no plan does not fit, whatever was foretold."""
+    found = _planned(line, unplanned=(AtSize(batch=32, length=None),))
+    assert found.largest_batch(200 * MIB) == 31.0
+    assert found.largest_batch(200 * MIB * 200 / 164) == 49.0
 
 
 def test_the_best_batch_of_plans_is_a_batch_that_fits(plan):

@@ -102,6 +102,8 @@ def test_steps_without_a_plan_are_no_readings():
     none.run_one()
     assert none.timed("mimose") == ()
     assert "no plan that keeps the budget at any size" in none.failed["mimose"]
+    assert [point.batch for point in rounds.unplanned["mimose"]] == [4]
+    assert not rounds.unplanned["none"]
     assert none.notes == []
 
 
