@@ -26,14 +26,19 @@ from mimose.bench.advise.phrases import (
     sample_text,
     untimed,
 )
+from mimose.bench.advise.ties import n_readings
+from mimose.bench.advise.unknown import fits_unknown, fits_untimed, room_untimed
 from mimose.budget import format_bytes
-from mimose.report.page.looks import format_seconds
+from mimose.predictors import LEAST_ROUNDS
+from mimose.report.page.looks import counted, format_seconds
 
 _NO_PLAN = {"sdpa": "fused attention", "rows": "a loss by chunks of rows"}
 """Free memory that nothing has to be recomputed for."""
 _NOTABLE = 0.01
 """Of plain training's peak; less is not worth a sentence."""
 _AT_THE_END = 1.01
+_REPEATS_TO = 2**20
+"""Bytes: what a process holds on a CPU is not known better."""
 
 
 def at_your_batch(advice: Advice) -> Iterator[str]:
@@ -48,7 +53,7 @@ def at_your_batch(advice: Advice) -> Iterator[str]:
             "Which method is the fastest cannot be said: none could be fitted from "
             "what was measured; the reasons are below."
         )
-    elif not _fit_untimed(advice):
+    elif not fits_untimed(advice):
         said.append(_nothing_fits(advice))
     said += _untimed(advice)
     yield " ".join(said)
@@ -60,7 +65,11 @@ def at_any_batch(advice: Advice) -> Iterator[str]:
     budget = format_bytes(advice.budget_bytes)
     if choice is None:
         if _comparable(advice):
-            yield f"Not one sample fits into {budget} with any exact method."
+            timed = " whose time is known" if room_untimed(advice) else ""
+            yield (
+                f"Not one sample fits into {budget} with any exact method{timed}"
+                f"{_not_known(advice)}."
+            )
         return
     first = (
         f"{_anew(advice, choice.name)} with batches of "
@@ -77,9 +86,9 @@ def at_any_batch(advice: Advice) -> Iterator[str]:
     )
     if choice.is_tie:
         yield (
-            f"{head} no winner. {_capital(first)} makes {rate} samples a second, "
-            f"{second} {rate_text(choice.runner_up_samples_per_second)}; "
-            f"{_why_tied(choice)}."
+            f"{head} {_no_winner(choice)}. {_capital(first)} makes {rate} samples a "
+            f"second, {second} {rate_text(choice.runner_up_samples_per_second)}"
+            f"{_why_tied(advice, choice)}."
         )
         return
     yield f"{head} {first} gives the most, {rate} samples a second; next {second}, " + (
@@ -89,14 +98,16 @@ def at_any_batch(advice: Advice) -> Iterator[str]:
 
 def _no_other(advice: Advice) -> str:
     """Say why a choice has no other beside it."""
-    others = _room_untimed(advice)
+    others = room_untimed(advice)
     if others:
         return (
             f"no other could be compared, for their time is not known "
             f"({untimed(advice, others)})"
         )
     known = [each for each in advice.methods if each.is_exact and not each.why_not]
-    return "nothing else fits" if known[1:] else "no other was measured"
+    if not known[1:]:
+        return "no other was measured"
+    return f"nothing else fits{_not_known(advice)}"
 
 
 def without_a_plan(advice: Advice) -> Iterator[str]:
@@ -110,12 +121,14 @@ def without_a_plan(advice: Advice) -> Iterator[str]:
         if name not in _NO_PLAN or memory is None or memory.refused:
             continue
         what = _NO_PLAN[name]
-        freed = needed - memory.predict(advice.measurements.batch)
+        batch = advice.measurements.batch
+        freed = needed - memory.predict(batch)
         if freed < _NOTABLE * needed:
             continue
+        ran = min(advice.of(each).highest for each in (PLAIN, name))
         frees = (
-            f"{what} ({name}) frees {format_bytes(freed)} at your batch without "
-            f"computing anything twice"
+            f"{what} ({name}) frees {format_bytes(freed)} at your batch"
+            f"{in_brackets(beyond(batch, ran))} without computing anything twice"
         )
         speed = f" ({_speed(advice, name)})"
         if missing <= 0.0:
@@ -157,9 +170,10 @@ def at_other_memory(advice: Advice) -> Iterator[str]:
             f"{_notes(advice, first)}"
         ]
     else:
+        timed = " whose time is known" if room_untimed(advice) else ""
         said = [
-            f"below {at} nothing fits; from there {called(first.after)} is the fastest"
-            f"{_notes(advice, first)}"
+            f"below {at} nothing{timed} fits; from there {called(first.after)} is the "
+            f"fastest{_notes(advice, first)}"
         ]
     said += [
         f"from {format_bytes(each.memory_bytes)} on {called(each.after)}"
@@ -167,9 +181,7 @@ def at_other_memory(advice: Advice) -> Iterator[str]:
         for each in others
         if each is not None
     ]
-    yield f"{head} {_capital('; '.join(said))}. You asked about " + (
-        f"{format_bytes(advice.budget_bytes)}."
-    )
+    yield f"{head} {_capital('; '.join(said))}."
 
 
 def _notes(advice: Advice, flip: Flip) -> str:
@@ -178,7 +190,7 @@ def _notes(advice: Advice, flip: Flip) -> str:
     method = advice.of(flip.after)
     return in_brackets(
         f"there no faster than {listed(same, 'or')}, within the noise" if same else "",
-        beyond(math.floor(flip.batch), method.highest, method.timed_to),
+        beyond(math.floor(flip.batch), method.timed_to),
     )
 
 
@@ -198,6 +210,12 @@ def plain_bytes(advice: Advice) -> float | None:
     return None
 
 
+def is_close(advice: Advice, needed: float) -> bool:
+    """Tell whether readings leave open if so much fits."""
+    off = abs(needed - advice.budget_bytes)
+    return advice.measurements.device == "cpu" and off < _REPEATS_TO
+
+
 def _plain_fits(advice: Advice) -> str:
     budget = format_bytes(advice.budget_bytes)
     needed = plain_bytes(advice)
@@ -205,22 +223,19 @@ def _plain_fits(advice: Advice) -> str:
     if needed is None:
         return f"{head} was not tried with plain training in {budget}."
     ran = in_brackets(beyond(advice.measurements.batch, advice.of(PLAIN).highest))
+    needs = f"plain training needs {format_bytes(needed)}{ran}"
+    if is_close(advice, needed):
+        return f"{head} may fit into {budget} or not: {needs}, just about as much."
     if needed <= advice.budget_bytes:
-        return (
-            f"{head} fits into {budget} without saving any memory: plain training "
-            f"needs {format_bytes(needed)}{ran}."
-        )
-    return (
-        f"{head} does not fit into {budget} as it is: plain training needs "
-        f"{format_bytes(needed)}{ran}, {format_bytes(needed - advice.budget_bytes)} "
-        f"too much."
-    )
+        return f"{head} fits into {budget}: {needs}."
+    missing = format_bytes(needed - advice.budget_bytes)
+    return f"{head} does not fit into {budget}: {needs}, {missing} too much."
 
 
 def _fastest_at(advice: Advice, choice: Choice) -> str:
     rate = rate_text(choice.samples_per_second)
     first, second = (_ran(advice, n) for n in (choice.name, choice.runner_up))
-    known = " of those whose time is known" if _fit_untimed(advice) else ""
+    known = " of those whose time is known" if fits_untimed(advice) else ""
     if not choice.runner_up:
         if known:
             return (
@@ -229,17 +244,16 @@ def _fastest_at(advice: Advice, choice: Choice) -> str:
             )
         verb = "fits" if choice.name == PLAIN else "makes it fit"
         return (
-            f"Of the methods measured only {explained(advice, choice.name)} {verb}: "
-            f"{rate} samples a second{first}."
+            f"Of the methods measured only {explained(advice, choice.name)} {verb}"
+            f"{_not_known(advice)}: {rate} samples a second{first}."
         )
     if choice.is_tie:
         both = choice.name, choice.runner_up
         names = listed([explained(advice, name) for name in both])
-        simpler = " (plain training needs no change)" if PLAIN in both else ""
         return (
-            f"No winner{known}: {names} make {rate}{first} and "
+            f"{_capital(_no_winner(choice))}{known}: {names} make {rate}{first} and "
             f"{rate_text(choice.runner_up_samples_per_second)}{second} samples a "
-            f"second; {_why_tied(choice)}{simpler}."
+            f"second{_why_tied(advice, choice)}."
         )
     return (
         f"The fastest that fits{known} is {explained(advice, choice.name)}: {rate} "
@@ -254,49 +268,41 @@ def _ran(advice: Advice, name: str) -> str:
         return ""
     method = advice.of(name)
     batch = advice.measurements.batch
-    return in_brackets(beyond(batch, method.highest, method.timed_to))
+    return in_brackets(beyond(batch, method.timed_to))
 
 
-def _why_tied(choice: Choice) -> str:
-    if choice.too_few:
-        return "there are too few timings to tell which is faster"
-    return "that is a difference within the noise of these timings"
+def _no_winner(choice: Choice) -> str:
+    return "no winner yet" if choice.too_few else "no winner"
+
+
+def _why_tied(advice: Advice, choice: Choice) -> str:
+    if not choice.too_few:
+        return ", a difference within the noise"
+    both = (choice.name, choice.runner_up)
+    methods = advice.measurements.methods
+    rounds = min(n_readings(each) for each in methods if each.method in both)
+    are = "is" if rounds == 1 else "are"
+    return (
+        f"; {counted(rounds, 'round')} {are} too few to be sure, {LEAST_ROUNDS} are "
+        f"needed"
+    )
+
+
+def _not_known(advice: Advice) -> str:
+    """Add of which methods it is not known whether the batch fits with them."""
+    names = fits_unknown(advice)
+    return f" (not known of {listed(names, 'or')})" if names else ""
 
 
 def _untimed(advice: Advice) -> Iterator[str]:
     """Say which others would fit, if nobody knows how fast they are."""
-    names = _fit_untimed(advice)
+    names = fits_untimed(advice)
     if names:
         also = "" if advice.at_sample is None else " too"
         yield (
             f"With {listed([called(name) for name in names], 'or')} it would fit"
             f"{also}, but how fast is not known ({untimed(advice, names)})."
         )
-
-
-def _fit_untimed(advice: Advice) -> list[str]:
-    """Return exact methods with which the batch fits, and that no choice compares."""
-    return [
-        each.name
-        for each in advice.methods
-        if each.is_exact and each.fits_sample and not _is_usable(advice, each.name)
-    ]
-
-
-def _room_untimed(advice: Advice) -> list[str]:
-    """Return exact methods that fit with some batch, and that no choice compares."""
-    return [
-        each.name
-        for each in advice.methods
-        if each.is_exact
-        and not each.why_not
-        and each.largest_batch != 0
-        and not _is_usable(advice, each.name)
-    ]
-
-
-def _is_usable(advice: Advice, name: str) -> bool:
-    return name in advice.models and advice.models[name].is_usable
 
 
 def _behind(choice: Choice) -> str:
@@ -315,14 +321,15 @@ def _against_plain(advice: Advice, choice: Choice) -> Iterator[str]:
         return
     fits = math.isfinite(advice.of(PLAIN).sample_seconds)
     would = "plain training's" if fits else "plain training's would, if it fitted"
+    notes = in_brackets(format_seconds(bare), beyond(batch, advice.of(PLAIN).timed_to))
     yield (
         f"With {choice.name} a step takes {format_seconds(seconds)}, "
-        f"{longer(seconds, bare)} {would} ({format_seconds(bare)})."
+        f"{longer(seconds, bare)} {would}{notes}."
     )
 
 
 def _nothing_fits(advice: Advice) -> str:
-    said = "No exact method that was measured makes it fit."
+    said = f"No exact method that was measured makes it fit{_not_known(advice)}."
     largest = max(
         (each for each in advice.methods if each.is_exact and each.largest_batch),
         key=lambda each: each.largest_batch or 0,
@@ -352,8 +359,7 @@ def _anew(advice: Advice, name: str) -> str:
 
 def _batch(advice: Advice, name: str, batch: float) -> str:
     method = advice.of(name)
-    notes = in_brackets(beyond(batch, method.highest, method.timed_to))
-    return f"{batch_text(batch)}{notes}"
+    return f"{batch_text(batch)}{in_brackets(beyond(batch, method.timed_to))}"
 
 
 def _speed(advice: Advice, name: str) -> str:

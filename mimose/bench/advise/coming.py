@@ -65,8 +65,7 @@ def _sentences(found: LengthsAnswer) -> Iterator[str]:
     if found.is_tie:
         yield (
             f"{_named(found, best)} and {_named(found, other)} train all of them in "
-            f"times "
-            f"that differ by less than the noise of these timings."
+            f"times that differ by less than the noise."
         )
     else:
         yield (
@@ -86,8 +85,8 @@ def _sentences(found: LengthsAnswer) -> Iterator[str]:
 
 
 def _named(found: LengthsAnswer, method: LengthsOfMethod) -> str:
-    """Name a method, and from which length its times were followed on."""
-    notes = in_brackets(beyond(found.longest, method.timed_to))
+    """Name a method, and from which lengths its times were estimated."""
+    notes = in_brackets(beyond(found.longest, method.timed_to, "lengths"))
     return f"{called(method.name)}{notes}"
 
 

@@ -31,12 +31,12 @@ def warnings(advice: Advice) -> Iterator[str]:
             f"Measuring was interrupted after {after} of timings: what follows is from "
             f"what there was by then."
         )
-    n_rounds = _least_readings(advice)
+    n_rounds = least_readings(advice)
     if 0 < n_rounds < LEAST_ROUNDS:
         yield (
             f"Too little time: speed was measured in {counted(n_rounds, 'round')} "
             f"only, and it takes {LEAST_ROUNDS} to tell how noisy they are. Take what "
-            f"follows for a first idea, and give it more minutes (--minutes)."
+            f"follows for a first idea, and give it more minutes."
         )
     notes = [each for each in of.notes if not _UNTIMED.fullmatch(each)]
     notes = [each for each in notes if not each.startswith(_FEW)]
@@ -48,7 +48,7 @@ def conditions(advice: Advice) -> Iterator[str]:
     """Say how was measured, on what, and how busy that was."""
     of = advice.measurements
     device = of.machine.get("device", of.device)
-    n_rounds = _least_readings(advice)
+    n_rounds = least_readings(advice)
     how = (
         f"Seconds are medians of {counted(n_rounds, 'round')} in which all methods "
         f"took turns{_at_pace(advice)}"
@@ -88,7 +88,7 @@ def left_out(advice: Advice) -> Iterator[str]:
         yield f"Not timed, to have time for more rounds: {'; '.join(said)}."
 
 
-def _least_readings(advice: Advice) -> int:
+def least_readings(advice: Advice) -> int:
     """Return how often the method was timed that was timed least; 0 without any."""
     counts = (n_readings(method) for method in advice.measurements.methods)
     return min((count for count in counts if count), default=0)

@@ -15,14 +15,14 @@ from mimose.bench.advise.phrases import (
     in_brackets,
     interval_text,
     listed,
-    rate_text,
     ratio_text,
+    refused_text,
 )
 from mimose.budget import format_bytes
 from mimose.predictors.throughput import REACH
 
 ACCUMULATE = "accumulate"
-_FURTHEST_LENGTH = 4
+FURTHEST_LENGTH = 4
 """Times the longest measured: no longer input is looked for."""
 
 
@@ -33,8 +33,8 @@ def batches(advice: Advice) -> Iterator[str]:
         return
     known = [each for each in _told(advice) if each is not plain]
     larger = sorted(
-        (each for each in known if _size(each.largest_batch) > plain.largest_batch),
-        key=lambda each: -_size(each.largest_batch),
+        (each for each in known if _told_size(each) > _told_size(plain)),
+        key=lambda each: -_told_size(each),
     )
     head = f"Largest batch within {format_bytes(advice.budget_bytes)}:"
     own = (
@@ -98,33 +98,19 @@ def speeds(advice: Advice) -> Iterator[str]:
     if said:
         yield (
             f"Best throughput, each method with the batch that suits it, as a multiple "
-            f"of plain training's: {'; '.join(said)}. Two numbers in brackets are the "
-            f"range that the noise leaves; where it holds 1, there is no verdict."
+            f"of plain training's (in brackets: between what the noise leaves): "
+            f"{'; '.join(said)}."
         )
 
 
 def accumulation(advice: Advice) -> Iterator[str]:
-    """Tell of accumulation, which is another way to the same batch."""
-    found = [m for m in advice.methods if m.name == ACCUMULATE and not m.why_not]
-    for each in found:
-        if not each.samples_per_second:
-            continue
-        seconds = each.sample_seconds
-        rate = advice.measurements.batch / seconds if seconds > 0.0 else 0.0
-        at = (
-            f"at your batch it makes {rate_text(rate)} samples a second"
-            + in_brackets(
-                beyond(advice.measurements.batch, each.highest, each.timed_to)
-            )
-            if rate
-            else "your batch does not fit even so"
-        )
+    """Tell what accumulation is not for, where it may be chosen."""
+    choices = [each for each in (advice.at_sample, advice.free) if each is not None]
+    if any(ACCUMULATE in (each.name, each.runner_up) for each in choices):
         yield (
-            f"The alternative without mimose is accumulation ({each.what}): {at}, and "
-            f"the largest batch is {largest_text(each)}. It is a "
-            f"change of your loop, and not for losses or layers that compare the "
-            f"samples of a batch (contrastive losses, batch normalisation): these "
-            f"would see the smaller batches."
+            "Accumulation needs no tool, only a change of your loop. It is not for "
+            "losses or layers that compare the samples of a batch (contrastive losses, "
+            "batch normalisation): these would see the smaller batches."
         )
 
 
@@ -132,8 +118,7 @@ def lossy(advice: Advice) -> Iterator[str]:
     """Tell of the methods that change gradients, apart from all others."""
     said = [
         f"{each.name} ({each.what}): largest batch {largest_text(each)}, best "
-        f"throughput "
-        f"{_ratio_of(each)}"
+        f"throughput {_ratio_of(each)}"
         for each in advice.methods
         if not each.is_exact and not each.why_not
     ]
@@ -149,9 +134,7 @@ def without_verdict(advice: Advice) -> Iterator[str]:
     """Say of which methods nothing is said, and why."""
     reasons: dict[str, list[str]] = {}
     for each in advice.methods:
-        why = each.why_not or ("" if _is_noise(each) else each.no_verdict)
-        if each.name == PLAIN and not why:
-            why = _refused(advice, PLAIN)
+        why = each.why_not or ("" if _is_noise(each) else _no_verdict(advice, each))
         if why:
             reasons.setdefault(why, []).append(called(each.name))
     if reasons:
@@ -160,7 +143,7 @@ def without_verdict(advice: Advice) -> Iterator[str]:
 
 
 def largest_text(method: MethodAdvice, *more: str) -> str:
-    """Write a method's largest batch, and from what it was followed on.
+    """Write a method's largest batch, and from what it was estimated.
 
     Not further than to twice the largest that ran.
 
@@ -199,7 +182,7 @@ def longest_text(advice: Advice, method: MethodAdvice) -> str:
         advice: The answer.
         method: One whose `longest` is known.
     """
-    at_least = method.longest == _FURTHEST_LENGTH * _longest_measured(advice, method)
+    at_least = method.longest == FURTHEST_LENGTH * _longest_measured(advice, method)
     return f"{method.longest:,}{' or more' if at_least else ''}"
 
 
@@ -228,8 +211,15 @@ def _told(advice: Advice) -> list[MethodAdvice]:
     ]
 
 
-def _refused(advice: Advice, name: str) -> str:
-    return advice.models[name].refused if name in advice.models else ""
+def _no_verdict(advice: Advice, method: MethodAdvice) -> str:
+    """Say why there is no verdict; of fits that were refused in fewer words."""
+    plain = advice.models.get(PLAIN)
+    own = advice.models.get(method.name)
+    if isinstance(own, Steady) and own.refused:
+        return f"its {refused_text(own)}"
+    if isinstance(plain, Steady) and plain.refused and own is not None:
+        return f"plain training's {refused_text(plain)}"
+    return method.no_verdict
 
 
 def _memory_refused(advice: Advice, name: str) -> str:
@@ -253,7 +243,7 @@ def _longer(found: int | None, plain: int) -> str:
 
 
 def _measured_to(advice: Advice, method: MethodAdvice) -> str:
-    return beyond(method.longest or 0, _longest_measured(advice, method))
+    return beyond(method.longest or 0, _longest_measured(advice, method), "lengths")
 
 
 def _is_noise(method: MethodAdvice) -> bool:
@@ -271,6 +261,6 @@ def _ratio_of(method: MethodAdvice) -> str:
         return "not known"
     notes = in_brackets(
         interval_text(method) if method.interval else "",
-        beyond(method.best_batch, method.highest, method.timed_to),
+        beyond(method.best_batch, method.timed_to),
     )
     return f"{ratio_text(method.ratio)}{notes}"

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 from mimose.bench.advise.advice import Advice, MethodAdvice
 from mimose.bench.advise.methods import PLAIN
+from mimose.bench.advise.models import Steady
+from mimose.predictors import Series
+from mimose.predictors.lines import TOLERANCE
+from mimose.predictors.noise import MEMORY_TOLERANCE
 from mimose.report.page.looks import counted
 
 UNKNOWN = "–"
@@ -44,22 +48,20 @@ def batch_text(batch: float) -> str:
     return "any size" if math.isinf(batch) else f"{batch:,.0f}"
 
 
-def beyond(batch: float, ran: float, timed: float | None = None) -> str:
-    """Write that an answer about a batch goes beyond what was measured.
+def beyond(size: float, measured_to: float, sizes: str = "batches") -> str:
+    """Write that an answer goes beyond what was measured.
 
     Args:
-        batch: What it is about.
-        ran: The largest that ran.
-        timed: The largest that was timed, for what is said of speed.
+        size: What it is about.
+        measured_to: The largest that ran; of what is said of speed, that was timed.
+        sizes: Of what.
 
-    >>> beyond(66, 32), beyond(32, 32, 16), beyond(16, 32, 16)
-    ('not run; followed on from 32', 'not timed; followed on from 16', '')
+    >>> beyond(66, 32), beyond(48, 32, "lengths"), beyond(32, 32)
+    ('estimated from batches up to 32', 'estimated from lengths up to 32', '')
     """
-    last = ran if timed is None else min(ran, timed)
-    if math.isinf(batch) or batch <= last:
+    if math.isinf(size) or size <= measured_to:
         return ""
-    what = "run" if batch > ran else "timed"
-    return f"not {what}; followed on from {last:g}"
+    return f"estimated from {sizes} up to {measured_to:g}"
 
 
 def in_brackets(*parts: str) -> str:
@@ -73,9 +75,34 @@ def untimed(advice: Advice, names: Sequence[str]) -> str:
     reasons: dict[str, list[str]] = {}
     for name in names:
         method = advice.of(name)
+        model = advice.models.get(name)
         why = method.no_time or method.no_verdict or method.why_not
+        if isinstance(model, Steady) and model.refused:
+            why = f"its {refused_text(model)}"
         reasons.setdefault(why, []).append(called(name))
     return "; ".join(f"{listed(group)}: {why}" for why, group in reasons.items())
+
+
+def refused_text(model: Steady) -> str:
+    """Say which of a method's series follow no line, and how far off one is."""
+    parts = (("bytes", model.fitted.memory), ("seconds", model.fitted.seconds))
+    return " and ".join(
+        f"{what} {_follow_no_line(series, allowed)}"
+        for (what, series), allowed in zip(
+            parts, (MEMORY_TOLERANCE, TOLERANCE), strict=True
+        )
+        if series.refused
+    )
+
+
+def _follow_no_line(series: Series, allowed: float) -> str:
+    if math.isnan(series.loo_error):
+        return "were read at too few batches to check a line with"
+    what = "follow no line" if series.slope > 0.0 else "do not grow with the batch"
+    return (
+        f"{what} (predictions of left-out batches are off by {series.loo_error:.1%}; "
+        f"allowed {allowed:.0%})"
+    )
 
 
 def sample_text(advice: Advice) -> str:

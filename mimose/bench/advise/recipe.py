@@ -16,20 +16,29 @@ _WITHOUT_A_SESSION = {
         "optimizer.zero_grad()",
     ),
 }
+_NEAR = 1.1
+"""Beyond such a ratio the slower one is none to try, however large the noise."""
 _MIB = 2**20
 _GIB = 2**30
 
 
 def recommended(advice: Advice) -> list[str]:
-    """Return the methods to choose from, those that tie among them.
+    """Return the methods to choose from, those that nearly tie among them.
+
+    Plain training alone where it ties: it needs no change.
 
     Args:
         advice: The answer.
     """
     found = []
     for choice in (advice.at_sample, advice.free):
-        if choice is not None:
-            found += [choice.name, *([choice.runner_up] if choice.is_tie else [])]
+        if choice is None:
+            continue
+        if choice.is_tie and PLAIN in (choice.name, choice.runner_up):
+            found.append(PLAIN)
+            continue
+        near = choice.is_tie and choice.ratio <= _NEAR
+        found += [choice.name, *([choice.runner_up] if near else [])]
     return list(dict.fromkeys(found))
 
 

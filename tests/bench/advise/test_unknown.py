@@ -9,7 +9,7 @@ import pytest
 from mimose.bench.advise.advice import advise_on
 from mimose.bench.advise.choice import choose
 from mimose.bench.advise.flips import flips
-from mimose.bench.advise.measured import Foretold, Timed
+from mimose.bench.advise.measured import Foretold, Measured, Timed
 from mimose.bench.advise.memory import fitting
 from mimose.bench.advise.models import steady
 from mimose.bench.advise.page import page
@@ -201,21 +201,21 @@ def test_every_rate_and_batch_beyond_what_was_timed_says_so(line, measurements):
     )
     said = verdict(advise_on(measured))
     first = said[0]
-    assert "needs 1.02 GiB (not run; followed on from 4)" in first
-    assert "samples a second (not run; followed on from 4)" in first
+    assert "needs 1.02 GiB (estimated from batches up to 4)" in first
+    assert "samples a second (estimated from batches up to 4)" in first
     chosen = next(e for e in said if e.startswith("If you may choose"))
-    assert "8 (not run; followed on from 4)" in chosen
-    assert "24 (not run; followed on from 12)" in chosen
+    assert "8 (estimated from batches up to 4)" in chosen
+    assert "24 (estimated from batches up to 12)" in chosen
     flipped = next(e for e in said if "depends on" in e)
-    assert "plain training (not run; followed on from 4)" in flipped
+    assert "plain training (estimated from batches up to 4)" in flipped
 
 
 def test_what_ran_but_was_not_timed_says_so(line, measurements):
-    """Its memory was read, its seconds are followed on."""
+    """Its memory was read, its seconds are estimated."""
     plain = line(*PLAIN)
     plain = replace(plain, timed=plain.timed[:3])  # up to 8
     first = verdict(advise_on(measurements(plain, line(*FULL), budget_mib=1200)))[0]
-    assert "samples a second (not timed; followed on from 8)" in first
+    assert "samples a second (estimated from batches up to 8)" in first
     assert "needs 1.02 GiB." in first
 
 
@@ -295,7 +295,7 @@ def test_lengths_are_answered_without_plain_training(line, measurements):
     answer = advise_on(found).lengths
     assert (answer.best, answer.unknown) == ("full", ("none",))
     said = _said(found)
-    assert "of those that were timed only with full (not run; followed on" in said
+    assert "of those that were timed only with full (estimated from lengths" in said
     assert "On these lengths plain training could not be compared" in said
 
 
@@ -353,4 +353,92 @@ def test_notes_stand_at_the_top(line, measurements):
     advice = advise_on(measured)
     assert verdict(advice)[0] == f"Please note: {note}."
     assert f'<p class="note"><strong>Please note: {note}.' in page(advice).decode()
-    assert '<p class="verdict">Your batch' in page(advice).decode()
+    html = page(advice).decode()
+    assert html.index('<p class="verdict">Yes') < html.index('<p class="note">')
+
+
+# ------------------------------------------------------------------ what fits
+
+
+def test_nothing_is_said_to_fit_only_of_what_was_timed(line, measurements):
+    """Below, at other memories, and with any batch: one that was not timed may fit."""
+    below = measurements(
+        line("none", 20, 400, 0.01, 0.1),
+        line("full", 5, 400, 0.02, 0.1, rounds=0),
+        budget_mib=800,
+    )
+    said = _said(below)
+    assert "nothing fits" not in said
+    assert "nothing whose time is known fits" in said
+    at_all = replace(
+        below, methods=(line("none", 200, 400, 0.01, 0.1), *below.methods[1:])
+    )
+    said = _said(at_all, budget_bytes=500 * MIB)
+    assert (
+        "Not one sample fits into 500.0 MiB with any exact method whose time is" in said
+    )
+
+
+def test_only_one_fits_is_not_said_of_what_is_not_known(line, measurements):
+    """Of a session that learned nothing, and of methods without a turn."""
+    unknown = Measured(method="mimose", why_not="it had too little time to learn")
+    note = "no time was left for lean, pool: --minutes 1 is too short for 7 rounds"
+    measured = measurements(
+        line(*PLAIN), line(*FULL), unknown, budget_mib=700, notes=(note,)
+    )
+    first = verdict(advise_on(measured))[1]
+    assert "makes it fit (not known of mimose or lean): 33" in first
+
+
+def test_larger_batches_are_those_that_are_told(line, measurements):
+    """One of which more than 8 is not told is in no list of larger ones than 31."""
+    measured = measurements(
+        line("none", 20, 400, 0.01, 0.1),
+        line("full", 5, 400, 0.02, 0.1, batches=(1, 2, 4)),
+        budget_mib=1020,
+    )
+    said = next(e for e in verdict(advise_on(measured)) if e.startswith("Largest"))
+    assert said.endswith("plain training fits 31; no exact method fits more.")
+
+
+def test_a_step_that_does_not_fit_says_what_its_seconds_are_from(line, measurements):
+    """Plain training's, at batches beyond those timed; and the bytes that go."""
+    measured = measurements(
+        line(*PLAIN, batches=(1, 2, 4, 8)),
+        line("sdpa", 25, 400, 0.018, 0.05),
+        budget_mib=900,
+    )
+    said = _said(measured)
+    assert "(370 ms; estimated from batches up to 8)" in said
+    assert "240.0 MiB at your batch (estimated from batches up to 8) without" in said
+
+
+def test_refused_fits_say_how_far_off_they_are(line, measurements):
+    """And whose they are, with a decimal: 10% is not more than 10%."""
+    said = _said(measurements(line(*PLAIN), _bent(line(*FULL)), budget_mib=800))
+    assert "No verdict on full: its seconds follow no line (predictions of" in said
+    assert "%; allowed 10%)" in said
+    said = _said(measurements(_bent(line(*PLAIN)), line(*FULL), budget_mib=800))
+    assert "plain training and full: " not in said
+    assert "full: plain training's seconds follow no line" in said
+
+
+def test_code_is_for_methods_to_choose_from(line, measurements):
+    """No tie within a noise that hides a third is one, nor one with plain training."""
+    far = ("sdpa", 24, 400, 0.03, 0.05)
+    measured = measurements(
+        line("none", 80, 400, 0.02, 0.05),
+        line(*LEAN, rounds=3),
+        line(*far, rounds=3),
+        budget_mib=850,
+    )
+    advice = advise_on(measured)
+    assert advice.at_sample.is_tie
+    assert "sdpa" not in recommended(advice)
+    measured = measurements(
+        line(*PLAIN, noise=0.02),
+        line("sdpa", 40, 400, 0.02003, 0.05, noise=0.02),
+        budget_mib=1100,
+    )
+    assert recommended(advise_on(measured)) == ["none"]
+    assert "To train with" not in text(advise_on(measured), 80)
