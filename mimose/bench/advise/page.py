@@ -12,6 +12,7 @@ from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.phrases import called
 from mimose.bench.advise.picture import picture
 from mimose.bench.advise.recipe import recipe, recommended
+from mimose.bench.advise.short import short_answer
 from mimose.bench.advise.table import COLUMNS, rows
 from mimose.bench.advise.why import how_fitted, how_to_read
 from mimose.bench.advise.words import title, verdict
@@ -39,20 +40,18 @@ def page(advice: Advice) -> bytes:
 
 
 def _introduction(advice: Advice) -> Iterator[str]:
+    yield f'<p class="verdict">{escape(short_answer(advice))}</p>'
     n_warnings = len(list(warnings(advice)))
     said = verdict(advice)
     for each in said[:n_warnings]:
         yield f'<p class="note"><strong>{escape(each)}</strong></p>'
-    first, *others = said[n_warnings:]
-    yield f'<p class="verdict">{escape(first)}</p>'
     for name in recommended(advice):
         if name == PLAIN:
-            yield "<p>For plain training there is nothing to change.</p>"
             continue
         code = "\n".join(recipe(name, advice.budget_bytes))
         yield f"<p>To train with {escape(called(name))}, write</p>"
         yield f"<pre>{escape(code)}</pre>"
-    yield from _paragraphs(others)
+    yield from _paragraphs(said[n_warnings:])
 
 
 def _closing(advice: Advice) -> Iterator[str]:
@@ -73,7 +72,7 @@ def _methods(advice: Advice) -> Table:
         "Your batch takes: seconds of a step with the batch that was asked about. "
         "Best batch: the one of the most samples a second. × plain: that throughput "
         "as a multiple of plain training's best, and between what numbers it lies. "
-        "– is not known; ~ was not run, but followed on from smaller batches.",
+        "– is not known; ~ is estimated from smaller batches.",
         (*COLUMNS, _WHAT),
         [
             (*_cells(advice, row), (each.what, each.what))

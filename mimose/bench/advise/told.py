@@ -10,6 +10,7 @@ from mimose.bench.advise.advice import Advice, MethodAdvice
 from mimose.bench.advise.choice import Choice
 from mimose.bench.advise.models import Steady
 from mimose.bench.advise.recipe import recipe
+from mimose.bench.advise.short import short_answer
 from mimose.bench.advise.words import verdict
 
 
@@ -22,16 +23,17 @@ def as_json(advice: Advice) -> dict[str, Any]:
         advice: The answer.
 
     Returns:
-        ``budget_bytes``; ``at_sample`` and ``free``, a choice each with the ``code``
-        that trains so, or None where nothing fits; ``methods``, with the two ``fits``
-        of those that have them; ``flips``; ``lengths``, or None where nobody knows
-        them; ``p_point``; ``verdict``, the paragraphs; ``measurements``, without the
-        readings.
+        ``answer``, in a line; ``budget_bytes``; ``at_sample`` and ``free``, a choice
+        each with the ``code`` that trains so, or None where nothing fits; ``methods``,
+        with the two ``fits`` of those that have them; ``flips``; ``lengths``, or None
+        where nobody knows them; ``p_point``; ``verdict``, the paragraphs;
+        ``measurements``, without the readings.
     """
     conditions = asdict(advice.measurements)
     del conditions["methods"]
     told = _finite(
         {
+            "answer": short_answer(advice),
             "budget_bytes": advice.budget_bytes,
             "at_sample": _choice(advice, advice.at_sample),
             "free": _choice(advice, advice.free),

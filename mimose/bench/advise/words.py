@@ -9,6 +9,7 @@ from mimose.bench.advise.advice import Advice
 from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.phrases import called
 from mimose.bench.advise.recipe import recipe, recommended
+from mimose.bench.advise.short import short_answer
 from mimose.bench.advise.table import COLUMNS, FEWER, Row, rows
 from mimose.budget import format_bytes
 from mimose.report.columns import named, wrapped
@@ -62,6 +63,11 @@ def title(advice: Advice) -> str:
     )
 
 
+def _to_write(advice: Advice) -> list[str]:
+    """Return the methods to choose from; for plain training nothing is to write."""
+    return [name for name in recommended(advice) if name != PLAIN]
+
+
 def code(advice: Advice, width: int) -> list[str]:
     """Write what to write to train as is recommended.
 
@@ -70,10 +76,7 @@ def code(advice: Advice, width: int) -> list[str]:
         width: Columns; code that is longer stays as it is, to be copied.
     """
     lines = []
-    for name in recommended(advice):
-        if name == PLAIN:
-            lines += wrapped("For plain training there is nothing to change.", width)
-            continue
+    for name in _to_write(advice):
         lines += wrapped(f"To train with {called(name)}, write", width)
         lines += [f"  {line}".rstrip() for line in recipe(name, advice.budget_bytes)]
     return lines
@@ -89,10 +92,11 @@ def text(advice: Advice, width: int) -> str:
     methods = [(each.name, each.what) for each in advice.methods]
     parts = [
         wrapped(title(advice), width),
+        wrapped(short_answer(advice), width),
         *(wrapped(said, width) for said in verdict(advice)),
-        *([code(advice, width)] if recommended(advice) else []),
+        *([code(advice, width)] if _to_write(advice) else []),
         [
-            *wrapped("All methods (– is not known, ~ was not run)", width),
+            *wrapped("All methods (– is not known, ~ is estimated)", width),
             *aligned(table(advice), width, fewer=FEWER),
         ],
         [*wrapped("What each does", width), *named(methods, width)],

@@ -14,6 +14,7 @@ from mimose.bench.advise.looks import LOOKS
 from mimose.bench.advise.measured import Measured, read
 from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.page import page
+from mimose.bench.advise.short import short_answer
 from mimose.bench.advise.words import verdict
 
 PLAIN = ("none", 40, 400, 0.02, 0.05)
@@ -51,11 +52,13 @@ def measured(line, measurements):
 
 
 def test_the_verdict_stands_at_the_top(measured):
-    """All paragraphs of the text, the first one set off."""
+    """The answer in a line, set off, and then all paragraphs of the text."""
     html = unescape(_html(measured))
-    said = verdict(advise_on(measured))
-    assert f'<p class="verdict">{said[0]}</p>' in html
-    assert all(f"<p>{each}</p>" in html for each in said[1:])
+    advice = advise_on(measured)
+    said = verdict(advice)
+    first = f'<p class="verdict">{short_answer(advice)}</p>'
+    assert html.index(first) < html.index(f"<p>{said[0]}</p>")
+    assert all(f"<p>{each}</p>" in html for each in said)
     assert html.index(said[-1]) < html.index("<svg viewBox") < html.index("<table")
 
 
