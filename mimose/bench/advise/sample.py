@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,8 @@ class Sample:
             where there is none, as for images.
 
     Raises:
-        UsageError: It has no tensor, or tensors of different first sizes.
+        UsageError: It has no tensor, tensors of different first sizes, no samples, or
+            no data.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -54,6 +55,12 @@ class Sample:
             )
             raise UsageError(msg)
         self.batch = first.pop()
+        if not self.batch:
+            msg = "the sample is an empty batch: give one with a sample at least"
+            raise UsageError(msg)
+        if any(tensor.is_meta for tensor in tensors):
+            msg = "the sample's tensors are on the meta device: give one with data"
+            raise UsageError(msg)
         self._text = _text(self._inputs)
         self.length = None if self._text is None else self._text[1].shape[1]
 
@@ -113,13 +120,25 @@ def _text(inputs: Inputs) -> tuple[str, torch.Tensor] | None:
     given = [(f"argument {i}", each) for i, each in enumerate(inputs.args, 1)]
     texts = (
         (name, tensor)
-        for name, tree in (*given, *inputs.kwargs.items())
-        for tensor in tensors_in(tree)
+        for path, tree in (*given, *inputs.kwargs.items())
+        for name, tensor in _named(path, tree)
         if tensor.ndim == 2
         and not tensor.is_floating_point()
         and tensor.dtype != torch.bool
     )
     return next(texts, None)
+
+
+def _named(path: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors with the names under which they are found in a tree."""
+    if isinstance(tree, Mapping):
+        for key, each in tree.items():
+            yield from _named(f'{path}["{key}"]', each)
+    elif isinstance(tree, (list, tuple)):
+        for index, each in enumerate(tree):
+            yield from _named(f"{path}[{index}]", each)
+    else:
+        yield from ((path, tensor) for tensor in tensors_in(tree))
 
 
 def moved(inputs: Inputs, device: torch.device) -> Inputs:

@@ -45,20 +45,15 @@ class Worker:
         """Build the model to be weighed; say why that cannot be, if it cannot."""
         torch.manual_seed(self._task.seed)
         try:
-            model, sample = make(self._task.source)
+            why_not = self._build()
         except UsageError as error:
-            return {"why_not": str(error)}
-        why_not = self._method.why_not(model, self._device.type)
+            why_not = str(error)
+        except MimoseError as error:
+            why_not = first_line(error)
+        except Exception as error:  # the user's model, whatever it is
+            why_not = f"{type(error).__name__}: {first_line(error)}"
         if why_not:
             return {"why_not": why_not}
-        self._weighed = training_of(self._task, model, sample)
-        if not self._method.plans:
-            try:
-                self._weighed.attach(None, self._meter)
-            except (MimoseError, ValueError) as error:
-                return {"why_not": first_line(error)}
-        if self._task.method == "rows" and not self._weighed.goes_by_rows:
-            return {"why_not": "the model's loss is none that goes by rows"}
         return {
             "why_not": "",
             "batch": self._weighed.sample.batch,
@@ -67,6 +62,24 @@ class Worker:
             "total_bytes": self._meter.total_bytes(),
             "held_bytes": self._meter.settled_bytes(0),
         }
+
+    def _build(self) -> str:
+        """Make what is trained; return why the method cannot be had, or nothing."""
+        model, sample = make(self._task.source)
+        parameters = list(model.parameters())
+        if not any(each.requires_grad for each in parameters):
+            return "the model has no parameter that is trained"
+        if any(each.is_meta for each in parameters):
+            return "the model is on the meta device: give one with weights"
+        why_not = self._method.why_not(model, self._device.type)
+        if why_not:
+            return why_not
+        self._weighed = training_of(self._task, model, sample)
+        if not self._method.plans:
+            self._weighed.attach(None, self._meter)
+        if self._task.method == "rows" and not self._weighed.goes_by_rows:
+            return "the model's loss is none that goes by rows"
+        return ""
 
     def learn(
         self, points: Sequence[Sequence[Any]], passes: int, budget_bytes: int

@@ -79,7 +79,8 @@ def test_features_as_many_as_tokens_are_told_of():
     ("batch", "name"),
     [
         ({"classes": torch.rand(4, 6), "tokens": _ids()}, "tokens"),
-        ((torch.rand(4, 3), [_ids()]), "argument 2"),
+        ({"batch": {"tokens": _ids()}}, 'batch["tokens"]'),
+        ((torch.rand(4, 3), [_ids()]), "argument 2[0]"),
         (_ids(), "argument 1"),
     ],
 )
