@@ -34,6 +34,7 @@ FAILED = 1
 """What was run failed, or did not hold."""
 UNUSABLE = 2
 """What was asked for cannot be done: no such file, a package is missing."""
+INTERRUPTED = 130
 UNREAD = 141
 """The output was closed before all of it was written (128 + SIGPIPE)."""
 
@@ -42,6 +43,22 @@ _BENCH = ("filelock", "matplotlib", "rich", "sympy", "tokenizers", "transformers
 _RECORDS = "records.jsonl"
 _OUT = Path("runs/bench")
 _ADVISE_OUT = Path("runs/advise")
+_FOR_MEASURING = (
+    "model",
+    "minutes",
+    "methods",
+    "device",
+    "dtype",
+    "optimizer",
+    "seed",
+    "threads",
+    "lengths",
+    "dataset",
+    "column",
+    "texts",
+    "longest",
+)
+"""Options that say nothing of readings that are there already."""
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -95,13 +112,22 @@ def bench(options: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _told_as_usage() -> Iterator[None]:
     """Tell what cannot be read, written or done in one line."""
+    with _told_of_files():
+        try:
+            yield
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _told_of_files() -> Iterator[None]:
+    """Tell which file cannot be read or written in one line."""
     try:
         yield
     except OSError as error:
-        msg = f"cannot read or write {error.filename}: {error.strerror}"
+        name = error.filename or "a file"  # a full disk names none
+        msg = f"cannot read or write {name}: {error.strerror or error}"
         raise UsageError(msg) from error
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _grid(options: argparse.Namespace) -> GridSettings:
@@ -240,8 +266,17 @@ def advise(options: argparse.Namespace) -> int:
 
     Raises:
         UsageError: The model cannot be made or trained, a name is not known, a file
-            cannot be read, or a package is missing.
+            cannot be read, a package is missing, or there is nothing to measure with
+            options for measuring.
     """
+    try:
+        return _advise(options)
+    except KeyboardInterrupt:
+        sys.stderr.write("mimose advise: interrupted before there was an answer\n")
+        return INTERRUPTED
+
+
+def _advise(options: argparse.Namespace) -> int:
     from mimose.bench.advise.command import again, ask
     from mimose.bench.advise.methods import METHODS
     from mimose.bench.device import need_device
@@ -251,8 +286,9 @@ def advise(options: argparse.Namespace) -> int:
         told = [(each.name, each.what) for each in METHODS.values()]
         _write(named(told, terminal_width()))
         return OK
-    with _told_as_usage():
+    with _told_of_files():
         if options.show:
+            _need_none_for_measuring(options)
             out = options.out or options.show.parent
             status, lines = again(options.show, out, options.budget, options.json)
         else:
@@ -262,6 +298,20 @@ def advise(options: argparse.Namespace) -> int:
             status, lines = ask(_question(options), out, options.json)
     _write(lines)
     return status
+
+
+def _need_none_for_measuring(options: argparse.Namespace) -> None:
+    given = [
+        f"--{name}"
+        for name in _FOR_MEASURING
+        if getattr(options, name) != options.default_of(name)
+    ]
+    if given:
+        msg = (
+            f"--show answers from readings that are there: leave out "
+            f"{', '.join(given)}, or measure anew with --model"
+        )
+        raise UsageError(msg)
 
 
 def _need_given(options: argparse.Namespace) -> None:
@@ -296,19 +346,30 @@ def _lengths_to_come(options: argparse.Namespace) -> tuple[int, ...]:
     from mimose.bench.grid.traces import from_dataset, from_file
 
     if options.lengths:
-        found = from_file(options.lengths, ("length",))
+        with _told_as_usage():
+            found = from_file(options.lengths, ("length",))
     elif options.dataset:
         need("bench", "datasets", "tokenizers")
-        found = from_dataset(
-            options.dataset,
-            options.column,
-            batch_size=options.texts,
-            most=options.longest,
-            seed=options.seed,
-        )
+        n_texts = options.texts or _samples_of(options.model)
+        with _told_as_usage():
+            found = from_dataset(
+                options.dataset,
+                options.column,
+                batch_size=n_texts,
+                most=options.longest,
+                seed=options.seed,
+            )
     else:
         found = []
     return tuple(sizes["length"] for sizes in found)
+
+
+def _samples_of(source: str) -> int:
+    """Return how many samples a model's batch has."""
+    from mimose.bench.advise.sample import Sample
+    from mimose.bench.advise.source import make
+
+    return Sample(make(source)[1]).batch
 
 
 def report(options: argparse.Namespace) -> int:

@@ -180,7 +180,7 @@ def _add_advise(subparsers: Commands) -> None:
     advise.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
     advise.add_argument("--seed", type=seed, default=0, help="of weights and turns")
     _add_threads(advise)
-    _add_lengths(advise)
+    _add_lengths(advise, texts=None, default="as many as the sample has")
     advise.add_argument(
         "--show",
         type=Path,
@@ -195,7 +195,7 @@ def _add_advise(subparsers: Commands) -> None:
         type=Path,
         help="folder for the files (default: runs/advise; that of --show)",
     )
-    advise.set_defaults(do=commands.advise)
+    advise.set_defaults(do=commands.advise, default_of=advise.get_default)
 
 
 def _add_bench(subparsers: Commands) -> None:
@@ -301,7 +301,7 @@ def _add_bench(subparsers: Commands) -> None:
     bench.set_defaults(do=commands.bench)
 
 
-def _add_lengths(parser: _Parser) -> None:
+def _add_lengths(parser: _Parser, texts: int | None = 8, default: str = "8") -> None:
     lengths = parser.add_mutually_exclusive_group()
     lengths.add_argument(
         "--lengths",
@@ -321,8 +321,9 @@ def _add_lengths(parser: _Parser) -> None:
     parser.add_argument(
         "--texts",
         type=at_least_one,
-        default=8,
-        help="of the data set whose longest gives a batch its length (default: 8)",
+        default=texts,
+        help="of the data set whose longest gives a batch its length (default: "
+        f"{default})",
     )
     parser.add_argument(
         "--longest",

@@ -61,14 +61,14 @@ def again(
         as_json_alone: Whether the answer is one line of JSON.
 
     Raises:
-        UsageError: The budget is relative to what nobody knows any more.
-        ValueError: The file is something else.
+        UsageError: The budget is relative to what nobody knows any more, or the file is
+            something else.
         OSError: A file cannot be read or written.
     """
-    found = read(path)
     try:
+        found = read(path)
         memory_bytes = None if budget is None else parse_budget(budget, None)
-    except BudgetError as error:
+    except (BudgetError, ValueError) as error:
         raise UsageError(str(error)) from error
     advice = advise_on(found, memory_bytes)
     leave(advice, out)

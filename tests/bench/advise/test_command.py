@@ -8,8 +8,10 @@ import pytest
 from torch import nn
 
 import mimose
-from mimose.bench.advise import rounds
+from mimose.bench.advise import command, rounds
 from mimose.bench.advise.measured import read
+from mimose.bench.grid import traces
+from mimose.cli import commands
 from mimose.cli.main import main
 from mimose.exceptions import AdviceError
 
@@ -115,3 +117,76 @@ def test_a_model_needs_a_sample():
         mimose.advise(nn.Linear(2, 2))
     with pytest.raises(AdviceError, match="leave sample out"):
         mimose.advise("a:b", 1)
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_ctrl_c_before_anything_is_one_line(monkeypatch, tmp_path, capsys, is_json):
+    """It ends with the status of an interrupted command, and no answer."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "measure", interrupted)
+    arguments = ["--model", "x:y", "--budget", "1GiB", "--out", str(tmp_path)]
+    arguments += ["--json"] if is_json else []
+    assert main(["advise", *arguments]) == 130
+    told = capsys.readouterr()
+    assert told.out == ""
+    last = told.err.splitlines()[-1]
+    assert last == "mimose advise: interrupted before there was an answer"
+
+
+def test_a_mistake_of_ours_is_no_wrong_usage(monkeypatch, tmp_path):
+    """What fails inside is told with its place, for who mends it."""
+
+    def failing(*_):
+        msg = "shapes do not match"
+        raise ValueError(msg)
+
+    monkeypatch.setattr(command, "measure", failing)
+    arguments = ["--model", "x:y", "--budget", "1GiB", "--out", str(tmp_path)]
+    with pytest.raises(ValueError, match="shapes do not match"):
+        main(["advise", *arguments])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--lengths", "mine.csv"],
+        ["--methods", "full"],
+        ["--dataset", "mine.txt"],
+        ["--minutes", "7"],
+    ],
+)
+def test_what_needs_measuring_is_not_ignored(asked, arguments, capsys):
+    """Readings that are there cannot answer it: that is said."""
+    measured = str(asked / "measured.json")
+    assert main(["advise", "--show", measured, *arguments]) == 2
+    assert f"leave out {arguments[0]}, or measure anew" in capsys.readouterr().err
+
+
+def test_readings_that_are_none_are_told(tmp_path, capsys):
+    """A file of something else is the user's to mend."""
+    (tmp_path / "m.json").write_text("{}", encoding="utf-8")
+    assert main(["advise", "--show", str(tmp_path / "m.json")]) == 2
+    assert "was not written by mimose advise" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("toys")
+@pytest.mark.parametrize(("given", "n_texts"), [([], 16), (["--texts", "4"], 4)])
+def test_texts_are_as_many_as_the_sample_has(monkeypatch, given, n_texts):
+    """Unless a number is given: the answer is about batches like the sample."""
+    found = {}
+
+    def from_dataset(*_, **options):
+        found.update(options)
+        return [{"length": 7}]
+
+    monkeypatch.setattr(traces, "from_dataset", from_dataset)
+    monkeypatch.setattr(commands, "need", lambda *_: None)
+    monkeypatch.setattr(command, "ask", lambda settings, *_: (0, [*settings.lengths]))
+    monkeypatch.setattr(commands, "_write", lambda lines: found.update(lines=lines))
+    arguments = ["--model", _SOURCE, "--budget", "1GiB", "--dataset", "x.txt", *given]
+    assert main(["advise", *arguments]) == 0
+    assert found["batch_size"] == n_texts
+    assert found["lines"] == [7]
