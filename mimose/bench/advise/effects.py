@@ -43,7 +43,8 @@ def batches(advice: Advice) -> Iterator[str]:
         else "plain training fits not one sample"
     )
     if not larger:
-        yield f"{head} {own}; no exact method fits more." if known else f"{head} {own}."
+        if known:
+            yield f"{head} {own}; no exact method fits more."
         return
     others = [
         f"{each.name} {largest_text(each, _times(_told_size(each), plain))}"

@@ -36,10 +36,10 @@ def picture(advice: Advice) -> Figure:
     Args:
         advice: The answer.
     """
-    models = [model for model in advice.models.values() if not model.refused]
+    models = [model for model in advice.models.values() if model.is_usable]
     memory = _memory(advice, models)
     if not models or memory is None:
-        why = "No method could be fitted, so there is nothing to draw."
+        why = "Of no method bytes and seconds are known, so there is nothing to draw."
         return nothing(_NAME, _TITLE, why)
     factor, unit = byte_unit([memory[1]])
     drawn = _Drawn(advice, models, memory, factor)
@@ -67,9 +67,10 @@ def picture(advice: Advice) -> Figure:
         "Above: the most samples a second that each method makes with the best batch "
         "that fits into a memory; below: its largest batch. The broken rule down both "
         "is the memory asked about; thin dotted rules are where another exact method "
-        "becomes the fastest. Lines are fitted, and batches are not rounded to whole "
-        "samples here; dots are steps that ran, at the memory they needed. A line is "
-        "faint beyond the largest batch that ran, and ends at twice that. Methods that "
+        "becomes the fastest. Lines are fitted, or drawn through what was timed where "
+        "no fit explains it, and batches are not rounded to whole samples; dots are "
+        "steps that ran, at the memory they needed. A line is faint beyond the largest "
+        "batch that ran, and ends at twice that. Methods that "
         "change gradients are dotted and no answer counts them."
     )
     return Figure(_NAME, _TITLE, caption, draw(panels, _TITLE))

@@ -214,3 +214,25 @@ def test_a_memory_far_above_all_that_ran_has_a_page(measured):
     """No line reaches so far: the page says so."""
     html = unescape(_html(measured, budget_bytes=90 * 2**30))
     assert "nothing to draw" in html
+
+
+def test_a_recommended_method_is_drawn_though_no_line_fits(line, measurements):
+    """Through what was timed: a rule that names it has a line and dots beside it."""
+    odd = line("accumulate", 5, 400, 0.01, 0.1)
+    timed = tuple(
+        replace(each, rounds=tuple((1 + 0.6 * (i % 2)) * s for s in each.rounds))
+        for i, each in enumerate(odd.timed)
+    )
+    measured = measurements(
+        line("none", 20, 400, 0.03, 0.1), replace(odd, timed=timed), budget_mib=520
+    )
+    advice = advise_on(measured)
+    assert advice.at_sample.name == "accumulate"
+    assert advice.models["accumulate"].refused
+    picture = _picture(page(advice).decode())
+    assert any("from here on accumulate" in each for each in _texts(picture))
+    groups = _groups(picture, "accumulate")
+    titles = [t.text for g in groups for t in g.iter("title")]
+    assert sum(each.startswith("accumulate, ran") for each in titles) >= 6
+    lines = [p for g in groups for p in g.iter("path") if p.get("stroke-width")]
+    assert len(lines) >= 2
