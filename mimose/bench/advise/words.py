@@ -20,12 +20,12 @@ Paragraph = Callable[[Advice], Iterator[str]]
 
 PARAGRAPHS: Sequence[Paragraph] = (
     conditions.warnings,
+    coming.at_your_lengths,
     answers.at_your_batch,
     answers.without_a_plan,
     answers.at_any_batch,
     effects.accumulation,
     answers.at_other_memory,
-    coming.at_your_lengths,
     effects.batches,
     effects.lengths,
     effects.speeds,

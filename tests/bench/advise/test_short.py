@@ -9,7 +9,7 @@ from mimose.bench.advise.advice import advise_on
 from mimose.bench.advise.measured import Measured, Timed
 from mimose.bench.advise.short import short_answer
 from mimose.bench.advise.told import as_json
-from mimose.bench.advise.words import text
+from mimose.bench.advise.words import text, verdict
 
 PLAIN = ("none", 40, 400, 0.02, 0.05)
 LARGE = ("none", 80, 400, 0.02, 0.05)
@@ -216,6 +216,40 @@ def test_lengths_that_were_not_timed_are_not_known(line, measurements):
         "Not known: plain training was timed at too few of your lengths; give it 10 "
         "minutes."
     )
+
+
+# ------------------------------------------------------------------ what follows
+
+
+@pytest.mark.parametrize("budget_mib", [420, 500, 700, 800, 1000, 1100, 1700, 4000])
+@pytest.mark.parametrize("noise", [0.002, 0.1])
+@pytest.mark.parametrize("untimed", [(), ("full",), ("sdpa", "lean"), ("none",)])
+def test_it_says_nothing_else_than_what_follows(
+    line, measurements, budget_mib, noise, untimed
+):
+    """Whether the batch fits, who is the fastest, and that nobody knows."""
+    measured = measurements(
+        *(
+            line(*each, noise=noise, rounds=0 if each[0] in untimed else 7)
+            for each in (PLAIN, FULL, LEAN, SDPA)
+        ),
+        budget_mib=budget_mib,
+    )
+    advice = advise_on(measured)
+    said, choice = short_answer(advice), advice.at_sample
+    first = verdict(advice)[0]
+    assert ("does not fit" in said or "makes it fit" in said) == (
+        "does not fit" in first
+    )
+    if "train as you do" in said:
+        assert "fits into" in first
+    if said.startswith("No") and "Your batch fits" in said:
+        assert (choice.name, choice.is_tie) == ("none", False)
+    if said.startswith("Yes") and choice is not None:
+        assert f"use {choice.name}" in said
+        assert choice.is_tie == ("which is faster is not known" in said)
+    if said.startswith("No: no exact"):
+        assert "No exact method that was measured makes it fit" in first
 
 
 # ------------------------------------------------------------------ where it stands
