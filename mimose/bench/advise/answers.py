@@ -170,7 +170,8 @@ def at_other_memory(advice: Advice) -> Iterator[str]:
             f"{_notes(advice, first)}"
         ]
     else:
-        timed = " whose time is known" if room_untimed(advice) else ""
+        open_ = room_untimed(advice) or fits_unknown(advice)
+        timed = " whose time is known" if open_ else ""
         said = [
             f"below {at} nothing{timed} fits; from there {called(first.after)} is the "
             f"fastest{_notes(advice, first)}"

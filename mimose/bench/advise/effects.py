@@ -44,7 +44,7 @@ def batches(advice: Advice) -> Iterator[str]:
     )
     if not larger:
         if known:
-            yield f"{head} {own}; no exact method fits more."
+            yield f"{head} {own}; no other is known to fit more."
         return
     others = [
         f"{each.name} {largest_text(each, _times(_told_size(each), plain))}"
@@ -111,7 +111,7 @@ def accumulation(advice: Advice) -> Iterator[str]:
         yield (
             "Accumulation needs no tool, only a change of your loop. It is not for "
             "losses or layers that compare the samples of a batch (contrastive losses, "
-            "batch normalisation): these would see the smaller batches."
+            "batch normalisation)."
         )
 
 
@@ -216,7 +216,7 @@ def _no_verdict(advice: Advice, method: MethodAdvice) -> str:
     """Say why there is no verdict; of fits that were refused in fewer words."""
     plain = advice.models.get(PLAIN)
     own = advice.models.get(method.name)
-    if isinstance(own, Steady) and own.refused:
+    if isinstance(own, Steady) and own.refused and own is not plain:
         return f"its {refused_text(own)}"
     if isinstance(plain, Steady) and plain.refused and own is not None:
         return f"plain training's {refused_text(plain)}"
