@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from mimose.bench.advise.advice import Advice
+from mimose.bench.advise.conditions import least_readings
 from mimose.bench.advise.lengths import LEAST_LENGTHS, LengthsAnswer, LengthsOfMethod
 from mimose.bench.advise.phrases import (
     beyond,
@@ -15,6 +16,7 @@ from mimose.bench.advise.phrases import (
     percent,
 )
 from mimose.budget import format_bytes
+from mimose.predictors import LEAST_ROUNDS
 
 
 def at_your_lengths(advice: Advice) -> Iterator[str]:
@@ -27,7 +29,7 @@ def at_your_lengths(advice: Advice) -> Iterator[str]:
                 f"timed at enough of them (it takes {LEAST_LENGTHS})."
             )
         return
-    yield " ".join(_sentences(found))
+    yield " ".join(_sentences(advice, found))
     left_out = [each for each in found.methods if each.n_fit < found.n_batches]
     if left_out:
         yield (
@@ -45,7 +47,7 @@ def at_your_lengths(advice: Advice) -> Iterator[str]:
         yield _by_tokens(advice, found)
 
 
-def _sentences(found: LengthsAnswer) -> Iterator[str]:
+def _sentences(advice: Advice, found: LengthsAnswer) -> Iterator[str]:
     yield (
         f"Of the {found.n_batches:,} batches that will come, "
         f"{found.batch} samples of {found.shortest:,} to {found.longest:,} tokens each "
@@ -63,9 +65,11 @@ def _sentences(found: LengthsAnswer) -> Iterator[str]:
     other = by_name[found.runner_up]
     share = other.seconds / best.seconds - 1.0
     if found.is_tie:
+        few = 0 < least_readings(advice) < LEAST_ROUNDS
+        why = "in too few rounds to be sure" if few else "within the noise"
         yield (
-            f"{_named(found, best)} and {_named(found, other)} train all of them in "
-            f"times that differ by less than the noise."
+            f"no winner between {_named(found, best)} and {_named(found, other)}, "
+            f"which takes {percent(share)} longer, {why}."
         )
     else:
         yield (

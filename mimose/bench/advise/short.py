@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mimose.bench.advise.advice import Advice
@@ -20,7 +21,6 @@ from mimose.report.page.looks import counted
 
 _MAY_BE_FASTER = ("sdpa", "rows", "accumulate")
 """At a batch that fits: the others do all that plain training does, and more."""
-_STAYS = ", if the batch must stay as it is"
 
 
 def short_answer(advice: Advice) -> str:
@@ -64,28 +64,29 @@ class _Asked:
     """Methods with which it fits, at a speed that nobody knows."""
     unknown: tuple[str, ...] = ()
     """Methods of which nobody knows whether it fits."""
-    stays: str = ""
-    """A condition: with another batch the answer is another one."""
+    elsewhere: tuple[str, ...] = ()
+    """Which are the fastest where the batch may be chosen."""
 
 
 def _fits(advice: Advice, asked: _Asked) -> str:
     others = [name for name in asked.fastest if name != PLAIN]
     if others and PLAIN not in asked.fastest and asked.beats_plain:
         names = listed([called(name) for name in others], "or")
-        fits = _capital(asked.fits)
-        return f"Yes{asked.stays}: use {names}. {fits}, but so training is faster."
+        head = f"Yes{_stays(asked, others)}: use {names}"
+        return f"{head}. {_capital(asked.fits)}, but so training is faster."
+    stays = _stays(asked, [PLAIN])
     open_ = [*asked.untimed, *asked.unknown]
     rivals = others or [name for name in open_ if name in _MAY_BE_FASTER]
     if rivals or asked.is_alone or not asked.fastest:
-        names = listed([called(name) for name in rivals], "or") if rivals else "any"
+        names = listed([called(name) for name in rivals] or ["any method"], "or")
         more = f" ({_more(advice)})" if asked.too_few else ""
         return (
-            f"Not known whether {names if rivals else 'any method'} is faster{more}: "
-            f"train as you do, {asked.fits}."
+            f"Not known whether {names} is faster{more}{stays}: train as you do, "
+            f"{asked.fits}."
         )
     timed = " that was timed" if open_ else ""
     return (
-        f"No{asked.stays}: train as you do. {_capital(asked.fits)}, and no method"
+        f"No{stays}: train as you do. {_capital(asked.fits)}, and no method"
         f"{timed} is faster."
     )
 
@@ -99,12 +100,9 @@ def _does_not_fit(advice: Advice, asked: _Asked) -> str:
                 f"Not known: {asked.fits_not}, and whether {of} would help was not "
                 f"measured; {_more(advice)}."
             )
-        return (
-            f"No: no exact method that was measured makes {asked.it} fit. Take smaller "
-            f"batches, shorter inputs or more memory."
-        )
+        return f"No: no exact method that was measured makes {asked.it} fit."
     use = listed([called(name) for name in names], "or")
-    head = f"Yes{asked.stays}: use {use}. {_capital(asked.fits_not)} without"
+    head = f"Yes{_stays(asked, names)}: use {use}. {_capital(asked.fits_not)} without"
     open_ = [called(name) for name in (*asked.untimed, *asked.unknown)]
     if not asked.fastest:
         are = "they are" if names[1:] else "it is"
@@ -142,7 +140,7 @@ def _about(advice: Advice) -> _Asked:
         beats_plain=choice is not None and _beats_plain(advice, choice),
         untimed=tuple(fits_untimed(advice)),
         unknown=tuple(fits_unknown(advice)),
-        stays=_STAYS if _is_other(choice, advice.free) else "",
+        elsewhere=_fastest(advice.free),
     )
 
 
@@ -200,11 +198,11 @@ def _fastest(choice: Choice | None) -> tuple[str, ...]:
     return (choice.name, choice.runner_up) if choice.is_tie else (choice.name,)
 
 
-def _is_other(given: Choice | None, free: Choice | None) -> bool:
-    """Tell whether with another batch other methods are the fastest."""
-    if given is None or free is None:
-        return False
-    return not set(_fastest(given)) & set(_fastest(free))
+def _stays(asked: _Asked, names: Sequence[str]) -> str:
+    """Return a condition where with another batch none of these is the fastest."""
+    if not (asked.fastest and asked.elsewhere) or set(names) & set(asked.elsewhere):
+        return ""
+    return ", if the batch must stay as it is"
 
 
 def _more(advice: Advice) -> str:

@@ -137,8 +137,7 @@ def test_what_is_not_known_of_others_is_told(answer):
 def test_no_where_nothing_makes_it_fit(answer):
     """What to change is said; one of which nothing is known could do it."""
     assert answer(500, PLAIN, FULL, NO_HOST) == (
-        "No: no exact method that was measured makes it fit. Take smaller batches, "
-        "shorter inputs or more memory."
+        "No: no exact method that was measured makes it fit."
     )
     assert answer(500, PLAIN, FULL, UNKNOWN) == (
         "Not known: your batch does not fit, and whether mimose would help was not "
@@ -175,6 +174,19 @@ def test_an_interrupted_run_is_given_its_minutes(answer):
     """It had not come to its end: no longer ones are needed."""
     assert answer(500, PLAIN, FULL, UNKNOWN, is_interrupted=True).endswith(
         "give it 5 minutes."
+    )
+
+
+def test_train_as_you_do_is_a_condition_too(line, measurements):
+    """Where a larger batch with another method is clearly faster."""
+    measured = measurements(
+        line("none", 20, 400, 0.01, 0.1, noise=0.05),
+        line("full", 10, 400, 0.0105, 0.1, noise=0.05),
+        budget_mib=1000,
+    )
+    assert short_answer(advise_on(measured)) == (
+        "Not known whether full is faster, if the batch must stay as it is: train as "
+        "you do, your batch fits."
     )
 
 

@@ -442,3 +442,38 @@ def test_code_is_for_methods_to_choose_from(line, measurements):
     )
     assert recommended(advise_on(measured)) == ["none"]
     assert "To train with" not in text(advise_on(measured), 80)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "why"),
+    [(3, "in too few rounds to be sure"), (7, "within the noise")],
+)
+def test_times_of_lengths_that_tie_say_why(line, measurements, rounds, why):
+    """Few rounds are not called noise, and by how much they differ is told."""
+    lengths = (32, 64, 96, 128)
+    scatter = (1.0, 1.1, 0.9, 1.05, 0.95, 1.02, 0.98)[:rounds]
+
+    def timed(name, a_token):
+        made = line(name, 2, 100, 0.1, 0.1, noise=0.1, rounds=rounds, lengths=lengths)
+        more = tuple(
+            Timed(
+                batch=16,
+                length=n,
+                rounds=tuple(s * (a_token * n + 0.1) for s in scatter),
+            )
+            for n in lengths
+        )
+        return replace(made, timed=made.timed + more)
+
+    found = measurements(
+        timed("none", 0.0100),
+        timed("full", 0.0103),
+        budget_mib=900,
+        lengths=lengths,
+        n_rounds=rounds,
+    )
+    said = next(each for each in verdict(advise_on(found)) if "will come" in each)
+    assert (
+        f"no winner between plain training and full, which takes 2.7% longer, {why}"
+        in said
+    )
