@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mimose.bench.advise.foretold import foretell
-from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.methods import METHODS, compares_samples
 from mimose.bench.advise.source import make
 from mimose.bench.advise.task import Task, training_of
 from mimose.bench.advise.training import Point
@@ -66,6 +66,7 @@ class Worker:
             "available_bytes": available_bytes(),
             "total_bytes": self._meter.total_bytes(),
             "held_bytes": self._meter.settled_bytes(0),
+            "alters": self._method.mixes and compares_samples(model),
         }
 
     def learn(

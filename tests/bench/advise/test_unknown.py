@@ -195,19 +195,56 @@ def test_without_plain_times_a_method_is_not_blamed(line, measurements):
 def test_every_rate_and_batch_beyond_what_was_timed_says_so(line, measurements):
     """The batch that is given, the one that may be chosen, and other memories."""
     measured = measurements(
-        line(*PLAIN, batches=(1, 2, 3, 4)),
+        line(*PLAIN, batches=(1, 2, 4, 8)),
         line(*FULL, batches=(1, 2, 4, 8, 12)),
         budget_mib=1300,
     )
     said = verdict(advise_on(measured))
     first = said[0]
-    assert "needs 1.02 GiB (not run; followed on from 4)" in first
-    assert "samples a second (not run; followed on from 4)" in first
+    assert "needs 1.02 GiB (not run; followed on from 8)" in first
+    assert "samples a second (not run; followed on from 8)" in first
     chosen = next(e for e in said if e.startswith("If you may choose"))
-    assert "8 (not run; followed on from 4)" in chosen
+    assert "16 (not run; followed on from 8)" in chosen
     assert "24 (not run; followed on from 12)" in chosen
-    flipped = next(e for e in said if "depends on" in e)
+    fewer = measurements(
+        line(*PLAIN, batches=(1, 2, 3, 4)),
+        line(*FULL, batches=(1, 2, 4, 8, 12)),
+        budget_mib=1300,
+    )
+    flipped = next(e for e in verdict(advise_on(fewer)) if "depends on" in e)
     assert "plain training (not run; followed on from 4)" in flipped
+
+
+def test_what_is_far_beyond_the_batches_that_ran_is_not_told(line, measurements):
+    """Of batches more than twice the largest timed no seconds are told."""
+    advice = advise_on(
+        measurements(line(*PLAIN, batches=(1, 2, 3, 4)), budget_mib=10_000)
+    )
+    assert advice.measurements.batch == 16
+    assert math.isnan(advice.of("none").sample_seconds)
+    assert advice.at_sample is None
+    assert advice.free.batch == 8.0
+
+
+def test_methods_that_follow_no_line_are_judged_where_they_were_timed(
+    line, measurements
+):
+    """Of other batches nothing is told of them, not even of larger ones."""
+    plain, full = line(*PLAIN), line(*FULL)
+    bent = replace(
+        full,
+        timed=tuple(
+            replace(
+                each, rounds=tuple(r * (3.0 if i % 2 else 1.0) for r in each.rounds)
+            )
+            for i, each in enumerate(full.timed)
+        ),
+    )
+    advice = advise_on(measurements(plain, bent, budget_mib=10_000))
+    told = advice.of("full")
+    assert advice.models["full"].fitted.seconds.refused
+    assert told.best_batch <= told.timed_to
+    assert told.verdict == "lowers"
 
 
 def test_what_ran_but_was_not_timed_says_so(line, measurements):
