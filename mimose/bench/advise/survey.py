@@ -304,12 +304,15 @@ class _Ladder:
             while True:
                 missing = [each for each in points if each not in table]
                 self._foretell(missing, table, until - time.monotonic())
+                has_more = len(table) > len(points) - len(missing)
                 foretold = _in_order(table)
                 fitting = self._fitting(foretold)
                 left = [b for b in fitting if b >= smallest and b not in found]
                 left = left or self._unforetold(foretold, found)
-                if not left or time.monotonic() > until:
+                if not (left or has_more) or time.monotonic() > until:
                     break
+                if not left:
+                    continue  # time for one question was too short for all sizes
                 found[left[0]] = self._weigh(left[0])
                 if self._is_slow(found[left[0]]):
                     break

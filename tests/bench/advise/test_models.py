@@ -188,3 +188,5 @@ def test_a_batch_in_parts_is_a_multiple_of_them(line):
         assert model.best(budget * MIB).batch == 24.0
     assert model.largest_batch(130 * MIB) == 0.0
     assert model.best(130 * MIB).samples_per_second == 0.0
+    assert model.step_seconds(3, 340 * MIB) == math.inf
+    assert model.largest_batch(130 * MIB, whole=False) == 0.0

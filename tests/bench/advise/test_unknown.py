@@ -5,12 +5,14 @@ import math
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
 from mimose.bench.advise.advice import advise_on
 from mimose.bench.advise.choice import choose
 from mimose.bench.advise.flips import flips
 from mimose.bench.advise.measured import Foretold, Timed
 from mimose.bench.advise.memory import fitting
+from mimose.bench.advise.methods import compares_samples
 from mimose.bench.advise.models import steady
 from mimose.bench.advise.page import page
 from mimose.bench.advise.recipe import recipe, recommended
@@ -224,6 +226,19 @@ def test_what_is_far_beyond_the_batches_that_ran_is_not_told(line, measurements)
     assert math.isnan(advice.of("none").sample_seconds)
     assert advice.at_sample is None
     assert advice.free.batch == 8.0
+
+
+def test_accumulation_is_no_answer_where_samples_are_compared(line, measurements):
+    """With batch norms its gradients are others: it is told of, and never chosen."""
+    accumulate = line("accumulate", 1, 100, 0.01, 0.1)
+    alters = replace(accumulate, alters=True)
+    as_usual = advise_on(measurements(line(*PLAIN), accumulate, budget_mib=800))
+    advice = advise_on(measurements(line(*PLAIN), alters, budget_mib=800))
+    assert as_usual.free.name == "accumulate"
+    assert advice.free.name == "none"
+    assert not advice.of("accumulate").is_exact
+    assert compares_samples(nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)))
+    assert not compares_samples(nn.LayerNorm(1))
 
 
 def test_methods_that_follow_no_line_are_judged_where_they_were_timed(
