@@ -12,6 +12,7 @@ from .noise import LEAST_ROUNDS, Readings, fit_model, noise_ceiling, ratio_inter
 from .polynomial import PolynomialRegressor
 from .rates import fit_rates
 from .registry import PREDICTORS, make_predictor
+from .residuals import Residuals
 from .sizes import Rule, SizeMap, Sum, Term
 from .throughput import Best, MethodModel, Verdict, compare, p_point, p_score
 from .trust import EXTRAPOLATION, NOISY_EXTRAPOLATION, Trust, best_fit
@@ -33,6 +34,7 @@ __all__ = [
     "Predictor",
     "QuadraticScalarRegressor",
     "Readings",
+    "Residuals",
     "Rule",
     "Series",
     "ShapeRegressor",

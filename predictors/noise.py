@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .lines import fit_series, r2_score
+from .residuals import Residuals
 from .throughput import MethodModel, compare
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ def ratio_interval(
         seed: Of the draws.
         whole: Whether samples are whole.
         batches: Plain training's and the method's, at which to compare their
-            throughputs instead, whatever fits; None for the best ones of each draw.
+            throughputs instead, whatever fits, by fits moved through each draw's
+            medians; None for the best ones of each draw, by the fits alone.
 
     Returns:
         Its ends; both nan where neither fits in any draw.
@@ -181,7 +183,8 @@ def ratio_interval(
         if batches is None:
             ratios.append(compare(one, other, memory_bytes, whole=whole).ratio)
         else:
-            ratios.append(_ratio_at(one, other, batches))
+            own = _rate(one, plain, mine, batches[0])
+            ratios.append(_rate(other, method, theirs, batches[1]) / own)
     known = np.array([ratio for ratio in ratios if not math.isnan(ratio)])
     if not len(known):
         return math.nan, math.nan
@@ -191,15 +194,17 @@ def ratio_interval(
     return float(known[round(left * last)]), float(known[round((1.0 - left) * last)])
 
 
-def _ratio_at(
-    plain: MethodModel, method: MethodModel, batches: tuple[float, float]
+def _rate(
+    model: MethodModel, readings: Readings, rows: NDArray[np.int64], batch: float
 ) -> float:
-    """Return the method's throughput over plain's; nan where a time is below 0."""
-    own, others = batches
-    bare, seconds = plain.step_seconds(own), method.step_seconds(others)
-    if min(bare, seconds) <= 0.0:
-        return math.nan
-    return (others / seconds) / (own / bare)
+    """Return samples a second by a fit moved through the medians of its rounds.
+
+    Not a number where the time is not above 0.
+    """
+    sizes, seconds = readings.batches, np.median(readings.seconds[rows], axis=0)
+    residuals = Residuals.of(sizes, model.seconds.predict(sizes), seconds)
+    taken = residuals.at(batch) * model.step_seconds(batch)
+    return batch / taken if taken > 0.0 else math.nan
 
 
 def _again(

@@ -16,7 +16,6 @@ from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.models import (
     Model,
     Steady,
-    best_run,
     longest,
     planned,
     steady,
@@ -52,7 +51,8 @@ class MethodAdvice:
     longest: int | None = None
     """Tokens at which the sample's batch fits; None where nobody knows."""
     sample_seconds: float = math.inf
-    """Of a step with the sample's batch; infinite where it does not fit."""
+    """Of a step with the sample's batch; infinite where it does not fit, nan where
+    nobody knows: it is far beyond the batches that ran."""
     best_batch: float = 0.0
     samples_per_second: float = 0.0
     """With that batch: the most there is."""
@@ -112,8 +112,15 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
     """
     budget = measurements.budget_bytes if budget_bytes is None else budget_bytes
     models = _models(measurements)
-    spreads = {each.method: spread(each) for each in measurements.methods}
-    exact = [model for name, model in models.items() if METHODS[name].is_exact]
+    spreads = {
+        each.method: spread(
+            each,
+            is_fitted=each.method not in models or models[each.method].is_fitted,
+        )
+        for each in measurements.methods
+    }
+    names = {each.method for each in measurements.methods if each.is_exact}
+    exact = [model for name, model in models.items() if name in names]
     plain = models.get(PLAIN)
     point = math.nan
     if isinstance(plain, Steady) and _are_lines(plain):
@@ -170,7 +177,7 @@ def _advice(
     told = MethodAdvice(
         name=method.name,
         what=method.what,
-        is_exact=method.is_exact,
+        is_exact=measured.is_exact,
         why_not=measured.why_not,
         fits_sample=fits.has_sample,
         highest=max((float(e.batch) for e in _of_batches(measured)), default=0.0),
@@ -187,16 +194,16 @@ def _advice(
             no_time=why,
             no_verdict=why,
             largest_batch=_whole(fits.largest),
-            longest=_longest(measured, budget),
+            longest=_longest(measured, measurements, budget),
         )
-    best = best_run(model, budget)
+    best = model.best(budget)
     told = replace(
         told,
         largest_batch=_whole(model.largest_batch(budget)),
         highest=model.highest,
         timed_to=max(float(e.batch) for e in measured.timed if e.length is None),
-        longest=_longest(measured, budget),
-        sample_seconds=model.step_seconds(measurements.batch, budget),
+        longest=_longest(measured, measurements, budget),
+        sample_seconds=_sample_seconds(model, measurements.batch, budget),
         best_batch=best.batch,
         samples_per_second=best.samples_per_second,
         ceiling=ceiling(measured),
@@ -215,8 +222,8 @@ def _against_plain(
     model, plain = models[measured.method], models.get(PLAIN)
     if plain is None:
         return {"no_verdict": "plain training's time is not known"}
-    rate = best_run(model, budget).samples_per_second
-    bare = best_run(plain, budget).samples_per_second
+    rate = model.best(budget).samples_per_second
+    bare = plain.best(budget).samples_per_second
     ratio = rate / bare if bare else math.inf if rate else math.nan
     found: dict[str, Any] = {"ratio": ratio, "p_score": _p_score(plain, model)}
     if measured.method != PLAIN:
@@ -239,6 +246,8 @@ def _why_untimed(
         return measured.stopped
     if METHODS[measured.method].plans and took and PLAIN not in models:
         return "plain training's time is not known, and its own follows from that"
+    if METHODS[measured.method].plans and took:
+        return "its session planned for too few sizes in the time it had"
     return "too few of its steps were timed"
 
 
@@ -250,8 +259,14 @@ def _of_batches(measured: Measured) -> list[Weighed]:
     return [each for each in measured.weighed if each.length is None]
 
 
-def _longest(measured: Measured, budget: int) -> int | None:
-    found = longest(measured, budget)
+def _sample_seconds(model: Model, batch: int, budget: int) -> float:
+    seconds = model.step_seconds(batch, budget)
+    is_told = math.isinf(seconds) or batch <= model.farthest
+    return seconds if is_told else math.nan
+
+
+def _longest(measured: Measured, measurements: Measurements, budget: int) -> int | None:
+    found = longest(measured, budget, measurements.budget_bytes)
     return None if found is None else int(found)
 
 

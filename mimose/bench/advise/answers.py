@@ -53,6 +53,8 @@ def at_your_batch(advice: Advice) -> Iterator[str]:
             "Which method is the fastest cannot be said: none could be fitted from "
             "what was measured; the reasons are below."
         )
+    elif _is_far(advice):
+        said.append("It is too far beyond the batches that ran to say more.")
     elif not fits_untimed(advice):
         said.append(_nothing_fits(advice))
     said += _untimed(advice)
@@ -289,9 +291,15 @@ def _why_tied(advice: Advice, choice: Choice) -> str:
     )
 
 
+def _is_far(advice: Advice) -> bool:
+    """Tell whether the batch may fit with a method that ran far smaller ones only."""
+    unknown = fits_unknown(advice)
+    return any(each.fits_sample for each in advice.methods if each.name in unknown)
+
+
 def _not_known(advice: Advice) -> str:
     """Add of which methods it is not known whether the batch fits with them."""
-    names = fits_unknown(advice)
+    names = [called(name) for name in fits_unknown(advice)]
     return f" (not known of {listed(names, 'or')})" if names else ""
 
 
@@ -315,6 +323,8 @@ def _against_plain(advice: Advice, choice: Choice) -> Iterator[str]:
     """Compare a step to plain training's, whether that fits or not."""
     plain = advice.models.get(PLAIN)
     if choice.name == PLAIN or not isinstance(plain, Steady) or plain.refused:
+        return
+    if math.isnan(advice.of(PLAIN).sample_seconds):
         return
     batch = advice.measurements.batch
     seconds, bare = batch / choice.samples_per_second, plain.fitted.step_seconds(batch)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mimose.bench.advise.models import Model, best_run
+from mimose.bench.advise.models import Model
 from mimose.bench.advise.ties import noise_of
 
 
@@ -79,9 +79,14 @@ def choose(
 
 
 def _rate(model: Model, memory_bytes: float, batch: int | None) -> tuple[float, float]:
-    """Return a batch and its samples a second; 0 where it does not fit."""
+    """Return a batch and its samples a second; 0 where it does not fit.
+
+    Or where nobody knows, as it is far beyond the batches that ran.
+    """
     if batch is None:
-        best = best_run(model, memory_bytes)
+        best = model.best(memory_bytes)
         return best.batch, best.samples_per_second
+    if batch > model.farthest:
+        return float(batch), 0.0
     seconds = model.step_seconds(batch, memory_bytes)
     return float(batch), batch / seconds if seconds > 0.0 else 0.0

@@ -20,13 +20,20 @@ class Crew:
 
     Args:
         start: Starts a process, given its name.
+
+    Raises:
+        RunFailedError: One could not begin.
     """
 
     def __init__(self, start: Callable[[str], Child]) -> None:
         self._start = start
         self._children = {has_session: start(name) for has_session, name in _NAMES}
-        for child in self._children.values():  # they start side by side
-            child.receive()
+        try:
+            for child in self._children.values():  # they start side by side
+                child.receive()
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Let a method take a turn.

@@ -11,7 +11,6 @@ import numpy as np
 
 from mimose.bench.advise.models import Model
 from mimose.bench.advise.ties import noise_of
-from mimose.predictors.throughput import REACH
 
 _SIZES = 200
 FURTHEST = 4.0
@@ -42,9 +41,9 @@ def flips(
 
     Samples are not whole here: with whole ones throughput is a stair, and two stairs
     cross many times. Looked at are 200 sizes from a quarter to four times the memory,
-    as far as batches stay within twice those measured; a change between two of them is
-    then halved down to one in a thousand. As long as another method is faster by no
-    more than the noise, nothing changes.
+    as far as the fastest one's batches stay within twice those measured; a change
+    between two of them is then halved down to one in a thousand. As long as another
+    method is faster by no more than the noise, nothing changes.
 
     Args:
         models: The methods.
@@ -95,7 +94,7 @@ class _Race:
     def is_far(self, name: str, memory_bytes: float) -> bool:
         """Tell whether a method's largest batch is beyond what may be told."""
         return any(
-            model.largest_batch(memory_bytes, whole=False) > REACH * model.highest
+            model.largest_batch(memory_bytes, whole=False) > model.farthest
             for model in self.models
             if model.name == name
         )

@@ -15,9 +15,8 @@ from mimose.bench.advise.models import (
     Planned,
     Rates,
     Steady,
-    beyond_tensors,
     held,
-    raised,
+    plans_of,
     with_rates,
 )
 from mimose.bench.advise.ties import noise_of
@@ -57,6 +56,8 @@ class LengthsAnswer:
     """The fastest exact method with which all fit; empty where there is none."""
     runner_up: str
     is_tie: bool
+    too_few: bool
+    """Whether that is for too few timings, and not for their noise."""
     """Whether the noise could have made the one faster than the other."""
     most_tokens: int | None
     """Padded tokens a batch that plain training holds at any of these lengths, if
@@ -89,14 +90,14 @@ def answer_lengths(
     for each in measurements.methods:
         step = _step(each, seconds, measurements.budget_bytes, memory_bytes)
         if step is None:
-            if METHODS[each.method].is_exact and not each.why_not:
+            if each.is_exact and not each.why_not:
                 unknown.append(each.method)
         else:
             took = [step(length) for length in lengths]
             told.append(
                 LengthsOfMethod(
                     name=each.method,
-                    is_exact=METHODS[each.method].is_exact,
+                    is_exact=each.is_exact,
                     n_fit=sum(map(math.isfinite, took)),
                     seconds=sum(took),
                     timed_to=max(e.length or 0 for e in each.timed),
@@ -108,6 +109,7 @@ def answer_lengths(
         (each for each in told if each.is_exact and math.isfinite(each.seconds)),
         key=lambda each: each.seconds,
     )
+    noise = noise_of(spreads, able[0].name, able[1].name) if len(able) > 1 else 0.0
     return LengthsAnswer(
         n_batches=len(lengths),
         batch=measurements.batch,
@@ -118,16 +120,10 @@ def answer_lengths(
         unknown=tuple(unknown),
         best=able[0].name if able else "",
         runner_up=able[1].name if len(able) > 1 else "",
-        is_tie=len(able) > 1 and _is_tie(able[0], able[1], spreads),
+        is_tie=len(able) > 1 and noise >= able[1].seconds / able[0].seconds - 1.0,
+        too_few=math.isinf(noise),
         most_tokens=_most_tokens(base, plain, lengths, measurements, memory_bytes),
     )
-
-
-def _is_tie(
-    one: LengthsOfMethod, other: LengthsOfMethod, spreads: Mapping[str, float]
-) -> bool:
-    noise = noise_of(spreads, one.name, other.name)
-    return other.seconds / one.seconds - 1.0 <= noise
 
 
 def _step(
@@ -152,13 +148,11 @@ def _step(
 def _planned_step(
     measured: Measured, plain: Curve, budget_bytes: int, memory_bytes: int
 ) -> Callable[[int], float] | None:
-    rows = tuple(each for each in measured.foretold if each.length is not None)
+    rows = plans_of(measured, budget_bytes, by_length=True)
     timed = [each for each in measured.timed if each.length is not None]
     if len(rows) < LEAST_LENGTHS or not timed:
         return None
     highest = float(max(each.size for each in rows))
-    factor = max(1.0, beyond_tensors(measured, rows, budget_bytes))
-    rows = tuple(raised(each, factor) for each in rows)
     bare = Planned(measured.method, plain, Rates(), rows, highest)
     found = with_rates(bare, timed, budget_bytes)
 

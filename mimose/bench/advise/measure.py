@@ -17,10 +17,10 @@ from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, points_of
 from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.survey import Begun, begin, survey
 from mimose.bench.advise.task import Task
-from mimose.bench.child import Child
+from mimose.bench.child import Child, RunFailedError
 from mimose.bench.machine import describe_machine, load_average
 from mimose.budget import parse_budget
-from mimose.exceptions import BudgetError
+from mimose.exceptions import BudgetError, first_line
 from mimose.usage import UsageError
 
 _SURVEY_SHARE = 0.4
@@ -122,7 +122,8 @@ class Run:
                 self._measured[name] = found.measured
                 if name == PLAIN:
                     self._need_plain()
-                    self._notes += child.ask(["notes", {}])["notes"]
+                    with contextlib.suppress(RunFailedError):  # a batch has killed it
+                        self._notes += child.ask(["notes", {}])["notes"]
                 if found.learned is not None:
                     self.learned[name] = found.learned
                 child.close()
@@ -142,7 +143,12 @@ class Run:
             for name, each in self._measured.items()
             if not each.why_not
         }
-        with contextlib.closing(self.crew()) as crew:
+        try:
+            crew = self.crew()
+        except RunFailedError as error:
+            self._notes.append(f"nothing could be timed: {first_line(error)}")
+            return
+        with contextlib.closing(crew):
             self._rounds = Rounds(
                 crew,
                 points,
@@ -239,7 +245,11 @@ class Run:
         )
 
     def crew(self) -> Crew:
-        """Start the processes in which steps are timed."""
+        """Start the processes in which steps are timed.
+
+        Raises:
+            RunFailedError: One could not begin.
+        """
         return Crew(lambda name: self._start(name, PLAIN, "turns"))
 
     def child(self, method: str) -> Child:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mimose.bench.advise.methods import METHODS
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtSize:
@@ -67,6 +69,8 @@ class Measured:
     method: str
     why_not: str = ""
     """Why it could not be measured; empty where it was."""
+    alters: bool = False
+    """Whether gradients are others for this model, though they are not for most."""
     weighed: tuple[Weighed, ...] = ()
     stopped: str = ""
     """Why no larger batch was tried."""
@@ -74,6 +78,11 @@ class Measured:
     foretold: tuple[Foretold, ...] = ()
     unplanned: tuple[AtSize, ...] = ()
     """Where a session that was to be timed made no plan that keeps the budget."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether gradients are plain training's, but for how floating point rounds."""
+        return METHODS[self.method].is_exact and not self.alters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +146,7 @@ def _measured(told: dict[str, Any]) -> Measured:
     return Measured(
         method=told["method"],
         why_not=told["why_not"],
+        alters=told.get("alters", False),
         weighed=tuple(Weighed(**each) for each in told["weighed"]),
         stopped=told["stopped"],
         timed=tuple(Timed(**{**e, "rounds": tuple(e["rounds"])}) for e in timed),

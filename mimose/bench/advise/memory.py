@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mimose.bench.advise.measured import Measured
 from mimose.bench.advise.methods import METHODS
-from mimose.bench.advise.models import Curve, Planned, Rates, held
+from mimose.bench.advise.models import Curve, Planned, Rates, held, plans_of
 from mimose.predictors import Series, fit_series
 from mimose.predictors.noise import MEMORY_TOLERANCE
 
@@ -63,14 +63,11 @@ def _largest(measured: Measured, memory_bytes: int, budget_bytes: int) -> float:
 
 
 def _largest_planned(measured: Measured, memory_bytes: int, budget_bytes: int) -> float:
-    rows = tuple(each for each in measured.foretold if each.length is None)
+    rows = plans_of(measured, budget_bytes)
     if len(rows) < _LEAST_POINTS:
         return math.nan
-    over = max(
-        [1.0, *(each.reserved_bytes / budget_bytes for each in measured.weighed)]
-    )
     untimed = Planned(measured.method, Curve((1.0,)), Rates(), rows, 0.0)
-    return untimed.largest_batch(memory_bytes / over)
+    return untimed.largest_batch(memory_bytes)
 
 
 def _has_run(measured: Measured, batch: int, memory_bytes: int) -> bool | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mimose.bench.device import is_cpu
 from mimose.planners import Everywhere
@@ -32,12 +33,22 @@ class Method:
     """Into how many smaller batches one is cut."""
     is_exact: bool = True
     """Whether gradients are plain training's, but for how floating point rounds."""
+    mixes: bool = False
+    """Whether it is so only where no layer compares the samples of a batch."""
     plans: bool = False
     """Whether it does something else at another budget."""
     passes: int = 0
     """Over a few sizes, that it learns from before it is measured."""
     why_not: Callable[[nn.Module, str], str] = field(default=lambda _, __: "")
     """Takes the model and the kind of device; says why it cannot be had, or nothing."""
+
+
+def compares_samples(model: nn.Module) -> bool:
+    """Tell whether a layer's output for one sample depends on the others of a batch.
+
+    That is a batch norm, of those that can be told.
+    """
+    return any(isinstance(each, _BatchNorm) for each in model.modules())
 
 
 def _everywhere(action: str, what: str, **others: Any) -> Method:
@@ -77,13 +88,6 @@ METHODS: Mapping[str, Method] = {
             passes=4,
         ),
         Method(
-            name="mimose-fine",
-            what="as mimose, with every exact way in which a layer can hold less",
-            options={"actions": "fine", "cost": "seconds"},
-            plans=True,
-            passes=10,
-        ),
-        Method(
             name="full",
             what="every layer computes a second time what backward needs",
             options={"planner": "full"},
@@ -96,23 +100,11 @@ METHODS: Mapping[str, Method] = {
         _everywhere(
             "lean", "every layer computes again what is cheap: no matrix products"
         ),
-        _everywhere(
-            "pool",
-            "part of what backward needs is averaged, two values to one",
-            is_exact=False,
-        ),
-        _everywhere(
-            "quantize", "what backward needs is held in 8 bits", is_exact=False
-        ),
-        _everywhere(
-            "offload",
-            "what backward needs waits in the host's memory",
-            why_not=_why_no_host,
-        ),
         Method(
             name="accumulate",
             what=f"{PARTS} smaller batches, one by one, their gradients added up",
             parts=PARTS,
+            mixes=True,
         ),
         Method(
             name="sdpa",
@@ -125,6 +117,27 @@ METHODS: Mapping[str, Method] = {
             what="plain training with the loss taken a few rows at a time",
             options={"planner": "none"},
         ),
+        Method(
+            name="mimose-fine",
+            what="as mimose, with every exact way in which a layer can hold less",
+            options={"actions": "fine", "cost": "seconds"},
+            plans=True,
+            passes=10,
+        ),
+        _everywhere(
+            "offload",
+            "what backward needs waits in the host's memory",
+            why_not=_why_no_host,
+        ),
+        _everywhere(
+            "pool",
+            "part of what backward needs is averaged, two values to one",
+            is_exact=False,
+        ),
+        _everywhere(
+            "quantize", "what backward needs is held in 8 bits", is_exact=False
+        ),
     )
 }
-"""By name, in the order of reports."""
+"""By name, in the order of reports, and in which they are measured: those that may be
+left out for lack of time come last."""

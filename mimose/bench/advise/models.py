@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mimose.bench.advise.measured import Foretold, Measured, Timed, Weighed
 from mimose.bench.advise.methods import METHODS
-from mimose.predictors import Best, MethodModel, fit_rates, fit_series
+from mimose.predictors import Best, MethodModel, Residuals, fit_rates, fit_series
 from mimose.predictors.noise import MEMORY_TOLERANCE
 from mimose.predictors.throughput import REACH
 
@@ -82,7 +83,7 @@ class Model(Protocol):
 
     @property
     def refused(self) -> str:
-        """Why nothing may be said; empty where something may."""
+        """Why nothing may be said of batches that were not timed; else empty."""
         ...
 
     @property
@@ -93,6 +94,16 @@ class Model(Protocol):
     @property
     def highest(self) -> float:
         """The largest batch measured."""
+        ...
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether a fit goes through its seconds."""
+        ...
+
+    @property
+    def farthest(self) -> float:
+        """The largest batch of which seconds may be told."""
         ...
 
     def largest_batch(self, memory_bytes: float, *, whole: bool = True) -> float:
@@ -114,7 +125,9 @@ class Steady:
 
     fitted: MethodModel
     timed: Between
-    """Seconds as they were measured, where no line explains them."""
+    """Seconds as they were measured."""
+    residuals: Residuals
+    """What these are over the fit."""
     parts: int = 1
     """Into which each batch is cut: only their multiples are batches."""
 
@@ -130,7 +143,7 @@ class Steady:
 
     @property
     def refused(self) -> str:
-        """Why nothing may be said; empty where something may."""
+        """Why nothing may be said of batches that were not timed; else empty."""
         return self.fitted.refused
 
     @property
@@ -138,49 +151,70 @@ class Steady:
         """The largest batch measured."""
         return self.fitted.memory.highest
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether a fit goes through its seconds."""
+        return not self.fitted.seconds.refused
+
+    @property
+    def farthest(self) -> float:
+        """The largest batch of which seconds may be told.
+
+        That is twice the largest that ran; the last that was timed where nothing but
+        readings tells of seconds.
+        """
+        last = self.timed.sizes[-1]
+        if not self.is_fitted:
+            return last
+        return math.floor(REACH * min(self.highest, last))
+
     def largest_batch(self, memory_bytes: float, *, whole: bool = True) -> float:
         """Return the largest batch that fits; 0 where none does."""
-        return self._of_parts(
-            self.fitted.largest_batch(memory_bytes, whole=whole), whole=whole
-        )
+        found = self.fitted.largest_batch(memory_bytes, whole=whole)
+        if found < self.parts:
+            return 0.0
+        if not whole or math.isinf(found):
+            return found
+        return found // self.parts * self.parts
 
     def best(self, memory_bytes: float, *, whole: bool = True) -> Best:
-        """Return the batch of the most samples a second, of those that fit."""
-        if not self.fitted.seconds.refused:
-            best = self.fitted.best_throughput(memory_bytes, whole=whole)
-            cut = self._of_parts(best.batch, whole=whole)
-            if cut == best.batch:
-                return best
-            return Best(cut, cut / self.bare_seconds(cut) if cut else 0.0)
-        largest = self.largest_batch(memory_bytes, whole=whole)
-        batches = {each for each in self.timed.sizes if each <= largest}
-        batches |= {min(largest, self.timed.sizes[-1])} if largest >= 1.0 else set()
-        rates = {each: each / self.timed.predict(each) for each in sorted(batches)}
-        if not rates:
+        """Return the batch of the most samples a second, of those that fit.
+
+        Of those that were timed, the largest of which seconds may be told, and where
+        the fit turns.
+        """
+        largest = min(self.largest_batch(memory_bytes, whole=whole), self.farthest)
+        if whole:
+            largest = largest // self.parts * self.parts
+        if largest < 1.0:
             return Best(0.0, 0.0)
+        batches = {largest, *(each for each in self.timed.sizes if each <= largest)}
+        if self.is_fitted:
+            turn = self.fitted.best_throughput(memory_bytes, whole=whole).batch
+            turn = turn // self.parts * self.parts if whole else turn
+            batches |= {turn} if self.parts <= turn <= largest else set()
+        rates = {each: each / self.predict(each) for each in sorted(batches)}
         fastest = max(rates, key=lambda each: rates[each])
         return Best(fastest, rates[fastest])
 
     def step_seconds(self, batch: float, memory_bytes: float) -> float:
-        """Return the seconds of a step; infinite where it does not fit."""
-        if batch > self.largest_batch(memory_bytes):
-            return math.inf
-        return self.bare_seconds(batch)
+        """Return the seconds of a step; infinite where it does not fit.
 
-    def bare_seconds(self, batch: float) -> float:
-        """Return the seconds of a step, whether it fits or not."""
-        if self.fitted.seconds.refused:
-            return self.timed.predict(batch)
-        return self.fitted.step_seconds(batch)
+        Or has fewer samples than parts.
+        """
+        if not self.parts <= batch <= self.largest_batch(memory_bytes):
+            return math.inf
+        return self.predict(batch)
 
     def predict(self, x: float) -> float:
-        """Return the seconds of a step."""
-        return self.bare_seconds(x)
+        """Return the seconds of a step, whether it fits or not.
 
-    def _of_parts(self, batch: float, *, whole: bool) -> float:
-        if not whole or math.isinf(batch):
-            return batch
-        return batch // self.parts * self.parts
+        By the fit, moved through what was measured; where the fit was refused, as they
+        were measured.
+        """
+        if not self.is_fitted:
+            return self.timed.predict(x)
+        return self.residuals.at(x) * self.fitted.step_seconds(x)
 
 
 class Rates(NamedTuple):
@@ -210,8 +244,36 @@ class Planned:
     foretold: tuple[Foretold, ...]
     """At two sizes or more, in order."""
     highest: float
+    timed_to: float = 0.0
+    """The largest size that was timed."""
+    residuals: Residuals = field(default_factory=Residuals)
+    """What steps took over what these three say, at the memory they were timed in."""
     refused: str = ""
-    is_usable: bool = True
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be compared at batches that ran, if not foretold."""
+        return True
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether a fit goes through plain training's seconds, and so through these."""
+        return not self.refused
+
+    @property
+    def farthest(self) -> float:
+        """The largest batch of which seconds may be told.
+
+        That is twice the largest that ran; the last that was timed where nobody knows
+        how plain training goes on.
+        """
+        last = min(self.highest, self.timed_to)
+        return last if self.refused else math.floor(REACH * last)
+
+    @property
+    def error(self) -> float:
+        """How far plans were off at sizes that were timed, a share, on average."""
+        return float(np.mean([abs(ratio - 1.0) for ratio in self.residuals.ratios]))
 
     def largest_batch(self, memory_bytes: float, *, whole: bool = True) -> float:
         """Return the largest batch that fits; 0 where none does."""
@@ -224,7 +286,7 @@ class Planned:
 
     def best(self, memory_bytes: float, *, whole: bool = True) -> Best:
         """Return the batch of the most samples a second, of those that fit."""
-        largest = self.largest_batch(memory_bytes, whole=whole)
+        largest = min(self.largest_batch(memory_bytes, whole=whole), self.farthest)
         if largest < 1.0:
             return Best(0.0, 0.0)
         batches = [float(each) for each in np.geomspace(1.0, largest, _STEPS)]
@@ -243,7 +305,8 @@ class Planned:
     def _seconds(self, batch: float, memory_bytes: float) -> float:
         plain, added = self.bare_seconds(batch, memory_bytes)
         rates = self.rates
-        return rates.a_step + rates.plain * plain + rates.added * added
+        said = rates.a_step + rates.plain * plain + rates.added * added
+        return self.residuals.at(batch) * said
 
     def bare_seconds(self, batch: float, memory_bytes: float) -> tuple[float, float]:
         """Return plain training's seconds, and those that the plan is to add."""
@@ -253,18 +316,6 @@ class Planned:
         share = (memory_bytes - least) / max(keep - least, 1.0)
         added = [_along(each.seconds, share) for each in self.foretold]
         return self.plain.predict(batch), max(0.0, _at(batches, added, batch))
-
-
-def best_run(model: Model, memory_bytes: float) -> Best:
-    """Return the best batch of at most twice the largest that was run.
-
-    What lies beyond is nothing to recommend, or to judge by.
-    """
-    best = model.best(memory_bytes)
-    furthest = float(math.floor(REACH * model.highest))
-    if best.batch <= furthest:
-        return best
-    return Best(furthest, furthest / model.step_seconds(furthest, memory_bytes))
 
 
 def steady(measured: Measured, plain: MethodModel | None) -> Steady | None:
@@ -289,8 +340,12 @@ def steady(measured: Measured, plain: MethodModel | None) -> Steady | None:
         tuple(float(each.batch) for each in timed),
         tuple(each.seconds for each in timed),
     )
+    residuals = Residuals.of(
+        between.sizes, [seconds.predict(each) for each in between.sizes], between.values
+    )
     parts = METHODS[measured.method].parts
-    return Steady(MethodModel(measured.method, memory, seconds), between, parts)
+    fitted = MethodModel(measured.method, memory, seconds)
+    return Steady(fitted, between, residuals, parts)
 
 
 def planned(measured: Measured, plain: Steady, memory_bytes: float) -> Planned | None:
@@ -302,50 +357,52 @@ def planned(measured: Measured, plain: Steady, memory_bytes: float) -> Planned |
         memory_bytes: That budget.
     """
     timed = [each for each in measured.timed if each.length is None]
-    rows = tuple(each for each in measured.foretold if each.length is None)
+    rows = plans_of(measured, memory_bytes)
     if len(rows) < _LEAST_POINTS or not timed:
         return None
-    factor = max(beyond_tensors(measured, rows, memory_bytes), 1.0)
     held_by_plain = plain.fitted.memory.predict
     bare = Planned(
         measured.method,
         plain,
         Rates(),
         tuple(
-            raised(each, max(factor, held_by_plain(each.size) / each.keep_bytes))
+            _raised(each, max(1.0, held_by_plain(each.size) / each.keep_bytes))
             for each in rows
         ),
-        float(max(each.batch for each in measured.weighed)),
-        plain.fitted.seconds.refused,
+        highest=float(max(each.batch for each in measured.weighed)),
+        timed_to=float(max(each.batch for each in timed)),
+        refused=plain.fitted.seconds.refused,
     )
     return with_rates(bare, timed, memory_bytes)
 
 
-def beyond_tensors(
-    measured: Measured, rows: Sequence[Foretold], memory_bytes: float
-) -> float:
-    """Return how many times what its plans' tensors need a method needs, at least.
+def plans_of(
+    measured: Measured, budget_bytes: float, *, by_length: bool = False
+) -> tuple[Foretold, ...]:
+    """Return the plans that were foretold, with what the allocator takes beyond them.
 
     What an allocator takes for tensors is in no plan that is foretold. It shows where
     steps have passed the budget, and where a session that was to be timed made no plan,
     though one was foretold.
 
     Args:
-        measured: The method's.
-        rows: What was foretold of batches, or of lengths.
-        memory_bytes: The budget of its steps.
+        measured: The method.
+        budget_bytes: In which it was measured.
+        by_length: Whether of lengths, rather than of batches.
     """
-    passed = [each.reserved_bytes / memory_bytes for each in measured.weighed]
+    rows = [e for e in measured.foretold if (e.length is not None) == by_length]
+    passed = [each.reserved_bytes / budget_bytes for each in measured.weighed]
     unplanned = {(each.batch, each.length) for each in measured.unplanned}
     short = [
-        memory_bytes / each.least_bytes * _ABOVE
+        budget_bytes / each.least_bytes * _ABOVE
         for each in rows
         if (each.batch, each.length) in unplanned
     ]
-    return max((*passed, *short), default=1.0)
+    factor = max((1.0, *passed, *short))
+    return tuple(_raised(each, factor) for each in rows)
 
 
-def raised(foretold: Foretold, factor: float) -> Foretold:
+def _raised(foretold: Foretold, factor: float) -> Foretold:
     """Return plans that need so many times what their tensors do."""
     return replace(
         foretold,
@@ -364,25 +421,42 @@ def with_rates(bare: Planned, timed: Sequence[Timed], memory_bytes: float) -> Pl
     bare_seconds = [bare.bare_seconds(each.size, memory_bytes) for each in timed]
     plain, added = np.array(bare_seconds).T
     measured = np.array([each.seconds for each in timed])
+    rates = _rates(plain, added, measured)
+    said = rates.a_step + rates.plain * plain + rates.added * added
+    residuals = Residuals.of([each.size for each in timed], said, measured)
+    return replace(bare, rates=rates, residuals=residuals)
+
+
+def _rates(
+    plain: NDArray[np.float64],
+    added: NDArray[np.float64],
+    measured: NDArray[np.float64],
+) -> Rates:
     both = plain + added
-    if len(timed) < _LINE_POINTS:
+    if len(measured) < _LINE_POINTS:
         factor = float(np.median(measured / both))
-        return replace(bare, rates=Rates(0.0, factor, factor))
-    ones = np.ones(len(timed))
-    if len(timed) == _LINE_POINTS or max(added / both) < _LEAST_ADDED:
+        return Rates(0.0, factor, factor)
+    ones = np.ones(len(measured))
+    if len(measured) == _LINE_POINTS or max(added / both) < _LEAST_ADDED:
         a_step, factor = fit_rates(np.array([ones, both]).T, measured).tolist()
-        return replace(bare, rates=Rates(a_step, factor, factor))
-    found = fit_rates(np.array([ones, plain, added]).T, measured)
-    return replace(bare, rates=Rates(*found.tolist()))
+        return Rates(a_step, factor, factor)
+    return Rates(*fit_rates(np.array([ones, plain, added]).T, measured).tolist())
 
 
-def longest(measured: Measured, memory_bytes: float) -> float | None:
+def longest(
+    measured: Measured, memory_bytes: float, budget_bytes: float
+) -> float | None:
     """Return the most tokens at which the sample's batch fits.
 
     None where too few lengths were measured; at most four times the longest measured.
+
+    Args:
+        measured: The method.
+        memory_bytes: What there is.
+        budget_bytes: In which it was measured.
     """
     if measured.foretold:
-        rows = [each for each in measured.foretold if each.length is not None]
+        rows = plans_of(measured, budget_bytes, by_length=True)
         if len(rows) <= _LEAST_POINTS:
             return None
         sizes, least = [e.size for e in rows], [e.least_bytes for e in rows]

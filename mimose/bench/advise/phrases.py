@@ -77,6 +77,7 @@ def untimed(advice: Advice, names: Sequence[str]) -> str:
         method = advice.of(name)
         model = advice.models.get(name)
         why = method.no_time or method.no_verdict or method.why_not
+        why = why or "your batch is far beyond those that were timed"
         if isinstance(model, Steady) and model.refused:
             why = f"its {refused_text(model)}"
         reasons.setdefault(why, []).append(called(name))

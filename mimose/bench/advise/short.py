@@ -118,22 +118,17 @@ def _does_not_fit(advice: Advice, asked: _Asked) -> str:
 def _about(advice: Advice) -> _Asked:
     """Return what is known of the batch that is given."""
     needed, choice = plain_bytes(advice), advice.at_sample
-    batch = advice.measurements.batch
-    far = [
-        name
-        for name in _fastest(choice)
-        if batch > REACH * min(advice.of(name).highest, advice.of(name).timed_to)
-    ]
+    does_fit = None if needed is None else needed <= advice.budget_bytes
     why = "what plain training needs for your batch was not measured"
-    if far:
-        why = f"your batch is more than {REACH:g} times the largest that was timed"
+    if does_fit and advice.measurements.batch > REACH * advice.of(PLAIN).highest:
+        does_fit = None
+        why = f"your batch is more than {REACH:g} times the largest that ran"
     return _Asked(
         fits="your batch fits",
         fits_not="your batch does not fit",
-        does_plain_fit=None if needed is None else needed <= advice.budget_bytes,
+        does_plain_fit=does_fit,
         why_not_known=why,
         is_close=needed is not None and is_close(advice, needed),
-        is_far=bool(far),
         fastest=_fastest(choice),
         is_alone=choice is not None and not choice.runner_up,
         too_few=choice is not None and choice.too_few,
@@ -188,8 +183,12 @@ def _beats_plain(advice: Advice, choice: Choice) -> bool:
 
 
 def _noise(advice: Advice, one: str, other: str) -> float:
-    methods = advice.measurements.methods
-    return noise_of({each.method: spread(each) for each in methods}, one, other)
+    spreads = {}
+    for each in advice.measurements.methods:
+        model = advice.models.get(each.method)
+        is_fitted = model is None or model.is_fitted
+        spreads[each.method] = spread(each, is_fitted=is_fitted)
+    return noise_of(spreads, one, other)
 
 
 def _fastest(choice: Choice | None) -> tuple[str, ...]:

@@ -29,6 +29,9 @@ _SMALLEST = 16
 _DOUBLINGS = 7
 """From the first batch on, at the most."""
 _LINE = 4
+_PATIENCE = 8.0
+"""So many times longer may each of the few first steps take: they are what a line
+needs."""
 _LEARNED = 4
 """Batches of plain training, the smallest, that a session learns from."""
 _LEAST_LENGTHS = 2
@@ -62,6 +65,8 @@ class Begun:
     """Of the device."""
     held_bytes: int = 0
     """Before the first step."""
+    alters: bool = False
+    """Whether the method's gradients are others for this model, though not for most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ def survey(
         if not ladder.learn(plain, method.passes, budget_bytes):
             return Surveyed(Measured(method=name, why_not=ladder.stopped))
         weighed, foretold = ladder.climb_planned(plain, tokens)
-        learned = child.ask(["learned", {}])["learned"]
+        learned = ladder.learned()
     else:
         weighed = ladder.climb()
     stopped = ladder.stopped
@@ -134,7 +139,11 @@ def survey(
         weighed += ladder.lengths(tokens)
     return Surveyed(
         Measured(
-            method=name, weighed=tuple(weighed), stopped=stopped, foretold=foretold
+            method=name,
+            weighed=tuple(weighed),
+            stopped=stopped,
+            foretold=foretold,
+            alters=begun.alters,
         ),
         learned,
     )
@@ -195,7 +204,7 @@ class _Ladder:
                 if weighed is None:
                     continue
                 found.append(weighed)
-                if self._is_slow(weighed):
+                if self._is_slow(weighed, len(found)):
                     break
         with self._telling():
             self._fill(found)
@@ -262,6 +271,13 @@ class _Ladder:
             has_learned = True
         return has_learned
 
+    def learned(self) -> Mapping[str, Any] | None:
+        """Return what the session has learned; None where its process has died."""
+        found: Mapping[str, Any] | None = None
+        with self._telling():
+            found = self._ask("learned")["learned"]
+        return found
+
     def climb_planned(
         self, plain: Sequence[Weighed], tokens: Sequence[int]
     ) -> tuple[list[Weighed], tuple[Foretold, ...]]:
@@ -276,31 +292,45 @@ class _Ladder:
         smallest = min(each.batch for each in plain)
         if len({each.length for each in plain} - {None}) < _LEAST_LENGTHS:
             tokens = []
+        points: list[tuple[int, int | None]] = [
+            (self._first * 2**doubling, None) for doubling in range(_DOUBLINGS + 1)
+        ]
+        points += [(self._sample, length) for length in tokens]
         found: dict[int, Weighed] = {}
-        foretold: tuple[Foretold, ...] = ()
-        until = time.monotonic() + _FORETELLING * self._most_seconds
+        table: dict[tuple[int, int | None], Foretold] = {}
+        most_seconds = _FORETELLING * self._most_seconds
+        until = time.monotonic() + most_seconds
         with self._telling():
             while True:
-                foretold = self._foretell(tokens, until)
+                missing = [each for each in points if each not in table]
+                self._foretell(missing, table, until - time.monotonic())
+                has_more = len(table) > len(points) - len(missing)
+                foretold = _in_order(table)
                 fitting = self._fitting(foretold)
                 left = [b for b in fitting if b >= smallest and b not in found]
                 left = left or self._unforetold(foretold, found)
-                if not left:
+                if not (left or has_more) or time.monotonic() > until:
                     break
+                if not left:
+                    continue  # time for one question was too short for all sizes
                 found[left[0]] = self._weigh(left[0])
                 if self._is_slow(found[left[0]]):
                     break
-        return [found[batch] for batch in sorted(found)], foretold
+            self._foretell(points, table, most_seconds)  # from all that was learned
+        return [found[batch] for batch in sorted(found)], _in_order(table)
 
-    def _foretell(self, tokens: Sequence[int], until: float) -> tuple[Foretold, ...]:
-        """Return plans for doubled batches, and for lengths, run or not."""
-        points: list[Any] = [
-            [self._first * 2**doubling, None] for doubling in range(_DOUBLINGS + 1)
-        ]
-        points += [[self._sample, length] for length in tokens]
-        left = max(0.0, until - time.monotonic())
-        told = self._ask("foretell", points=points, most_seconds=left)
-        return tuple(map(foretold_of, told["table"]))
+    def _foretell(
+        self,
+        points: Sequence[tuple[int, int | None]],
+        table: dict[tuple[int, int | None], Foretold],
+        most_seconds: float,
+    ) -> None:
+        """Add plans for these sizes, run or not, as many as the time allows."""
+        if not points or most_seconds <= 0.0:
+            return
+        told = self._ask("foretell", points=points, most_seconds=most_seconds)
+        for each in map(foretold_of, told["table"]):
+            table[each.batch, each.length] = each
 
     def _fitting(self, foretold: Sequence[Foretold]) -> list[int]:
         """Return the doubled batches that fit, and the largest one of all."""
@@ -333,13 +363,15 @@ class _Ladder:
         fits = least <= self._most_bytes and 2 * largest <= most
         return [2 * largest] if fits else []
 
-    def _is_slow(self, weighed: Weighed) -> bool:
-        if weighed.seconds > self._most_seconds:
+    def _is_slow(self, weighed: Weighed, n_found: int = _LINE) -> bool:
+        """Tell whether a step was the last one; the first few may take longer."""
+        most = self._most_seconds * (1 if n_found >= _LINE else _PATIENCE)
+        if weighed.seconds > most:
             self.stopped = (
                 f"a step of {weighed.batch} takes {weighed.seconds:.1f} s, too long to "
                 f"go on in the time that is given"
             )
-        return weighed.seconds > self._most_seconds
+        return weighed.seconds > most
 
     def _whole(self, batch: float) -> float:
         """Return the next smaller batch of whole parts."""
@@ -394,6 +426,15 @@ class _Ladder:
             yield
         except _StoppedError as stopped:
             self.stopped = str(stopped)
+
+
+def _in_order(
+    table: Mapping[tuple[int, int | None], Foretold],
+) -> tuple[Foretold, ...]:
+    """Return batches, then lengths, the smaller ones first."""
+    return tuple(
+        table[key] for key in sorted(table, key=lambda each: (each[1] or 0, each[0]))
+    )
 
 
 def _tokens(length: int | None, lengths: Sequence[int]) -> list[int]:

@@ -59,7 +59,7 @@ def _row(advice: Advice, method: MethodAdvice) -> Row:
     sample = "does not fit"
     if fits:
         sample = format_seconds(method.sample_seconds)
-    elif method.no_time:
+    elif method.no_time or math.isnan(method.sample_seconds):
         sample = UNKNOWN
     return (
         method.name,

@@ -31,18 +31,25 @@ def well_timed(measured: Measured) -> list[Timed]:
     return [each for each in measured.timed if len(each.rounds) >= LEAST_ROUNDS]
 
 
-def spread(measured: Measured) -> float:
+def spread(measured: Measured, *, is_fitted: bool = True) -> float:
     """Return the standard error of a method's medians, as a share of them.
 
-    By the interquartile range over rounds, the median over sizes. Infinite where most
-    sizes have fewer readings than bound what they vary about.
+    By the interquartile range over rounds. Infinite where most sizes have fewer
+    readings than bound what they vary about.
+
+    Args:
+        measured: The method.
+        is_fitted: Whether a fit goes through all sizes: then it is the median over
+            them, else the largest.
     """
-    found = []
+    found: list[float] = []
     for each in well_timed(measured):
         low, high = np.quantile(each.rounds, (0.25, 0.75))
         error = 1.2533 * (high - low) / 1.349 / math.sqrt(len(each.rounds))
-        found.append(error / each.seconds)
-    return statistics.median(found) if found else math.inf
+        found.append(float(error / each.seconds))
+    if not found:
+        return math.inf
+    return statistics.median(found) if is_fitted else max(found)
 
 
 def noise_of(spreads: Mapping[str, float], one: str, other: str) -> float:

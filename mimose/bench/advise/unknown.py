@@ -22,7 +22,7 @@ def fits_untimed(advice: Advice) -> list[str]:
         if each.is_exact
         and each.fits_sample
         and advice.measurements.batch <= REACH * each.highest
-        and not is_usable(advice, each.name)
+        and not _is_compared(advice, each.name)
     ]
 
 
@@ -34,7 +34,7 @@ def room_untimed(advice: Advice) -> list[str]:
         if each.is_exact
         and not each.why_not
         and each.largest_batch != 0
-        and not is_usable(advice, each.name)
+        and not _is_usable(advice, each.name)
     ]
 
 
@@ -45,7 +45,7 @@ def fits_unknown(advice: Advice) -> list[str]:
         each.name
         for each in advice.methods
         if each.is_exact
-        and not is_usable(advice, each.name)
+        and not _is_compared(advice, each.name)
         and (
             each.fits_sample is None
             or (each.fits_sample and far > REACH * each.highest)
@@ -62,6 +62,12 @@ def unreached(advice: Advice) -> list[str]:
     return [name for name in names if name in METHODS and METHODS[name].is_exact]
 
 
-def is_usable(advice: Advice, name: str) -> bool:
-    """Tell whether a choice compares a method."""
+def _is_usable(advice: Advice, name: str) -> bool:
     return name in advice.models and advice.models[name].is_usable
+
+
+def _is_compared(advice: Advice, name: str) -> bool:
+    """Tell whether the choice at the batch that is given counts a method."""
+    if not _is_usable(advice, name):
+        return False
+    return advice.measurements.batch <= advice.models[name].farthest

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mimose.bench.advise.measured import Measured
-from mimose.bench.advise.models import Model, Planned, Steady, best_run
+from mimose.bench.advise.models import Model, Planned, Steady
 from mimose.bench.advise.ties import n_readings, noise_of, spread, well_timed
 from mimose.predictors import LEAST_ROUNDS, Readings, noise_ceiling, ratio_interval
 from mimose.report.page.looks import counted
@@ -40,13 +40,14 @@ def verdict_of(
         of_plain: What was fitted to these.
         budget: The memory.
     """
-    rate = best_run(model, budget).samples_per_second
-    bare = best_run(of_plain, budget).samples_per_second
+    rate = model.best(budget).samples_per_second
+    bare = of_plain.best(budget).samples_per_second
     if not rate:
         return Verdict(no_verdict="not one sample fits")
     if not bare:
         return Verdict("raises")
-    reason = model.refused or of_plain.refused or _too_few(plain, measured)
+    unusable = (each.refused for each in (model, of_plain) if not each.is_usable)
+    reason = next(unusable, "") or _too_few(plain, measured)
     if reason:
         return Verdict(no_verdict=reason)
     low, high = interval = _interval(plain, measured, model, of_plain, budget)
@@ -79,24 +80,31 @@ def _interval(
     plain: Measured, measured: Measured, model: Model, of_plain: Model, budget: int
 ) -> tuple[float, float]:
     """Bound the ratio of both at the batches that the answer names."""
-    best, bare = best_run(model, budget), best_run(of_plain, budget)
+    best, bare = model.best(budget), of_plain.best(budget)
     rounds = _rounds(plain), _rounds(measured)
     if (
-        isinstance(model, Planned)
-        or not isinstance(model, Steady)
-        or not isinstance(of_plain, Steady)
-        or any(each is None or len(each[0]) < 2 for each in rounds)
+        isinstance(model, Steady)
+        and isinstance(of_plain, Steady)
+        and model.is_fitted
+        and of_plain.is_fitted
+        and all(each is not None and len(each[0]) > 1 for each in rounds)
     ):
-        ratio = best.samples_per_second / bare.samples_per_second
-        spreads = {"plain": spread(plain), "method": spread(measured)}
-        off = noise_of(spreads, "plain", "method")
-        return ratio * (1.0 - off), ratio * (1.0 + off)
-    return ratio_interval(
-        _readings(plain, of_plain),
-        _readings(measured, model),
-        budget,
-        batches=(bare.batch, best.batch),
-    )
+        return ratio_interval(
+            _readings(plain, of_plain),
+            _readings(measured, model),
+            budget,
+            batches=(bare.batch, best.batch),
+        )
+    ratio = best.samples_per_second / bare.samples_per_second
+    spreads = {
+        "plain": spread(plain, is_fitted=of_plain.is_fitted),
+        "method": spread(measured, is_fitted=model.is_fitted),
+    }
+    off = noise_of(spreads, "plain", "method")
+    is_timed = best.batch in {each.size for each in measured.timed}
+    if isinstance(model, Planned) and not is_timed:
+        off = math.hypot(off, model.error)
+    return ratio * (1.0 - off), ratio * (1.0 + off)
 
 
 def _rounds(measured: Measured) -> tuple[np.ndarray, np.ndarray] | None:

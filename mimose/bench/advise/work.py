@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mimose.bench.advise.foretold import foretell
-from mimose.bench.advise.methods import METHODS
+from mimose.bench.advise.methods import METHODS, compares_samples
 from mimose.bench.advise.source import make
 from mimose.bench.advise.task import Task, training_of
 from mimose.bench.advise.training import Point
@@ -61,6 +61,7 @@ class Worker:
             "available_bytes": available_bytes(),
             "total_bytes": self._meter.total_bytes(),
             "held_bytes": self._meter.settled_bytes(0),
+            "alters": self._alters,
         }
 
     def _build(self) -> str:
@@ -74,6 +75,7 @@ class Worker:
         why_not = self._method.why_not(model, self._device.type)
         if why_not:
             return why_not
+        self._alters = self._method.mixes and compares_samples(model)
         self._weighed = training_of(self._task, model, sample)
         if not self._method.plans:
             self._weighed.attach(None, self._meter)

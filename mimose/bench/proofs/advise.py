@@ -194,7 +194,7 @@ def _checked(run: Run, advice: Advice, n_rounds: int, *, with_others: bool) -> R
 def _about(model: Model, batch: int, budget_bytes: int) -> float:
     """Return the seconds of a step, as far as can be said."""
     if isinstance(model, Steady):
-        return model.bare_seconds(batch)
+        return model.predict(batch)
     seconds = model.step_seconds(batch, budget_bytes)
     return seconds if math.isfinite(seconds) else 1.0
 

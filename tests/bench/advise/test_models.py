@@ -108,11 +108,13 @@ def test_too_few_readings_are_no_model(line):
 def test_the_longest_input_by_lines_and_by_plans(line):
     """The longest input by lines and by plans."""
     measured = line("none", 1, 100, 0.1, 0.1, lengths=(32, 64, 96, 128))
-    assert longest(measured, 132 * MIB) == pytest.approx(256, abs=1)
-    assert longest(measured, 10 * MIB) == 0.0
-    assert longest(line("none", 1, 100, 0.1, 0.1), 132 * MIB) is None
+    assert longest(measured, 132 * MIB, 132 * MIB) == pytest.approx(256, abs=1)
+    assert longest(measured, 10 * MIB, 132 * MIB) == 0.0
+    assert longest(line("none", 1, 100, 0.1, 0.1), 132 * MIB, 132 * MIB) is None
     rows = tuple(_foretold(16, length, length / 64) for length in (32, 64, 128))
-    assert longest(Measured(method="mimose", foretold=rows), 132 * MIB) == 64.0
+    assert (
+        longest(Measured(method="mimose", foretold=rows), 132 * MIB, 132 * MIB) == 64.0
+    )
 
 
 def test_a_curve_goes_through_a_parabola():
@@ -186,3 +188,5 @@ def test_a_batch_in_parts_is_a_multiple_of_them(line):
         assert model.best(budget * MIB).batch == 24.0
     assert model.largest_batch(130 * MIB) == 0.0
     assert model.best(130 * MIB).samples_per_second == 0.0
+    assert model.step_seconds(3, 340 * MIB) == math.inf
+    assert model.largest_batch(130 * MIB, whole=False) == 0.0

@@ -165,8 +165,8 @@ def test_far_beyond_what_was_timed_nothing_is_known(answer, line):
     """More than twice the largest batch."""
     small = [line(*each, batches=(1, 2, 3)) for each in (PLAIN, FULL)]
     assert answer(9000, *small, batch=64) == (
-        "Not known: your batch is more than 2 times the largest that was timed; give "
-        "it 10 minutes."
+        "Not known: your batch is more than 2 times the largest that ran; give it 10 "
+        "minutes."
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from mimose.bench.advise.measured import Weighed
 from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.survey import Begun, survey
+from mimose.bench.child import RunFailedError
 
 _FIXED, _EACH = 1000, 100
 
@@ -82,11 +83,38 @@ def test_batches_that_are_cut_are_of_whole_parts(budget):
     assert all(batch % METHODS["accumulate"].parts == 0 for batch in _batches(found))
 
 
+def test_slow_steps_still_make_a_line():
+    """The first few steps may take longer than the last one: a line needs them."""
+
+    class Slow(_Child):
+        def ask(self, message):
+            return {**super().ask(message), "seconds": 0.02 * message[1]["batch"]}
+
+    begun = Begun(why_not="", batch=32)
+    found = survey(
+        Slow(),
+        begun,
+        METHODS["none"],
+        budget_bytes=10**9,
+        machine_bytes=10**9,
+        most_seconds=0.03,
+    ).measured
+    assert {2, 4, 8} <= set(_batches(found))
+    assert max(_batches(found)) == 16
+    assert "too long to go on" in found.stopped
+
+
 class _Planner(_Child):
     """Plans for any batch; knows no lengths, and cannot train on few samples."""
 
+    dies = False
+    slow = False
+
     def ask(self, message):
         command, arguments = message
+        if command == "learned" and self.dies:
+            msg = "the process was ended by signal 9"
+            raise RunFailedError(msg)
         if command in ("learn", "learned"):
             return {"learned": {}}
         if command == "weigh":
@@ -103,15 +131,51 @@ class _Planner(_Child):
                     "keep_bytes": _FIXED + 2 * _EACH * batch,
                     "seconds": (0.0,),
                 }
-                for batch, _ in arguments["points"]
+                for batch, _ in arguments["points"][: 1 if self.slow else None]
             ]
         }
 
 
+def _plain():
+    held = {"peak_bytes": 1, "reserved_bytes": 1, "seconds": 0.1}
+    return [Weighed(batch=b, length=None, **held) for b in (8, 16, 32)]
+
+
+def _planned(child):
+    return survey(
+        child,
+        Begun(why_not="", batch=32),
+        METHODS["mimose"],
+        budget_bytes=_FIXED + 70 * _EACH,
+        machine_bytes=10**9,
+        most_seconds=10.0,
+        plain=_plain(),
+    )
+
+
+def test_plans_that_were_foretold_stay_where_time_runs_out():
+    """One plan a question is all there is time for: they add up, and none is lost."""
+    child = _Planner()
+    child.slow = True
+    found = _planned(child).measured
+    assert [each.batch for each in found.foretold] == [2, 4, 8, 16, 32, 64, 128, 256]
+    assert _batches(found) == [8, 16, 32, 64, 70]
+
+
+def test_a_process_that_dies_at_its_end_has_measured():
+    """What was measured stays; only what its session had learned is gone."""
+    child = _Planner()
+    child.dies = True
+    found = _planned(child)
+    assert found.learned is None
+    assert found.measured.stopped == "it failed: the process was ended by signal 9"
+    assert _batches(found.measured) == [8, 16, 32, 64, 70]
+
+
 def test_plans_are_of_sizes_that_plain_training_ran():
     """Of no smaller batches, and of no lengths where it failed at other lengths."""
+    plain = _plain()
     held = {"peak_bytes": 1, "reserved_bytes": 1, "seconds": 0.1}
-    plain = [Weighed(batch=b, length=None, **held) for b in (8, 16, 32)]
     plain.append(Weighed(batch=32, length=24, **held))
     found = survey(
         _Planner(),

@@ -5,18 +5,20 @@ import math
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
 from mimose.bench.advise.advice import advise_on
 from mimose.bench.advise.choice import choose
 from mimose.bench.advise.flips import flips
 from mimose.bench.advise.measured import Foretold, Measured, Timed
 from mimose.bench.advise.memory import fitting
+from mimose.bench.advise.methods import compares_samples
 from mimose.bench.advise.models import steady
 from mimose.bench.advise.page import page
 from mimose.bench.advise.recipe import recipe, recommended
 from mimose.bench.advise.ties import spread
 from mimose.bench.advise.told import as_json
-from mimose.bench.advise.words import text, verdict
+from mimose.bench.advise.words import table, text, verdict
 from mimose.planners import Everywhere
 
 MIB = 2**20
@@ -195,19 +197,73 @@ def test_without_plain_times_a_method_is_not_blamed(line, measurements):
 def test_every_rate_and_batch_beyond_what_was_timed_says_so(line, measurements):
     """The batch that is given, the one that may be chosen, and other memories."""
     measured = measurements(
-        line(*PLAIN, batches=(1, 2, 3, 4)),
+        line(*PLAIN, batches=(1, 2, 4, 8)),
         line(*FULL, batches=(1, 2, 4, 8, 12)),
         budget_mib=1300,
     )
     said = verdict(advise_on(measured))
     first = said[0]
-    assert "needs 1.02 GiB (estimated from batches up to 4)" in first
-    assert "samples a second (estimated from batches up to 4)" in first
+    assert "needs 1.02 GiB (estimated from batches up to 8)" in first
+    assert "samples a second (estimated from batches up to 8)" in first
     chosen = next(e for e in said if e.startswith("If you may choose"))
-    assert "8 (estimated from batches up to 4)" in chosen
+    assert "16 (estimated from batches up to 8)" in chosen
     assert "24 (estimated from batches up to 12)" in chosen
-    flipped = next(e for e in said if "depends on" in e)
+    fewer = measurements(
+        line(*PLAIN, batches=(1, 2, 3, 4)),
+        line(*FULL, batches=(1, 2, 4, 8, 12)),
+        budget_mib=1300,
+    )
+    flipped = next(e for e in verdict(advise_on(fewer)) if "depends on" in e)
     assert "plain training (estimated from batches up to 4)" in flipped
+
+
+def test_what_is_far_beyond_the_batches_that_ran_is_not_told(line, measurements):
+    """Of batches more than twice the largest timed no seconds are told."""
+    advice = advise_on(
+        measurements(line(*PLAIN, batches=(1, 2, 3, 4)), budget_mib=10_000)
+    )
+    assert advice.measurements.batch == 16
+    assert math.isnan(advice.of("none").sample_seconds)
+    assert advice.at_sample is None
+    assert advice.free.batch == 8.0
+    said = verdict(advice)[0]
+    assert "makes it fit" not in said
+    assert said.endswith("too far beyond the batches that ran to say more.")
+    assert table(advice)[1][4] == "–"
+
+
+def test_accumulation_is_no_answer_where_samples_are_compared(line, measurements):
+    """With batch norms its gradients are others: it is told of, and never chosen."""
+    accumulate = line("accumulate", 1, 100, 0.01, 0.1)
+    alters = replace(accumulate, alters=True)
+    as_usual = advise_on(measurements(line(*PLAIN), accumulate, budget_mib=800))
+    advice = advise_on(measurements(line(*PLAIN), alters, budget_mib=800))
+    assert as_usual.free.name == "accumulate"
+    assert advice.free.name == "none"
+    assert not advice.of("accumulate").is_exact
+    assert compares_samples(nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)))
+    assert not compares_samples(nn.LayerNorm(1))
+
+
+def test_methods_that_follow_no_line_are_judged_where_they_were_timed(
+    line, measurements
+):
+    """Of other batches nothing is told of them, not even of larger ones."""
+    plain, full = line(*PLAIN), line(*FULL)
+    bent = replace(
+        full,
+        timed=tuple(
+            replace(
+                each, rounds=tuple(r * (3.0 if i % 2 else 1.0) for r in each.rounds)
+            )
+            for i, each in enumerate(full.timed)
+        ),
+    )
+    advice = advise_on(measurements(plain, bent, budget_mib=10_000))
+    told = advice.of("full")
+    assert advice.models["full"].fitted.seconds.refused
+    assert told.best_batch <= told.timed_to
+    assert told.verdict == "lowers"
 
 
 def test_what_ran_but_was_not_timed_says_so(line, measurements):
