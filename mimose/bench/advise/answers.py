@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mimose.bench.advise.advice import Advice
 from mimose.bench.advise.choice import Choice
@@ -27,7 +27,12 @@ from mimose.bench.advise.phrases import (
     untimed,
 )
 from mimose.bench.advise.ties import n_readings
-from mimose.bench.advise.unknown import fits_unknown, fits_untimed, room_untimed
+from mimose.bench.advise.unknown import (
+    fits_unknown,
+    fits_untimed,
+    room_unknown,
+    room_untimed,
+)
 from mimose.budget import format_bytes
 from mimose.predictors import LEAST_ROUNDS
 from mimose.report.page.looks import counted, format_seconds
@@ -70,7 +75,7 @@ def at_any_batch(advice: Advice) -> Iterator[str]:
             timed = " whose time is known" if room_untimed(advice) else ""
             yield (
                 f"Not one sample fits into {budget} with any exact method{timed}"
-                f"{_not_known(advice)}."
+                f"{_not_known(room_unknown(advice))}."
             )
         return
     first = (
@@ -109,7 +114,7 @@ def _no_other(advice: Advice) -> str:
     known = [each for each in advice.methods if each.is_exact and not each.why_not]
     if not known[1:]:
         return "no other was measured"
-    return f"nothing else fits{_not_known(advice)}"
+    return f"nothing else fits{_not_known(room_unknown(advice))}"
 
 
 def without_a_plan(advice: Advice) -> Iterator[str]:
@@ -172,7 +177,7 @@ def at_other_memory(advice: Advice) -> Iterator[str]:
             f"{_notes(advice, first)}"
         ]
     else:
-        open_ = room_untimed(advice) or fits_unknown(advice)
+        open_ = room_untimed(advice) or room_unknown(advice)
         timed = " whose time is known" if open_ else ""
         said = [
             f"below {at} nothing{timed} fits; from there {called(first.after)} is the "
@@ -248,7 +253,7 @@ def _fastest_at(advice: Advice, choice: Choice) -> str:
         verb = "fits" if choice.name == PLAIN else "makes it fit"
         return (
             f"Of the methods measured only {explained(advice, choice.name)} {verb}"
-            f"{_not_known(advice)}: {rate} samples a second{first}."
+            f"{_not_known(fits_unknown(advice))}: {rate} samples a second{first}."
         )
     if choice.is_tie:
         both = choice.name, choice.runner_up
@@ -297,10 +302,11 @@ def _is_far(advice: Advice) -> bool:
     return any(each.fits_sample for each in advice.methods if each.name in unknown)
 
 
-def _not_known(advice: Advice) -> str:
-    """Add of which methods it is not known whether the batch fits with them."""
-    names = [called(name) for name in fits_unknown(advice)]
-    return f" (not known of {listed(names, 'or')})" if names else ""
+def _not_known(names: Sequence[str]) -> str:
+    """Add of which methods it is not known."""
+    if not names:
+        return ""
+    return f" (not known of {listed([called(name) for name in names], 'or')})"
 
 
 def _untimed(advice: Advice) -> Iterator[str]:
@@ -340,7 +346,8 @@ def _against_plain(advice: Advice, choice: Choice) -> Iterator[str]:
 
 
 def _nothing_fits(advice: Advice) -> str:
-    said = f"No exact method that was measured makes it fit{_not_known(advice)}."
+    unknown = _not_known(fits_unknown(advice))
+    said = f"No exact method that was measured makes it fit{unknown}."
     largest = max(
         (each for each in advice.methods if each.is_exact and each.largest_batch),
         key=lambda each: each.largest_batch or 0,

@@ -55,6 +55,16 @@ def fits_unknown(advice: Advice) -> list[str]:
     return [*measured, *unreached(advice)]
 
 
+def room_unknown(advice: Advice) -> list[str]:
+    """Return exact methods of which nobody knows whether any batch fits with them."""
+    measured = [
+        each.name
+        for each in advice.methods
+        if each.is_exact and each.why_not and each.name not in _NOT_FOR_ALL
+    ]
+    return [*measured, *unreached(advice)]
+
+
 def unreached(advice: Advice) -> list[str]:
     """Return exact methods that were left out for lack of time."""
     found = map(_UNREACHED.match, advice.measurements.notes)

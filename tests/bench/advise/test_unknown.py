@@ -456,6 +456,8 @@ def test_larger_batches_are_those_that_are_told(line, measurements):
     )
     said = next(e for e in verdict(advise_on(measured)) if e.startswith("Largest"))
     assert said.endswith("plain training fits 31; no other is known to fit more.")
+    assert "only plain training fits (not known of full)" in _said(measured)
+    assert "nothing fits; from there full" in _said(measured)
 
 
 def test_a_step_that_does_not_fit_says_what_its_seconds_are_from(line, measurements):
