@@ -216,10 +216,10 @@ def _no_verdict(advice: Advice, method: MethodAdvice) -> str:
     """Say why there is no verdict; of fits that were refused in fewer words."""
     plain = advice.models.get(PLAIN)
     own = advice.models.get(method.name)
-    if isinstance(own, Steady) and own.refused and own is not plain:
-        return f"its {refused_text(own)}"
-    if isinstance(plain, Steady) and plain.refused and own is not None:
+    if isinstance(plain, Steady) and not plain.is_usable and own is not None:
         return f"plain training's {refused_text(plain)}"
+    if isinstance(own, Steady) and not own.is_usable:
+        return f"its {refused_text(own)}"
     return method.no_verdict
 
 

@@ -472,13 +472,38 @@ def test_a_step_that_does_not_fit_says_what_its_seconds_are_from(line, measureme
     assert "240.0 MiB at your batch (estimated from batches up to 8) without" in said
 
 
+def _bulging(measured):
+    """Return a method whose bytes no line explains."""
+    factors = (2.0, 0.5, 3.0, 0.4, 1.0)
+    weighed = tuple(
+        replace(
+            each,
+            peak_bytes=int(each.peak_bytes * f),
+            reserved_bytes=int(each.peak_bytes * f),
+        )
+        for each, f in zip(measured.weighed, factors, strict=True)
+    )
+    return replace(measured, weighed=weighed)
+
+
 def test_refused_fits_say_how_far_off_they_are(line, measurements):
-    """And whose they are, with a decimal: 10% is not more than 10%."""
-    said = _said(measurements(line(*PLAIN), _bent(line(*FULL)), budget_mib=800))
-    assert "No verdict on full: its seconds follow no line (predictions of" in said
-    assert "%; allowed 10%)" in said
-    said = _said(measurements(_bent(line(*PLAIN)), line(*FULL), budget_mib=800))
-    assert "No verdict on plain training and full: plain training's seconds" in said
+    """And whose they are, with a decimal: 5% is not more than 5%."""
+    said = _said(measurements(line(*PLAIN), _bulging(line(*FULL)), budget_mib=800))
+    assert "No verdict on full: its bytes follow no line (predictions of" in said
+    assert "%; allowed 5%)" in said
+    said = _said(measurements(_bulging(line(*PLAIN)), line(*FULL), budget_mib=800))
+    assert "No verdict on plain training and full: plain training's bytes" in said
+
+
+def test_who_has_a_verdict_is_not_said_to_have_none(line, measurements):
+    """Methods whose seconds follow no line are judged where they were timed."""
+    advice = advise_on(
+        measurements(line(*PLAIN), _bent(line(*FULL)), line(*LEAN), budget_mib=1100)
+    )
+    judged = [each.name for each in advice.methods if each.verdict]
+    none = [each for each in verdict(advice) if each.startswith("No verdict")]
+    assert judged
+    assert not any(name in each for name in judged for each in none)
 
 
 def test_code_is_for_methods_to_choose_from(line, measurements):
