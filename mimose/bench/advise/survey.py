@@ -47,7 +47,7 @@ _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Of the sample's length, where nobody knows which will come."""
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Of the lengths that will come."""
-_UNKNOWN = "its session trusts no prediction yet"
+_UNKNOWN = "its session had too little to learn from in the time it had"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
