@@ -47,6 +47,7 @@ from mimose.run.retry import Gradients
 from mimose.run.watched import Watches
 from mimose.state import describe, plain, refuse_other
 from mimose.types import StepInput
+from mimose.watch.communicating import parallel_shares
 from mimose.watch.placement import only_device
 from mimose.watch.sharding import (
     inside_ddp,
@@ -466,6 +467,7 @@ class Session:
             self._model,
             self._engine.device,
             [unit.name for unit in self._engine.units],
+            parallel_shares(self._model),
             predictor=self._predictor,
             actions=", ".join(self._engine.learner.model.menu.names),
             meter=type(self._engine.meter).__qualname__,

@@ -75,6 +75,7 @@ __all__ = [
     "sequence_number",
     "set_graphs_by_use",
     "sharded_weights",
+    "shards_over",
     "storage_key",
     "storage_users",
     "submodules_of",
@@ -465,6 +466,11 @@ def fsdp_groups(module: nn.Module) -> list[Any]:
 def reshards_after_forward(group: Any) -> bool:
     """Whether one of `fsdp_groups` gives its whole parameters back after a call."""
     return bool(group._reshard_after_forward)
+
+
+def shards_over(group: Any) -> int:
+    """Return over how many ranks one of `fsdp_groups` is sharded."""
+    return int(getattr(group.mesh_info, "shard_mesh_size", 1))
 
 
 def leaves_resharding_to_fsdp(module: nn.Module) -> bool:

@@ -22,6 +22,7 @@ from mimose.torch_private import (
     is_managed_by_fsdp,
     leaves_resharding_to_fsdp,
     reshards_after_forward,
+    shards_over,
     waits_unreduced,
 )
 
@@ -183,8 +184,7 @@ def _keeping(model: nn.Module) -> str | None:
 
 
 def _told(group: Any, *, is_kept: bool) -> str:
-    n_ranks = getattr(group.mesh_info, "shard_mesh_size", 1)
-    told = [f"over {n_ranks} ranks"]
+    told = [f"over {shards_over(group)} ranks"]
     if reshards_after_forward(group) and not is_kept:
         told.append("resharded after forward")
     told += [
@@ -208,6 +208,8 @@ class OwnParameters:
         self._kinds: tuple[type, ...] = ()
         self._groups: list[Any] = []
         self._read: tuple[nn.Parameter, ...] = ()
+        self.n_read = 0
+        """How often they were read anew."""
 
     def read(self) -> tuple[nn.Parameter, ...]:
         """Return the parameters: those of last time, unless it was sharded since."""
@@ -217,6 +219,7 @@ class OwnParameters:
             model = self._modules[0]
             self._groups = [group for _, group in groups_in(model)]
             self._read = tuple(own_parameters(model))
+            self.n_read += 1
         return self._read
 
     def reduces(self) -> tuple[bool, ...]:
