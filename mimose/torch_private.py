@@ -12,13 +12,15 @@ Aliases are the thing itself: what is called in every step costs no call more.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch._subclasses import fake_tensor
 from torch.autograd import Variable
 from torch.nn.modules import conv
@@ -42,11 +44,13 @@ __all__ = [
     "clear_hooks",
     "count_graphs",
     "current_graph_task",
+    "default_store",
     "device_statistics",
     "drop_saved_hooks",
     "empty_host_cache",
     "eval_frame_callback",
     "fsdp_groups",
+    "group_timeout",
     "has_backward_hooks",
     "has_global_backward_hooks",
     "has_gradient_hooks",
@@ -433,6 +437,31 @@ def empty_host_cache() -> None:
 
 
 # --------------------------------------------------------------------- many processes
+
+
+def default_store() -> Any:
+    """Return the key-value store by which the ranks have found each other.
+
+    Stores are public, that of the default group is not (#151960 asks for groups and
+    stores as objects). None where a group has none, as that of MPI: then ranks that
+    attach wait for each other as long as a collective waits.
+    """
+    with contextlib.suppress(AttributeError, KeyError):
+        return distributed.distributed_c10d._get_default_store()
+    return None
+
+
+def group_timeout(group: Any) -> timedelta | None:
+    """Return how long collectives of a group wait; None where nobody tells.
+
+    The argument is public, what was given is not since #56531. Of several backends the
+    longest counts.
+    """
+    found = []
+    with contextlib.suppress(AttributeError, RuntimeError):
+        for device in group._device_types:
+            found.append(group._get_backend(device).options._timeout)
+    return max(found, default=None)
 
 
 def is_managed_by_fsdp(module: nn.Module) -> bool:
