@@ -54,6 +54,7 @@ __all__ = [
     "has_backward_hooks",
     "has_global_backward_hooks",
     "has_gradient_hooks",
+    "host_offload_of",
     "is_checkpoint_debugged",
     "is_from_checkpoint",
     "is_managed_by_fsdp",
@@ -495,6 +496,17 @@ def fsdp_groups(module: nn.Module) -> list[Any]:
 def reshards_after_forward(group: Any) -> bool:
     """Whether one of `fsdp_groups` gives its whole parameters back after a call."""
     return bool(group._reshard_after_forward)
+
+
+def host_offload_of(group: Any) -> torch.device | None:
+    """Return the device of one of `fsdp_groups` whose parameters wait on the host.
+
+    None where they do not. The policy is public, to ask a group for it is not.
+    """
+    policy: object = getattr(group, "offload_policy", None)
+    is_offloaded = type(policy).__name__ == "CPUOffloadPolicy"
+    device: torch.device | None = group.device if is_offloaded else None
+    return device
 
 
 def shards_over(group: Any) -> int:

@@ -15,6 +15,7 @@ _FUNCTIONS = (
     "load_a_parallel_models_state",
     "zero_redundancy",
     "refuse_old_wrapper",
+    "refuse_host_offload",
     "share_of_the_host",
     "attach_alone",
 )
@@ -104,6 +105,14 @@ def test_fsdp1_is_refused(told: Any) -> None:
     for message in told["refuse_old_wrapper"]:
         assert "FSDP1" in message
         assert "fully_shard" in message
+
+
+def test_weights_on_an_accelerators_host_are_refused(told: Any) -> None:
+    """The budget would be the host's; the error names the policy and a layer."""
+    for message in told["refuse_host_offload"]:
+        assert message.startswith("layers.1 keeps its weights on the host")
+        assert "CPUOffloadPolicy" in message
+        assert "cuda:0" in message
 
 
 def test_ranks_share_the_host(told: Any) -> None:
