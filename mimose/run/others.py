@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from mimose.run.unit import Unit
 from mimose.torch_private import group_timeout
 from mimose.watch.communicating import communicates
 from mimose.watch.sharding import OwnParameters, is_sharded
+
+_log = logging.getLogger(__name__)
 
 _DDP = "is a DistributedDataParallel"
 _side: tuple[Any, Any] | None = None
@@ -64,7 +67,9 @@ def find_others(
     if not waiting:
         meeting.pass_by()
         return None
-    meeting.wait_for_all(next(iter(waiting.values())))
+    why = next(iter(waiting.values()))
+    meeting.wait_for_all(why)
+    _log.info("mimose: %s, so the ranks agree on each forward", why)
     return Others(Exchange(_side_group()), frozenset(waiting))
 
 
@@ -166,7 +171,9 @@ def make_agreement(
     """Return what makes decisions those of all ranks, where that is needed.
 
     Units that wait for others run whole: kept or recomputed. What finer actions do in
-    a call they settle call by call, each rank for itself.
+    a call they settle call by call, each rank for itself. Plans ask the learner which
+    actions there are, and after a state was loaded it is told again; a baseline asks
+    nobody, so a unit's calls look at `Unit.excluded`.
 
     Args:
         others: The ranks to agree with.
