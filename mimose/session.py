@@ -163,12 +163,14 @@ def attach(
             nothing that a budget of the host would be for.
         InfeasibleBudgetError: More than the budget is held already; where ranks agree,
             on any rank.
-        OtherRankError: Where ranks agree, another could not attach.
+        OtherRankError: Where ranks agree, another could not attach, or did not wait
+            for this one any longer.
         NoUnitsError: No modules to plan for were found.
         AlreadyAttachedError: The model has a session already.
         CheckpointingConflictError: The model's own checkpointing is switched on.
         MimoseError: The model is compiled, a CUDA graph, or on several devices; or the
-            ranks that are to agree plan different things.
+            ranks that are to agree plan different things, not all of them have layers
+            that wait, or not all attach.
         ValueError: Another argument is none of those above.
         TypeError: The model is no module.
     """

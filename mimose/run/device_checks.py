@@ -58,7 +58,7 @@ class DeviceChecks:
         self._warn_of_benchmark()
 
     def before_step(self) -> None:
-        """Make sure that a step can be planned; it costs well below a microsecond.
+        """Make sure that a step can be planned; it costs about a microsecond.
 
         Raises:
             MimoseError: A graph is being captured, the model was moved, or what is
