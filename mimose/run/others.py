@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
@@ -22,8 +21,6 @@ from mimose.run.unit import Unit
 from mimose.torch_private import group_timeout
 from mimose.watch.communicating import communicates
 from mimose.watch.sharding import OwnParameters, is_sharded
-
-_log = logging.getLogger(__name__)
 
 _DDP = "is a DistributedDataParallel"
 _side: tuple[Any, Any] | None = None
@@ -67,9 +64,7 @@ def find_others(
     if not waiting:
         meeting.pass_by()
         return None
-    why = next(iter(waiting.values()))
-    meeting.wait_for_all(why)
-    _log.info("mimose: %s, so the ranks agree on each forward", why)
+    meeting.wait_for_all(next(iter(waiting.values())))
     return Others(Exchange(_side_group()), frozenset(waiting))
 
 
@@ -278,8 +273,7 @@ def why_step_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
         return why
     for thing in gc.get_objects():
         is_ddp = issubclass(type(thing), nn.parallel.DistributedDataParallel)
-        is_made = is_ddp and hasattr(thing, "module")  # not one that failed as made
-        if is_made and any(module is root for module in thing.modules()):
+        if is_ddp and any(module is root for module in thing.modules()):
             return f"a module around the model {_DDP}"
     return ""
 
