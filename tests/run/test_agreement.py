@@ -14,6 +14,7 @@ from mimose.decide.decision import Decision
 from mimose.exceptions import MimoseError
 from mimose.learn.problem import Memory
 from mimose.run.agreement import Alone, Asked
+from mimose.run.meeting import Meeting
 from mimose.run.others import (
     find_others,
     is_told_alone,
@@ -39,7 +40,7 @@ def test_alone_a_decision_is_as_it_was():
 @pytest.mark.parametrize("agree", ["auto", None])
 def test_one_process_agrees_with_nobody(agree):
     """Whatever is asked for, there is nobody."""
-    others = find_others(agree, [nn.SyncBatchNorm(2)])
+    others = find_others(Meeting(agree), ["norm"], [nn.SyncBatchNorm(2)])
     assert others is None
     assert isinstance(make_agreement(others, [], None, None, plans=True), Alone)
 
