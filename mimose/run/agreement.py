@@ -32,6 +32,7 @@ import contextlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import NamedTuple, NoReturn, Protocol
 
 from mimose.decide.decision import Decision
@@ -208,7 +209,8 @@ class Together:
         answer, body = self._exchange(
             self._head(decision, asked, own), self._body(own or ())
         )
-        n_units, kept, fresh = len(self._units), *self._by_unit(body)
+        n_units = len(self._units)
+        kept, fresh = body[:n_units], body[n_units : 2 * n_units]
         for unit, is_kept in zip(self._units, kept, strict=True):
             if is_kept and not unit.is_kept:
                 unit.keep(_KEPT_ELSEWHERE)
@@ -221,7 +223,7 @@ class Together:
                 for actions in agreed.chosen.by_unit
             ]
         self.n_changed += self._own_actions(agreed) != own
-        meets_fresh = any(map(_both, fresh, recomputed))
+        meets_fresh = any(compress(fresh, recomputed))
         return replace(agreed, is_whole=bool(answer.whole) or meets_fresh)
 
     def _agreed(
@@ -239,8 +241,11 @@ class Together:
                 return decision
             return _unplanned(_OTHERS_UNPLANNED)
         wanted = self._without_kept(decision, actions)
-        made = self._imposed(decision, asked, wanted, own)
-        if not answer.has_equal_actions:
+        if answer.has_equal_actions:
+            made = self._imposed(decision, asked, wanted, own)
+        else:
+            self.exchange.expect()
+            made = self._imposed(decision, asked, wanted, own)
             made = self._judged(decision, asked, made, own)
         return _unplanned(_OTHERS_UNPLANNED) if made is None else made
 
@@ -261,10 +266,10 @@ class Together:
             wanted = self._without_kept(decision, everything)
             least = self._imposed(decision, asked, wanted, own)
             verdict = _IMPOSSIBLE if least is None else verdict
-        answer, _ = self._exchange(_Answer(whole=verdict))
-        if answer.whole == _IMPOSSIBLE:
+        [worst, *_] = self.exchange.maxima([verdict])
+        if worst == _IMPOSSIBLE:
             return None
-        return least if answer.whole == _OVER else made
+        return least if worst == _OVER else made
 
     def _imposed(
         self,
@@ -313,19 +318,11 @@ class Together:
         fresh = [int(not (unit.is_compared or unit.is_kept)) for unit in self._units]
         return [*kept, *fresh, *own]
 
-    def _by_unit(self, body: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        n_units = len(self._units)
-        return body[:n_units], body[n_units : 2 * n_units]
-
     def _exchange(
         self, head: _Answer, body: Sequence[int] = ()
     ) -> tuple[_Answer, list[int]]:
         found = self.exchange.maxima((*head, *body))
         return _Answer(*found[: len(head)]), found[len(head) :]
-
-
-def _both(one: object, other: object) -> bool:
-    return bool(one) and bool(other)
 
 
 def _hash(what: object) -> int:

@@ -30,7 +30,7 @@ _CASES = {
 
 
 _SILENT = ("fsdp", "ddp", "plain")
-_REFUSED = ("attach", "unreadable", "budget", "an odd thing", "unlike")
+_REFUSED = ("attach", "unreadable", "budget", "an odd thing", "judged", "unlike")
 _OUT_OF_MEMORY: dict[str, dict[str, Any]] = {
     "sharded": {"kind": "fsdp", "way": "loop"},
     "wrapped": {"kind": "ddp", "way": "step"},
@@ -49,6 +49,7 @@ def trained(launch: Callable[..., Any]) -> Any:
         **{f"silent {kind}": {"do": "silent", "kind": kind} for kind in _SILENT},
         **{f"refused {how}": {"do": "refused", "how": how} for how in _REFUSED},
         "bad": {"do": "bad_agree"},
+        "gone": {"do": "group_gone"},
         **{n: {"do": "out_of_memory", **c} for n, c in _OUT_OF_MEMORY.items()},
     }
     return launch("agreement_cases:call", cases, limit_seconds=_LIMIT_SECONDS)
@@ -127,11 +128,12 @@ def test_what_one_rank_refuses_all_refuse(trained: Any) -> None:
     first, second = found["unreadable"]
     assert ("OtherRankError", "BudgetError") == (first[0], second[0])
     assert "'a lot'" in first[1]
-    first, second = found["an odd thing"]
-    assert ("OtherRankError", "ValueError") == (first[0], second[0])
-    assert first[1].startswith("rank 1 could not run this step")
-    assert "ValueError: an odd thing" in first[1]
-    for how in ("budget", "an odd thing"):
+    for how in ("an odd thing", "judged"):
+        first, second = found[how]
+        assert ("OtherRankError", "ValueError") == (first[0], second[0])
+        assert first[1].startswith("rank 1 could not run this step")
+        assert f"ValueError: {how}" in first[1]
+    for how in ("budget", "an odd thing", "judged"):
         assert ["nothing", "nothing"] == [rank[2] for rank in found[how]]
     for name, said, *_ in found["unlike"]:
         assert name == "MimoseError"
@@ -151,6 +153,14 @@ def test_nothing_is_run_again_where_others_wait(trained: Any) -> None:
     other, failed = found["one rank"]
     assert "again on this rank alone" in failed[1]
     assert "closed by peer" in other[1] or "reset by peer" in other[1]
+
+
+def test_a_group_that_is_gone_is_told_of(trained: Any) -> None:
+    """A forward says what to do, and detaching is no error."""
+    for forward, detach in trained["gone"]:
+        assert "MimoseError" == forward[0]
+        assert "detach the session before destroy_process_group()" in forward[1]
+        assert ["nothing", ""] == detach
 
 
 def test_agree_is_checked_at_the_door(trained: Any) -> None:
