@@ -74,6 +74,7 @@ __all__ = [
     "saved_value",
     "sequence_number",
     "set_graphs_by_use",
+    "shard_group",
     "sharded_weights",
     "storage_key",
     "storage_users",
@@ -465,6 +466,17 @@ def fsdp_groups(module: nn.Module) -> list[Any]:
 def reshards_after_forward(group: Any) -> bool:
     """Whether one of `fsdp_groups` gives its whole parameters back after a call."""
     return bool(group._reshard_after_forward)
+
+
+def shard_group(group: Any) -> Any | None:
+    """Return the process group that one of `fsdp_groups` gathers its parameters in.
+
+    None where nothing is gathered: sharded over one rank, or replicated alone. Public
+    is the mesh that ``fully_shard`` was given; seen in 2.9 and 2.13.
+    """
+    if getattr(group.mesh_info, "shard_mesh_size", 1) < 2:
+        return None
+    return group.mesh_info.shard_process_group
 
 
 def leaves_resharding_to_fsdp(module: nn.Module) -> bool:

@@ -18,9 +18,9 @@ which units it keeps whatever is planned, and has never compared; and its action
   recompute everything, under a plan.
 
 Every forward exchanges: an exchange on cache misses alone would be one that a rank with
-a hit takes no part in. What follows from a layer's code (it cannot be recomputed, it is
-run again for that reason) is taken to show on all ranks in the same step as a session
-begins; later it is an error.
+a hit takes no part in. That a layer cannot be recomputed may show on one rank alone; in
+the first forward all are told and run again, later it is an error: see Note: [The first
+forward].
 
 After an error in the middle of a forward there is nothing to agree on: whoever waits
 for this rank cannot answer. It raises, and runs nothing again.
@@ -45,7 +45,8 @@ from mimose.run.unit import Unit
 from mimose.types import StepInput
 
 _OTHERS_UNPLANNED = "another rank has no plan for its step, or one for other layers"
-_KEPT_ELSEWHERE = "another rank keeps it"
+KEPT_ELSEWHERE = "another rank keeps it"
+"""Why a unit is kept that this rank might recompute."""
 _LEAST_EVENTS = 256
 _EVENTS_A_UNIT = 8
 """A plan for more calls of units than that is not agreed on."""
@@ -71,6 +72,11 @@ class Agreement(Protocol):
 
     is_on: bool
     """Whether there are others to agree with."""
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """With them."""
+        ...
 
     def meet(self, description: Sequence[str]) -> None:
         """Make sure, as the session begins, that all ranks plan the same.
@@ -98,6 +104,7 @@ class Alone:
     """The identity: nothing is sent."""
 
     is_on = False
+    exchange: Exchange | None = None
 
     def meet(self, description: Sequence[str]) -> None:
         """Do nothing."""
@@ -157,7 +164,7 @@ class Together:
         *,
         plans: bool,
     ) -> None:
-        self.exchange = exchange
+        self.exchange: Exchange = exchange
         self._units = units
         self._policy = policy
         self._plans = plans
@@ -213,7 +220,7 @@ class Together:
         kept, fresh = body[:n_units], body[n_units : 2 * n_units]
         for unit, is_kept in zip(self._units, kept, strict=True):
             if is_kept and not unit.is_kept:
-                unit.keep(_KEPT_ELSEWHERE)
+                unit.keep(KEPT_ELSEWHERE)
         agreed = self._agreed(decision, asked, answer, body[2 * n_units :], own or ())
         if agreed.chosen is None:
             recomputed = [not is_kept for is_kept in kept]

@@ -39,6 +39,7 @@ from mimose.run.ending import StepEnds
 from mimose.run.epoch import Epoch
 from mimose.run.events import EventRunner
 from mimose.run.findings import Findings
+from mimose.run.first_forward import FirstForward
 from mimose.run.open_steps import OpenSteps
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.others import (
@@ -258,6 +259,7 @@ class Engine:
                     self.policy,
                     self.events,
                     self.rollback,
+                    FirstForward(model, self.units, self.agreement),
                 ),
                 describer=self.describer,
                 windows=self.windows,

@@ -29,6 +29,16 @@ _CASES = {
 }
 
 
+_IMPURE: dict[str, dict[str, Any]] = {
+    "on one rank": {"kind": "fsdp", "block": "Grows"},
+    "on one rank of those that agree": {"kind": "groups", "block": "Grows"},
+    "on all ranks": {"kind": "fsdp", "block": "Counts"},
+    "in the middle of a forward": {"kind": "sends", "block": "Edits"},
+}
+_REFUSED_IMPURE: dict[str, dict[str, Any]] = {
+    "an edited batch": {"kind": "fsdp", "block": "Grows", "late": "edits"},
+    "later": {"kind": "fsdp", "block": "CountsLate", "late": "context", "steps": 9},
+}
 _SILENT = ("fsdp", "ddp", "plain")
 _REFUSED = ("attach", "unreadable", "budget", "an odd thing", "judged", "unlike")
 _OUT_OF_MEMORY: dict[str, dict[str, Any]] = {
@@ -46,6 +56,10 @@ def trained(launch: Callable[..., Any]) -> Any:
     """Run all cases in one launch; last the one that ends a rank."""
     cases = {
         **{name: {"do": "train", **case} for name, case in _CASES.items()},
+        **{
+            f"impure {n}": {"do": "impure", **case}
+            for n, case in (_IMPURE | _REFUSED_IMPURE).items()
+        },
         **{f"silent {kind}": {"do": "silent", "kind": kind} for kind in _SILENT},
         **{f"refused {how}": {"do": "refused", "how": how} for how in _REFUSED},
         "bad": {"do": "bad_agree"},
@@ -99,8 +113,8 @@ def test_layers_that_wait_are_planned_as_a_whole(trained: Any) -> None:
 
 
 def test_each_forward_exchanges(trained: Any) -> None:
-    """Once to meet, once a forward, once more where plans differ."""
-    n_meetings = 1
+    """Once to meet, once a forward, and behind the first; again where plans differ."""
+    n_meetings = 2
     for rank in trained["fixed"]:
         assert n_meetings + 4 == rank["exchanges"]
         assert ["rk"] * 4 == rank["actions"]
@@ -111,9 +125,41 @@ def test_each_forward_exchanges(trained: Any) -> None:
 
 
 def test_nothing_is_sent_where_layers_do_not_wait(trained: Any) -> None:
-    """No group is made and nothing exchanged: one group a layer, wrappers, or none."""
+    """No group is made; under FSDP2 ranks exchange once, behind the first forward."""
     for kind in _SILENT:
-        assert [{"steps": 3, "sent": []}] * 2 == trained[f"silent {kind}"]
+        sent = ["all_reduce"] if kind == "fsdp" else []
+        assert [{"steps": 3, "sent": sent}] * 2 == trained[f"silent {kind}"]
+
+
+@pytest.mark.parametrize("case", _IMPURE)
+def test_all_keep_what_one_finds_in_the_first_forward(trained: Any, case: str) -> None:
+    """All ranks run it again, and gradients are those of the bare model."""
+    for rank in trained[f"impure {case}"]:
+        assert ["nothing", ""] == rank["said"]
+        assert [True] * 4 == rank["equal"]
+        assert [1, 0, 0, 0] == rank["retries"]
+        assert ["blocks.0", "blocks.1"] == sorted(rank["kept"])
+
+
+def test_no_rank_runs_again_what_another_cannot(trained: Any) -> None:
+    """Where one has edited its batch all raise, and keep the layers from then on."""
+    for rank in trained["impure an edited batch"]:
+        assert "NotRecomputableError" == rank["said"][0]
+        assert rank["said"][1].endswith("run the step again, with the batch as it was.")
+        assert [0] == rank["retries"]
+        assert ["blocks.0", "blocks.1"] == sorted(rank["kept"])
+
+
+def test_what_is_found_later_is_an_error(trained: Any) -> None:
+    """No rank can know what others find, though layers are looked at anew."""
+    for rank in trained["impure later"]:
+        name, said = rank["said"]
+        assert "NotRecomputableError" == name
+        assert said.startswith("blocks.0, blocks.1 cannot be recomputed")
+        assert "does not run the forward of step 9 again on this rank alone" in said
+        assert "attach(units=...)" in said
+        assert "run the step again" not in said
+        assert [0] * 10 == rank["retries"]
 
 
 def test_what_one_rank_refuses_all_refuse(trained: Any) -> None:
