@@ -60,6 +60,8 @@ def trained(launch: Callable[..., Any]) -> Any:
             f"impure {n}": {"do": "impure", **case}
             for n, case in (_IMPURE | _REFUSED_IMPURE).items()
         },
+        "norms": {"do": "norms"},
+        "norms, recomputed": {"do": "norms", "planner": "full"},
         **{f"silent {kind}": {"do": "silent", "kind": kind} for kind in _SILENT},
         **{f"refused {how}": {"do": "refused", "how": how} for how in _REFUSED},
         "bad": {"do": "bad_agree"},
@@ -75,6 +77,19 @@ def test_gradients_are_those_of_the_bare_model(trained: Any, case: str) -> None:
     ranks = trained[case]
     assert [[], []] == [rank["differ in steps"] for rank in ranks]
     assert ranks[0]["actions"] == ranks[1]["actions"]
+
+
+@pytest.mark.parametrize(
+    ("case", "actions"), [("norms", "rk"), ("norms, recomputed", "rr")]
+)
+def test_running_statistics_over_all_ranks(
+    trained: Any, case: str, actions: str
+) -> None:
+    """Gradients, buffers and random state are the bare model's, with no rows, too."""
+    for rank in trained[case]:
+        assert [] == rank["differences"]
+        assert ["buffer", "gradient", "loss", "random"] == rank["compared"]
+        assert actions == rank["actions"][-1]
 
 
 @pytest.mark.parametrize("kind", ["groups", "sends", "parallel"])
