@@ -38,8 +38,9 @@ from typing import NamedTuple, NoReturn, Protocol
 from mimose.decide.decision import Decision
 from mimose.decide.policy import Policy
 from mimose.exceptions import MimoseError
-from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
+from mimose.planners import Menu
+from mimose.records import AgreementUse
 from mimose.run.exchange import Exchange
 from mimose.run.unit import Unit
 from mimose.types import StepInput
@@ -99,6 +100,10 @@ class Agreement(Protocol):
         """
         ...
 
+    def use(self) -> AgreementUse | None:
+        """Return what was exchanged; None where there is nobody."""
+        ...
+
 
 class Alone:
     """The identity: nothing is sent."""
@@ -117,6 +122,9 @@ class Alone:
         """Return the decision as it is."""
         del asked
         return decision
+
+    def use(self) -> None:
+        """Return nothing."""
 
 
 class _Answer(NamedTuple):
@@ -144,7 +152,7 @@ class Together:
     Args:
         exchange: With the other ranks.
         units: The units.
-        learner: Knows the actions in use.
+        menu: The actions in use.
         policy: Makes decisions for actions that others have asked for.
         plans: Whether plans are made; a baseline does the same on all ranks.
 
@@ -159,7 +167,7 @@ class Together:
         self,
         exchange: Exchange,
         units: Sequence[Unit],
-        learner: Learner,
+        menu: Menu,
         policy: Policy,
         *,
         plans: bool,
@@ -168,7 +176,6 @@ class Together:
         self._units = units
         self._policy = policy
         self._plans = plans
-        menu = learner.model.menu
         self._names = menu.names
         self._index = {name: index for index, name in enumerate(menu.names)}
         self._most_events = max(_LEAST_EVENTS, _EVENTS_A_UNIT * len(units))
@@ -194,6 +201,11 @@ class Together:
         if not answer.has_equal_events:
             _refuse_unlike(self.exchange.gathered(list(description)))
         self.exchange.n_values = len(_Answer._fields) + self._most_values
+
+    def use(self) -> AgreementUse:
+        """Return what was exchanged."""
+        n_ranks, found = self.exchange.n_ranks, self.exchange
+        return AgreementUse(n_ranks, found.n_exchanges, found.seconds, self.n_changed)
 
     # ------------------------------------------------------------------ forwards
 

@@ -324,10 +324,8 @@ class Driver:
             self.plans and is_measured,
         )
         agreed = agreement.agree(decision, asked)
-        if window.decision is not None:
-            window.decision = agreed
-        if window.steps and agreed.chosen is None and self.plans:
-            window.give_up(agreed.reason)
+        if self.plans:
+            window.agree(agreed)
         return agreed
 
     def _refuse_infeasible(self, facts: StepInput, memory: Memory) -> None:

@@ -35,6 +35,7 @@ class Exchange:
         device: Whose tensors the group carries.
 
     Attributes:
+        n_ranks: How many there are.
         n_values: The most numbers that a rank gives, the same on all ranks.
         n_exchanges: Exchanges so far.
         seconds: What they took, waiting for other ranks included.
@@ -44,6 +45,7 @@ class Exchange:
         self.group = group
         self._device = device
         self._is_due = False
+        self.n_ranks = int(distributed.get_world_size(group))
         self.n_values = _N_VALUES
         self.n_exchanges = 0
         self.seconds = 0.0
@@ -93,7 +95,7 @@ class Exchange:
             MimoseError: Another rank is gone, or does not answer.
         """
         with _answered():
-            found: list[Any] = [None] * distributed.get_world_size(self.group)
+            found: list[Any] = [None] * self.n_ranks
             distributed.all_gather_object(found, own, group=self.group)
         return found
 

@@ -100,8 +100,7 @@ class FirstForward:
                 return None
             exchange = Exchange(*waiting[0])
             exchange.n_values = 2 + len(self._units)
-            n_ranks = distributed.get_world_size(exchange.group)
-            if n_ranks < distributed.get_world_size() and _sends(self._model):
+            if exchange.n_ranks < distributed.get_world_size() and _sends(self._model):
                 return None
         ranks = set(distributed.get_process_group_ranks(exchange.group))
         others = (distributed.get_process_group_ranks(group) for group, _ in waiting)

@@ -91,7 +91,8 @@ def make_agreement(
             unit.waits = True
             unit.excluded.update(between(learner.model.menu))
     restrict(units, learner)
-    return Together(others.exchange, units, learner, policy, plans=plans)
+    menu = learner.model.menu
+    return Together(others.exchange, units, menu, policy, plans=plans)
 
 
 def _refuse_too_early(modules: Sequence[nn.Module]) -> None:
@@ -184,10 +185,16 @@ def why_step_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
         return why
     for thing in gc.get_objects():
         is_ddp = issubclass(type(thing), nn.parallel.DistributedDataParallel)
-        is_made = is_ddp and "_modules" in vars(thing)  # its __init__ may have failed
-        if is_made and any(module is root for module in thing.modules()):
+        if is_ddp and _holds(thing, root):
             return f"a module around the model {_DDP}"
     return ""
+
+
+def _holds(wrapper: nn.Module, root: nn.Module) -> bool:
+    try:
+        return any(module is root for module in wrapper.modules())
+    except AttributeError:  # making it has failed, as memory ran out
+        return False
 
 
 _TOLD = "_mimose_told_alone"

@@ -32,12 +32,17 @@ _CASES = {
 _IMPURE: dict[str, dict[str, Any]] = {
     "on one rank": {"kind": "fsdp", "block": "Grows"},
     "on one rank of those that agree": {"kind": "groups", "block": "Grows"},
+    "on one rank, in a wrapper": {"kind": "holder", "block": "Grows"},
     "on all ranks": {"kind": "fsdp", "block": "Counts"},
     "in the middle of a forward": {"kind": "sends", "block": "Edits"},
 }
 _REFUSED_IMPURE: dict[str, dict[str, Any]] = {
     "an edited batch": {"kind": "fsdp", "block": "Grows", "late": "edits"},
     "later": {"kind": "fsdp", "block": "CountsLate", "late": "context", "steps": 9},
+}
+_TOLD = {
+    "groups": "in blocks.0, one.up is a sharded group of its own",
+    "sends": "attach(agree=...) was given their group",
 }
 _SILENT = ("fsdp", "ddp", "plain")
 _REFUSED = ("attach", "unreadable", "budget", "an odd thing", "judged", "unlike")
@@ -62,6 +67,7 @@ def trained(launch: Callable[..., Any]) -> Any:
         },
         "norms": {"do": "norms"},
         "norms, recomputed": {"do": "norms", "planner": "full"},
+        **{f"told {kind}": {"do": "told", "kind": kind} for kind in _TOLD},
         **{f"silent {kind}": {"do": "silent", "kind": kind} for kind in _SILENT},
         **{f"refused {how}": {"do": "refused", "how": how} for how in _REFUSED},
         "bad": {"do": "bad_agree"},
@@ -146,6 +152,20 @@ def test_nothing_is_sent_where_layers_do_not_wait(trained: Any) -> None:
         assert [{"steps": 3, "sent": sent}] * 2 == trained[f"silent {kind}"]
 
 
+@pytest.mark.parametrize("kind", _TOLD)
+def test_that_ranks_agree_is_told(trained: Any, kind: str) -> None:
+    """A line in the log says why, and a row in the report what it took."""
+    for rank in trained[f"told {kind}"]:
+        (line,) = rank["lines"]
+        assert line.startswith("mimose: 2 ranks agree on each forward: ")
+        assert _TOLD[kind] in line
+        (row,) = rank["report"]
+        assert "2 agree; 0 forwards did other than this rank alone would have" in row
+        assert {"n_ranks": 2, "n_exchanges": 4, "n_changed": 0}.items() <= (
+            rank["use"].items()
+        )
+
+
 @pytest.mark.parametrize("case", _IMPURE)
 def test_all_keep_what_one_finds_in_the_first_forward(trained: Any, case: str) -> None:
     """All ranks run it again, and gradients are those of the bare model."""
@@ -153,7 +173,7 @@ def test_all_keep_what_one_finds_in_the_first_forward(trained: Any, case: str) -
         assert ["nothing", ""] == rank["said"]
         assert [True] * 4 == rank["equal"]
         assert [1, 0, 0, 0] == rank["retries"]
-        assert ["blocks.0", "blocks.1"] == sorted(rank["kept"])
+        assert ["0", "1"] == sorted(name.split(".")[-1] for name in rank["kept"])
 
 
 def test_no_rank_runs_again_what_another_cannot(trained: Any) -> None:
