@@ -82,10 +82,21 @@ def rank_share(n_bytes: int | None) -> int | None:
 
     Args:
         n_bytes: All of it; None if unknown.
+
+    Raises:
+        BudgetError: What says how many ranks there are is no number.
     """
     if n_bytes is None:
         return None
-    return n_bytes // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    n_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if not n_ranks.isdecimal():
+        msg = (
+            f"the environment variable LOCAL_WORLD_SIZE, by which ranks share the "
+            f"memory of their host, must be the number of ranks on this host, got "
+            f"{n_ranks!r}: set it right, or unset it where there is one rank"
+        )
+        raise BudgetError(msg)
+    return n_bytes // max(1, int(n_ranks))
 
 
 def _parse_text(text: str) -> tuple[float, bool]:

@@ -42,11 +42,13 @@ from mimose.run.actions.offload.codec import OffloadCodec
 from mimose.run.actions.registry import any_lossy, choose, need_host
 from mimose.run.attachment import Attachment, refuse_second
 from mimose.run.engine import Options, make_engine
+from mimose.run.meeting import Meeting
 from mimose.run.others import is_told_alone, tell_alone, why_step_waits
 from mimose.run.retry import Gradients
 from mimose.run.watched import Watches
 from mimose.state import describe, plain, refuse_other
 from mimose.types import StepInput
+from mimose.watch.communicating import parallel_shares
 from mimose.watch.placement import only_device
 from mimose.watch.sharding import (
     inside_ddp,
@@ -161,46 +163,50 @@ def attach(
             nothing that a budget of the host would be for.
         InfeasibleBudgetError: More than the budget is held already; where ranks agree,
             on any rank.
-        OtherRankError: Where ranks agree, another could not attach.
+        OtherRankError: Where ranks agree, another could not attach, or did not wait
+            for this one any longer.
         NoUnitsError: No modules to plan for were found.
         AlreadyAttachedError: The model has a session already.
         CheckpointingConflictError: The model's own checkpointing is switched on.
         MimoseError: The model is compiled, a CUDA graph, or on several devices; or the
-            ranks that are to agree plan different things.
+            ranks that are to agree plan different things, not all of them have layers
+            that wait, or not all attach.
         ValueError: Another argument is none of those above.
         TypeError: The model is no module.
     """
-    check_choices(on_infeasible, cache_size, max_records, round_to, cost)
-    check_max_error(max_error)
     check_agree(agree)
-    if max_error is not None and not any_lossy(actions):
-        msg = (
-            f"max_error {max_error!r}: none of the actions {actions!r} changes "
-            f"gradients; add 'pool' or 'quantize', or leave it out"
+    meeting = Meeting(agree)
+    with meeting.telling():
+        check_choices(on_infeasible, cache_size, max_records, round_to, cost)
+        check_max_error(max_error)
+        if max_error is not None and not any_lossy(actions):
+            msg = (
+                f"max_error {max_error!r}: none of the actions {actions!r} changes "
+                f"gradients; add 'pool' or 'quantize', or leave it out"
+            )
+            raise ValueError(msg)
+        if isinstance(predictor, str):
+            make_predictor(predictor)
+        host = _host(model, actions, host_budget)
+        options = Options(
+            budget=budget,
+            actions=choose(actions, Means(max_error, host)),
+            host=host,
+            units=units,
+            planner=make_planner(planner),
+            predictor=predictor,
+            round_to=round_to,
+            cache_size=cache_size,
+            warns=on_infeasible == "warn",
+            meter=meter,
+            record_to=record_to,
+            max_records=max_records,
+            hard_limit=hard_limit,
+            cost=cost,
+            refine=refine,
+            meeting=meeting,
         )
-        raise ValueError(msg)
-    if isinstance(predictor, str):
-        make_predictor(predictor)
-    host = _host(model, actions, host_budget)
-    options = Options(
-        budget=budget,
-        actions=choose(actions, Means(max_error, host)),
-        host=host,
-        units=units,
-        planner=make_planner(planner),
-        predictor=predictor,
-        round_to=round_to,
-        cache_size=cache_size,
-        warns=on_infeasible == "warn",
-        meter=meter,
-        record_to=record_to,
-        max_records=max_records,
-        hard_limit=hard_limit,
-        cost=cost,
-        refine=refine,
-        agree=agree,
-    )
-    return Session(model, options)
+        return Session(model, options)
 
 
 def _host(
@@ -466,6 +472,7 @@ class Session:
             self._model,
             self._engine.device,
             [unit.name for unit in self._engine.units],
+            parallel_shares(self._model),
             predictor=self._predictor,
             actions=", ".join(self._engine.learner.model.menu.names),
             meter=type(self._engine.meter).__qualname__,

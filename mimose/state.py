@@ -20,6 +20,7 @@ def describe(
     model: nn.Module,
     device: torch.device,
     units: Sequence[str],
+    shares: Mapping[str, str],
     **settings: Any,
 ) -> dict[str, Any]:
     """Say what learned numbers depend on, ready for JSON.
@@ -29,6 +30,7 @@ def describe(
         model: The model.
         device: Where it is.
         units: The names of the modules planned for.
+        shares: Of parameters, by name, how ranks of tensor parallelism share them.
         settings: Whatever else changes what is measured or how it is fitted.
     """
     return {
@@ -36,7 +38,7 @@ def describe(
         "model": name,
         "units": list(units),
         "parameters": {
-            name: f"{tuple(parameter.shape)} {parameter.dtype}"
+            name: f"{tuple(parameter.shape)} {parameter.dtype}{shares.get(name, '')}"
             for name, parameter in model.named_parameters()
         },
         "device": _device_name(device),

@@ -12,13 +12,15 @@ Aliases are the thing itself: what is called in every step costs no call more.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch._subclasses import fake_tensor
 from torch.autograd import Variable
 from torch.nn.modules import conv
@@ -42,14 +44,17 @@ __all__ = [
     "clear_hooks",
     "count_graphs",
     "current_graph_task",
+    "default_store",
     "device_statistics",
     "drop_saved_hooks",
     "empty_host_cache",
     "eval_frame_callback",
     "fsdp_groups",
+    "group_timeout",
     "has_backward_hooks",
     "has_global_backward_hooks",
     "has_gradient_hooks",
+    "host_offload_of",
     "is_checkpoint_debugged",
     "is_from_checkpoint",
     "is_managed_by_fsdp",
@@ -76,6 +81,7 @@ __all__ = [
     "set_graphs_by_use",
     "shard_group",
     "sharded_weights",
+    "shards_over",
     "storage_key",
     "storage_users",
     "submodules_of",
@@ -435,6 +441,31 @@ def empty_host_cache() -> None:
 # --------------------------------------------------------------------- many processes
 
 
+def default_store() -> Any:
+    """Return the key-value store by which the ranks have found each other.
+
+    Stores are public, that of the default group is not (#151960 asks for groups and
+    stores as objects). None where a group has none, as that of MPI: then ranks that
+    attach wait for each other as long as a collective waits.
+    """
+    with contextlib.suppress(AttributeError, KeyError):
+        return distributed.distributed_c10d._get_default_store()
+    return None
+
+
+def group_timeout(group: Any) -> timedelta | None:
+    """Return how long collectives of a group wait; None where nobody tells.
+
+    The argument is public, what was given is not since #56531. Of several backends the
+    longest counts.
+    """
+    found = []
+    with contextlib.suppress(AttributeError, RuntimeError):
+        for device in group._device_types:
+            found.append(group._get_backend(device).options._timeout)
+    return max(found, default=None)
+
+
 def is_managed_by_fsdp(module: nn.Module) -> bool:
     """Whether a module's own parameters are in a group of ``fully_shard``.
 
@@ -474,9 +505,23 @@ def shard_group(group: Any) -> Any | None:
     None where nothing is gathered: sharded over one rank, or replicated alone. Public
     is the mesh that ``fully_shard`` was given; seen in 2.9 and 2.13.
     """
-    if getattr(group.mesh_info, "shard_mesh_size", 1) < 2:
-        return None
-    return group.mesh_info.shard_process_group
+    return group.mesh_info.shard_process_group if shards_over(group) > 1 else None
+
+
+def host_offload_of(group: Any) -> torch.device | None:
+    """Return the device of one of `fsdp_groups` whose parameters wait on the host.
+
+    None where they do not. The policy is public, to ask a group for it is not.
+    """
+    policy: object = getattr(group, "offload_policy", None)
+    is_offloaded = type(policy).__name__ == "CPUOffloadPolicy"
+    device: torch.device | None = group.device if is_offloaded else None
+    return device
+
+
+def shards_over(group: Any) -> int:
+    """Return over how many ranks one of `fsdp_groups` is sharded."""
+    return int(getattr(group.mesh_info, "shard_mesh_size", 1))
 
 
 def leaves_resharding_to_fsdp(module: nn.Module) -> bool:

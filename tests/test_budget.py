@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mimose import BudgetError
-from mimose.budget import format_bytes, parse_budget
+from mimose.budget import format_bytes, parse_budget, rank_share
 
 
 @pytest.mark.parametrize(
@@ -122,3 +122,19 @@ def test_a_fraction_needs_a_total(budget):
     with pytest.raises(BudgetError) as caught:
         parse_budget(budget, None)
     assert repr(budget) in str(caught.value)
+
+
+@pytest.mark.parametrize(("n_ranks", "share"), [("4", 250), ("1", 1000), ("0", 1000)])
+def test_ranks_of_a_host_share_its_memory(monkeypatch, n_ranks, share):
+    """Each has an equal part of it; what is unknown stays so."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", n_ranks)
+    assert share == rank_share(1000)
+    assert rank_share(None) is None
+
+
+@pytest.mark.parametrize("n_ranks", ["", "two", "-1", "1.5", "²"])
+def test_a_number_of_ranks_that_is_none_is_refused(monkeypatch, n_ranks):
+    """The error names the variable and what it says."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", n_ranks)
+    with pytest.raises(BudgetError, match=f"LOCAL_WORLD_SIZE.*got {n_ranks!r}"):
+        rank_share(1000)

@@ -41,7 +41,7 @@ from mimose.exceptions import MimoseError
 from mimose.learn.problem import Memory
 from mimose.planners import Menu
 from mimose.records import AgreementUse
-from mimose.run.exchange import Exchange
+from mimose.run.exchange import WORD_BYTES, Exchange
 from mimose.run.unit import Unit
 from mimose.types import StepInput
 
@@ -146,6 +146,24 @@ class _Answer(NamedTuple):
         return self.actions == -self.minus_actions
 
 
+def _most_events(n_units: int) -> int:
+    return max(_LEAST_EVENTS, _EVENTS_A_UNIT * n_units)
+
+
+def _n_values(n_units: int) -> int:
+    """Return how many numbers ranks agree by: a head, two a unit, one an event."""
+    return len(_Answer._fields) + 2 * n_units + _most_events(n_units)
+
+
+def vector_bytes(n_units: int) -> int:
+    """Return the bytes of what ranks exchange before a forward.
+
+    Args:
+        n_units: So many layers are planned for.
+    """
+    return WORD_BYTES * (1 + _n_values(n_units))  # the first tells of an error
+
+
 class Together:
     """Agrees with the other ranks of a group: see Note: [Agreement].
 
@@ -178,8 +196,7 @@ class Together:
         self._plans = plans
         self._names = menu.names
         self._index = {name: index for index, name in enumerate(menu.names)}
-        self._most_events = max(_LEAST_EVENTS, _EVENTS_A_UNIT * len(units))
-        self._most_values = 2 * len(units) + self._most_events
+        self._most_events = _most_events(len(units))
         self.n_changed = 0
 
     def telling(self) -> contextlib.AbstractContextManager[None]:
@@ -200,7 +217,7 @@ class Together:
         answer, _ = self._exchange(_Answer(events=own, minus_events=-own))
         if not answer.has_equal_events:
             _refuse_unlike(self.exchange.gathered(list(description)))
-        self.exchange.n_values = len(_Answer._fields) + self._most_values
+        self.exchange.n_values = _n_values(len(self._units))
 
     def use(self) -> AgreementUse:
         """Return what was exchanged."""

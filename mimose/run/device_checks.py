@@ -1,4 +1,4 @@
-"""Settings of the device under which steps cannot be planned, or exceed every plan."""
+"""Settings under which steps cannot be planned, or exceed every plan."""
 
 from __future__ import annotations
 
@@ -27,13 +27,20 @@ class DeviceChecks:
     Args:
         model: The model.
         device: Where it is.
+        also: Looks at something else before each step; None for nothing.
 
     Raises:
         MimoseError: A forward in it was replaced by a CUDA graph.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        also: Callable[[], None] | None = None,
+    ) -> None:
         _refuse_graphed(model)
+        self._also = also
         self._device = device
         self._place = next(
             (
@@ -51,11 +58,14 @@ class DeviceChecks:
         self._warn_of_benchmark()
 
     def before_step(self) -> None:
-        """Make sure that a step can be planned; it costs well below a microsecond.
+        """Make sure that a step can be planned; it costs about a microsecond.
 
         Raises:
-            MimoseError: A graph is being captured, or the model was moved.
+            MimoseError: A graph is being captured, the model was moved, or what is
+                looked at beside says so.
         """
+        if self._also is not None:
+            self._also()
         if self._place is not None:
             there, name = self._place
             parameter = there.get(name)

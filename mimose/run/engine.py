@@ -41,11 +41,13 @@ from mimose.run.epoch import Epoch
 from mimose.run.events import EventRunner
 from mimose.run.findings import Findings
 from mimose.run.first_forward import FirstForward
+from mimose.run.meeting import Meeting
 from mimose.run.open_steps import OpenSteps
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.others import (
     Others,
     find_others,
+    later_waits,
     make_agreement,
     restrict,
     telling,
@@ -87,8 +89,8 @@ class Options:
     """Whether there is a daemon, and plans are refined."""
     host: OffloadCodec | None = None
     """Holds tensors on the host, within a budget of its own."""
-    agree: Any = "auto"
-    """Whether ranks agree on each forward, or the group of those that do."""
+    meeting: Meeting = field(default_factory=Meeting)
+    """Of the ranks as they attach, some of which may have to agree."""
     reserve: Reserve | None = None
     """Another reserve than the usual, such as one with parts left out."""
     ratios: Ratios | None = None
@@ -97,8 +99,6 @@ class Options:
 
 def make_engine(model: nn.Module, options: Options) -> Engine:
     """Make a session's engine; where ranks agree, on all ranks or on none.
-
-    What is looked at before the others are known is the same on all ranks: the model.
 
     Args:
         model: The model.
@@ -112,7 +112,7 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
     found = find_units(model, options.units)
     modules = [module for _, module in found]
     refuse_compiled(model, modules)
-    others = find_others(options.agree, modules)
+    others = find_others(options.meeting, [name for name, _ in found], modules)
     with telling(others):
         return Engine(model, options, found, others)
 
@@ -140,7 +140,8 @@ class Engine:
     ) -> None:
         self._options = options
         self.device = only_device(model)
-        checks = DeviceChecks(model, self.device)
+        later = later_waits(options.meeting, others, model, found)
+        checks = DeviceChecks(model, self.device, later)
         refuse_unsaveable(self.device)
         self.meter = meter = make_meter(options.meter, self.device)
         total = meter.total_bytes()

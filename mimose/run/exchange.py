@@ -23,6 +23,8 @@ from mimose.exceptions import (
     first_line,
 )
 
+WORD_BYTES = 8
+"""Of each number."""
 _N_VALUES = 8
 """As ranks attach, before they know of each other how much there is to say."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from torch import distributed, nn
@@ -17,9 +17,11 @@ from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners import Menu
 from mimose.run.agreement import Agreement, Alone, Together
 from mimose.run.exchange import Exchange
+from mimose.run.meeting import Meeting, n_ranks
 from mimose.run.unit import Unit
+from mimose.torch_private import group_timeout
 from mimose.watch.communicating import communicates
-from mimose.watch.sharding import is_sharded
+from mimose.watch.sharding import OwnParameters, is_sharded
 
 _DDP = "is a DistributedDataParallel"
 _side: tuple[Any, Any] | None = None
@@ -35,28 +37,118 @@ class Others(NamedTuple):
     """The places of the units whose forward waits for them."""
 
 
-def find_others(agree: Any, modules: Sequence[nn.Module]) -> Others | None:
+def find_others(
+    meeting: Meeting, names: Sequence[str], modules: Sequence[nn.Module]
+) -> Others | None:
     """Return the ranks to agree with; None where there is no need to.
 
-    All ranks call this at the same place: it makes a group of them.
+    All ranks call this at the same place where a layer of one waits for others: it
+    makes a group of them.
 
     Args:
-        agree: As `mimose.attach` is given it.
+        meeting: Where ranks meet as they attach.
+        names: Of the units.
         modules: The units.
 
     Raises:
-        MimoseError: The ranks do not know of each other yet.
+        MimoseError: The ranks do not know of each other yet, or not all wait.
+        OtherRankError: Another rank could not attach.
     """
-    if agree == "auto":
-        _refuse_too_early(modules)
-    if agree is None or _n_ranks() < 2:
+    if meeting.exchange is not None:
+        return Others(meeting.exchange, frozenset(range(len(modules))))
+    if meeting.agree != "auto":
         return None
-    if agree != "auto":
-        everywhere = frozenset(range(len(modules)))
-        n_ranks = distributed.get_world_size(agree)
-        return Others(Exchange(agree), everywhere) if n_ranks > 1 else None
-    waiting = frozenset(i for i, unit in enumerate(modules) if communicates(unit))
-    return Others(Exchange(_side_group()), waiting) if waiting else None
+    _refuse_too_early(modules)
+    if n_ranks() < 2:
+        return None
+    waiting = _waiting(names, modules)
+    if not waiting:
+        meeting.pass_by()
+        return None
+    meeting.wait_for_all(next(iter(waiting.values())))
+    return Others(Exchange(_side_group()), frozenset(waiting))
+
+
+def later_waits(
+    meeting: Meeting,
+    others: Others | None,
+    model: nn.Module,
+    found: Sequence[tuple[str, nn.Module]],
+) -> Callable[[], None] | None:
+    """Return what refuses layers that come to wait later; None where nothing is to.
+
+    Args:
+        meeting: Where the ranks have met.
+        others: Those that this one agrees with.
+        model: The model.
+        found: The units, by name.
+    """
+    if meeting.agree != "auto":
+        return None
+    known = frozenset() if others is None else others.waiting
+    names, modules = [name for name, _ in found], [module for _, module in found]
+    return LaterWaits(model, names, modules, known).refuse
+
+
+def _waiting(names: Sequence[str], modules: Sequence[nn.Module]) -> dict[int, str]:
+    """Return the places of units whose forward waits for other ranks, and why."""
+    found = {}
+    for index, (name, module) in enumerate(zip(names, modules, strict=True)):
+        why = communicates(module)
+        if why:
+            found[index] = f"the layer {name!r} waits for other ranks ({why})"
+    return found
+
+
+class LaterWaits:
+    """Refuses layers that have come to wait for other ranks since the session began.
+
+    They are looked at in the first forward, and again once `fully_shard` was called on
+    the model or a unit; in all others, and where there is one rank, next to nothing is
+    done. Ranks have the same model, so all of them raise.
+
+    Args:
+        model: The model.
+        names: Of the units.
+        modules: The units.
+        known: The places of those that ranks agree on.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        modules: Sequence[nn.Module],
+        known: Container[int],
+    ) -> None:
+        self._own = OwnParameters(model, modules)
+        self._names = names
+        self._modules = modules
+        self._known = known
+        self._n_seen = -1
+
+    def refuse(self) -> None:
+        """Look at the units, if they may have changed.
+
+        Raises:
+            MimoseError: One waits on which nothing is agreed.
+        """
+        if n_ranks() < 2:
+            return
+        self._own.read()
+        if self._own.n_read == self._n_seen:
+            return
+        for index, why in _waiting(self._names, self._modules).items():
+            if index not in self._known:
+                msg = (
+                    f"{why}, and did not when the session began, so the ranks do not "
+                    f"agree on what is recomputed and would wait for each other for "
+                    f"ever: call detach(), and attach on all ranks behind "
+                    f"init_process_group, fully_shard, parallelize_module and "
+                    f"convert_sync_batchnorm"
+                )
+                raise MimoseError(msg)
+        self._n_seen = self._own.n_read
 
 
 def telling(others: Others | None) -> contextlib.AbstractContextManager[None]:
@@ -75,7 +167,9 @@ def make_agreement(
     """Return what makes decisions those of all ranks, where that is needed.
 
     Units that wait for others run whole: kept or recomputed. What finer actions do in
-    a call they settle call by call, each rank for itself.
+    a call they settle call by call, each rank for itself. Plans ask the learner which
+    actions there are, and after a state was loaded it is told again; a baseline asks
+    nobody, so a unit's calls look at `Unit.excluded`.
 
     Args:
         others: The ranks to agree with.
@@ -133,19 +227,15 @@ def _side_group() -> Any:
     """Return a group of all ranks on the CPU, where nothing else is sent.
 
     On an accelerator the host would have to wait for the device otherwise; and the
-    model's own group may be busy in a backward. One serves all sessions of a process.
+    model's own group may be busy in a backward. One serves all sessions of a process,
+    and waits as long as the user lets ranks wait.
     """
     global _side
     world = distributed.group.WORLD
     if _side is None or _side[0] is not world:
-        _side = world, distributed.new_group(backend="gloo")
+        timeout = group_timeout(world)
+        _side = world, distributed.new_group(backend="gloo", timeout=timeout)
     return _side[1]
-
-
-def _n_ranks() -> int:
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return 1
-    return int(distributed.get_world_size())
 
 
 def why_forward_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
@@ -155,7 +245,7 @@ def why_forward_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
         root: The model.
         units: Its units; what agrees is part of each forward.
     """
-    if _n_ranks() < 2:
+    if n_ranks() < 2:
         return ""
     for name, module in root.named_modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
@@ -181,7 +271,7 @@ def why_step_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
         units: Its units.
     """
     why = why_forward_waits(root, units)
-    if why or _n_ranks() < 2:
+    if why or n_ranks() < 2:
         return why
     for thing in gc.get_objects():
         is_ddp = issubclass(type(thing), nn.parallel.DistributedDataParallel)

@@ -1,7 +1,8 @@
 """Units whose forward communicates: their recomputation has to run on all ranks alike.
 
 What a unit's call does around its ``forward`` (the hooks of its own `fully_shard`) does
-not run again in a recomputation, so it does not count here.
+not run again in a recomputation, so it does not count here. Nor does what goes over one
+rank: nobody waits for it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from mimose.torch_private import (
     is_managed_by_fsdp,
     parameters_of,
     reshards_after_forward,
+    shards_over,
 )
 from mimose.watch.sharding import is_sharded
 
@@ -25,9 +27,10 @@ _FSDP = "torch.distributed.fsdp"
 def communicates(unit: nn.Module) -> str:
     """Return why a unit's forward waits for other ranks; "" where it does not.
 
-    Found are FSDP groups inside of it, batch norm over all ranks, parameters of tensor
-    parallelism, and wrappers that communicate themselves. What a forward sends by calls
-    of its own (experts on other ranks, attention over a ring) is not.
+    Found are FSDP groups inside of it, batch norm over all ranks (in evaluation, too,
+    where it sends nothing, for modes change), parameters of tensor parallelism, and
+    wrappers that communicate themselves. What a forward sends by calls of its own
+    (experts on other ranks, attention over a ring) is not.
 
     Args:
         unit: The module whose ``forward`` would run again.
@@ -39,6 +42,51 @@ def communicates(unit: nn.Module) -> str:
     return ""
 
 
+def parallel_parts(module: nn.Module) -> dict[str, str]:
+    """Return how tensor parallelism shares a module's own parameters, by their names.
+
+    Parameters that it does not share, or over one rank, are told by "". FSDP shards
+    along one dimension of the ranks, which another before it may replicate; those of
+    tensor parallelism come behind.
+
+    Args:
+        module: The module; what is inside of it is not looked at.
+    """
+    is_managed = is_managed_by_fsdp(module)
+    return {
+        name: _parallel_part(parameter, is_managed=is_managed)
+        for name, parameter in parameters_of(module).items()
+        if is_dtensor(parameter)
+    }
+
+
+def parallel_shares(model: nn.Module) -> dict[str, str]:
+    """Return what `parallel_parts` says of a whole model, ready to be read on.
+
+    Args:
+        model: The model.
+    """
+    return {
+        f"{at}.{name}" if at else name: f", {part}"
+        for at, module in model.named_modules()
+        for name, part in parallel_parts(module).items()
+        if part
+    }
+
+
+def _parallel_part(parameter: Any, *, is_managed: bool) -> str:
+    mesh, placements = parameter.device_mesh, list(enumerate(parameter.placements))
+    if is_managed:
+        shards = (dim for dim, placed in placements if not placed.is_replicate())
+        placements = placements[next(shards, len(placements)) + 1 :]
+    found = [
+        f"{placed!r} over {mesh.size(dim)} ranks"
+        for dim, placed in placements
+        if mesh.size(dim) > 1
+    ]
+    return ", ".join(found)
+
+
 def _why(module: nn.Module, *, is_unit: bool) -> str:
     if isinstance(module, nn.SyncBatchNorm):
         return _of_batch_norm(module)
@@ -46,12 +94,10 @@ def _why(module: nn.Module, *, is_unit: bool) -> str:
         return "is a DistributedDataParallel"
     if is_made_by(module, _FSDP, "FullyShardedDataParallel"):
         return "is a FullyShardedDataParallel"
-    is_group = is_sharded(module) and not is_unit
-    if is_group and any(map(reshards_after_forward, fsdp_groups(module))):
+    groups = fsdp_groups(module) if is_sharded(module) and not is_unit else ()
+    if any(reshards_after_forward(g) and shards_over(g) > 1 for g in groups):
         return "is a sharded group of its own (fully_shard), gathered in each call"
-    is_managed = is_managed_by_fsdp(module)
-    found = filter(is_dtensor, parameters_of(module).values())
-    if any(not is_managed or _is_parallel_too(dtensor) for dtensor in found):
+    if any(parallel_parts(module).values()):
         return "has parameters of tensor parallelism"
     return ""
 
@@ -61,12 +107,3 @@ def _of_batch_norm(module: nn.SyncBatchNorm) -> str:
         return ""
     n_ranks = distributed.get_world_size(module.process_group)
     return "is a SyncBatchNorm" if n_ranks > 1 else ""
-
-
-def _is_parallel_too(parameter: Any) -> bool:
-    """Whether a parameter that FSDP shards is a part of one of tensor parallelism.
-
-    FSDP alone shards along one dimension of the ranks, which another may replicate.
-    """
-    *outer, _ = parameter.placements
-    return len(outer) > 1 or any(not placement.is_replicate() for placement in outer)

@@ -19,9 +19,11 @@ from mimose.exceptions import MimoseError
 from mimose.tensors import is_made_by
 from mimose.torch_private import (
     fsdp_groups,
+    host_offload_of,
     is_managed_by_fsdp,
     leaves_resharding_to_fsdp,
     reshards_after_forward,
+    shards_over,
     waits_unreduced,
 )
 
@@ -68,8 +70,10 @@ def refuse_unplannable(model: nn.Module) -> None:
     """Make sure that no layer's own forward gathers its weights.
 
     Raises:
-        MimoseError: The model is, or holds, what FSDP1 or DeepSpeed has made.
+        MimoseError: The model is, or holds, what FSDP1 or DeepSpeed has made; or FSDP2
+            keeps its weights on the host of an accelerator.
     """
+    _refuse_host_offload(model)
     for name, module in model.named_modules():
         what = f"{name or 'the model'} ({type(module).__name__})"
         if is_made_by(module, _FSDP, "FullyShardedDataParallel"):
@@ -96,6 +100,19 @@ def refuse_unplannable(model: nn.Module) -> None:
                 f"gathers it in forwards that a plan would run again, while other "
                 f"ranks do not: use FSDP2 in its place (torch.distributed.fsdp."
                 f"fully_shard, called on each layer and then on the model)"
+            )
+            raise MimoseError(msg)
+
+
+def _refuse_host_offload(model: nn.Module) -> None:
+    for name, group in groups_in(model):
+        device = host_offload_of(group)
+        if device is not None and device.type != "cpu":
+            msg = (
+                f"{name or 'the model'} keeps its weights on the host "
+                f"(CPUOffloadPolicy) and computes on {device}: a budget is about one "
+                f"device's memory, and the model's would be the host's. Leave "
+                f"offload_policy out of fully_shard"
             )
             raise MimoseError(msg)
 
@@ -183,8 +200,7 @@ def _keeping(model: nn.Module) -> str | None:
 
 
 def _told(group: Any, *, is_kept: bool) -> str:
-    n_ranks = getattr(group.mesh_info, "shard_mesh_size", 1)
-    told = [f"over {n_ranks} ranks"]
+    told = [f"over {shards_over(group)} ranks"]
     if reshards_after_forward(group) and not is_kept:
         told.append("resharded after forward")
     told += [
@@ -208,6 +224,8 @@ class OwnParameters:
         self._kinds: tuple[type, ...] = ()
         self._groups: list[Any] = []
         self._read: tuple[nn.Parameter, ...] = ()
+        self.n_read = 0
+        """How often they were read anew."""
 
     def read(self) -> tuple[nn.Parameter, ...]:
         """Return the parameters: those of last time, unless it was sharded since."""
@@ -217,6 +235,7 @@ class OwnParameters:
             model = self._modules[0]
             self._groups = [group for _, group in groups_in(model)]
             self._read = tuple(own_parameters(model))
+            self.n_read += 1
         return self._read
 
     def reduces(self) -> tuple[bool, ...]:

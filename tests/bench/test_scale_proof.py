@@ -28,9 +28,9 @@ from mimose.bench.proofs.scale_network import (
     Network,
     all_reduce_seconds,
     measured_seconds,
-    vector_bytes,
 )
 from mimose.bench.rows import read
+from mimose.run.agreement import vector_bytes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -72,9 +72,10 @@ def test_more_ranks_wait_longer(network):
     assert all_reduce_seconds(network, 8, 10**6) > seconds[1]
 
 
-def test_the_vector_has_a_head_and_three_words_a_layer():
-    """Two flags and an action."""
-    assert (7 + 3 * 24) * 8 == vector_bytes(24)
+@pytest.mark.parametrize(("n_layers", "n_words"), [(24, 311), (100, 1007)])
+def test_the_vector_is_what_ranks_send(n_layers, n_words):
+    """A head, two words a layer, and one a call of a layer, with some to spare."""
+    assert 8 * n_words == vector_bytes(n_layers)
 
 
 def test_gloo_processes_exchange():
@@ -161,10 +162,12 @@ def test_equal_seeds_make_equal_rows(monkeypatch):
 
 @pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")
 def test_the_rows_of_the_documentation_hold_together():
-    """All parts are there; planning by rank waits no longer than agreeing."""
+    """All parts are there, of what ranks send; by rank is no slower than agreed."""
     rows = read(DOCS / "results" / "cpu" / "scale.csv", scale.ScaleRow)
     parts = {"agreement", "learning", "measured", "one batch", "accumulated"}
     assert parts == {row.part for row in rows}
+    sent = {row.n_bytes for row in rows if row.part in ("agreement", "measured")}
+    assert {vector_bytes(24)} == sent
     steps = [row for row in rows if row.part == "one batch"]
     for row in steps:
         if row.policy == "by rank":

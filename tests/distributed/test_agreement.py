@@ -46,6 +46,8 @@ _TOLD = {
 }
 _SILENT = ("fsdp", "ddp", "plain")
 _REFUSED = ("attach", "unreadable", "budget", "an odd thing", "judged", "unlike")
+_MET = ("twice", "arguments", "units", "in a group", "free", "late")
+_LATER = ("groups", "parallel", "in between")
 _OUT_OF_MEMORY: dict[str, dict[str, Any]] = {
     "sharded": {"kind": "fsdp", "way": "loop"},
     "wrapped": {"kind": "ddp", "way": "step"},
@@ -70,6 +72,9 @@ def trained(launch: Callable[..., Any]) -> Any:
         **{f"told {kind}": {"do": "told", "kind": kind} for kind in _TOLD},
         **{f"silent {kind}": {"do": "silent", "kind": kind} for kind in _SILENT},
         **{f"refused {how}": {"do": "refused", "how": how} for how in _REFUSED},
+        **{f"met {how}": {"do": "meet", "how": how} for how in _MET},
+        **{f"later {kind}": {"do": "later", "kind": kind} for kind in _LATER},
+        "timeout": {"do": "side_timeout"},
         "bad": {"do": "bad_agree"},
         "gone": {"do": "group_gone"},
         **{n: {"do": "out_of_memory", **c} for n, c in _OUT_OF_MEMORY.items()},
@@ -219,6 +224,59 @@ def test_what_one_rank_refuses_all_refuse(trained: Any) -> None:
     for name, said, *_ in found["unlike"]:
         assert name == "MimoseError"
         assert "the ranks cannot agree" in said
+
+
+def test_no_rank_waits_for_one_that_cannot_attach(trained: Any) -> None:
+    """What it failed with before it had looked at its layers is an error of all."""
+    words = {
+        "twice": ("AlreadyAttachedError", "is already planned by a session"),
+        "arguments": ("ValueError", "cache_size"),
+        "units": ("NoUnitsError", "nothing of that name"),
+        "in a group": ("ValueError", "cache_size"),
+    }
+    for how, (kind, said) in words.items():
+        waits, failed = trained[f"met {how}"]
+        assert [kind, "OtherRankError"] == [failed["found"][0], waits["found"][0]]
+        assert said in failed["found"][1]
+        assert waits["found"][1].startswith("rank 1 could not")
+        assert f"{kind}: " in waits["found"][1]
+        assert said in waits["found"][1]
+        assert waits["then"] and failed["then"]
+
+
+def test_no_rank_waits_for_one_that_has_no_need_to(trained: Any) -> None:
+    """Where layers of some ranks alone wait, these say so, and what to do."""
+    waits, free = trained["met free"]
+    assert ["MimoseError", "nothing"] == [waits["found"][0], free["found"][0]]
+    assert "the layer 'blocks.0' waits for other ranks (one.up is" in waits["found"][1]
+    assert "nothing that rank 1 has attached to waits" in waits["found"][1]
+    assert "give attach(agree=...) the group" in waits["found"][1]
+    assert waits["then"] and free["then"]
+
+
+def test_no_rank_waits_for_ever_for_one_that_does_not_attach(trained: Any) -> None:
+    """It is named as missing; if it comes after all, it does not wait, either."""
+    waits, late = trained["met late"]
+    assert "the ranks [1] have not attached" in waits["found"][1]
+    assert "OtherRankError" == late["found"][0]
+    assert "rank 0 could not" in late["found"][1]
+    assert waits["then"] and late["then"]
+
+
+@pytest.mark.parametrize("kind", _LATER)
+def test_layers_that_come_to_wait_are_refused(trained: Any, kind: str) -> None:
+    """All ranks raise before a forward, each time, and can attach anew."""
+    for rank in trained[f"later {kind}"]:
+        for name, said in rank["found"]:
+            assert "MimoseError" == name
+            assert "the layer 'blocks.0' waits for other ranks" in said
+            assert "attach on all ranks behind init_process_group, fully_shard" in said
+        assert "nothing" == rank["again"]
+
+
+def test_ranks_that_agree_wait_as_long_as_the_user_lets_them(trained: Any) -> None:
+    """Their group has the default group's timeout, not torch's."""
+    assert [7200.0, 7200.0] == trained["timeout"]
 
 
 def test_nothing_is_run_again_where_others_wait(trained: Any) -> None:

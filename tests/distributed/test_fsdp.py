@@ -28,6 +28,7 @@ _CASES: dict[str, dict[str, Any]] = {
         "mixed": True,
     },
     "two groups a layer, no resharding": {"groups": "parts", "reshards": False},
+    "offloaded, on a CPU": {"groups": "layers", "offloads": True},
 }
 
 
@@ -56,10 +57,12 @@ def test_the_optimizer_is_seen(trained: Any, case: str) -> None:
 
 _PREDICTED: dict[str, dict[str, Any]] = {
     "one group a layer": {"groups": "layers"},
-    "no resharding, mixed": {"groups": "layers", "reshards": False, "mixed": True},
+    "no resharding": {"groups": "layers", "reshards": False},
+    "mixed precision": {"groups": "layers", "mixed": True},
     "accumulation": {"groups": "layers", "n_parts": 2, "n_steps": 10},
     "two layers a group": {"groups": "pairs"},
     "root only": {"groups": "root", "reshards": None},
+    "root only, resharded": {"groups": "root", "n_steps": 13},
 }
 
 
@@ -79,7 +82,7 @@ def test_peaks_are_predicted(predicted: Any, case: str) -> None:
     n_kinds = 2 if case == "accumulation" else 1  # with gradients that wait, without
     for rank in predicted[case]:
         assert rank["kept"] and rank["recomputed"]
-        assert rank["unplanned"] <= 7 * n_kinds
+        assert rank["unplanned"] <= (8 if "root" in case else 7 * n_kinds)
         assert len(rank["errors"]) >= 5
         assert max(map(abs, rank["errors"])) <= 0.02
         assert rank["over"] == 0

@@ -15,6 +15,7 @@ from mimose.decide.decision import Decision
 from mimose.exceptions import MimoseError
 from mimose.learn.problem import Memory
 from mimose.run.agreement import Alone, Asked
+from mimose.run.meeting import Meeting
 from mimose.run.others import (
     find_others,
     is_told_alone,
@@ -40,7 +41,7 @@ def test_alone_a_decision_is_as_it_was():
 @pytest.mark.parametrize("agree", ["auto", None])
 def test_one_process_agrees_with_nobody(agree):
     """Whatever is asked for, there is nobody."""
-    others = find_others(agree, [nn.SyncBatchNorm(2)])
+    others = find_others(Meeting(agree), ["norm"], [nn.SyncBatchNorm(2)])
     assert others is None
     assert isinstance(make_agreement(others, [], None, None, plans=True), Alone)
 
@@ -127,6 +128,6 @@ def test_a_wrapper_that_was_not_made_is_none():
     half = nn.parallel.DistributedDataParallel.__new__(
         nn.parallel.DistributedDataParallel
     )
-    with mock.patch("mimose.run.others._n_ranks", lambda: 2):
+    with mock.patch("mimose.run.others.n_ranks", lambda: 2):
         assert "" == why_step_waits(nn.Linear(2, 2))
     del half

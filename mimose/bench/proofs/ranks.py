@@ -135,7 +135,11 @@ def _summarise(
     over = sum(row.over for row in rows)
     step = statistics.median(row.median_seconds for row in rows)
     waited = statistics.median(row.agreement_seconds for row in rows)
-    alone = rows[-1].alone_seconds
+    alone = statistics.median(row.alone_seconds for row in rows)
+    # Paired by row, for the load differs by row, and by it what a step takes.
+    of_step = [row.alone_seconds / row.median_seconds for row in rows]
+    waiting = [row.agreement_seconds / row.median_seconds for row in rows]
+    share = statistics.median(of_step)
     rise = rows[-1].resting_bytes - rows[0].resting_bytes
     line = {
         "steps": n_steps,
@@ -149,9 +153,9 @@ def _summarise(
         "rise MiB": rise / MIB,
         "step ms": 1e3 * step,
         "agreeing ms": 1e3 * waited,
-        "of a step": percent(waited / step, 1),
+        "of a step": percent(statistics.median(waiting), 1),
         "exchange ms": 1e3 * alone,
-        "by itself": percent(alone / step, 2),
+        "by itself": percent(share, 2),
         "load": statistics.median(row.load_average for row in rows),
     }
     return line, [
@@ -159,7 +163,7 @@ def _summarise(
         Bar("steps over the budget", over, at_most=0),
         Bar("steps under a plan", planned, at_least=_LEAST_PLANNED, is_share=True),
         Bar("MiB more held between steps", rise / MIB, at_most=_MOST_RISE / MIB),
-        Bar("an exchange, of a step", alone / step, _MOST_SHARE, is_share=True),
+        Bar("an exchange, of a step", share, _MOST_SHARE, is_share=True),
     ]
 
 

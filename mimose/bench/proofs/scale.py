@@ -33,9 +33,9 @@ from mimose.bench.proofs.scale_network import (
     NETWORKS,
     all_reduce_seconds,
     measured_seconds,
-    vector_bytes,
 )
 from mimose.bench.rows import Row
+from mimose.run.agreement import vector_bytes
 
 QUESTION = "What do agreeing on plans and waiting for the slowest cost many ranks?"
 OPTIONS = (

@@ -16,9 +16,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-_HEAD_WORDS = 7
-"""Whether a rank fails, is unplanned, measures all; two hashes, and their negatives."""
-_WORD_BYTES = 8
+from mimose.run.exchange import WORD_BYTES
+
 _RANKS_A_NODE = 8
 _LIMIT_SECONDS = 300.0
 
@@ -47,11 +46,6 @@ NETWORKS = (
     Network("NCCL", "tree", 4.4e-6, 0.52e-6, 5.0e-6, 12.5e9),
 )
 """10 Gbit/s for gloo, 100 Gbit/s for NCCL."""
-
-
-def vector_bytes(n_layers: int) -> int:
-    """Return the size of what ranks agree by: a head, and three words a layer."""
-    return _WORD_BYTES * (_HEAD_WORDS + 3 * n_layers)
 
 
 def all_reduce_seconds(network: Network, n_ranks: int, n_bytes: float) -> float:
@@ -114,7 +108,7 @@ def _exchange(
     distributed.init_process_group(
         "gloo", init_method=store, rank=rank, world_size=n_ranks
     )
-    vector = torch.zeros(n_bytes // _WORD_BYTES, dtype=torch.int64)
+    vector = torch.zeros(n_bytes // WORD_BYTES, dtype=torch.int64)
     seconds = []
     for _ in range(rounds):
         began = time.perf_counter()
