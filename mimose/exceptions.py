@@ -70,20 +70,23 @@ class NotRecomputableError(MimoseError, RuntimeError):
     """Layers turned out to be such as must be kept, in a forward.
 
     Most often the forward is run again at once, and nobody sees this. It reaches the
-    user where the forward has changed the batch meanwhile.
+    user where the forward has changed the batch meanwhile, or where other ranks wait
+    for the forward and this is not the session's first.
 
     Attributes:
         units: The layers' names by their place among the session's units.
         why: What is wrong with them.
+        told: Both in words, without what to do.
     """
 
     def __init__(self, units: Mapping[int, str], why: str) -> None:
         self.units = dict(units)
         self.why = why
-        super().__init__(
+        self.told = (
             f"{', '.join(self.units.values())} cannot be recomputed: {why}. It is kept "
-            f"from now on; run the step again, with the batch as it was."
+            f"from now on"
         )
+        super().__init__(f"{self.told}; run the step again, with the batch as it was.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments, for the message is built from them."""

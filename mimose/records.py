@@ -158,6 +158,17 @@ class HostUse(NamedTuple):
     """So many tensors did not fit within the budget, and stayed on the device."""
 
 
+class AgreementUse(NamedTuple):
+    """What ranks that agree have told each other, as this rank saw it."""
+
+    n_ranks: int
+    n_exchanges: int
+    seconds: float
+    """What these took, waiting for other ranks included."""
+    n_changed: int
+    """Forwards that did something else than this rank alone would have."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """A session in numbers."""
@@ -217,6 +228,8 @@ class Summary:
     """What it takes under any plan, in bytes; None where that is not known yet."""
     host: HostUse | None = None
     """None where no action holds anything on the host."""
+    agreement: AgreementUse | None = None
+    """None where ranks plan freely."""
 
 
 @dataclass(slots=True)

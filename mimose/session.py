@@ -510,6 +510,7 @@ class Session:
             largest_to_come=self._engine.epoch.largest,
             least_peak_to_come=self._engine.epoch.least_peak_bytes,
             host=self._engine.host_use,
+            agreement=self._engine.agreement.use(),
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:

@@ -79,6 +79,7 @@ __all__ = [
     "saved_value",
     "sequence_number",
     "set_graphs_by_use",
+    "shard_group",
     "sharded_weights",
     "shards_over",
     "storage_key",
@@ -496,6 +497,15 @@ def fsdp_groups(module: nn.Module) -> list[Any]:
 def reshards_after_forward(group: Any) -> bool:
     """Whether one of `fsdp_groups` gives its whole parameters back after a call."""
     return bool(group._reshard_after_forward)
+
+
+def shard_group(group: Any) -> Any | None:
+    """Return the process group that one of `fsdp_groups` gathers its parameters in.
+
+    None where nothing is gathered: sharded over one rank, or replicated alone. Public
+    is the mesh that ``fully_shard`` was given; seen in 2.9 and 2.13.
+    """
+    return group.mesh_info.shard_process_group if shards_over(group) > 1 else None
 
 
 def host_offload_of(group: Any) -> torch.device | None:

@@ -301,7 +301,7 @@ def test_a_forward_that_is_given_up_leaves_nothing(toys, meter, is_view):
     gc.collect()
 
     assert [] == found
-    assert [2, 0, 0] == [record.retries for record in session.records]
+    assert [1, 0, 0] == [record.retries for record in session.records]
     assert [] == [stem for stem in stems if stem() is not None]
 
 

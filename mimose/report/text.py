@@ -13,6 +13,7 @@ from mimose.planners import PlanningProblem, Timeline
 from mimose.records import (
     PHASES,
     TRIED,
+    AgreementUse,
     HostUse,
     Records,
     StepRecord,
@@ -48,6 +49,7 @@ def summarise(
     largest_to_come: Mapping[str, int] | None = None,
     least_peak_to_come: float | None = None,
     host: HostUse | None = None,
+    agreement: AgreementUse | None = None,
 ) -> Summary:
     """Sum up the records of a session.
 
@@ -66,6 +68,7 @@ def summarise(
         largest_to_come: Of the shapes that were told beforehand.
         least_peak_to_come: What it takes under any plan.
         host: What was taken of the host's memory.
+        agreement: What ranks that agree have told each other.
     """
     errors = [
         abs(record.prediction_error)
@@ -108,6 +111,7 @@ def summarise(
         largest_to_come=largest_to_come,
         least_peak_to_come=least_peak_to_come,
         host=host,
+        agreement=agreement,
     )
 
 
@@ -215,6 +219,13 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
         )
     if summary.host is not None:
         yield "host", _host(summary.host)
+    if summary.agreement is not None:
+        n_ranks, n_exchanges, seconds, n_changed = summary.agreement
+        yield (
+            "ranks",
+            f"{n_ranks} agree; {n_changed} forwards did other than this rank alone "
+            f"would have, {n_exchanges} exchanges took {seconds:.2f} s",
+        )
     if summary.fragmentation is not None:
         yield (
             "fragmented",

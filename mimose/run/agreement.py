@@ -18,9 +18,9 @@ which units it keeps whatever is planned, and has never compared; and its action
   recompute everything, under a plan.
 
 Every forward exchanges: an exchange on cache misses alone would be one that a rank with
-a hit takes no part in. What follows from a layer's code (it cannot be recomputed, it is
-run again for that reason) is taken to show on all ranks in the same step as a session
-begins; later it is an error.
+a hit takes no part in. That a layer cannot be recomputed may show on one rank alone; in
+the first forward all are told and run again, later it is an error: see Note: [The first
+forward].
 
 After an error in the middle of a forward there is nothing to agree on: whoever waits
 for this rank cannot answer. It raises, and runs nothing again.
@@ -32,19 +32,22 @@ import contextlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import NamedTuple, NoReturn, Protocol
 
 from mimose.decide.decision import Decision
 from mimose.decide.policy import Policy
 from mimose.exceptions import MimoseError
-from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
+from mimose.planners import Menu
+from mimose.records import AgreementUse
 from mimose.run.exchange import WORD_BYTES, Exchange
 from mimose.run.unit import Unit
 from mimose.types import StepInput
 
 _OTHERS_UNPLANNED = "another rank has no plan for its step, or one for other layers"
-_KEPT_ELSEWHERE = "another rank keeps it"
+KEPT_ELSEWHERE = "another rank keeps it"
+"""Why a unit is kept that this rank might recompute."""
 _LEAST_EVENTS = 256
 _EVENTS_A_UNIT = 8
 """A plan for more calls of units than that is not agreed on."""
@@ -71,6 +74,11 @@ class Agreement(Protocol):
     is_on: bool
     """Whether there are others to agree with."""
 
+    @property
+    def exchange(self) -> Exchange | None:
+        """With them."""
+        ...
+
     def meet(self, description: Sequence[str]) -> None:
         """Make sure, as the session begins, that all ranks plan the same.
 
@@ -92,11 +100,16 @@ class Agreement(Protocol):
         """
         ...
 
+    def use(self) -> AgreementUse | None:
+        """Return what was exchanged; None where there is nobody."""
+        ...
+
 
 class Alone:
     """The identity: nothing is sent."""
 
     is_on = False
+    exchange: Exchange | None = None
 
     def meet(self, description: Sequence[str]) -> None:
         """Do nothing."""
@@ -109,6 +122,9 @@ class Alone:
         """Return the decision as it is."""
         del asked
         return decision
+
+    def use(self) -> None:
+        """Return nothing."""
 
 
 class _Answer(NamedTuple):
@@ -154,7 +170,7 @@ class Together:
     Args:
         exchange: With the other ranks.
         units: The units.
-        learner: Knows the actions in use.
+        menu: The actions in use.
         policy: Makes decisions for actions that others have asked for.
         plans: Whether plans are made; a baseline does the same on all ranks.
 
@@ -169,16 +185,15 @@ class Together:
         self,
         exchange: Exchange,
         units: Sequence[Unit],
-        learner: Learner,
+        menu: Menu,
         policy: Policy,
         *,
         plans: bool,
     ) -> None:
-        self.exchange = exchange
+        self.exchange: Exchange = exchange
         self._units = units
         self._policy = policy
         self._plans = plans
-        menu = learner.model.menu
         self._names = menu.names
         self._index = {name: index for index, name in enumerate(menu.names)}
         self._most_events = _most_events(len(units))
@@ -204,6 +219,11 @@ class Together:
             _refuse_unlike(self.exchange.gathered(list(description)))
         self.exchange.n_values = _n_values(len(self._units))
 
+    def use(self) -> AgreementUse:
+        """Return what was exchanged."""
+        n_ranks, found = self.exchange.n_ranks, self.exchange
+        return AgreementUse(n_ranks, found.n_exchanges, found.seconds, self.n_changed)
+
     # ------------------------------------------------------------------ forwards
 
     def agree(self, decision: Decision, asked: Asked) -> Decision:
@@ -225,10 +245,11 @@ class Together:
         answer, body = self._exchange(
             self._head(decision, asked, own), self._body(own or ())
         )
-        n_units, kept, fresh = len(self._units), *self._by_unit(body)
+        n_units = len(self._units)
+        kept, fresh = body[:n_units], body[n_units : 2 * n_units]
         for unit, is_kept in zip(self._units, kept, strict=True):
             if is_kept and not unit.is_kept:
-                unit.keep(_KEPT_ELSEWHERE)
+                unit.keep(KEPT_ELSEWHERE)
         agreed = self._agreed(decision, asked, answer, body[2 * n_units :], own or ())
         if agreed.chosen is None:
             recomputed = [not is_kept for is_kept in kept]
@@ -238,7 +259,7 @@ class Together:
                 for actions in agreed.chosen.by_unit
             ]
         self.n_changed += self._own_actions(agreed) != own
-        meets_fresh = any(map(_both, fresh, recomputed))
+        meets_fresh = any(compress(fresh, recomputed))
         return replace(agreed, is_whole=bool(answer.whole) or meets_fresh)
 
     def _agreed(
@@ -256,8 +277,11 @@ class Together:
                 return decision
             return _unplanned(_OTHERS_UNPLANNED)
         wanted = self._without_kept(decision, actions)
-        made = self._imposed(decision, asked, wanted, own)
-        if not answer.has_equal_actions:
+        if answer.has_equal_actions:
+            made = self._imposed(decision, asked, wanted, own)
+        else:
+            self.exchange.expect()
+            made = self._imposed(decision, asked, wanted, own)
             made = self._judged(decision, asked, made, own)
         return _unplanned(_OTHERS_UNPLANNED) if made is None else made
 
@@ -278,10 +302,10 @@ class Together:
             wanted = self._without_kept(decision, everything)
             least = self._imposed(decision, asked, wanted, own)
             verdict = _IMPOSSIBLE if least is None else verdict
-        answer, _ = self._exchange(_Answer(whole=verdict))
-        if answer.whole == _IMPOSSIBLE:
+        [worst, *_] = self.exchange.maxima([verdict])
+        if worst == _IMPOSSIBLE:
             return None
-        return least if answer.whole == _OVER else made
+        return least if worst == _OVER else made
 
     def _imposed(
         self,
@@ -330,19 +354,11 @@ class Together:
         fresh = [int(not (unit.is_compared or unit.is_kept)) for unit in self._units]
         return [*kept, *fresh, *own]
 
-    def _by_unit(self, body: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        n_units = len(self._units)
-        return body[:n_units], body[n_units : 2 * n_units]
-
     def _exchange(
         self, head: _Answer, body: Sequence[int] = ()
     ) -> tuple[_Answer, list[int]]:
         found = self.exchange.maxima((*head, *body))
         return _Answer(*found[: len(head)]), found[len(head) :]
-
-
-def _both(one: object, other: object) -> bool:
-    return bool(one) and bool(other)
 
 
 def _hash(what: object) -> int:

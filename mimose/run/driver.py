@@ -161,6 +161,14 @@ class Driver:
     def _attempt(
         self, step: Step, forward: Callable[..., Any], call: Call
     ) -> tuple[Any, BaseException | None]:
+        """Run a forward; return what came of it, where other ranks can go on, too."""
+        output, error = self._attempt_alone(step, forward, call)
+        error = self._retry.settled(error, call)
+        return (output if error is None else None), error
+
+    def _attempt_alone(
+        self, step: Step, forward: Callable[..., Any], call: Call
+    ) -> tuple[Any, BaseException | None]:
         chosen, outer = step.decision.chosen, top_saved_hooks(False)
         self._is_running = True
         if chosen is None:
@@ -316,10 +324,8 @@ class Driver:
             self.plans and is_measured,
         )
         agreed = agreement.agree(decision, asked)
-        if window.decision is not None:
-            window.decision = agreed
-        if window.steps and agreed.chosen is None and self.plans:
-            window.give_up(agreed.reason)
+        if self.plans:
+            window.agree(agreed)
         return agreed
 
     def _refuse_infeasible(self, facts: StepInput, memory: Memory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from mimose.run.ending import StepEnds
 from mimose.run.epoch import Epoch
 from mimose.run.events import EventRunner
 from mimose.run.findings import Findings
+from mimose.run.first_forward import FirstForward
 from mimose.run.meeting import Meeting
 from mimose.run.open_steps import OpenSteps
 from mimose.run.optimizer_watch import OptimizerWatch
@@ -55,10 +57,13 @@ from mimose.run.retry import Retry
 from mimose.run.rollback import Rollback
 from mimose.run.unit import Unit, note_shared_weights
 from mimose.run.writers import Writers
+from mimose.watch.communicating import communicates
 from mimose.watch.compiled import refuse_compiled
 from mimose.watch.describe import Describer
 from mimose.watch.placement import only_device
 from mimose.watch.units import UnitsSpec, find_units, refuse_other_checkpointing
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,6 +264,7 @@ class Engine:
                     self.policy,
                     self.events,
                     self.rollback,
+                    FirstForward(model, self.units, self.agreement),
                 ),
                 describer=self.describer,
                 windows=self.windows,
@@ -285,6 +291,12 @@ class Engine:
                 *(f"a layer {unit.name!r}" for unit in self.units),
             )
         )
+        use = self.agreement.use()
+        if use is not None:
+            reasons = ((unit.name, communicates(unit.module)) for unit in self.units)
+            found = (f"in {name}, {why}" for name, why in reasons if why)
+            why = next(found, "attach(agree=...) was given their group")
+            _log.info("mimose: %d ranks agree on each forward: %s", use.n_ranks, why)
 
     @property
     def host_use(self) -> HostUse | None:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from torch import distributed, nn
 
 from mimose.decide.policy import Policy
-from mimose.exceptions import MimoseError
+from mimose.exceptions import MimoseError, NotRecomputableError
 from mimose.learn.learner import Learner
+from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners import Menu
 from mimose.run.agreement import Agreement, Alone, Together
 from mimose.run.exchange import Exchange
@@ -184,7 +185,8 @@ def make_agreement(
             unit.waits = True
             unit.excluded.update(between(learner.model.menu))
     restrict(units, learner)
-    return Together(others.exchange, units, learner, policy, plans=plans)
+    menu = learner.model.menu
+    return Together(others.exchange, units, menu, policy, plans=plans)
 
 
 def _refuse_too_early(modules: Sequence[nn.Module]) -> None:
@@ -273,22 +275,36 @@ def why_step_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
         return why
     for thing in gc.get_objects():
         is_ddp = issubclass(type(thing), nn.parallel.DistributedDataParallel)
-        if is_ddp and any(module is root for module in thing.modules()):
+        if is_ddp and _holds(thing, root):
             return f"a module around the model {_DDP}"
     return ""
 
 
-_ALONE = "again on this rank alone"
+def _holds(wrapper: nn.Module, root: nn.Module) -> bool:
+    try:
+        return any(module is root for module in wrapper.modules())
+    except AttributeError:  # making it has failed, as memory ran out
+        return False
+
+
+_TOLD = "_mimose_told_alone"
+"""An error's attribute: it says already that nothing is run again."""
+_LESS = (
+    "Give attach() a lower budget, which leaves more free, or use shorter or fewer "
+    "inputs"
+)
+_WITHOUT = (
+    "Have the layer left out, which is then kept from the first step on: "
+    "attach(units=...) takes the class, or the names, of those to plan for"
+)
 
 
 def is_told_alone(error: BaseException) -> bool:
     """Whether an error says already that nothing is run again."""
-    return _ALONE in str(error)
+    return hasattr(error, _TOLD)
 
 
-def tell_alone(
-    error: BaseException, what: str, why: str, numbers: str, is_memory: bool = True
-) -> None:
+def tell_alone(error: BaseException, what: str, why: str, numbers: str) -> None:
     """Add to an error's own words that nothing is run again, and what to do.
 
     Args:
@@ -296,17 +312,15 @@ def tell_alone(
         what: What is not run again.
         why: Why others wait for it.
         numbers: What was held, and the budget.
-        is_memory: Whether memory ran out; else a layer did as never before.
     """
-    lower = (
-        "Give attach() a lower budget, which leaves more free, or use shorter or fewer "
-        "inputs; then start"
-    )
-    advice = lower if is_memory else "Start"
+    advice = _LESS if is_out_of_memory(error) else _WITHOUT
     said = str(error) or type(error).__name__
+    if isinstance(error, NotRecomputableError):
+        said = error.told
     text = (
-        f"{said}\nmimose does not run {what} {_ALONE}: {why}, so that "
-        f"other ranks wait for it or are ahead of it. {numbers} {advice} all ranks "
-        f"again, from the last saved state"
+        f"{said}\nmimose does not run {what} again on this rank alone: {why}, so that "
+        f"other ranks wait for it or are ahead of it. {numbers} {advice}; then start "
+        f"all ranks again, from the last saved state"
     )
     error.args = (text, *error.args[1:])
+    vars(error)[_TOLD] = True

@@ -14,9 +14,10 @@ from mimose.budget import format_bytes
 from mimose.decide.policy import Policy
 from mimose.exact.handed import autograd_clock
 from mimose.exact.input_watch import is_edited, marks
-from mimose.exceptions import LateChangeError, NotRecomputableError
+from mimose.exceptions import LateChangeError, MimoseError, NotRecomputableError
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.run.events import EventRunner
+from mimose.run.first_forward import FirstForward
 from mimose.run.footprint import Footprint
 from mimose.run.others import tell_alone, why_forward_waits
 from mimose.run.rollback import Rollback
@@ -55,6 +56,7 @@ class Retry:
         policy: Makes its plans anew after a failure.
         events: Knows what layers do to what they are given.
         rollback: Puts back what the forward has changed.
+        first: Tells other ranks what the first forward shows.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Retry:
         policy: Policy,
         events: EventRunner,
         rollback: Rollback,
+        first: FirstForward,
     ) -> None:
         self._model = model
         self._device = device
@@ -72,6 +75,23 @@ class Retry:
         self._policy = policy
         self._events = events
         self._rollback = rollback
+        self._first = first
+
+    def settled(self, error: BaseException | None, call: Call) -> BaseException | None:
+        """Return what a forward ends with, given what other ranks found in theirs.
+
+        Args:
+            error: What it has raised; None if it came to its end.
+            call: What the root was called with.
+        """
+        is_found = isinstance(error, NotRecomputableError)
+        if self._first.is_over or not (error is None or is_found):
+            return error
+        own = error if isinstance(error, NotRecomputableError) else None
+        try:
+            return self._first.settle(own, is_repeatable=not self._has_changed(call))
+        except MimoseError as unanswered:
+            return own or unanswered
 
     def prepare(self, step: Step, error: BaseException, call: Call) -> bool:
         """Turn a failed step into the safest one, if that can help.
@@ -92,10 +112,9 @@ class Retry:
         if isinstance(error, NotRecomputableError):
             for index in error.units:
                 self._events.units[index].keep(error.why)
-        if self._may_be_alone(step, error) and self._is_waited_for(step, error):
+        if self._may_be_alone(error) and self._is_waited_for(step, error):
             return False
-        may_have_changed = self._events.knowledge.may_have_changed
-        if call.is_edited() or may_have_changed(call.args, call.kwargs, call.clock):
+        if self._has_changed(call) or not self._all_can(error):
             return False
         if not self._helps(step, error):
             return False
@@ -116,17 +135,22 @@ class Retry:
         release_memory(self._device)
         self._rollback.restore()
 
-    @staticmethod
-    def _may_be_alone(step: Step, error: BaseException) -> bool:
-        """Whether other ranks may not fail alike, at the same place.
+    def _has_changed(self, call: Call) -> bool:
+        """Whether the forward may have changed what the root was given."""
+        may_have_changed = self._events.knowledge.may_have_changed
+        is_edited = call.is_edited()
+        return is_edited or may_have_changed(call.args, call.kwargs, call.clock)
 
-        What follows from a layer's code shows where all is recomputed and looked at
-        for the first time, which is as the session begins, on all ranks. Later, what
-        ran differs by rank, and so may what a new size shows.
-        """
-        follows = isinstance(error, (LateChangeError, NotRecomputableError))
-        is_first = step.decision.phase == "collect"
-        return is_out_of_memory(error) or (follows and not is_first)
+    def _may_be_alone(self, error: BaseException) -> bool:
+        """Whether it could help to run again, and not all ranks do."""
+        if isinstance(error, NotRecomputableError):
+            return not self._first.is_common
+        return is_out_of_memory(error) or isinstance(error, LateChangeError)
+
+    def _all_can(self, error: BaseException) -> bool:
+        """Whether no rank that has the same error has changed what it was given."""
+        is_common = isinstance(error, NotRecomputableError) and self._first.is_common
+        return self._first.all_run_again or not is_common
 
     def _is_waited_for(self, step: Step, error: BaseException) -> bool:
         """Whether other ranks wait for the forward; then the error says so."""
@@ -141,7 +165,6 @@ class Retry:
                 why,
                 f"The step began with {format_bytes(start)}{reached}, and the budget "
                 f"is {budget}.",
-                is_out_of_memory(error),
             )
         return bool(why)
 

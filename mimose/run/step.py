@@ -126,7 +126,8 @@ class Step:
         self.retries += 1
         self.window.give_up(reason)
         self._unplanned.make_safest()
-        self.take(Decision("fallback", None, reason=reason))
+        again = Decision("fallback", None, reason=reason, is_whole=self.is_whole)
+        self.take(again)
 
     @property
     def can_be_safer(self) -> bool:

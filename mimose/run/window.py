@@ -116,6 +116,17 @@ class Window:
         self.planned = whole
         return decision
 
+    def agree(self, decision: Decision) -> None:
+        """Take note of what all ranks do, which is for what this one had planned for.
+
+        Args:
+            decision: It.
+        """
+        if self.decision is not None:
+            self.decision = decision
+        if self.steps and decision.chosen is None:
+            self.give_up(decision.reason)
+
     def add(self, step: Step, calls: tuple[int, ...]) -> None:
         """Take in a forward that has ended."""
         if self.steps:

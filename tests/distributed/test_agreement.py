@@ -29,8 +29,23 @@ _CASES = {
 }
 
 
+_IMPURE: dict[str, dict[str, Any]] = {
+    "on one rank": {"kind": "fsdp", "block": "Grows"},
+    "on one rank of those that agree": {"kind": "groups", "block": "Grows"},
+    "on one rank, in a wrapper": {"kind": "holder", "block": "Grows"},
+    "on all ranks": {"kind": "fsdp", "block": "Counts"},
+    "in the middle of a forward": {"kind": "sends", "block": "Edits"},
+}
+_REFUSED_IMPURE: dict[str, dict[str, Any]] = {
+    "an edited batch": {"kind": "fsdp", "block": "Grows", "late": "edits"},
+    "later": {"kind": "fsdp", "block": "CountsLate", "late": "context", "steps": 9},
+}
+_TOLD = {
+    "groups": "in blocks.0, one.up is a sharded group of its own",
+    "sends": "attach(agree=...) was given their group",
+}
 _SILENT = ("fsdp", "ddp", "plain")
-_REFUSED = ("attach", "unreadable", "budget", "an odd thing", "unlike")
+_REFUSED = ("attach", "unreadable", "budget", "an odd thing", "judged", "unlike")
 _MET = ("twice", "arguments", "units", "in a group", "free", "late")
 _LATER = ("groups", "parallel", "in between")
 _OUT_OF_MEMORY: dict[str, dict[str, Any]] = {
@@ -48,12 +63,20 @@ def trained(launch: Callable[..., Any]) -> Any:
     """Run all cases in one launch; last the one that ends a rank."""
     cases = {
         **{name: {"do": "train", **case} for name, case in _CASES.items()},
+        **{
+            f"impure {n}": {"do": "impure", **case}
+            for n, case in (_IMPURE | _REFUSED_IMPURE).items()
+        },
+        "norms": {"do": "norms"},
+        "norms, recomputed": {"do": "norms", "planner": "full"},
+        **{f"told {kind}": {"do": "told", "kind": kind} for kind in _TOLD},
         **{f"silent {kind}": {"do": "silent", "kind": kind} for kind in _SILENT},
         **{f"refused {how}": {"do": "refused", "how": how} for how in _REFUSED},
         **{f"met {how}": {"do": "meet", "how": how} for how in _MET},
         **{f"later {kind}": {"do": "later", "kind": kind} for kind in _LATER},
         "timeout": {"do": "side_timeout"},
         "bad": {"do": "bad_agree"},
+        "gone": {"do": "group_gone"},
         **{n: {"do": "out_of_memory", **c} for n, c in _OUT_OF_MEMORY.items()},
     }
     return launch("agreement_cases:call", cases, limit_seconds=_LIMIT_SECONDS)
@@ -65,6 +88,19 @@ def test_gradients_are_those_of_the_bare_model(trained: Any, case: str) -> None:
     ranks = trained[case]
     assert [[], []] == [rank["differ in steps"] for rank in ranks]
     assert ranks[0]["actions"] == ranks[1]["actions"]
+
+
+@pytest.mark.parametrize(
+    ("case", "actions"), [("norms", "rk"), ("norms, recomputed", "rr")]
+)
+def test_running_statistics_over_all_ranks(
+    trained: Any, case: str, actions: str
+) -> None:
+    """Gradients, buffers and random state are the bare model's, with no rows, too."""
+    for rank in trained[case]:
+        assert [] == rank["differences"]
+        assert ["buffer", "gradient", "loss", "random"] == rank["compared"]
+        assert actions == rank["actions"][-1]
 
 
 @pytest.mark.parametrize("kind", ["groups", "sends", "parallel"])
@@ -103,8 +139,8 @@ def test_layers_that_wait_are_planned_as_a_whole(trained: Any) -> None:
 
 
 def test_each_forward_exchanges(trained: Any) -> None:
-    """Once to meet, once a forward, once more where plans differ."""
-    n_meetings = 1
+    """Once to meet, once a forward, and behind the first; again where plans differ."""
+    n_meetings = 2
     for rank in trained["fixed"]:
         assert n_meetings + 4 == rank["exchanges"]
         assert ["rk"] * 4 == rank["actions"]
@@ -115,9 +151,55 @@ def test_each_forward_exchanges(trained: Any) -> None:
 
 
 def test_nothing_is_sent_where_layers_do_not_wait(trained: Any) -> None:
-    """No group is made and nothing exchanged: one group a layer, wrappers, or none."""
+    """No group is made; under FSDP2 ranks exchange once, behind the first forward."""
     for kind in _SILENT:
-        assert [{"steps": 3, "sent": []}] * 2 == trained[f"silent {kind}"]
+        sent = ["all_reduce"] if kind == "fsdp" else []
+        assert [{"steps": 3, "sent": sent}] * 2 == trained[f"silent {kind}"]
+
+
+@pytest.mark.parametrize("kind", _TOLD)
+def test_that_ranks_agree_is_told(trained: Any, kind: str) -> None:
+    """A line in the log says why, and a row in the report what it took."""
+    for rank in trained[f"told {kind}"]:
+        (line,) = rank["lines"]
+        assert line.startswith("mimose: 2 ranks agree on each forward: ")
+        assert _TOLD[kind] in line
+        (row,) = rank["report"]
+        assert "2 agree; 0 forwards did other than this rank alone would have" in row
+        assert {"n_ranks": 2, "n_exchanges": 4, "n_changed": 0}.items() <= (
+            rank["use"].items()
+        )
+
+
+@pytest.mark.parametrize("case", _IMPURE)
+def test_all_keep_what_one_finds_in_the_first_forward(trained: Any, case: str) -> None:
+    """All ranks run it again, and gradients are those of the bare model."""
+    for rank in trained[f"impure {case}"]:
+        assert ["nothing", ""] == rank["said"]
+        assert [True] * 4 == rank["equal"]
+        assert [1, 0, 0, 0] == rank["retries"]
+        assert ["0", "1"] == sorted(name.split(".")[-1] for name in rank["kept"])
+
+
+def test_no_rank_runs_again_what_another_cannot(trained: Any) -> None:
+    """Where one has edited its batch all raise, and keep the layers from then on."""
+    for rank in trained["impure an edited batch"]:
+        assert "NotRecomputableError" == rank["said"][0]
+        assert rank["said"][1].endswith("run the step again, with the batch as it was.")
+        assert [0] == rank["retries"]
+        assert ["blocks.0", "blocks.1"] == sorted(rank["kept"])
+
+
+def test_what_is_found_later_is_an_error(trained: Any) -> None:
+    """No rank can know what others find, though layers are looked at anew."""
+    for rank in trained["impure later"]:
+        name, said = rank["said"]
+        assert "NotRecomputableError" == name
+        assert said.startswith("blocks.0, blocks.1 cannot be recomputed")
+        assert "does not run the forward of step 9 again on this rank alone" in said
+        assert "attach(units=...)" in said
+        assert "run the step again" not in said
+        assert [0] * 10 == rank["retries"]
 
 
 def test_what_one_rank_refuses_all_refuse(trained: Any) -> None:
@@ -132,11 +214,12 @@ def test_what_one_rank_refuses_all_refuse(trained: Any) -> None:
     first, second = found["unreadable"]
     assert ("OtherRankError", "BudgetError") == (first[0], second[0])
     assert "'a lot'" in first[1]
-    first, second = found["an odd thing"]
-    assert ("OtherRankError", "ValueError") == (first[0], second[0])
-    assert first[1].startswith("rank 1 could not run this step")
-    assert "ValueError: an odd thing" in first[1]
-    for how in ("budget", "an odd thing"):
+    for how in ("an odd thing", "judged"):
+        first, second = found[how]
+        assert ("OtherRankError", "ValueError") == (first[0], second[0])
+        assert first[1].startswith("rank 1 could not run this step")
+        assert f"ValueError: {how}" in first[1]
+    for how in ("budget", "an odd thing", "judged"):
         assert ["nothing", "nothing"] == [rank[2] for rank in found[how]]
     for name, said, *_ in found["unlike"]:
         assert name == "MimoseError"
@@ -209,6 +292,14 @@ def test_nothing_is_run_again_where_others_wait(trained: Any) -> None:
     other, failed = found["one rank"]
     assert "again on this rank alone" in failed[1]
     assert "closed by peer" in other[1] or "reset by peer" in other[1]
+
+
+def test_a_group_that_is_gone_is_told_of(trained: Any) -> None:
+    """A forward says what to do, and detaching is no error."""
+    for forward, detach in trained["gone"]:
+        assert "MimoseError" == forward[0]
+        assert "detach the session before destroy_process_group()" in forward[1]
+        assert ["nothing", ""] == detach
 
 
 def test_agree_is_checked_at_the_door(trained: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from unittest import mock
 
 import pytest
@@ -81,26 +82,52 @@ def test_agree_is_a_word_or_a_group(toys, agree):
     assert repr(agree) in str(caught.value)
 
 
-@pytest.mark.parametrize("phase", ["collect", "fallback", "plan"])
-def test_only_first_steps_are_run_again_where_others_wait(monkeypatch, phase):
-    """Plans and sizes differ by rank, so may what fails; at first, all look at all."""
-    retry = mimose.run.retry
-    monkeypatch.setattr(retry, "why_forward_waits", lambda *_: "it is sharded")
-    step, call, footprint = mock.MagicMock(), mock.MagicMock(), mock.MagicMock()
+_NOT_RECOMPUTABLE = mimose.NotRecomputableError({0: "layer"}, "it is odd")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_settled", "is_run_again"),
+    [
+        (_NOT_RECOMPUTABLE, True, True),
+        (_NOT_RECOMPUTABLE, False, False),
+        (mimose.LateChangeError("layer", [(7, "seen")]), True, False),
+        (torch.OutOfMemoryError("CUDA out of memory"), True, False),
+    ],
+)
+@pytest.mark.parametrize("phase", ["collect", "plan"])
+def test_a_forward_that_others_wait_for(
+    monkeypatch, phase, error, is_settled, is_run_again
+):
+    """It is run again if all ranks know, whatever the phase; else it says so."""
+    monkeypatch.setattr(mimose.run.retry, "why_forward_waits", lambda *_: "it waits")
+    error = copy.copy(error)
+    step, call, events = mock.MagicMock(), mock.MagicMock(), mock.MagicMock()
     step.decision.phase = phase
-    step.start_bytes = 5
-    step.record.return_value = mock.MagicMock(
-        predicted_peak_bytes=7, budget_bytes=9, phase=phase
-    )
+    step.start_bytes, step.retries = 5, 0
+    step.record.return_value = mock.MagicMock(predicted_peak_bytes=7, budget_bytes=9)
     call.is_edited.return_value = False
-    events = mock.MagicMock()
     events.knowledge.may_have_changed.return_value = False
-    model, device = nn.Linear(2, 2), torch.device("cpu")
-    made = retry.Retry(
-        model, device, footprint, mock.MagicMock(), events, mock.MagicMock()
+    first = mock.MagicMock(is_common=is_settled, all_run_again=is_settled)
+    retry = mimose.run.retry.Retry(
+        nn.Linear(2, 2),
+        torch.device("cpu"),
+        mock.MagicMock(),
+        mock.MagicMock(),
+        events,
+        mock.MagicMock(),
+        first,
     )
-    error = mimose.exceptions.NotRecomputableError({0: "layer"}, "it is odd")
-    is_late = phase != "collect"
-    assert made.prepare(step, error, call) is not is_late
-    assert is_told_alone(error) is is_late
-    assert "lower budget" not in str(error)
+    assert is_run_again is retry.prepare(step, error, call)
+    assert is_run_again is not is_told_alone(error)
+    words = "lower budget" if "memory" in str(error) else "attach(units=...)"
+    assert is_run_again or words in str(error)
+
+
+def test_a_wrapper_that_was_not_made_is_none():
+    """One whose making failed, as memory ran out, is among all objects for a while."""
+    half = nn.parallel.DistributedDataParallel.__new__(
+        nn.parallel.DistributedDataParallel
+    )
+    with mock.patch("mimose.run.others.n_ranks", lambda: 2):
+        assert "" == why_step_waits(nn.Linear(2, 2))
+    del half

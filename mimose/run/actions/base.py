@@ -99,9 +99,6 @@ class Action(Protocol):
 
         Returns:
             What the unit returns.
-
-        Raises:
-            NotRecomputableError: It turned out one that cannot run so.
         """
         ...
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from mimose.exact.changes import SavedBuffers
 from mimose.exact.first_call import FirstCall
-from mimose.exact.input_watch import cut_off, is_edited, marks
+from mimose.exact.input_watch import Marks, is_edited, marks
 from mimose.exact.named_errors import is_inside_checkpoint
-from mimose.exceptions import NotRecomputableError
 from mimose.measure.gauges import Counted
 from mimose.planners.actions import RECOMPUTE
 from mimose.run.actions.base import Probe, UnitCall
@@ -20,6 +19,7 @@ from mimose.run.unit import Unit
 
 _UNSAVABLE = "Inference tensors cannot be saved for backward"
 """What torch says before the forward runs, for `checkpoint` saves what it is given."""
+_INFERENCE = "a tensor that it is handed was made under torch.inference_mode()"
 
 
 class Recompute:
@@ -91,17 +91,12 @@ class Recompute:
         except RuntimeError as error:
             if _UNSAVABLE not in str(error):
                 raise
-            why = "a tensor that it is handed was made under torch.inference_mode()"
-            raise NotRecomputableError({unit.index: unit.name}, why) from error
-        if comparison is not None and is_edited(noted):
-            cut_off(noted)
-            why = "it edits its own input in place"
-            raise NotRecomputableError({unit.index: unit.name}, why)
-        call.notes.note_read(unit, noted)
+            _note(call, noted, _INFERENCE)
+            return call.forward()
         why = "" if first is None else unit.learn(first, call.notes.answers)
-        if why:  # at once: whatever becomes of this forward, the next knows
-            unit.keep(why)
-            call.notes.note_impure(unit, why)
+        if comparison is not None and is_edited(noted):
+            why = "it edits its own input in place"
+        _note(call, noted, why)
         if comparison is not None:
             unit.note_compared(is_doubted=unit.is_doubted)
             if not unit.guard.changes_weights:
@@ -116,3 +111,14 @@ class Recompute:
     def held_bytes(self, counted: Counted) -> float:
         """Return what of the call is handed on: its outputs."""
         return counted.output_bytes
+
+
+def _note(call: UnitCall, noted: Marks, why: str) -> None:
+    """Take note of a call that will run again, or why it may not.
+
+    That is no error before the forward has ended: other ranks may wait in it.
+    """
+    call.notes.note_read(call.unit, noted)
+    if why:  # at once: whatever becomes of this forward, the next knows
+        call.unit.keep(why)
+        call.notes.note_impure(call.unit, why)
