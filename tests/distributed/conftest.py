@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -12,8 +13,10 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def launch() -> Callable[..., Any]:
-    """Run cases on several ranks: `launch` of ``tests/fixtures/ranks.py``."""
+def launch(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    """Run cases on several ranks: `launch_once` of ``tests/fixtures/ranks.py``."""
     if sys.platform != "linux":
         pytest.skip("processes are started, and killed, as on Linux")
     path = Path(__file__).parents[1] / "fixtures" / "ranks.py"
@@ -22,5 +25,7 @@ def launch() -> Callable[..., Any]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    function: Callable[..., Any] = module.launch
-    return function
+    shared = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):  # a folder of one of xdist's processes
+        shared = shared.parent
+    return functools.partial(module.launch_once, shared)
