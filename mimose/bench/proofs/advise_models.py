@@ -18,6 +18,7 @@ from mimose.bench.zoo import builder
 _VOCABULARY = 1000
 _CLASSES = 10
 _SAMPLES = 64
+_TEXTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,13 @@ def bert() -> tuple[nn.Module, Any]:
     return _bert(), {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
+def texts() -> tuple[nn.Module, Any]:
+    """Return a BERT twice as wide on texts of 128 tokens: of no case, for the docs."""
+    ids = torch.randint(_VOCABULARY, (_TEXTS, 128))
+    labels = torch.randint(_CLASSES, (len(ids),))
+    return _texts(), {"input_ids": ids, "labels": labels}
+
+
 def gpt2() -> tuple[nn.Module, Any]:
     """Return a GPT-2 on texts of 16 tokens."""
     ids = _ids()
@@ -101,6 +109,17 @@ _bert = builder(
     vocab_size=_VOCABULARY,
     use_cache=False,
     **_LAYERS,
+)
+_texts = builder(
+    "BertConfig",
+    "BertForSequenceClassification",
+    vocab_size=_VOCABULARY,
+    use_cache=False,
+    hidden_size=128,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    intermediate_size=512,
+    num_labels=_CLASSES,
 )
 _gpt2 = builder(
     "GPT2Config",
