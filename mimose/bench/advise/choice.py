@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.models import Model
 from mimose.bench.advise.ties import noise_of
 
@@ -34,6 +36,13 @@ class Choice:
         return self.samples_per_second / self.runner_up_samples_per_second
 
 
+class _Candidate(NamedTuple):
+    model: Model
+    batch: float
+    rate: float
+    """Samples a second."""
+
+
 def choose(
     models: Sequence[Model],
     spreads: Mapping[str, float],
@@ -41,6 +50,8 @@ def choose(
     batch: int | None,
 ) -> Choice | None:
     """Choose by throughput among the methods that fit.
+
+    Plain training where nobody can tell it from the fastest: it needs no change.
 
     Args:
         models: The methods.
@@ -52,30 +63,42 @@ def choose(
     Returns:
         The choice; None where nothing fits.
     """
+    found = [
+        _Candidate(model, *_rate(model, memory_bytes, batch))
+        for model in models
+        if model.is_usable
+    ]
     found = sorted(
-        (
-            (_rate(model, memory_bytes, batch), model.name)
-            for model in models
-            if model.is_usable
-        ),
-        key=lambda each: -each[0][1],
+        (each for each in found if each.rate > 0.0), key=lambda each: -each.rate
     )
-    found = [each for each in found if each[0][1] > 0.0]
     if not found:
         return None
-    (size, rate), name = found[0]
-    (other_size, other_rate), other = found[1] if len(found) > 1 else ((0.0, 0.0), "")
-    noise = noise_of(spreads, name, other)
+    noises = [_noise(found[0], each, spreads) for each in found]
+    tied = [
+        each
+        for each, noise in zip(found, noises, strict=True)
+        if found[0].rate / each.rate - 1.0 <= noise
+    ]
+    plain = [each for each in tied if each.model.name == PLAIN]
+    best, *others = [*plain, *(each for each in found if each not in plain)]
+    other = others[0] if others else None
     return Choice(
-        name=name,
-        batch=size,
-        samples_per_second=rate,
-        runner_up=other,
-        runner_up_batch=other_size,
-        runner_up_samples_per_second=other_rate,
-        is_tie=bool(other) and rate / other_rate - 1.0 <= noise,
-        too_few=bool(other) and math.isinf(noise),
+        name=best.model.name,
+        batch=best.batch,
+        samples_per_second=best.rate,
+        runner_up="" if other is None else other.model.name,
+        runner_up_batch=0.0 if other is None else other.batch,
+        runner_up_samples_per_second=0.0 if other is None else other.rate,
+        is_tie=other in tied,
+        too_few=other is not None and math.isinf(_noise(best, other, spreads)),
     )
+
+
+def _noise(one: _Candidate, other: _Candidate, spreads: Mapping[str, float]) -> float:
+    """Return the share by which noise, and what is not known, could set two apart."""
+    noise = noise_of(spreads, one.model.name, other.model.name)
+    doubts = (each.model.doubt(each.batch) for each in (one, other))
+    return math.hypot(noise, *doubts)
 
 
 def _rate(model: Model, memory_bytes: float, batch: int | None) -> tuple[float, float]:

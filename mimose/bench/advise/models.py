@@ -25,8 +25,6 @@ _ABOVE = 1.0 + 1e-6
 """A budget that no plan keeps is below the least one by a trifle, at least."""
 _FURTHEST = 4.0
 """From the longest length measured."""
-_STEPS = 64
-"""Batches looked at for the best of a method that plans."""
 
 
 class _Predicts(Protocol):
@@ -118,6 +116,10 @@ class Model(Protocol):
         """Return the seconds of a step; infinite where it does not fit."""
         ...
 
+    def doubt(self, batch: float) -> float:
+        """Return how far off these may be beside the noise, as a share."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Steady:
@@ -206,6 +208,11 @@ class Steady:
             return math.inf
         return self.predict(batch)
 
+    def doubt(self, batch: float) -> float:
+        """Return 0: a fit goes through what was timed."""
+        del batch
+        return 0.0
+
     def predict(self, x: float) -> float:
         """Return the seconds of a step, whether it fits or not.
 
@@ -244,8 +251,8 @@ class Planned:
     foretold: tuple[Foretold, ...]
     """At two sizes or more, in order."""
     highest: float
-    timed_to: float = 0.0
-    """The largest size that was timed."""
+    timed: tuple[float, ...] = ()
+    """Sizes, in order."""
     residuals: Residuals = field(default_factory=Residuals)
     """What steps took over what these three say, at the memory they were timed in."""
     refused: str = ""
@@ -267,12 +274,16 @@ class Planned:
         That is twice the largest that ran; the last that was timed where nobody knows
         how plain training goes on.
         """
-        last = min(self.highest, self.timed_to)
+        last = min(self.highest, self.timed[-1])
         return last if self.refused else math.floor(REACH * last)
 
-    @property
-    def error(self) -> float:
-        """How far plans were off at sizes that were timed, a share, on average."""
+    def doubt(self, batch: float) -> float:
+        """Return how far off seconds may be beside the noise, as a share.
+
+        Where a batch was not timed, as far as plans were off at those that were.
+        """
+        if batch in self.timed:
+            return 0.0
         return float(np.mean([abs(ratio - 1.0) for ratio in self.residuals.ratios]))
 
     def largest_batch(self, memory_bytes: float, *, whole: bool = True) -> float:
@@ -285,13 +296,15 @@ class Planned:
         return float(math.floor(found + _ROUNDING)) if whole else found
 
     def best(self, memory_bytes: float, *, whole: bool = True) -> Best:
-        """Return the batch of the most samples a second, of those that fit."""
+        """Return the batch of the most samples a second, of those that fit.
+
+        Of those that were timed, and the largest of which seconds may be told: between
+        them a session may have found other plans than were foretold.
+        """
         largest = min(self.largest_batch(memory_bytes, whole=whole), self.farthest)
         if largest < 1.0:
             return Best(0.0, 0.0)
-        batches = [float(each) for each in np.geomspace(1.0, largest, _STEPS)]
-        if whole:
-            batches = sorted({float(round(each)) for each in batches})
+        batches = sorted({largest, *(each for each in self.timed if each <= largest)})
         rates = [batch / self._seconds(batch, memory_bytes) for batch in batches]
         most = max(rates)
         return Best(batches[rates.index(most)], most)
@@ -370,7 +383,7 @@ def planned(measured: Measured, plain: Steady, memory_bytes: float) -> Planned |
             for each in rows
         ),
         highest=float(max(each.batch for each in measured.weighed)),
-        timed_to=float(max(each.batch for each in timed)),
+        timed=tuple(sorted(float(each.batch) for each in timed)),
         refused=plain.fitted.seconds.refused,
     )
     return with_rates(bare, timed, memory_bytes)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mimose.bench.advise.measured import Measured
-from mimose.bench.advise.models import Model, Planned, Steady
+from mimose.bench.advise.models import Model, Steady
 from mimose.bench.advise.ties import n_readings, noise_of, spread, well_timed
 from mimose.predictors import LEAST_ROUNDS, Readings, noise_ceiling, ratio_interval
 from mimose.report.page.looks import counted
@@ -100,10 +100,7 @@ def _interval(
         "plain": spread(plain, is_fitted=of_plain.is_fitted),
         "method": spread(measured, is_fitted=model.is_fitted),
     }
-    off = noise_of(spreads, "plain", "method")
-    is_timed = best.batch in {each.size for each in measured.timed}
-    if isinstance(model, Planned) and not is_timed:
-        off = math.hypot(off, model.error)
+    off = math.hypot(noise_of(spreads, "plain", "method"), model.doubt(best.batch))
     return ratio * (1.0 - off), ratio * (1.0 + off)
 
 

@@ -65,6 +65,21 @@ def test_noise_gives_no_verdict(line, measurements):
     assert advice.at_sample.is_tie
 
 
+def test_of_those_that_are_as_fast_plain_training_is_chosen(line, measurements):
+    """A method that is faster by less than the noise is no reason for a change."""
+    advice = advise_on(
+        measurements(
+            line("none", 10, 100, 0.1, 0.01, noise=0.02),
+            line("rows", 10, 100, 0.0999, 0.01, noise=0.02),
+            budget_mib=500,
+        )
+    )
+    choice = advice.at_sample
+    assert choice.is_tie
+    assert (choice.name, choice.runner_up) == ("none", "rows")
+    assert choice.runner_up_samples_per_second > choice.samples_per_second
+
+
 def test_a_noisy_machine_gives_no_verdict(line, measurements):
     """Rounds that differ by more than the methods do say nothing."""
     advice = advise_on(

@@ -7,6 +7,7 @@ import pytest
 
 from mimose.bench.advise.measured import AtSize, Foretold, Measured, Timed, Weighed
 from mimose.bench.advise.models import Curve, longest, planned, steady
+from mimose.predictors import Residuals
 
 MIB = 2**20
 
@@ -74,12 +75,21 @@ def test_a_batch_without_a_plan_does_not_fit(line):
     assert found.largest_batch(200 * MIB * 200 / 164) == 49.0
 
 
-def test_the_best_batch_of_plans_is_a_batch_that_fits(plan):
-    """The best batch of plans is a batch that fits."""
+def test_the_best_batch_of_plans_is_one_that_was_timed_or_the_largest(plan):
+    """Between those that were timed a session may have other plans."""
     best = plan.best(200 * MIB)
-    assert best.batch <= 50
-    rates = [batch / plan.step_seconds(batch, 200 * MIB) for batch in range(1, 51)]
-    assert best.samples_per_second == pytest.approx(max(rates), rel=0.01)
+    rates = {each: each / plan.step_seconds(each, 200 * MIB) for each in (4, 8, 16)}
+    assert plan.farthest == 16.0
+    assert best.batch == max(rates, key=lambda each: rates[each])
+    assert best.samples_per_second == rates[best.batch]
+
+
+def test_plans_are_doubted_where_they_were_not_timed(line):
+    """By as much as they were off where they were timed, on average."""
+    found = _planned(line)
+    off = replace(found, residuals=Residuals.of([4, 8], [1.0, 1.0], [1.1, 0.9]))
+    assert off.doubt(8) == 0.0
+    assert off.doubt(6) == pytest.approx(0.1)
 
 
 def test_what_the_allocator_takes_counts(line):
