@@ -20,7 +20,7 @@ from mimose.bench.advise.models import (
     planned,
     steady,
 )
-from mimose.bench.advise.ties import spread
+from mimose.bench.advise.ties import spreads_of
 from mimose.bench.advise.verdict import ceiling, verdict_of
 from mimose.predictors import p_point, p_score
 from mimose.predictors.lines import LINE
@@ -112,13 +112,7 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
     """
     budget = measurements.budget_bytes if budget_bytes is None else budget_bytes
     models = _models(measurements)
-    spreads = {
-        each.method: spread(
-            each,
-            is_fitted=each.method not in models or models[each.method].is_fitted,
-        )
-        for each in measurements.methods
-    }
+    spreads = spreads_of(measurements, models)
     names = {each.method for each in measurements.methods if each.is_exact}
     exact = [model for name, model in models.items() if name in names]
     plain = models.get(PLAIN)

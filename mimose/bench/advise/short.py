@@ -13,7 +13,7 @@ from mimose.bench.advise.conditions import least_readings
 from mimose.bench.advise.effects import FURTHEST_LENGTH
 from mimose.bench.advise.methods import PLAIN
 from mimose.bench.advise.phrases import called, listed
-from mimose.bench.advise.ties import noise_of, spread
+from mimose.bench.advise.ties import noise_of, spreads_of
 from mimose.bench.advise.unknown import fits_unknown, fits_untimed
 from mimose.predictors import LEAST_ROUNDS
 from mimose.predictors.throughput import REACH
@@ -183,11 +183,7 @@ def _beats_plain(advice: Advice, choice: Choice) -> bool:
 
 
 def _noise(advice: Advice, one: str, other: str) -> float:
-    spreads = {}
-    for each in advice.measurements.methods:
-        model = advice.models.get(each.method)
-        is_fitted = model is None or model.is_fitted
-        spreads[each.method] = spread(each, is_fitted=is_fitted)
+    spreads = spreads_of(advice.measurements, advice.models)
     return noise_of(spreads, one, other)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mimose.bench.advise.measured import Measured, Timed
+from mimose.bench.advise.measured import Measured, Measurements, Timed
+from mimose.bench.advise.models import Model
 from mimose.predictors import LEAST_ROUNDS
 
 _DEVIATIONS = 2.0
@@ -50,6 +51,23 @@ def spread(measured: Measured, *, is_fitted: bool = True) -> float:
     if not found:
         return math.inf
     return statistics.median(found) if is_fitted else max(found)
+
+
+def spreads_of(
+    measurements: Measurements, models: Mapping[str, Model]
+) -> dict[str, float]:
+    """Return each method's `spread`, by name.
+
+    Args:
+        measurements: Of all methods.
+        models: Of those that have one, by name.
+    """
+    return {
+        each.method: spread(
+            each, is_fitted=each.method not in models or models[each.method].is_fitted
+        )
+        for each in measurements.methods
+    }
 
 
 def noise_of(spreads: Mapping[str, float], one: str, other: str) -> float:
