@@ -28,6 +28,7 @@ from torch.nn.modules import module as _modules
 from torch.utils import _python_dispatch, _pytree, checkpoint
 
 __all__ = [
+    "ATTENTION_FLAGS",
     "CHECKPOINT_WRAPPED",
     "COMPILED_CALL",
     "COMPILED_FROM",
@@ -49,7 +50,9 @@ __all__ = [
     "drop_saved_hooks",
     "empty_host_cache",
     "eval_frame_callback",
+    "forward_hooks_of",
     "fsdp_groups",
+    "global_forward_hooks",
     "group_timeout",
     "has_backward_hooks",
     "has_global_backward_hooks",
@@ -151,6 +154,24 @@ def clear_hooks(module: nn.Module) -> None:
     """
     module._forward_hooks.clear()
     module._forward_pre_hooks.clear()
+
+
+def forward_hooks_of(module: nn.Module) -> tuple[tuple[Any, Any], ...]:
+    """Return the tables of hooks before and behind a module's forward, by handle.
+
+    Each with that of the hooks that are given keywords. No thread found.
+    """
+    return (
+        (module._forward_hooks, module._forward_hooks_with_kwargs),
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+    )
+
+
+global_forward_hooks: tuple[tuple[Any, Any], ...] = (
+    (_modules._global_forward_hooks, _modules._global_forward_hooks_with_kwargs),
+    (_modules._global_forward_pre_hooks, {}),
+)
+"""The same of the hooks on all modules; those before a forward get no keywords."""
 
 
 def has_backward_hooks(module: nn.Module) -> bool:
@@ -285,6 +306,28 @@ n_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 top_transform: Callable[[], object | None] = torch._C._functorch.peek_interpreter_stack
 """The transform of ``torch.func`` that runs; None outside of any. Asked by torch for
 the same reason in #140439; no thread about a public form was found."""
+
+ATTENTION_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = tuple(
+    (getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{setter}"))
+    for name, setter in (
+        ("flash_sdp_enabled", "sdp_use_flash"),
+        ("mem_efficient_sdp_enabled", "sdp_use_mem_efficient"),
+        ("math_sdp_enabled", "sdp_use_math"),
+        ("cudnn_sdp_enabled", "sdp_use_cudnn"),
+        ("overrideable_sdp_enabled", "sdp_use_overrideable"),
+        ("sdp_priority_order", "sdp_priority_order"),
+        ("cudnn_enabled", "cudnn_enabled"),
+        ("cudnn_benchmark", "cudnn_benchmark"),
+        ("cudnn_deterministic", "cudnn_deterministic"),
+        ("cudnn_allow_tf32", "cudnn_allow_tf32"),
+        ("mkldnn_enabled", "mkldnn_enabled"),
+    )
+    if hasattr(torch._C, f"_get_{name}") and hasattr(torch._C, f"_set_{setter}")
+)
+"""What chooses kernels of attention, of convolutions and of products on a CPU: read in
+each recomputed call. `torch.backends` has public forms of most, in up to three Python
+calls each; of the order of attention kernels there is none (#135485). A pair that an
+installation lacks is left out: what it chooses is then not as in the forward."""
 
 # ------------------------------------------------------------- torch.utils.checkpoint
 

@@ -1,4 +1,12 @@
-"""What a recomputation has to find as the forward left it: weights, buffers, modes."""
+"""What a recomputation has to find as its forward did.
+
+Note: [Entered, left, recomputed]
+What a layer reads is taken note of twice. As a call enters: attributes, hooks inside,
+what chooses kernels, buffers by reference. As it leaves: weights, buffers and tensors
+among the attributes, with their versions, and modes. A recomputation sets the former
+and the modes back where they are others by then, and puts back behind it what it has
+found; it does not begin where the weights are others.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +14,17 @@ import contextlib
 import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import nn
 
+from mimose.exact.attributes import INTERNAL, Attributes, Places, State
 from mimose.exact.changes import BufferSlot
-from mimose.exact.impurities import INTERNAL
+from mimose.exact.global_flags import Flags, flags_now, with_flags
+from mimose.exact.inner_hooks import HookCalls, InnerHooks
 from mimose.exact.named_errors import Naming
+from mimose.exact.structure import Structure, Tables, filled_as
 from mimose.exceptions import ChangedWeightsError
 from mimose.tensors import version
 from mimose.torch_private import (
@@ -22,9 +33,8 @@ from mimose.torch_private import (
     sharded_weights,
     version_of,
 )
+from mimose.watch.compiled import is_compiled
 from mimose.watch.sharding import is_sharded
-
-Versions: TypeAlias = "list[tuple[int, int]]"
 
 _TRAINING = operator.attrgetter("training")
 _LEARNS = operator.attrgetter("requires_grad")
@@ -46,17 +56,35 @@ class Guarded(Protocol):
         ...
 
 
-class GuardState(NamedTuple):
-    """What a unit consists of at one moment."""
+class Entered(NamedTuple):
+    """What a call has found: Note: [Entered, left, recomputed]."""
 
+    attributes: State
     places: Places
+    """Where these attributes are."""
+    modules: tuple[nn.Module, ...]
+    tables: Tables
+    """Of the modules."""
+    hooks: HookCalls | None
+    flags: Flags
+    buffers: tuple[list[Any], list[int]]
+    """Those that no forward has changed yet, and their versions."""
+
+
+class GuardState(NamedTuple):
+    """What a call has left: Note: [Entered, left, recomputed]."""
+
+    entered: Entered
+    places: TensorPlaces
     tensors: list[Any]
     versions: list[int]
     modes: tuple[bool, ...]
     """Which modules are in training mode, and which of the tensors learn."""
+    replaced: list[tuple[dict[str, Any], dict[str, Any]]]
+    """Tables of buffers that the forward has put others in, and what was there."""
 
 
-class Places(NamedTuple):
+class TensorPlaces(NamedTuple):
     """Where tensors are: the modules' own tables, and names, one by one."""
 
     tables: tuple[dict[str, Any], ...]
@@ -77,12 +105,11 @@ class Places(NamedTuple):
 
 
 class ModuleGuard:
-    """Captures a unit's tensors and modes after its forward, and makes sure of them.
+    """Makes a recomputation find what its forward did: [Entered, left, recomputed].
 
     A weight or buffer that is replaced or changed in place before the recomputation
     would give, silently, other gradients than the bare model's; so would a tensor among
-    its attributes. What is written through ``.data`` cannot be seen. A changed mode is
-    set back meanwhile.
+    its attributes. What is written through ``.data`` cannot be seen.
 
     Args:
         name: The unit's, for the error.
@@ -91,27 +118,35 @@ class ModuleGuard:
 
     Attributes:
         naming: Names the unit in the errors of its recomputations.
+        attributes: Those that are no tensors.
         changes_weights: Whether its own forward does, as the first one told.
         uncounted: The name of a tensor of its own whose edits nobody counts, since it
             was made under ``torch.inference_mode()``; "" without one.
-        watches_buffers: Whether there are buffers that no forward has changed yet.
     """
 
     def __init__(self, name: str, module: nn.Module, unit: Guarded) -> None:
         self._name = name
         self._unit = unit
         self.naming = Naming(name, unit.keep)
-        self._module = module
-        self._modules = tuple(module.modules())
+        self._structure = Structure(module)
+        self.renew()
+
+    def renew(self) -> bool:
+        """Look at the modules anew; return whether they were others when noted."""
+        is_other = self._structure.renew()
+        self._modules = self._structure.modules
+        self.attributes = Attributes(self._modules)
+        # A compiler would make other code for each change of a table of hooks.
+        self._hooks = InnerHooks(() if is_compiled(self._modules[0]) else self._modules)
         self.begin_anew()
         self.changes_weights = False
         self.uncounted = _uncounted(self._modules)
+        return is_other
 
     def begin_anew(self) -> None:
         """Look at the weights alone: what a forward changes is to be found out."""
         self._all = _places(self._weights())
-        self._buffers = Places((), ())
-        self.watches_buffers = False
+        self._buffers = TensorPlaces((), ())
 
     def _weights(self) -> list[dict[str, Any]]:
         """Return tables of the weights.
@@ -132,29 +167,56 @@ class ModuleGuard:
         weights = self._weights()
         buffers = list(map(buffers_of, self._modules))
         self._buffers = _places(buffers, keys)
-        self.watches_buffers = bool(self._buffers.names)
         self._all = _places([*weights, *buffers, *map(vars, self._modules)], keys)
         self.uncounted = _uncounted(self._modules)
 
-    def buffer_versions(self) -> Versions:
-        """Return which the buffers are that are not left out, and how often changed."""
-        tensors, versions = self._buffers.read()
-        return list(zip(map(id, tensors), versions, strict=True))
+    # ------------------------------------------------------------------ the forward
 
-    def refuse_late_change(self, before: Versions) -> None:
-        """Stop a forward that has changed a buffer as never before.
+    def enter(self) -> Entered:
+        """Return what a call finds that begins now."""
+        return Entered(
+            self.attributes.read(),
+            self.attributes.places,
+            self._modules,
+            self._structure.tables,
+            self._hooks.call(),
+            flags_now(),
+            self._buffers.read(),
+        )
+
+    def leave(self, entered: Entered) -> GuardState:
+        """Return what a call leaves that has run.
 
         Args:
-            before: The versions before it.
+            entered: What it found.
 
         Raises:
-            LateChangeError: One was changed.
+            LateChangeError: It has edited a buffer as never before.
         """
-        now = self.buffer_versions()
-        if now != before:
-            is_other = map(operator.ne, before, now)
-            changed = compress(zip(*self._buffers, strict=True), is_other)
-            self._unit.refuse_late_change([BufferSlot(*place) for place in changed])
+        replaced = self._replaced(*entered.buffers) if entered.buffers[0] else []
+        tensors, versions = self._all.read()
+        modes = _modes(self._modules, tensors)
+        return GuardState(entered, self._all, tensors, versions, modes, replaced)
+
+    def _replaced(
+        self, before: list[Any], versions: list[int]
+    ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        now, versions_now = self._buffers.read()
+        if versions_now == versions and all(map(operator.is_, now, before)):
+            return []
+        found = list(zip(*self._buffers, before, now, strict=True))
+        edited = [
+            BufferSlot(table, name)
+            for (table, name, old, _), n in zip(found, versions, strict=True)
+            if version(old) != n
+        ]
+        if edited:
+            self._unit.refuse_late_change(edited)
+        return [
+            (table, {**table, name: old})
+            for table, name, old, new in found
+            if new is not old
+        ]
 
     def refuse_edited(self) -> None:
         """Stop a recomputation whose arguments' tensors were edited in place.
@@ -168,33 +230,73 @@ class ModuleGuard:
         """Take note that it is about to be recomputed, where no error names it."""
         self._unit.note_recomputed()
 
-    def capture(self, places: Places | None = None) -> GuardState:
-        """Return what is there now, in these places or in all."""
-        places = self._all if places is None else places
-        tensors, versions = places.read()
-        return GuardState(places, tensors, versions, self._modes(tensors))
+    # ------------------------------------------------------------------ recomputing
 
     def restored(
         self, before: GuardState
     ) -> contextlib.AbstractContextManager[None] | None:
-        """Return what sets the modes back for a while; None where none was changed.
+        """Return what a recomputation is to run in; None where all is as it was.
+
+        Where that is so, `settle` has to follow it.
 
         Args:
-            before: What was there when the forward had run.
+            before: What the forward has left.
 
         Raises:
             ChangedWeightsError: The weights are not those of the forward any more.
-            RecomputationError: An attribute is not.
+            RecomputationError: A tensor among the attributes is not.
         """
         tensors, versions = before.places.read()
         if not all(map(operator.is_, tensors, before.tensors)):
             self._refuse(before.places, map(operator.is_not, tensors, before.tensors))
         if versions != before.versions:
             self._refuse(before.places, map(operator.ne, versions, before.versions))
-        modes = self._modes(tensors)
-        return None if modes == before.modes else self._in_modes(before)
+        entered = before.entered
+        if (
+            self.attributes.differ(entered.attributes)
+            or self._hooks.any()
+            or entered.hooks is not None
+            or flags_now() != entered.flags
+            or before.replaced
+            or _modes(entered.modules, tensors) != before.modes
+            or self._structure.is_other()
+            or self._structure.tables is not entered.tables
+        ):
+            return self._as_it_was(before)
+        return None
 
-    def _refuse(self, places: Places, is_changed: Iterable[bool]) -> NoReturn:
+    def settle(self, before: GuardState, containers: Sequence[Any]) -> None:
+        """Put back what a recomputation that has ended early has left of attributes.
+
+        Args:
+            before: What the forward has left.
+            containers: What `Attributes.containers` has returned before.
+        """
+        if self.attributes.differ(before.entered.attributes):
+            self.attributes.undo(containers)
+
+    def refreshed(self, before: GuardState) -> GuardState:
+        """Return what another recomputation finds, as this one leaves it."""
+        tensors, versions = before.places.read()
+        return before._replace(tensors=tensors, versions=versions)
+
+    @contextlib.contextmanager
+    def _as_it_was(self, before: GuardState) -> Iterator[None]:
+        entered, tensors = before.entered, before.tensors
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(filled_as(entered.tables))
+            stack.enter_context(
+                self.attributes.as_in(entered.attributes, entered.places)
+            )
+            stack.enter_context(self._hooks.as_in(entered.hooks))
+            stack.enter_context(filled_as(before.replaced))
+            stack.enter_context(with_flags(entered.flags))
+            now = _modes(entered.modules, tensors)
+            stack.callback(_set, entered.modules, now, tensors)
+            _set(entered.modules, before.modes, tensors)
+            yield
+
+    def _refuse(self, places: TensorPlaces, is_changed: Iterable[bool]) -> NoReturn:
         table, name = next(compress(zip(*places, strict=True), is_changed))
         if any(table is vars(module) for module in self._modules):
             self.naming.refuse(f"its attribute {name!r} was changed after its forward")
@@ -207,30 +309,25 @@ class ModuleGuard:
         )
         raise ChangedWeightsError(msg)
 
-    def _modes(self, tensors: Sequence[Any]) -> tuple[bool, ...]:
-        """Return what is in training mode, and which of the tensors learn."""
-        try:
-            learn = tuple(map(_LEARNS, tensors))
-        except AttributeError:  # no tensor any more
-            learn = tuple(getattr(t, "requires_grad", False) for t in tensors)
-        return (*map(_TRAINING, self._modules), *learn)
 
-    @contextlib.contextmanager
-    def _in_modes(self, before: GuardState) -> Iterator[None]:
-        now = self._modes(before.tensors)
-        self._set(before.modes, before.tensors)
-        try:
-            yield
-        finally:
-            self._set(now, before.tensors)
+def _modes(modules: Sequence[nn.Module], tensors: Sequence[Any]) -> tuple[bool, ...]:
+    """Return what is in training mode, and which of the tensors learn."""
+    try:
+        learn = tuple(map(_LEARNS, tensors))
+    except AttributeError:  # no tensor any more
+        learn = tuple(getattr(t, "requires_grad", False) for t in tensors)
+    return (*map(_TRAINING, modules), *learn)
 
-    def _set(self, modes: tuple[bool, ...], tensors: Sequence[Any]) -> None:
-        n_modules = len(self._modules)
-        for module, mode in zip(self._modules, modes[:n_modules], strict=True):
-            module.training = mode
-        for tensor, learns in zip(tensors, modes[n_modules:], strict=True):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad != learns:
-                tensor.requires_grad_(learns)
+
+def _set(
+    modules: Sequence[nn.Module], modes: Sequence[bool], tensors: Sequence[Any]
+) -> None:
+    n_modules = len(modules)
+    for module, mode in zip(modules, modes[:n_modules], strict=True):
+        module.training = mode
+    for tensor, learns in zip(tensors, modes[n_modules:], strict=True):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad != learns:
+            tensor.requires_grad_(learns)
 
 
 def _uncounted(modules: Iterable[nn.Module]) -> str:
@@ -248,7 +345,7 @@ def _uncounted(modules: Iterable[nn.Module]) -> str:
 
 def _places(
     tables: Iterable[dict[str, Any]], without: Collection[object] = ()
-) -> Places:
+) -> TensorPlaces:
     """Find the tensors that count their changes; inference tensors do not.
 
     Args:
@@ -264,4 +361,6 @@ def _places(
         and name not in INTERNAL
         and (id(table), name) not in without
     ]
-    return Places(tuple(table for table, _ in found), tuple(name for _, name in found))
+    return TensorPlaces(
+        tuple(table for table, _ in found), tuple(name for _, name in found)
+    )

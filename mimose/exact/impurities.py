@@ -22,10 +22,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from mimose.exact.attributes import INTERNAL
 from mimose.tensors import same_bits, tensors_in, version
 
-INTERNAL = frozenset(vars(nn.Module())) | {"forward", "training"}
-"""Attributes that are torch's own."""
 _SCALARS = (type(None), bool, int, float, str, bytes)
 _LOOKED_AT = (*_SCALARS, tuple, torch.Tensor)
 _MISSING: Any = object()

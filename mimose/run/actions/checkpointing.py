@@ -233,17 +233,23 @@ class _Region:
             return self._again(given, others)
         if not self._names:
             guard.note_recomputed()
-        modes = guard.restored(before)
+        setting = guard.restored(before)
         if self._marks is not None and is_edited(self._marks):
             guard.refuse_edited()
-        if modes is None and not guard.changes_weights:
-            return self._again(given, others)
+        if setting is None:
+            containers = guard.attributes.containers()
+            try:
+                return self._again(given, others)
+            finally:
+                guard.settle(before, containers)
+                if guard.changes_weights:
+                    self._state = guard.refreshed(before)
         try:
-            with modes or contextlib.nullcontext():
+            with setting:
                 return self._again(given, others)
         finally:
             # What the recomputation itself has changed, another may find changed.
-            self._state = guard.capture(before.places)._replace(modes=before.modes)
+            self._state = guard.refreshed(before)
 
     def _first(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:
         args, kwargs = given, others
@@ -252,23 +258,21 @@ class _Region:
             self._own = None
             self._marks = marks(args, kwargs)
         guard = self._guard
-        counted = None
-        if guard is not None and guard.watches_buffers:
-            counted = guard.buffer_versions()
+        entered = None if guard is None else guard.enter()
         devices = accelerators(given)
         if devices != self._devices:
             devices = tuple(dict.fromkeys((*self._devices, *devices)))
         self._random = RandomState(devices)
+        hooks = None if entered is None else entered.hooks
         began = self._stopwatch.start()
-        output = self._forward(*args, **kwargs)
+        with contextlib.nullcontext() if hooks is None else hooks.watched():
+            output = self._forward(*args, **kwargs)
         self._stopwatch.leave_out(began)
         if self._handed is not None and self._objects:
             self._handed.settle(self._objects)
             self._objects = ()
-        if guard is not None:
-            if counted is not None:
-                guard.refuse_late_change(counted)
-            self._state = guard.capture()
+        if guard is not None and entered is not None:
+            self._state = guard.leave(entered)
         return output
 
     def _again(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:

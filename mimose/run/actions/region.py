@@ -16,7 +16,6 @@ else's hooks or modes.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -217,18 +216,20 @@ class Region:
             LateChangeError: A buffer has begun to change.
         """
         guard = self._unit.guard
-        counted = guard.buffer_versions() if guard.watches_buffers else None
+        entered = guard.enter()
         began = self._stopwatch.start()
         outer = top_saved_hooks(False)
         try:
             push_saved_hooks(self._pack, self._unpack)
-            output = self._unit.forward(*args, **kwargs)
+            if entered.hooks is None:
+                output = self._unit.forward(*args, **kwargs)
+            else:
+                with entered.hooks.watched():
+                    output = self._unit.forward(*args, **kwargs)
         finally:
             drop_saved_hooks(outer)
         self._stopwatch.leave_out(began)
-        if counted is not None:
-            guard.refuse_late_change(counted)
-        self._state = guard.capture()
+        self._state = guard.leave(entered)
         return output
 
     def _pack(self, tensor: torch.Tensor) -> _Holder:
@@ -261,24 +262,32 @@ class Region:
         """
         began = self._stopwatch.start()
         guard, before = self._unit.guard, self._state
-        modes = None if before is None else guard.restored(before)
+        setting = None if before is None else guard.restored(before)
         if self._inputs.are_edited:
             guard.naming.refuse_edited()
         only = wanted if task == NO_GRAPH_TASK else None
-        if modes is None and not self._autocast and not autocast_now(self._kinds):
-            is_same = self._recompute(task, only)
+        if setting is None:
+            containers = guard.attributes.containers()
+            try:
+                is_same = self._recompute_cast(task, only)
+            finally:
+                if before is not None:
+                    guard.settle(before, containers)
         else:
-            with (
-                modes or contextlib.nullcontext(),
-                in_autocast(self._kinds, self._autocast),
-            ):
-                is_same = self._recompute(task, only)
-        if modes is not None and before is not None:
-            # What the recomputation itself has changed, another may find changed.
-            self._state = guard.capture(before.places)._replace(modes=before.modes)
+            with setting:
+                is_same = self._recompute_cast(task, only)
+            if before is not None:
+                self._state = guard.refreshed(before)
         if not is_same or task not in wanted:
             guard.naming.refuse_other_tensors()
         self._stopwatch.stop(began)
+
+    def _recompute_cast(self, task: int, only: _Holder | None) -> bool:
+        """Recompute in the forward's autocast."""
+        if not self._autocast and not autocast_now(self._kinds):
+            return self._recompute(task, only)
+        with in_autocast(self._kinds, self._autocast):
+            return self._recompute(task, only)
 
     def _recompute(self, task: int, only: _Holder | None) -> bool:
         """Return whether what is saved now is of the same kinds."""

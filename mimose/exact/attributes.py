@@ -1,0 +1,207 @@
+"""The attributes of modules that are no tensors: read, compared, set and put back.
+
+Note: [What a layer reads]
+A layer reads its attributes (a dropout's ``p``, an adapter's name, a flag, a list) when
+its forward runs, and again when it is recomputed. Between the two somebody may have set
+another value, and a recomputation that ends early may leave a value that the rest of
+the forward would have set back. So the values are read as a call enters, set again for
+its recomputation where they differ, and put back behind it.
+
+What is looked at: numbers, texts, flags, types, functions and tuples of these, by
+equality; lists, dicts and sets of these, by their content. A state refers to no object
+that a forward may have made: it is held until the backward, and through a tensor with a
+graph a chain of old steps would stay alive. Tensors are looked at elsewhere (see
+`mimose.exact.guard`), objects of other classes are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import itertools
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+
+State: TypeAlias = "list[Any]"
+"""Of each attribute its value; of containers a copy."""
+
+INTERNAL = frozenset(vars(nn.Module())) | {"forward", "training"}
+"""Attributes that are torch's own."""
+_VALUES = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    enum.Enum,
+    type,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+)
+_CONTAINERS = (list, dict, set)
+_UNREAD = frozenset(("in_features", "out_features", "elementwise_affine"))
+"""Attributes of torch's own modules that no forward of these reads."""
+_get = dict.get
+_MISSING: Any = object()
+_ALWAYS_MISSING = itertools.repeat(_MISSING)
+
+
+class Places(NamedTuple):
+    """Where the attributes are that a state is of."""
+
+    tables: tuple[dict[str, Any], ...]
+    """The modules' own dictionaries, one for each attribute."""
+    names: tuple[str, ...]
+    known: list[frozenset[str]]
+    """By module, the names of all its attributes."""
+
+
+class Attributes:
+    """The attributes of some modules that are looked at: Note: [What a layer reads].
+
+    Args:
+        modules: The modules.
+
+    Attributes:
+        places: Where they are, of what `read` has returned last.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = tuple(modules)
+        self._all = tuple(map(vars, self._modules))
+        self._note()
+
+    def _note(self) -> None:
+        """Find out which attributes there are."""
+        self._lengths = list(map(len, self._all))
+        known = [frozenset(table) for table in self._all]
+        found = [
+            (table, name)
+            for module, table in zip(self._modules, self._all, strict=True)
+            for name, value in table.items()
+            if name not in INTERNAL
+            and _is_looked_at(value)
+            and not (name in _UNREAD and type(module).__module__.startswith("torch."))
+        ]
+        self._tables = tuple(table for table, _ in found)
+        self._names = tuple(name for _, name in found)
+        self.places = Places(self._tables, self._names, known)
+        self._containers = tuple(
+            i for i, (table, name) in enumerate(found) if _is_container(table[name])
+        )
+        self._last = self._read()
+
+    def _read(self) -> State:
+        found = list(map(_get, self._tables, self._names, _ALWAYS_MISSING))
+        for i in self._containers:
+            found[i] = _copied(found[i])
+        return found
+
+    def read(self) -> State:
+        """Return what the attributes are; the same object as long as nothing changes.
+
+        Which there are is noted anew where one has come, gone or become another.
+        """
+        found = self._read()
+        if not _same(found, self._last) or list(map(len, self._all)) != self._lengths:
+            self._note()
+        return self._last
+
+    def differ(self, state: State) -> bool:
+        """Whether an attribute is not what `read` has returned, or one has come."""
+        if state is not self._last or list(map(len, self._all)) != self._lengths:
+            return True
+        return not _same(self._read(), state)
+
+    @contextlib.contextmanager
+    def as_in(self, state: State, places: Places) -> Iterator[None]:
+        """Set attributes for a while to what they were; containers to copies.
+
+        Args:
+            state: What `read` has returned.
+            places: What `places` was then.
+        """
+        now = [(table, dict(table)) for table in self._all]
+        for table, known in zip(self._all, places.known, strict=True):
+            for name in table.keys() - known:
+                del table[name]
+        for table, name, old in zip(places.tables, places.names, state, strict=True):
+            if _is_container(old) or not _same(table.get(name, _MISSING), old):
+                table[name] = _copied(old)
+        try:
+            yield
+        finally:
+            for table, before in now:
+                for name in table.keys() - before.keys():
+                    del table[name]
+                for name, value in before.items():
+                    if table.get(name, _MISSING) is not value:
+                        table[name] = value
+
+    def containers(self) -> tuple[Any, ...]:
+        """Return the lists, dicts and sets among them, themselves."""
+        return tuple([self._tables[i].get(self._names[i]) for i in self._containers])
+
+    def undo(self, containers: Sequence[Any]) -> None:
+        """Put back what `read` has returned last.
+
+        Args:
+            containers: What `containers` has returned then.
+        """
+        for table, known in zip(self._all, self.places.known, strict=True):
+            for name in table.keys() - known:
+                del table[name]
+        own = dict(zip(self._containers, containers, strict=True))
+        for i, old in enumerate(self._last):
+            if i in own and not _same(own[i], old):
+                _fill(own[i], old)
+            self._tables[i][self._names[i]] = own.get(i, old)
+
+
+def _is_container(value: object) -> bool:
+    return type(value) in _CONTAINERS
+
+
+def _is_looked_at(value: object) -> bool:
+    if isinstance(value, _VALUES):
+        return True
+    if type(value) is dict:
+        return all(map(_is_looked_at, itertools.chain(value, value.values())))
+    if type(value) in (list, set, tuple, frozenset):
+        return all(map(_is_looked_at, value))  # type: ignore[call-overload]
+    return False
+
+
+def _copied(value: Any) -> Any:
+    """Copy lists, dicts and sets, and those inside."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if kind is list:
+        return [_copied(item) for item in value]
+    return set(value) if kind is set else value
+
+
+def _fill(container: Any, content: Any) -> None:
+    """Have a container hold again what it held."""
+    container.clear()
+    if type(container) is list:
+        container.extend(content)
+    else:
+        container.update(content)
+
+
+def _same(one: object, other: object) -> bool:
+    try:
+        return bool(one == other)
+    except (RuntimeError, TypeError, ValueError):  # what has come cannot be compared
+        return False

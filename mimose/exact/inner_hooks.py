@@ -1,0 +1,141 @@
+"""Hooks on modules inside a layer: run once, although the layer runs twice.
+
+Note: [Hooks that watch]
+A forward hook that counts calls or collects activations would do so again in each
+recomputation. One that returns something, saves a tensor for the backward, edits a
+tensor in place or sets an attribute is part of what the layer computes, and has to run
+again. Which it is can be seen only while it runs, and may be another in the next call:
+so what each did is noted in the forward, and a recomputation leaves out those that have
+only watched. It finds the others as the forward did, whoever took them off since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from mimose.exact.structure import Tables, filled_as
+from mimose.tensors import tensors_in, version
+from mimose.torch_private import (
+    forward_hooks_of,
+    global_forward_hooks,
+    pop_saved_hooks,
+    push_saved_hooks,
+    top_saved_hooks,
+)
+
+Hook: TypeAlias = Callable[..., Any]
+
+
+class InnerHooks:
+    """The tables of the hooks on some modules' forwards, and of those of all modules.
+
+    Those of a layer itself are called outside of what is recomputed.
+
+    Args:
+        modules: The layer, and those inside; none to follow no hooks.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._pairs = list(global_forward_hooks) if modules else []
+        for module in modules[1:]:
+            self._pairs += forward_hooks_of(module)
+        self._tables = [hooks for hooks, _ in self._pairs]
+
+    def call(self) -> HookCalls | None:
+        """Return what follows the hooks of one call; None where there are none."""
+        return HookCalls(self._pairs) if any(self._tables) else None
+
+    def any(self) -> bool:
+        """Whether there are hooks now."""
+        return any(self._tables)
+
+    def as_in(self, call: HookCalls | None) -> contextlib.AbstractContextManager[None]:
+        """Return what leaves in place the hooks that a call has to repeat.
+
+        Args:
+            call: What followed its hooks; None where there were none.
+        """
+        nothing: Tables = [(table, {}) for table in self._tables if table]
+        return filled_as([*nothing, *([] if call is None else call.repeated())])
+
+
+class HookCalls:
+    """What the hooks inside a layer do in one call: Note: [Hooks that watch].
+
+    Args:
+        pairs: Tables of hooks, each with that of those which are given keywords.
+    """
+
+    __slots__ = ("_flags", "_found")
+
+    def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        used = [(hooks, flags) for hooks, flags in pairs if hooks]
+        self._found: Tables = [(hooks, dict(hooks)) for hooks, _ in used]
+        self._flags: Tables = [(flags, dict(flags)) for _, flags in used]
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Take note of what hooks do in the forward, and of those that have to do it.
+
+        The others are not held: what they collect may lead back to this call.
+        """
+        outer = top_saved_hooks(False)
+        pack, unpack = outer or (_same, _same)
+        n_saved = 0
+        needed: set[int] = set()
+
+        def counted(tensor: torch.Tensor) -> Any:
+            nonlocal n_saved
+            n_saved += 1
+            return pack(tensor)
+
+        def noted(hook: Hook) -> Hook:
+            def run(module: nn.Module, *args: Any) -> Any:
+                tensors = list(tensors_in(args))
+                before, own = (n_saved, list(map(version, tensors))), dict(vars(module))
+                returned = hook(module, *args)
+                is_same = before == (n_saved, list(map(version, tensors)))
+                if returned is not None or not is_same or not _has(vars(module), own):
+                    needed.add(id(hook))
+                return returned
+
+            return run
+
+        wrappers = [
+            (table, {key: noted(hook) for key, hook in hooks.items()})
+            for table, hooks in self._found
+        ]
+        for table, content in wrappers:
+            table.update(content)
+        push_saved_hooks(counted, unpack)
+        try:
+            yield
+        finally:
+            pop_saved_hooks()
+            for (table, content), (_, hooks) in zip(wrappers, self._found, strict=True):
+                for key, wrapper in content.items():
+                    if table.get(key) is wrapper:  # it may have been taken off
+                        table[key] = hooks[key]
+            self._found = [
+                (table, {k: hook for k, hook in hooks.items() if id(hook) in needed})
+                for table, hooks in self._found
+            ]
+
+    def repeated(self) -> Tables:
+        """Return the hooks that have to run again, by table."""
+        return [*self._found, *self._flags]
+
+
+def _has(table: dict[str, Any], before: dict[str, Any]) -> bool:
+    return len(table) == len(before) and all(
+        table.get(name) is value for name, value in before.items()
+    )
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

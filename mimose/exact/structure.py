@@ -1,0 +1,82 @@
+"""Which modules and buffers a module consists of, looked at again at little cost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from mimose.torch_private import buffers_of, submodules_of
+
+Tables: TypeAlias = "Sequence[tuple[dict[str, Any], dict[str, Any]]]"
+"""Tables, each with what was in it."""
+_values = dict.values
+
+
+class Structure:
+    """The modules in a module, and how many buffers they have.
+
+    A parametrization is a module, too. Scripted modules cannot change.
+
+    Args:
+        root: The module.
+
+    Attributes:
+        modules: All of them, as last noted.
+        tables: Those of submodules, each with what was in it.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._note()
+
+    def _note(self) -> None:
+        self.modules = tuple(self._root.modules())
+        tables = [t for t in map(submodules_of, self.modules) if isinstance(t, dict)]
+        self.tables: Tables = [(table, dict(table)) for table in tables]
+        self._filled = [table for table in tables if table]
+        self._empty = [table for table in tables if not table]
+        self._inside = list(chain.from_iterable(map(_values, self._filled)))
+        buffers = map(buffers_of, self.modules)
+        self._buffers = [table for table in buffers if isinstance(table, dict)]
+        self._n_buffers = list(map(len, self._buffers))
+
+    def is_other(self) -> bool:
+        """Whether modules or buffers were put in, taken out or replaced since noted."""
+        return (
+            list(chain.from_iterable(map(_values, self._filled))) != self._inside
+            or any(self._empty)
+            or list(map(len, self._buffers)) != self._n_buffers
+        )
+
+    def renew(self) -> bool:
+        """Note the modules anew, if they are others; return whether they are."""
+        if not self.is_other():
+            return False
+        self._note()
+        return True
+
+
+@contextlib.contextmanager
+def filled_as(tables: Tables) -> Iterator[None]:
+    """Give tables for a while another content.
+
+    Args:
+        tables: Each with the content.
+    """
+    before = [(table, dict(table)) for table, _ in tables]
+    try:
+        for table, content in tables:
+            _fill(table, content)
+        yield
+    finally:
+        for table, content in before:
+            _fill(table, content)
+
+
+def _fill(table: dict[str, Any], content: dict[str, Any]) -> None:
+    table.clear()
+    table.update(content)
