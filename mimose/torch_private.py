@@ -94,6 +94,7 @@ __all__ = [
     "top_transform",
     "version_of",
     "waits_unreduced",
+    "without_dispatch_modes",
 ]
 
 # ------------------------------------------------------------- tensors and storages
@@ -415,6 +416,12 @@ def set_graphs_by_use(by_use: bool) -> None:
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
 """Sees every operator. Documented in torch's page on extending it (#110073), under this
 private path alone."""
+
+without_dispatch_modes: Callable[[], contextlib.AbstractContextManager[Any]] = (
+    _python_dispatch._disable_current_modes
+)
+"""For a while no such mode sees what runs. torch's compiler does its own bookkeeping in
+it; no thread about a public form was found."""
 
 FakeTensorMode = fake_tensor.FakeTensorMode
 """Runs operators without data. #113456 asks for a public form; without it the FLOPs of

@@ -44,9 +44,15 @@ class Comparison:
         """
 
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
+            def checked() -> Any:
+                with self._unit.early_saves() as saves:
+                    output = forward()
+                self._unit.check_branch(saves, saves.n_saved, self._answers)
+                return output
+
             twice = self._seen is not None and self._runs_twice
             trial = self._trial(forward) if twice else None
-            output = forward() if on_recompute is None else on_recompute(forward, given)
+            output = checked() if on_recompute is None else on_recompute(checked, given)
             again = None if self._seen is None else fingerprint(output)
             if self._seen is not None and again is not None:
                 self._ask(self._seen, trial, again)

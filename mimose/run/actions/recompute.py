@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mimose.exact.changes import SavedBuffers
+from mimose.exact.early_saves import fills_later
 from mimose.exact.first_call import FirstCall
 from mimose.exact.input_watch import Marks, is_edited, marks
 from mimose.exact.named_errors import is_inside_checkpoint
@@ -16,6 +17,7 @@ from mimose.run.actions.offload.away import AwayInput
 from mimose.run.actions.region import Inputs, Region, has_outer_modes
 from mimose.run.comparison import Comparison
 from mimose.run.unit import Unit
+from mimose.torch_private import next_sequence_number
 
 _UNSAVABLE = "Inference tensors cannot be saved for backward"
 """What torch says before the forward runs, for `checkpoint` saves what it is given."""
@@ -54,7 +56,7 @@ class Recompute:
             if not has_outer_modes():
                 inputs = Inputs.of(call.args, call.kwargs, away)
             if inputs is not None:
-                region = Region(unit, inputs, call.stopwatch)
+                region = Region(unit, inputs, call.stopwatch, call.notes.answers)
                 output = region.run(call.args, call.kwargs)
                 call.notes.note_read(unit, inputs.noted)
                 return output
@@ -74,6 +76,8 @@ class Recompute:
         if comparison is not None or first is not None or on_recompute is not None:
             call.stopwatch.spoil()
         is_whole = not is_short or comparison is not None or unit.is_compiled
+        is_whole = is_whole or unit.runs_whole
+        began = next_sequence_number()
         try:
             output = recompute(
                 unit.forward,
@@ -98,6 +102,7 @@ class Recompute:
             why = "it edits its own input in place"
         _note(call, noted, why)
         if comparison is not None:
+            unit.runs_whole = unit.runs_whole or fills_later(output, began)
             unit.note_compared(is_doubted=unit.is_doubted)
             if not unit.guard.changes_weights:
                 comparison.take(output)

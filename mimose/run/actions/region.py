@@ -26,8 +26,10 @@ from torch import nn
 
 from mimose.daemon.forks import lock
 from mimose.exact.autocast import autocast_now, in_autocast
+from mimose.exact.early_saves import fills_later
 from mimose.exact.guard import GuardState
 from mimose.exact.input_watch import Marks
+from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import RandomState, accelerators
 from mimose.measure.stopwatch import Stopwatch
 from mimose.run.actions.offload.away import AwayInput
@@ -40,6 +42,7 @@ from mimose.torch_private import (
     eval_frame_callback,
     is_checkpoint_debugged,
     n_function_modes,
+    next_sequence_number,
     push_saved_hooks,
     top_saved_hooks,
     version_of,
@@ -181,9 +184,11 @@ class Region:
         unit: The unit.
         inputs: What it is called with.
         stopwatch: Times the recomputation, and is told to leave the forward out.
+        answers: Tells what only an accelerator knows.
     """
 
     __slots__ = (
+        "_answers",
         "_autocast",
         "_holders",
         "_inputs",
@@ -194,8 +199,11 @@ class Region:
         "_unit",
     )
 
-    def __init__(self, unit: Unit, inputs: Inputs, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self, unit: Unit, inputs: Inputs, stopwatch: Stopwatch, answers: LateAnswers
+    ) -> None:
         self._unit = unit
+        self._answers = answers
         self._inputs = inputs
         self._stopwatch = stopwatch
         self._holders: list[weakref.ref[_Holder]] = []
@@ -217,6 +225,7 @@ class Region:
         """
         guard = self._unit.guard
         entered = guard.enter()
+        first_node = next_sequence_number()
         began = self._stopwatch.start()
         outer = top_saved_hooks(False)
         try:
@@ -230,6 +239,9 @@ class Region:
             drop_saved_hooks(outer)
         self._stopwatch.leave_out(began)
         self._state = guard.leave(entered)
+        if len(self._holders) not in self._unit.branches:
+            unit = self._unit
+            unit.runs_whole = unit.runs_whole or fills_later(output, first_node)
         return output
 
     def _pack(self, tensor: torch.Tensor) -> _Holder:
@@ -293,11 +305,21 @@ class Region:
         """Return whether what is saved now is of the same kinds."""
         left = self._holders[::-1]
         is_same = True
+        unit, n_saved = self._unit, len(left)
+        # A layer that takes a gradient in its forward has not saved all it will.
+        is_known = self._state is None or n_saved in unit.branches
+        ends_early = is_known and not unit.runs_whole
+        saves = None if is_known else unit.early_saves()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal is_same
             if not left:
-                raise StopRecomputation
+                if ends_early:  # the layer has caught the first one
+                    raise StopRecomputation
+                is_same = False
+                return tensor
+            if saves is not None:
+                saves.note(tensor)
             if tensor.requires_grad:
                 tensor = tensor.detach()
             holder = left.pop()()
@@ -306,7 +328,7 @@ class Region:
                 is_same = is_same and kind == holder.kind
                 if only is None or holder is only:
                     holder[task] = tensor
-            if not left:
+            if ends_early and not left:
                 raise StopRecomputation
             return tensor
 
@@ -318,12 +340,14 @@ class Region:
                 push_saved_hooks(pack, _same)
                 self._random.restore()
                 with torch.enable_grad():
-                    self._unit.forward(*args, **kwargs)
+                    unit.forward(*args, **kwargs)
             except StopRecomputation:
                 pass
             finally:
                 drop_saved_hooks(outer)
                 now.restore()
+        if saves is not None:
+            unit.check_branch(saves, n_saved, self._answers)
         return is_same and not left
 
 
