@@ -129,11 +129,16 @@ class ModuleGuard:
         self._unit = unit
         self.naming = Naming(name, unit.keep)
         self._structure = Structure(module)
-        self.renew()
+        self._note()
 
     def renew(self) -> bool:
-        """Look at the modules anew; return whether they were others when noted."""
-        is_other = self._structure.renew()
+        """Look at the modules anew, if they are others; return whether they are."""
+        if not self._structure.renew():
+            return False
+        self._note()
+        return True
+
+    def _note(self) -> None:
         self._modules = self._structure.modules
         self.attributes = Attributes(self._modules)
         # A compiler would make other code for each change of a table of hooks.
@@ -141,7 +146,6 @@ class ModuleGuard:
         self.begin_anew()
         self.changes_weights = False
         self.uncounted = _uncounted(self._modules)
-        return is_other
 
     def begin_anew(self) -> None:
         """Look at the weights alone: what a forward changes is to be found out."""

@@ -195,6 +195,9 @@ class Driver:
         self._ends.settle()
         window = self._window()
         describer = self._parts.describer
+        if self._events.renew():
+            describer.renew()
+            self._parts.rollback.renew()
         facts, table = describer.arrive(call.args, call.kwargs)
         self._events.set_mode(describer.mode)
         is_again, self._safest_once = self._safest_once, False

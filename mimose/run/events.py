@@ -12,6 +12,7 @@ from torch import nn
 from mimose.exact.handed import Knowledge
 from mimose.exact.input_watch import Marks, cut_off, is_edited
 from mimose.exact.late_answers import LateAnswers
+from mimose.exact.structure import Structure
 from mimose.exceptions import MimoseError, NotRecomputableError
 from mimose.learn.learner import Learner
 from mimose.measure.gauges import Counted, by_operators, by_saved
@@ -21,7 +22,7 @@ from mimose.run.actions.base import Action, Probe, UnitCall
 from mimose.run.actions.offload.away import handed_over
 from mimose.run.counting import RecomputationFlops
 from mimose.run.findings import Findings
-from mimose.run.unit import Unit
+from mimose.run.unit import Unit, note_shared_weights
 from mimose.torch_private import COMPILED_CALL
 from mimose.types import (
     ANY_HEADROOM,
@@ -133,6 +134,7 @@ class EventRunner:
         self._known_modes: set[str] = set()
         self._n_unplanned = 0
         self._root = root
+        self._structure = Structure(root)
         self._flops = RecomputationFlops(learner, device)
         self.counts_outside = True
         """Whether layers called without the model are counted: until it is called."""
@@ -170,6 +172,19 @@ class EventRunner:
                 self._known_modes.clear()
             self._known_modes.add(mode.key)
             self.forget_changes()
+
+    def renew(self) -> bool:
+        """Note anew what the units consist of, if modules or buffers are others now.
+
+        Returns:
+            Whether the model consists of others.
+        """
+        if not self._structure.renew():
+            return False
+        for unit in self.units:
+            unit.renew()
+        note_shared_weights(self.units)
+        return True
 
     def forget_changes(self) -> None:
         """Find out anew what the units change."""

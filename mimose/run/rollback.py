@@ -8,6 +8,7 @@ from itertools import compress
 
 from torch import nn
 
+from mimose.exact.attributes import Attributes
 from mimose.exact.changes import (
     Slot,
     buffer_slots,
@@ -58,11 +59,19 @@ class Rollback:
         self._answers = answers
         self._changing: tuple[Slot, ...] = ()
         """What forwards were seen to change."""
-        self._snapshot = self.snapshot()
-        self._is_settled = False
+        self.renew()
         self._is_wide = True
         self._has_compared = False
         """Whether a forward has run to its end since a unit was last unknown."""
+
+    def renew(self) -> None:
+        """Look at the model's modules anew: they are others."""
+        modules = self._model.modules()
+        self._attributes = Attributes(m for m in modules if _is_of_users(m))
+        self._before = self._attributes.read()
+        self._containers = self._attributes.containers()
+        self._snapshot = self.snapshot()
+        self._is_settled = False
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot, not yet taken, of what a forward changes."""
@@ -98,6 +107,9 @@ class Rollback:
         self._has_compared = self._has_compared and knows
         self._is_wide = not (knows and is_planned and self._has_compared)
         self._snapshot.take(is_wide=self._is_wide)
+        # Whatever is put back, it has to go with the numbers beside it.
+        self._before = self._attributes.read()
+        self._containers = self._attributes.containers()
 
     def narrow(self) -> None:
         """Ask nothing of the forward that has begun: it turned out one under a plan."""
@@ -134,8 +146,15 @@ class Rollback:
     def restore(self) -> None:
         """Put everything back, tensors in place."""
         self._snapshot.restore()
+        if self._attributes.differ(self._before):
+            self._attributes.undo(self._containers)
 
     def _note(self, slots: Iterable[Slot]) -> None:
         changed = union(self._changing, slots)
         if len(changed) > len(self._changing):
             self._changing, self._is_settled = changed, False
+
+
+def _is_of_users(module: nn.Module) -> bool:
+    """Whether its forward may set attributes: torch's own modules set none."""
+    return not type(module).__module__.startswith("torch.nn.")

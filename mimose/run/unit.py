@@ -209,6 +209,15 @@ class Unit:
 
         answers.ask(saves.differences(), tell)
 
+    def renew(self) -> None:
+        """Note anew what it consists of, if that is something else by now."""
+        if self.guard.renew():
+            self.is_compiled = is_compiled(self.module)
+            self.devices = accelerators_of(self.module)
+            self.runs_whole = False
+            self.buffers = ()
+            self.forget()
+
     def forget(self) -> None:
         """Find out anew what its calls change, and whether they can be repeated."""
         self.is_known = self.is_compared = self.is_doubted = False

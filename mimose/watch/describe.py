@@ -77,16 +77,20 @@ class Describer:
         self._lists = Lists()
         self._seen: dict[Hashable, tuple[StepInput, SizeTable]] = {}
         self._variants = Variants()
-        modules = list(model.modules())
+        self.renew()
+        self.last: tuple[StepInput, SizeTable] | None = None
+
+    def renew(self) -> None:
+        """Read the model's modules anew: they are others."""
+        modules = list(self._model.modules())
         self._attributes = tuple(vars(m) for m in modules if "training" in vars(m))
         self._odd = tuple(m for m in modules if "training" not in vars(m))
         """Modules that keep their mode elsewhere, such as scripted ones."""
-        self._own = OwnParameters(model, self._units)
+        self._own = OwnParameters(self._model, self._units)
         self._flags: tuple[bool, ...] = ()
         self._modes: dict[tuple[bool, ...], Mode] = {}
         self.mode = Mode("", ())
         """As last seen."""
-        self.last: tuple[StepInput, SizeTable] | None = None
 
     def describe(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
