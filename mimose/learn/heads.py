@@ -167,6 +167,8 @@ def _by_other(
         ]
         return theirs.predict(facts.sizes) + max([0.0, *more])
     pattern, least = model.pattern(facts), model.menu.least
+    if not pattern.events:  # no layer ran, so no action tells them apart
+        return theirs.predict(facts.sizes)
     rules = pattern.rules[-1]
     outputs = model.exact(pattern.events[-1].family, "held", least)
 

@@ -193,15 +193,18 @@ def _backward_segments(
         index = marks[start].event
         order.append(index)
         segments[index] = _backward_segment(
-            marks[start : end + 1], events[index], menu.first
+            marks[start : end + 1], index, events[index], menu.first
         )
     return order, segments
 
 
 def _backward_segment(
-    marks: Sequence[Mark], event: Measured, first: str
+    marks: Sequence[Mark], index: int, event: Measured, first: str
 ) -> tuple[float | None, float | None]:
     held = event.held_bytes
+    reruns = [mark for mark in marks if mark.kind in ("recomputed", "working")]
+    if any(mark.event != index for mark in reruns):
+        return None, None  # another event's backward runs in it
     if len(marks) < 2 or (event.action != first and not held):
         return None, None
     # As if the input that was let go were there, and never twice.

@@ -40,6 +40,8 @@ from mimose.watch.families import autocast_keeps_copies
 
 _FILE_NOISE = 65536
 """A segment in which more bytes of files were mapped tells nothing of its excess."""
+INNER_GRADIENT = "a gradient is taken inside the forward"
+"""Then no segment is what it is taken for."""
 SEAM = "seam"
 """The kind of a mark within a segment."""
 _SMALLEST = 512
@@ -73,6 +75,7 @@ class Trace:
 
     Attributes:
         predicted_bytes: What the step is predicted to reach; infinite if nothing is.
+        spoilt: Why nothing is to be learned of what was read; "" if something is.
     """
 
     def __init__(self, meter: Meter, budget_bytes: float = math.inf) -> None:
@@ -85,6 +88,8 @@ class Trace:
         self.events: list[Measured] = []
         self.peak_bytes = 0
         self.is_closed = False
+        self.spoilt = ""
+        self._is_forward = True
         self._is_in_event = False
         self._gone_bytes = 0.0
 
@@ -108,6 +113,8 @@ class Trace:
         """Read the meter at a boundary; the first mark only starts the peak."""
         if self.is_closed:
             return
+        if kind == "root_exit":
+            self._is_forward = False
         if kind in ("enter", "root_exit", "gradient"):
             is_last = kind == "gradient"
             end = event if kind == "enter" else len(self.events)
@@ -141,6 +148,9 @@ class Trace:
 
     def join_forward(self) -> None:
         """Take note that another forward begins: the gap goes on to its first event."""
+        if self.is_closed:
+            return
+        self._is_forward = True
         self._rename(self._root_exit())
 
     def leave_hooks(self) -> None:
@@ -209,6 +219,9 @@ class Trace:
         """Return the `on_recompute` of an event: see Note: [Held bytes …]."""
 
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
+            is_own = self._is_in_event and index == len(self.events) - 1
+            if self._is_forward and not is_own:
+                self._spoil()
             if self.is_closed:
                 return forward()
             self.mark("recompute", index)
@@ -223,6 +236,11 @@ class Trace:
 
         return run
 
+    def _spoil(self) -> None:
+        """Read no more: a gradient came while the root's forward ran."""
+        self.spoilt = INNER_GRADIENT
+        self.close()
+
     def _raise_peak(self, n_bytes: int) -> None:
         """Stand in for a meter without a peak: the tracker's, since the last mark."""
         last = self.marks[-1]
@@ -233,7 +251,11 @@ class Trace:
     def _on_gradient(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
             # While an event runs forward, a gradient is one that its action tries.
-            if not self._is_in_event and self.events[index].note_gradient():
+            if self._is_in_event:
+                return
+            if self._is_forward:
+                self._spoil()
+            elif self.events[index].note_gradient():
                 self.mark("gradient", index)
 
         return hook

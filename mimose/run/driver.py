@@ -411,6 +411,9 @@ class Driver:
         ran = self._policy.as_ran(facts, step.decision, calls, step.part)
         step.ran(ran)
         self._ends.forward_ended(step, output, calls)
+        if step.trace is not None and step.trace.spoilt:
+            step.withdraw(step.trace.spoilt)
+            step.window.spoil(step.reason)
         if ran is None:
             step.window.give_up(step.reason)
 

@@ -31,7 +31,7 @@ class Recompute:
 
     def refuses(self, unit: Unit) -> str:
         """Return why a call cannot run again, where that shows before it runs."""
-        if not unit.is_compared and is_inside_checkpoint():
+        if is_inside_checkpoint():
             return "the model itself checkpoints it"
         if unit.guard.uncounted:
             return (

@@ -1,0 +1,138 @@
+"""Gradients taken inside a forward: steps train exactly, and records tell the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose.measure.trace import INNER_GRADIENT
+
+Take = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+FULL = {"budget": "1TiB", "planner": "full", "meter": "prediction"}
+PLANNED = {"budget": "+300MiB", "meter": "prediction", "refine": False}
+
+
+def _forces(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (force,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    return y.mean() + force.square().mean()
+
+
+def _detached(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (force,) = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
+    return (y * force).mean()
+
+
+def _backward(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y.square().sum().backward(retain_graph=True)
+    return y.mean()
+
+
+def _twice(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+    return y.mean() + second.square().mean()
+
+
+def _several(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _forces(model, x, y) + _detached(model, x, y)
+
+
+class Model(nn.Module):
+    """Three layers, and something taken of them in chosen steps."""
+
+    def __init__(self, take: Take, is_odd: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)
+        )
+        self.take, self.is_odd, self.n = take, is_odd, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the layers, and take the gradient."""
+        x.requires_grad_()
+        y = x
+        for layer in self.layers:
+            y = layer(y)
+        self.n += 1
+        return self.take(self, x, y) if self.is_odd(self.n - 1) else y.square().mean()
+
+
+class Own(nn.Module):
+    """A layer that takes a gradient itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Go down a learned potential."""
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()
+        y = nn.functional.softplus(self.a(x)).sum()
+        (g,) = torch.autograd.grad(y, x, create_graph=True)
+        return x - g + self.b(x)
+
+
+def _train(
+    make: Callable[[], nn.Module], options: dict[str, Any] | None, n: int, forwards: int
+) -> tuple[list[torch.Tensor], list[str]]:
+    torch.manual_seed(0)
+    model, got, told = make(), [], []
+    session = mimose.attach(model, **options) if options else None
+    for i in range(n):
+        for _ in range(forwards):
+            out = model(torch.randn(4, 5 + i % 4, 16))
+            (out if out.dim() == 0 else out.square().mean()).backward()
+        got += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+    if session is not None:
+        told = [record.reason for record in session.records]
+        session.detach()
+    return got, told
+
+
+def _check(
+    make: Callable[[], nn.Module],
+    options: dict[str, Any],
+    n: int = 6,
+    *,
+    forwards: int = 1,
+) -> list[str]:
+    bare, _ = _train(make, None, n, forwards)
+    ours, told = _train(make, options, n, forwards)
+    assert len(bare) == len(ours)
+    assert all(map(torch.equal, bare, ours))
+    return told
+
+
+@pytest.mark.parametrize("options", [FULL, PLANNED], ids=["full", "planned"])
+@pytest.mark.parametrize("take", [_forces, _detached, _backward, _twice, _several])
+def test_every_step_takes_one(take: Take, options: dict[str, Any]) -> None:
+    """Every way to take one trains exactly, and each step's record says so."""
+    told = _check(lambda: Model(take, lambda _: True), options)
+    expected = INNER_GRADIENT if options is PLANNED else ""  # full is a baseline
+    assert set(told) == {expected}
+
+
+@pytest.mark.parametrize("options", [FULL, PLANNED], ids=["full", "planned"])
+def test_some_steps_take_one(options: dict[str, Any]) -> None:
+    """Steps without one are planned, those with one train exactly."""
+    told = _check(lambda: Model(_forces, lambda i: i % 3 == 0), options, n=18)
+    assert options is FULL or told[0] == INNER_GRADIENT
+    assert "" in told
+
+
+def test_accumulation() -> None:
+    """Several forwards and backwards before a step are exact, too."""
+    _check(lambda: Model(_forces, lambda i: i % 2 == 0), PLANNED, forwards=2)
+
+
+@pytest.mark.parametrize("options", [FULL, PLANNED], ids=["full", "planned"])
+def test_layer_takes_its_own(options: dict[str, Any]) -> None:
+    """A layer that takes a gradient in its own forward trains exactly."""
+    _check(lambda: nn.Sequential(*(Own() for _ in range(4))), options, n=14)
