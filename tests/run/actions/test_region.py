@@ -31,7 +31,7 @@ class _Unit(types.SimpleNamespace):
         self.guard = ModuleGuard("the layer", module, self)
         self.guard.watch(())
 
-    def keep(self, why):
+    def keep_alike(self, why):
         """Take note that it is kept."""
         self.kept.append(why)
 
