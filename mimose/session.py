@@ -313,12 +313,13 @@ class Session:
         return self._engine.footprint.highest_bytes(self._engine.optimizers.peak_bytes)
 
     def step(self, closure: Callable[[], Any]) -> Any:
-        """Run a forward and its backward; once more, from the start, if they fail.
+        """Run a forward and its backward; again, from the start, if they fail.
 
         Running out of memory in backward cannot be hidden from a user's loop. This
         can: gradients, random state and running statistics are put back, and the
         closure is run again with everything recomputed. A layer that turned out not
-        to be recomputable is kept in the second run. Where gradients are there
+        to be recomputable is kept in the next run, and so are those that are built
+        alike; it is repeated as long as such are found. Where gradients are there
         already (accumulation), a copy of them is held meanwhile.
 
         Args:
@@ -328,21 +329,28 @@ class Session:
             What `closure` returns.
 
         Raises:
-            RuntimeError: It failed again, or in another way; or other ranks take part
-                in it, so that no rank can run it again alone.
+            RuntimeError: It failed with nothing new found, or in another way; or other
+                ranks take part in it, so that no rank can run it again alone.
         """
         gradients = Gradients(self._model)
         snapshot = self._engine.rollback.snapshot()
         snapshot.take()
-        try:
-            return closure()
-        except RuntimeError as error:
-            if not self._can_recover(error):
-                raise
-        self._engine.driver.prepare_safest()
-        snapshot.restore()
-        gradients.restore()
-        return closure()
+        kept = self._engine.findings.kept
+        has_run_out = False
+        while True:
+            n_kept = len(kept)
+            try:
+                return closure()
+            except RuntimeError as error:
+                if not self._can_recover(error):
+                    raise
+                runs_out = is_out_of_memory(error)
+                if has_run_out if runs_out else len(kept) == n_kept:
+                    raise
+                has_run_out = has_run_out or runs_out
+            self._engine.driver.prepare_safest()
+            snapshot.restore()
+            gradients.restore()
 
     def watch(self, loader: Iterable[_Batch], *, ahead: int = 2) -> Iterable[_Batch]:
         """Read the shapes of batches that are waiting, so that plans are ready.
@@ -416,7 +424,8 @@ class Session:
         if isinstance(error, RecomputationError):
             pass  # whose layer is kept by now
         elif isinstance(error, CheckpointError) and unit is not None:
-            self._engine.findings.keep(unit, "recomputing it gave other tensors")
+            why = "recomputing it gave other tensors"
+            self._engine.findings.keep_alike(unit, why)
         elif is_out_of_memory(error):
             self._engine.footprint.ran_out()
         else:

@@ -604,3 +604,9 @@ def sharded_weights(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tenso
         for group in fsdp_groups(module)
         for each in group.fsdp_params
     ]
+
+
+def may_push_saved_hooks() -> bool:
+    """Whether hooks of saved tensors may be pushed: torch.func and users forbid it."""
+    allowed: bool = torch._C._autograd._saved_tensors_hooks_is_enabled()
+    return allowed

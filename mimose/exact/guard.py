@@ -47,7 +47,7 @@ class Guarded(Protocol):
         """Take note that it is about to be recomputed."""
         ...
 
-    def keep(self, why: str) -> None:
+    def keep_alike(self, why: str) -> None:
         """Never recompute it again."""
         ...
 
@@ -127,7 +127,7 @@ class ModuleGuard:
     def __init__(self, name: str, module: nn.Module, unit: Guarded) -> None:
         self._name = name
         self._unit = unit
-        self.naming = Naming(name, unit.keep)
+        self.naming = Naming(name, unit.keep_alike)
         self._structure = Structure(module)
         self._note()
 

@@ -3,12 +3,14 @@
 Note: [Hooks inside hooks]
 `checkpoint` compares what was saved in a hook that autograd calls, outside of anything
 that is passed to it. The hooks pushed inside its own see every tensor it would see,
-hand it on, and pass an error on with the layer's name.
+hand it on, and pass an error on with the layer's name. They also hand out again what
+a backward asks for twice (`ctx.saved_tensors` read anew), which `checkpoint` refuses.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -16,6 +18,8 @@ from torch.utils.checkpoint import CheckpointError
 
 from mimose.exceptions import RecomputationError
 from mimose.torch_private import (
+    NO_GRAPH_TASK,
+    current_graph_task,
     is_from_checkpoint,
     pop_saved_hooks,
     push_saved_hooks,
@@ -46,9 +50,17 @@ class Naming(contextlib.AbstractContextManager[None]):
         assert hooks is not None  # those of the region itself
         pack, unpack = hooks
 
+        given: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+
         def named(holder: Any) -> Any:
+            task = current_graph_task()
+            before = given.get(holder)
+            if before is not None and before[0] == task != NO_GRAPH_TASK:
+                return before[1]
             try:
-                return unpack(holder)
+                tensor = unpack(holder)
             except RecomputationError:
                 raise
             except RuntimeError as error:
@@ -56,6 +68,8 @@ class Naming(contextlib.AbstractContextManager[None]):
                 if not why:
                     raise
                 self.refuse(why, error)
+            given[holder] = task, tensor
+            return tensor
 
         push_saved_hooks(pack, named)
 

@@ -167,6 +167,7 @@ class EventRunner:
         if mode is self._mode:
             return
         self._mode = mode
+        self._findings.families = mode.unit_keys
         if mode.key not in self._known_modes:
             if len(self._known_modes) >= MOST_CONTEXTS:
                 self._known_modes.clear()

@@ -29,6 +29,7 @@ class Findings:
         kept: By name, why a unit cannot be recomputed.
         inexact: By name, why a unit gives other bits when it is recomputed.
         last_recomputed: The unit whose recomputation began last.
+        families: By unit, a key that those have in common that are built alike.
         version: Another one whenever a unit's calls have told something, or are to.
     """
 
@@ -38,6 +39,7 @@ class Findings:
         self.kept: dict[str, str] = {}
         self.inexact: dict[str, str] = {}
         self.last_recomputed: Named | None = None
+        self.families: Sequence[str] = ()
         self.version = 0
 
     def keep(self, unit: Named, why: str) -> None:
@@ -48,6 +50,17 @@ class Findings:
         self.kept[unit.name] = why
         self.version += 1
         _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
+
+    def keep_alike(self, unit: Named, why: str) -> None:
+        """Never recompute a unit again, nor those that are built as it is."""
+        self.keep(unit, why)
+        if not self.families:
+            return
+        family = self.families[unit.index]
+        for index, name in enumerate(self._names):
+            if self.families[index] == family and name not in self.kept:
+                self._keep_only(index)
+                self.kept[name] = f"{unit.name}, which is built alike, is kept: {why}"
 
     def exclude(self, unit: Named, action: str, why: str) -> None:
         """Never choose an action for a unit again."""

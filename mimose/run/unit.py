@@ -122,6 +122,10 @@ class Unit:
         """Never recompute it again."""
         self._findings.keep(self, why)
 
+    def keep_alike(self, why: str) -> None:
+        """Never recompute it again, nor those that are built as it is."""
+        self._findings.keep_alike(self, why)
+
     def exclude(self, action: str, why: str) -> None:
         """Never run it under an action again."""
         self.excluded.add(action)

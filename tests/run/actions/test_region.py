@@ -31,7 +31,7 @@ class _Unit(Unit):
         self.kept = []
         self.guard.watch(())
 
-    def keep(self, why):
+    def keep_alike(self, why):
         """Take note that it is kept."""
         self.kept.append(why)
 

@@ -1,0 +1,69 @@
+"""Layers whose recomputation cannot be right cost one step, whatever their number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+
+_SEEN: list[int] = []
+
+
+class _Grows(nn.Module):
+    """Saves another number of tensors whenever a list outside has grown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in _SEEN:
+            x = x.sin()
+        return self.linear(x).tanh()
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[_Grows() for _ in range(3)])
+
+
+def _forward(model: nn.Module) -> torch.Tensor:
+    _SEEN.clear()
+    loss: torch.Tensor = model(torch.ones(2, 4)).sum()
+    _SEEN.append(0)
+    return loss
+
+
+def _bare() -> list[torch.Tensor | None]:
+    model = _model()
+    _forward(model).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_a_plain_loop_loses_one_step() -> None:
+    """After one failed step the whole family is kept."""
+    model = _model()
+    session = mimose.attach(model, budget="1TiB", planner="full")
+    with pytest.raises(mimose.RecomputationError):
+        _forward(model).backward()
+    model.zero_grad()
+    _forward(model).backward()
+    session.detach()
+    for mine, plain in zip(model.parameters(), _bare(), strict=True):
+        assert mine.grad is not None
+        assert plain is not None
+        assert torch.equal(mine.grad, plain)
+
+
+def test_a_repeated_step_loses_none() -> None:
+    """`session.step` gives what bare training gives."""
+    model = _model()
+    session = mimose.attach(model, budget="1TiB", planner="full")
+    session.step(lambda: _forward(model).backward())
+    session.detach()
+    for mine, plain in zip(model.parameters(), _bare(), strict=True):
+        assert mine.grad is not None
+        assert plain is not None
+        assert torch.equal(mine.grad, plain)
