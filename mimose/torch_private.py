@@ -28,11 +28,11 @@ from torch.nn.modules import module as _modules
 from torch.utils import _python_dispatch, _pytree, checkpoint
 
 __all__ = [
-    "ATTENTION_FLAGS",
     "CHECKPOINT_WRAPPED",
     "COMPILED_CALL",
     "COMPILED_FROM",
     "COMPILED_MODULE",
+    "KERNEL_FLAGS",
     "NO_GRAPH_TASK",
     "ConvNd",
     "FakeTensorMode",
@@ -65,6 +65,8 @@ __all__ = [
     "leaves_resharding_to_fsdp",
     "log_softmax_backward_into",
     "log_softmax_into",
+    "matmul_precision",
+    "may_push_saved_hooks",
     "n_function_modes",
     "next_sequence_number",
     "nll_loss",
@@ -284,6 +286,11 @@ pop_saved_hooks: Callable[[], None] = _autograd._pop_saved_tensors_default_hooks
 """End what `push_saved_hooks` began."""
 
 
+may_push_saved_hooks: Callable[[], bool] = _autograd._saved_tensors_hooks_is_enabled
+"""Whether hooks of saved tensors may be pushed: transforms of torch.func forbid it, and
+so does ``torch.autograd.graph.disable_saved_tensors_hooks`` (#85971)."""
+
+
 def drop_saved_hooks(outer: SavedHooks | None) -> None:
     """End all that `push_saved_hooks` began inside some others.
 
@@ -308,7 +315,7 @@ top_transform: Callable[[], object | None] = torch._C._functorch.peek_interprete
 """The transform of ``torch.func`` that runs; None outside of any. Asked by torch for
 the same reason in #140439; no thread about a public form was found."""
 
-ATTENTION_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = tuple(
+KERNEL_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = tuple(
     (getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{setter}"))
     for name, setter in (
         ("flash_sdp_enabled", "sdp_use_flash"),
@@ -322,6 +329,7 @@ ATTENTION_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = tu
         ("cudnn_deterministic", "cudnn_deterministic"),
         ("cudnn_allow_tf32", "cudnn_allow_tf32"),
         ("mkldnn_enabled", "mkldnn_enabled"),
+        ("deterministic_algorithms", "deterministic_algorithms"),
     )
     if hasattr(torch._C, f"_get_{name}") and hasattr(torch._C, f"_set_{setter}")
 )
@@ -329,6 +337,9 @@ ATTENTION_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = tu
 each recomputed call. `torch.backends` has public forms of most, in up to three Python
 calls each; of the order of attention kernels there is none (#135485). A pair that an
 installation lacks is left out: what it chooses is then not as in the forward."""
+
+matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
+"""What ``torch.get_float32_matmul_precision`` asks; read beside `KERNEL_FLAGS`."""
 
 # ------------------------------------------------------------- torch.utils.checkpoint
 
@@ -604,9 +615,3 @@ def sharded_weights(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tenso
         for group in fsdp_groups(module)
         for each in group.fsdp_params
     ]
-
-
-def may_push_saved_hooks() -> bool:
-    """Whether hooks of saved tensors may be pushed: torch.func and users forbid it."""
-    allowed: bool = torch._C._autograd._saved_tensors_hooks_is_enabled()
-    return allowed

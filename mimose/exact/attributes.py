@@ -52,7 +52,6 @@ _UNREAD = frozenset(("in_features", "out_features", "elementwise_affine"))
 """Attributes of torch's own modules that no forward of these reads."""
 _get = dict.get
 _MISSING: Any = object()
-_ALWAYS_MISSING = itertools.repeat(_MISSING)
 
 
 class Places(NamedTuple):
@@ -82,7 +81,7 @@ class Attributes:
 
     def _note(self) -> None:
         """Find out which attributes there are."""
-        self._lengths = list(map(len, self._all))
+        self._n_all = sum(map(len, self._all))
         known = [frozenset(table) for table in self._all]
         found = [
             (table, name)
@@ -101,7 +100,7 @@ class Attributes:
         self._last = self._read()
 
     def _read(self) -> State:
-        found = list(map(_get, self._tables, self._names, _ALWAYS_MISSING))
+        found = list(map(_get, self._tables, self._names))
         for i in self._containers:
             found[i] = _copied(found[i])
         return found
@@ -112,15 +111,17 @@ class Attributes:
         Which there are is noted anew where one has come, gone or become another.
         """
         found = self._read()
-        if not _same(found, self._last) or list(map(len, self._all)) != self._lengths:
+        if not _same(found, self._last) or sum(map(len, self._all)) != self._n_all:
             self._note()
         return self._last
 
     def differ(self, state: State) -> bool:
-        """Whether an attribute is not what `read` has returned, or one has come."""
-        if state is not self._last or list(map(len, self._all)) != self._lengths:
-            return True
-        return not _same(self._read(), state)
+        """Whether an attribute is not what `read` has returned."""
+        return state is not self._last or not _same(self._read(), state)
+
+    def have_changed(self, state: State) -> bool:
+        """Whether an attribute is not what `read` has returned, or has come since."""
+        return sum(map(len, self._all)) != self._n_all or self.differ(state)
 
     @contextlib.contextmanager
     def as_in(self, state: State, places: Places) -> Iterator[None]:

@@ -11,64 +11,57 @@ Autocast is saved in the same way (`mimose.exact.autocast`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
 
-from mimose.torch_private import ATTENTION_FLAGS
+from mimose.torch_private import KERNEL_FLAGS, matmul_precision
 
 Flags: TypeAlias = "list[Any]"
 
 
-def _determinism() -> tuple[bool, bool]:
-    is_on = torch.are_deterministic_algorithms_enabled()
-    return is_on, torch.is_deterministic_algorithms_warn_only_enabled()
+_OPEN: Any = object()
+"""In place of a flag that cannot be read; it is left as it is."""
 
 
-def _set_determinism(state: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(state[0], warn_only=state[1])
-
-
-def _matmul_precision() -> str | None:
-    """Return it; None where it was set in torch's newer way, which cannot be mixed."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return None
-
-
-def _set_matmul_precision(precision: str | None) -> None:
-    if precision is not None:
+def _set_precision(precision: Any) -> None:
+    if precision is not _OPEN:
         torch.set_float32_matmul_precision(precision)
 
 
-_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    *ATTENTION_FLAGS,
+_FLAGS = (
+    *KERNEL_FLAGS,
     (torch.get_default_dtype, torch.set_default_dtype),
-    (_determinism, _set_determinism),
-    (_matmul_precision, _set_matmul_precision),
+    # The last one: see `flags_now`.
+    (matmul_precision, _set_precision),
 )
 _READ = tuple(get for get, _ in _FLAGS)
 
 
 def flags_now() -> Flags:
-    """Return what the flags are."""
-    return [read() for read in _READ]
+    """Return what the flags are.
+
+    Precision that was set in torch's newer way cannot be read in the older one.
+    """
+    try:
+        return [read() for read in _READ]
+    except RuntimeError:
+        return [*(read() for read in _READ[:-1]), _OPEN]
 
 
 @contextlib.contextmanager
 def with_flags(before: Flags) -> Iterator[None]:
     """Set the flags for a while to what `flags_now` has returned."""
     now = flags_now()
-    _set(before)
+    _set(now, before)
     try:
         yield
     finally:
-        _set(now)
+        _set(flags_now(), now)
 
 
-def _set(flags: Flags) -> None:
-    for (read, put), value in zip(_FLAGS, flags, strict=True):
-        if read() != value:
+def _set(now: Flags, flags: Flags) -> None:
+    for (_, put), is_now, value in zip(_FLAGS, now, flags, strict=True):
+        if is_now != value:
             put(value)

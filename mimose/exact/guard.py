@@ -263,7 +263,7 @@ class ModuleGuard:
             or flags_now() != entered.flags
             or before.replaced
             or _modes(entered.modules, tensors) != before.modes
-            or self._structure.is_other()
+            or self._structure.is_refilled()
             or self._structure.tables is not entered.tables
         ):
             return self._as_it_was(before)
@@ -276,7 +276,7 @@ class ModuleGuard:
             before: What the forward has left.
             containers: What `Attributes.containers` has returned before.
         """
-        if self.attributes.differ(before.entered.attributes):
+        if self.attributes.have_changed(before.entered.attributes):
             self.attributes.undo(containers)
 
     def refreshed(self, before: GuardState) -> GuardState:

@@ -44,10 +44,14 @@ class Structure:
         self._buffers = [table for table in buffers if isinstance(table, dict)]
         self._n_buffers = list(map(len, self._buffers))
 
+    def is_refilled(self) -> bool:
+        """Whether modules were taken out or replaced, or put in beside others."""
+        return list(chain.from_iterable(map(_values, self._filled))) != self._inside
+
     def is_other(self) -> bool:
         """Whether modules or buffers were put in, taken out or replaced since noted."""
         return (
-            list(chain.from_iterable(map(_values, self._filled))) != self._inside
+            self.is_refilled()
             or any(self._empty)
             or list(map(len, self._buffers)) != self._n_buffers
         )
