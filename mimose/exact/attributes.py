@@ -116,12 +116,12 @@ class Attributes:
         return self._last
 
     def differ(self, state: State) -> bool:
-        """Whether an attribute is not what `read` has returned."""
-        return state is not self._last or not _same(self._read(), state)
-
-    def have_changed(self, state: State) -> bool:
         """Whether an attribute is not what `read` has returned, or has come since."""
-        return sum(map(len, self._all)) != self._n_all or self.differ(state)
+        return (
+            state is not self._last
+            or sum(map(len, self._all)) != self._n_all
+            or not _same(self._read(), state)
+        )
 
     @contextlib.contextmanager
     def as_in(self, state: State, places: Places) -> Iterator[None]:

@@ -276,7 +276,7 @@ class ModuleGuard:
             before: What the forward has left.
             containers: What `Attributes.containers` has returned before.
         """
-        if self.attributes.have_changed(before.entered.attributes):
+        if self.attributes.differ(before.entered.attributes):
             self.attributes.undo(containers)
 
     def refreshed(self, before: GuardState) -> GuardState:

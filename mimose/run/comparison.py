@@ -45,9 +45,10 @@ class Comparison:
 
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
             def checked() -> Any:
-                with self._unit.early_saves() as saves:
+                branches = self._unit.branches
+                with branches.early_saves() as saves:
                     output = forward()
-                self._unit.check_branch(saves, saves.n_saved, self._answers)
+                branches.check(saves, saves.n_saved)
                 return output
 
             twice = self._seen is not None and self._runs_twice

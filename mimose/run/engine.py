@@ -16,6 +16,7 @@ from mimose.daemon import make_background
 from mimose.decide.policy import Policy
 from mimose.decide.reserve import Reserve
 from mimose.exact.handed import Knowledge
+from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import refuse_unsaveable
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
@@ -172,9 +173,9 @@ class Engine:
             refiner=refiner_of(options.planner) if options.refine else None,
         )
         self.findings = Findings([name for name, _ in found], self.learner)
-        knowledge = Knowledge()
+        knowledge, answers = Knowledge(), LateAnswers()
         self.units = [
-            Unit(i, name, module, self.findings, knowledge)
+            Unit(i, name, module, self.findings, knowledge, answers)
             for i, (name, module) in enumerate(found)
         ]
         note_shared_weights(self.units)
@@ -186,6 +187,7 @@ class Engine:
             model,
             knowledge,
             self.findings,
+            answers,
         )
         self.describer = Describer(
             model, self.device, [unit.module for unit in self.units]

@@ -98,6 +98,7 @@ class EventRunner:
         root: The model.
         knowledge: What the units do to objects that they are handed.
         findings: Tells when something of the units is found out.
+        answers: Tells what only an accelerator knows.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class EventRunner:
         root: nn.Module,
         knowledge: Knowledge,
         findings: Findings,
+        answers: LateAnswers,
     ) -> None:
         self.units = units
         self._findings = findings
@@ -122,7 +124,7 @@ class EventRunner:
         self._on_host = {a.spec.name for a in actions if a.spec.needs_host}
         self._headrooms = NOTHING_FREE
         self.knowledge = knowledge
-        self.answers = LateAnswers()
+        self.answers = answers
         """What only an accelerator knows, to be read when the step has ended."""
         self.inputs: list[tuple[Unit, Marks]] = []
         """Of the running step's recomputed calls, as they were read."""

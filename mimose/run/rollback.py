@@ -146,7 +146,7 @@ class Rollback:
     def restore(self) -> None:
         """Put everything back, tensors in place."""
         self._snapshot.restore()
-        if self._attributes.have_changed(self._before):
+        if self._attributes.differ(self._before):
             self._attributes.undo(self._containers)
 
     def _note(self, slots: Iterable[Slot]) -> None:

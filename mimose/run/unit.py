@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from mimose.exact.changes import BufferSlot, buffer_slots, union
-from mimose.exact.early_saves import EarlySaves
+from mimose.exact.early_saves import Branches
 from mimose.exact.first_call import FirstCall
 from mimose.exact.guard import ModuleGuard
 from mimose.exact.handed import HandedObjects, Knowledge
@@ -41,6 +40,7 @@ class Unit:
         module: The module.
         findings: Takes note of what is found of it.
         knowledge: What units do to objects that they are handed.
+        answers: Tells what only an accelerator knows.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class Unit:
         module: nn.Module,
         findings: Findings,
         knowledge: Knowledge,
+        answers: LateAnswers,
     ) -> None:
+        self._answers = answers
         self.index = index
         self.name = name
         self.module = module
@@ -63,10 +65,8 @@ class Unit:
         """Whether a recomputation was compared with its call in the present mode."""
         self.is_doubted = False
         """Whether it differed, and the next one is to tell why."""
-        self.branches: set[int] = set()
-        """Numbers of tensors that calls save whose recomputation may end early."""
-        self.runs_whole = False
-        """Whether its recomputation may not: [Where a recomputation may end]."""
+        self.branches = Branches(module, answers)
+        """Of which calls the recomputation may end early."""
         self.handed = HandedObjects(knowledge)
         """What it does to objects among its arguments."""
         self.excluded: set[str] = set()
@@ -191,34 +191,12 @@ class Unit:
         """Take note that a recomputation was compared, and whether it is in doubt."""
         self.is_doubted, self.is_compared = is_doubted, not is_doubted
 
-    def early_saves(self) -> EarlySaves:
-        """Return what compares what a recomputation saves: see `check_branch`."""
-        module = self.module
-        return EarlySaves(itertools.chain(module.parameters(), module.buffers()))
-
-    def check_branch(
-        self, saves: EarlySaves, n_saved: int, answers: LateAnswers
-    ) -> None:
-        """Find out whether the recomputation of calls that save so much may end early.
-
-        Args:
-            saves: What a recomputation has saved that ran to its end.
-            n_saved: How many tensors these are.
-            answers: Tells what only an accelerator knows.
-        """
-
-        def tell(differ: Sequence[bool]) -> None:
-            self.branches.add(n_saved)
-            self.runs_whole = self.runs_whole or any(differ)
-
-        answers.ask(saves.differences(), tell)
-
     def renew(self) -> None:
         """Note anew what it consists of, if that is something else by now."""
         if self.guard.renew():
             self.is_compiled = is_compiled(self.module)
             self.devices = accelerators_of(self.module)
-            self.runs_whole = False
+            self.branches = Branches(self.module, self._answers)
             self.buffers = ()
             self.forget()
 
@@ -226,7 +204,7 @@ class Unit:
         """Find out anew what its calls change, and whether they can be repeated."""
         self.is_known = self.is_compared = self.is_doubted = False
         self.n_straight = 0
-        self.branches.clear()
+        self.branches.forget()
         self._findings.note_change()
         self.handed.forget()
 

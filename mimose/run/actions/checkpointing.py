@@ -27,13 +27,18 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from mimose.exact.early_saves import Branches, Count
 from mimose.exact.guard import GuardState, ModuleGuard
 from mimose.exact.handed import Handed, HandedObjects
 from mimose.exact.input_watch import Marks, is_edited, marks
 from mimose.exact.random_state import RandomState, accelerators
 from mimose.measure.stopwatch import UNTIMED, Stopwatch
 from mimose.run.actions.offload.away import AwayInput
-from mimose.torch_private import is_checkpoint_debugged, pytree
+from mimose.torch_private import (
+    is_checkpoint_debugged,
+    next_sequence_number,
+    pytree,
+)
 from mimose.types import OnRecompute
 
 Forward: TypeAlias = Callable[..., Any]
@@ -56,6 +61,7 @@ def recompute(
     devices: tuple[torch.device, ...] = (),
     handed: HandedObjects | None = None,
     early_stop: bool = True,
+    branches: Branches | None = None,
     stopwatch: Stopwatch = UNTIMED,
     away: AwayInput | None = None,
 ) -> Any:
@@ -78,6 +84,7 @@ def recompute(
         handed: Knows what `forward` does to objects among its arguments.
         early_stop: Whether the recomputation may end at the last tensor that is
             needed.
+        branches: Knows which calls' may not.
         stopwatch: Times the recomputation, and is told to leave the forward out.
         away: One of the tensors, which is held elsewhere until then.
 
@@ -105,6 +112,7 @@ def recompute(
         devices,
         stopwatch,
         sent,
+        branches if early_stop else None,
         names=names,
     )
     options: dict[str, Any] = {}
@@ -170,12 +178,14 @@ class _Region:
     """
 
     __slots__ = (
+        "_branches",
         "_devices",
         "_forward",
         "_guard",
         "_handed",
         "_is_first",
         "_marks",
+        "_n_saved",
         "_names",
         "_objects",
         "_on_recompute",
@@ -198,6 +208,7 @@ class _Region:
         devices: tuple[torch.device, ...],
         stopwatch: Stopwatch,
         sent: _Sent | None,
+        branches: Branches | None,
         *,
         names: bool,
     ) -> None:
@@ -212,6 +223,8 @@ class _Region:
         self._names = names
         self._stopwatch = stopwatch
         self._sent = sent
+        self._branches = branches
+        self._n_saved = 0
         self._random: RandomState | None = None
         self._state: GuardState | None = None
         self._marks: Marks | None = None
@@ -264,9 +277,17 @@ class _Region:
             devices = tuple(dict.fromkeys((*self._devices, *devices)))
         self._random = RandomState(devices)
         hooks = None if entered is None else entered.hooks
+        first_node = next_sequence_number()
         began = self._stopwatch.start()
-        with contextlib.nullcontext() if hooks is None else hooks.watched():
+        with (
+            contextlib.nullcontext() if hooks is None else hooks.watched(),
+            Count() as count,
+        ):
             output = self._forward(*args, **kwargs)
+        self._n_saved = count.n_saved
+        branches = self._branches
+        if branches is not None and not branches.is_known(count.n_saved):
+            branches.note(output, first_node)
         self._stopwatch.leave_out(began)
         if self._handed is not None and self._objects:
             self._handed.settle(self._objects)
@@ -287,7 +308,14 @@ class _Region:
             args, kwargs = given, others
             if self._rebuild is not None:
                 args, kwargs = self._rebuild(given)
-            return self._forward(*args, **kwargs)
+            if self._branches is None or self._branches.may_end_early(self._n_saved):
+                return self._forward(*args, **kwargs)
+            saves = self._branches.early_saves()
+            try:
+                with saves:
+                    return self._forward(*args, **kwargs)
+            finally:
+                self._branches.check(saves, self._n_saved)
 
         now = before.as_now()
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from mimose.exact.changes import SavedBuffers
-from mimose.exact.early_saves import fills_later
 from mimose.exact.first_call import FirstCall
 from mimose.exact.input_watch import Marks, is_edited, marks
 from mimose.exact.named_errors import is_inside_checkpoint
@@ -58,7 +57,7 @@ class Recompute:
             if not has_outer_modes():
                 inputs = Inputs.of(call.args, call.kwargs, away)
             if inputs is not None:
-                region = Region(unit, inputs, call.stopwatch, call.notes.answers)
+                region = Region(unit, inputs, call.stopwatch)
                 output = region.run(call.args, call.kwargs)
                 call.notes.note_read(unit, inputs.noted)
                 return output
@@ -78,7 +77,6 @@ class Recompute:
         if comparison is not None or first is not None or on_recompute is not None:
             call.stopwatch.spoil()
         is_whole = not is_short or comparison is not None or unit.is_compiled
-        is_whole = is_whole or unit.runs_whole
         began = next_sequence_number()
         try:
             output = recompute(
@@ -91,6 +89,7 @@ class Recompute:
                 devices=unit.devices,
                 handed=unit.handed,
                 early_stop=not is_whole,
+                branches=unit.branches,
                 stopwatch=call.stopwatch,
                 away=away,
             )
@@ -104,7 +103,7 @@ class Recompute:
             why = "it edits its own input in place"
         _note(call, noted, why)
         if comparison is not None:
-            unit.runs_whole = unit.runs_whole or fills_later(output, began)
+            unit.branches.note(output, began)
             unit.note_compared(is_doubted=unit.is_doubted)
             if not unit.guard.changes_weights:
                 comparison.take(output)

@@ -26,10 +26,8 @@ from torch import nn
 
 from mimose.daemon.forks import lock
 from mimose.exact.autocast import autocast_now, in_autocast
-from mimose.exact.early_saves import fills_later
 from mimose.exact.guard import GuardState
 from mimose.exact.input_watch import Marks
-from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import RandomState, accelerators
 from mimose.measure.stopwatch import Stopwatch
 from mimose.run.actions.offload.away import AwayInput
@@ -184,11 +182,9 @@ class Region:
         unit: The unit.
         inputs: What it is called with.
         stopwatch: Times the recomputation, and is told to leave the forward out.
-        answers: Tells what only an accelerator knows.
     """
 
     __slots__ = (
-        "_answers",
         "_autocast",
         "_holders",
         "_inputs",
@@ -199,11 +195,8 @@ class Region:
         "_unit",
     )
 
-    def __init__(
-        self, unit: Unit, inputs: Inputs, stopwatch: Stopwatch, answers: LateAnswers
-    ) -> None:
+    def __init__(self, unit: Unit, inputs: Inputs, stopwatch: Stopwatch) -> None:
         self._unit = unit
-        self._answers = answers
         self._inputs = inputs
         self._stopwatch = stopwatch
         self._holders: list[weakref.ref[_Holder]] = []
@@ -239,9 +232,9 @@ class Region:
             drop_saved_hooks(outer)
         self._stopwatch.leave_out(began)
         self._state = guard.leave(entered)
-        if len(self._holders) not in self._unit.branches:
-            unit = self._unit
-            unit.runs_whole = unit.runs_whole or fills_later(output, first_node)
+        branches = self._unit.branches
+        if not branches.is_known(len(self._holders)):
+            branches.note(output, first_node)
         return output
 
     def _pack(self, tensor: torch.Tensor) -> _Holder:
@@ -307,9 +300,9 @@ class Region:
         is_same = True
         unit, n_saved = self._unit, len(left)
         # A layer that takes a gradient in its forward has not saved all it will.
-        is_known = self._state is None or n_saved in unit.branches
-        ends_early = is_known and not unit.runs_whole
-        saves = None if is_known else unit.early_saves()
+        is_known = self._state is None or unit.branches.is_known(n_saved)
+        ends_early = self._state is None or unit.branches.may_end_early(n_saved)
+        saves = None if is_known else unit.branches.early_saves()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal is_same
@@ -347,7 +340,7 @@ class Region:
                 drop_saved_hooks(outer)
                 now.restore()
         if saves is not None:
-            unit.check_branch(saves, n_saved, self._answers)
+            unit.branches.check(saves, n_saved)
         return is_same and not left
 
 

@@ -27,7 +27,8 @@ class _Unit(Unit):
     """A unit that takes note of why it is kept."""
 
     def __init__(self, module):
-        super().__init__(0, "the layer", module, Findings((), None), Knowledge())
+        findings, answers = Findings((), None), LateAnswers()
+        super().__init__(0, "the layer", module, findings, Knowledge(), answers)
         self.kept = []
         self.guard.watch(())
 
@@ -43,7 +44,7 @@ def _regional(module):
     def call(*args, **kwargs):
         inputs = Inputs.of(args, kwargs)
         assert inputs is not None
-        return Region(unit, inputs, UNTIMED, LateAnswers()).run(args, kwargs)
+        return Region(unit, inputs, UNTIMED).run(args, kwargs)
 
     call.unit = unit
     return call

@@ -1,0 +1,513 @@
+"""Recomputations read what their forwards read, and leave what they found."""
+
+import contextlib
+import functools
+import gc
+import weakref
+from itertools import chain
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrize
+
+import mimose
+
+WIDTH = 8
+
+
+class Layer(nn.Module):
+    """Two products with something in between; what else it does is given."""
+
+    def __init__(self, act=torch.tanh):
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.25)
+        self.act = act
+        self.which, self.scale, self.flag = "a", 1.0, False
+        self.factors, self.table, self.depth = [1.0, 2.0], {"x": 1.0}, 0
+        self.seen = []
+
+    def forward(self, x):
+        """Run it."""
+        return x + self.act(getattr(self, self.which)(x)) * self.scale
+
+
+class Chain(nn.Module):
+    """Three layers and a loss."""
+
+    def __init__(self, layer=Layer):
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(3))
+
+    def forward(self, x):
+        """Run it."""
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def _run(make, loop, planner):
+    torch.manual_seed(0)
+    model = make()
+    drawn, found = torch.Generator().manual_seed(1), []
+    budget = contextlib.nullcontext()
+    if planner is not None:
+        budget = mimose.attach(model, "1TiB", planner=planner, meter="prediction")
+    with budget:
+        for step in range(7):
+            torch.manual_seed(step)
+            x = torch.randn(2, 4 + step % 3, WIDTH, generator=drawn)
+            loop(model, x, step)
+            grads = [p.grad for p in model.parameters()]
+            found.append([None if g is None else g.clone() for g in grads])
+            found[-1] += [buffer.clone() for buffer in model.buffers()]
+            model.zero_grad()
+    kept = [] if planner is None else session_kept(budget)
+    return found, kept, model
+
+
+def session_kept(session):
+    """Return the names of the layers that a session has to keep."""
+    return list(session.summary().kept_units)
+
+
+def _differences(make, loop=None, planner="full"):
+    """Return the steps that are unequal, the layers kept, and both models."""
+    loop = loop or (lambda model, x, step: model(x).backward())
+    bare, _, alone = _run(make, loop, None)
+    ours, kept, model = _run(make, loop, planner)
+    unequal = [
+        step
+        for step, (one, other) in enumerate(zip(bare, ours, strict=True))
+        if not all(
+            a is b or (a is not None and b is not None and torch.equal(a, b))
+            for a, b in zip(one, other, strict=True)
+        )
+    ]
+    return unequal, kept, alone, model
+
+
+def _rrelu_late(layer, x):
+    layer.depth += 0
+    hidden = layer.a(x)
+    rectify = functional.rrelu if x.shape[1] == 6 else torch.tanh
+    return x + (rectify(hidden, training=True) if x.shape[1] == 6 else rectify(hidden))
+
+
+class Late(Layer):
+    """Ends in an operator that fills later what it saves, for one length alone."""
+
+    def forward(self, x):
+        """Run it."""
+        return _rrelu_late(self, x)
+
+
+class Normed(Layer):
+    """Has running statistics, so that `checkpoint` serves it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.noise = nn.BatchNorm1d(WIDTH), nn.RReLU()
+
+    def forward(self, x):
+        """Run it."""
+        return x + self.noise(self.norm(self.a(x).mT).mT)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        functools.partial(Layer, nn.RReLU()),
+        functools.partial(Layer, nn.RReLU(inplace=True)),
+        functools.partial(Layer, lambda x: torch.rrelu(x, 0.1, 0.4, training=True)),
+        Late,
+        Normed,
+    ],
+    ids=["module", "in-place", "function", "one-length", "running-statistics"],
+)
+@pytest.mark.parametrize("planner", ["full", "every-2"])
+def test_an_operator_that_fills_later_what_it_saves(layer, planner):
+    """Its recomputation does not end in its midst."""
+    unequal, kept, *_ = _differences(lambda: Chain(layer), planner=planner)
+    assert ([], []) == (unequal, kept)
+
+
+class _Noted(torch.autograd.Function):
+    """Saves a tensor that the layer fills after it, past autograd's eyes."""
+
+    @staticmethod
+    def forward(ctx, x, noise):
+        ctx.save_for_backward(noise)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (noise,) = ctx.saved_tensors
+        return gradient * noise, None
+
+
+class FillsItself(Layer):
+    """Fills, last of all, what its own Function has saved."""
+
+    def forward(self, x):
+        """Run it."""
+        noise = torch.full_like(x, 7.0)
+        output = x + _Noted.apply(self.a(x), noise)
+        noise.data.fill_(0.5)
+        return output
+
+
+def test_a_tensor_of_an_own_function_that_is_filled_later():
+    """It is found by comparing, in the first recomputation."""
+    assert ([], []) == _differences(lambda: Chain(FillsItself))[:2]
+
+
+class Reads(Layer):
+    """Reads all its attributes."""
+
+    def forward(self, x):
+        """Run it."""
+        y = self.drop(getattr(self, self.which)(x)) * self.factors[-1]
+        y = y * getattr(self, "scale", 2.0)
+        y = torch.tanh(y) if self.flag else torch.sigmoid(y)
+        return x + self.act(y) * self.table["x"] * getattr(self, "extra", 1.0)
+
+
+def _put_away(layer):
+    del layer.scale
+
+
+_CHANGES = {
+    "text": lambda layer: setattr(layer, "which", "b"),
+    "number": lambda layer: setattr(layer, "scale", 3.0),
+    "flag": lambda layer: setattr(layer, "flag", True),
+    "function": lambda layer: setattr(layer, "act", torch.sin),
+    "list": lambda layer: layer.factors.append(5.0),
+    "other list": lambda layer: setattr(layer, "factors", [9.0]),
+    "dict": lambda layer: layer.table.update(x=4.0),
+    "rate": lambda layer: setattr(layer.drop, "p", 0.75),
+    "put in": lambda layer: setattr(layer, "extra", 2.0),
+    "taken out": _put_away,
+    "module": lambda layer: setattr(layer, "a", layer.b),
+    "mode": lambda layer: layer.eval(),
+    "hook": lambda layer: layer.a.register_forward_hook(lambda *_: _[2] * 2),
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES)
+def test_what_is_changed_between_forward_and_backward(change):
+    """The recomputation finds it as the forward did; the change stays."""
+
+    def loop(model, x, step):
+        loss = model(x)
+        if step == 4:
+            for layer in model.layers:
+                _CHANGES[change](layer)
+        loss.backward()
+
+    unequal, kept, alone, model = _differences(lambda: Chain(Reads), loop)
+    assert ([], []) == (unequal, kept)
+    for one, other in zip(alone.layers, model.layers, strict=True):
+        names = ("which", "flag", "factors", "table", "extra", "depth", "training")
+        for name in names:
+            assert getattr(one, name, None) == getattr(other, name, None)
+
+
+class GoesUp(Layer):
+    """Counts, lists and sets something, and takes it back at its end."""
+
+    def forward(self, x):
+        """Run it."""
+        self.depth += 1
+        self.seen.append(self.depth)
+        self.hidden = True
+        y = x + torch.tanh(self.b(torch.tanh(self.a(x)))) * self.depth * len(self.seen)
+        y = torch.sigmoid(y)
+        self.depth -= 1
+        self.seen.pop()
+        del self.hidden
+        return y
+
+
+@pytest.mark.parametrize("planner", ["full", "every-2"])
+def test_what_a_forward_sets_and_takes_back(planner):
+    """A recomputation that ends before takes it back, too."""
+    unequal, kept, _, model = _differences(lambda: Chain(GoesUp), planner=planner)
+    assert ([], []) == (unequal, kept)
+    for layer in model.layers:
+        assert (0, []) == (layer.depth, layer.seen)
+        assert not hasattr(layer, "hidden")
+
+
+class Counts(Layer):
+    """Begins to count in mid-run, and reads its count."""
+
+    is_on = False
+
+    def forward(self, x):
+        """Run it."""
+        if self.is_on:
+            self.depth += 1
+            self.seen.append(x.shape[1])
+        return x + self.drop(torch.tanh(self.a(x)) * (1 + self.depth + len(self.seen)))
+
+
+def test_a_count_that_begins_late():
+    """Each forward counts once, and each recomputation finds its own count."""
+
+    def loop(model, x, step):
+        Counts.is_on = step >= 4
+        model(x).backward()
+
+    unequal, kept, alone, model = _differences(lambda: Chain(Counts), loop)
+    assert ([], []) == (unequal, kept)
+    assert [layer.depth for layer in alone.layers] == [
+        layer.depth for layer in model.layers
+    ]
+    assert alone.layers[0].seen == model.layers[0].seen
+
+
+class Grows(Layer):
+    """Makes its table anew for a longer input, with the length beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.grow(4)
+
+    def grow(self, n):
+        """Make a table of n rows."""
+        self.n = n
+        self.register_buffer("rows", torch.linspace(0, 1, n)[:, None], persistent=False)
+
+    def forward(self, x):
+        """Run it."""
+        if x.shape[1] > self.n:
+            self.grow(x.shape[1])
+        return x + torch.tanh(self.a(x)) * self.rows[: x.shape[1]]
+
+
+@pytest.mark.parametrize("planner", ["full", "every-2", "none"])
+def test_a_table_that_grows_late(planner):
+    """Buffers that are replaced late and numbers beside them go together."""
+
+    def loop(model, x, step):
+        model(torch.cat([x] * (1 + (step > 3)), 1)).backward()
+
+    unequal, kept, alone, model = _differences(lambda: Chain(Grows), loop, planner)
+    assert ([], []) == (unequal, kept)
+    assert [layer.n for layer in alone.layers] == [layer.n for layer in model.layers]
+
+
+def _put_norm_in(model):
+    for layer in model.layers:
+        layer.act = None
+        layer.add_module("act", nn.Sequential(nn.BatchNorm1d(4), nn.Tanh()))
+
+
+class _Doubled(nn.Module):
+    def forward(self, weight):
+        """Run it."""
+        return weight * 2
+
+
+def _parametrize(model):
+    for layer in model.layers:
+        parametrize.register_parametrization(layer.a, "weight", _Doubled())
+
+
+def _replace(model):
+    for layer in model.layers:
+        torch.manual_seed(7)
+        layer.a = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+
+
+def _replace_weight(model):
+    for layer in model.layers:
+        layer.a.weight = nn.Parameter(layer.a.weight.detach() * 2)
+
+
+def _put_buffer_in(model):
+    def hook(module, args):
+        module.count += 1
+        return args[0] * module.count
+
+    for layer in model.layers:
+        layer.a.register_buffer("count", torch.zeros(()))
+        layer.a.register_forward_pre_hook(hook)
+
+
+_SURGERY = {
+    "replaced": _replace,
+    "parametrized": _parametrize,
+    "weight": _replace_weight,
+    "buffer": _put_buffer_in,
+    "hook": lambda model: [
+        layer.a.register_forward_hook(lambda _, __, y: y * 2) for layer in model.layers
+    ],
+    "taken out": lambda model: [setattr(layer, "drop", None) for layer in model.layers],
+}
+
+
+@pytest.mark.parametrize("surgery", _SURGERY)
+@pytest.mark.parametrize("planner", ["full", "every-2"])
+def test_surgery_between_steps(surgery, planner):
+    """What is put in, taken out or replaced is read as it is from then on."""
+
+    def loop(model, x, step):
+        if step == 3:
+            _SURGERY[surgery](model)
+        model(x).backward()
+
+    unequal, kept, *_ = _differences(Chain, loop, planner)
+    assert ([], []) == (unequal, kept)
+
+
+def test_surgery_that_is_undone():
+    """A parametrization that is taken off again leaves a layer as any."""
+
+    def loop(model, x, step):
+        if step == 2:
+            _parametrize(model)
+        if step == 4:
+            for layer in model.layers:
+                parametrize.remove_parametrizations(layer.a, "weight")
+        model(x).backward()
+
+    assert ([], []) == _differences(Chain, loop)[:2]
+
+
+class Attends(Layer):
+    """Attends, and makes a tensor of the default type."""
+
+    def forward(self, x):
+        """Run it."""
+        q = self.a(x)[:, None]
+        y = functional.scaled_dot_product_attention(q, q, q)[:, 0]
+        return x + self.b(y) * torch.rand(()).to(x.dtype)
+
+
+@contextlib.contextmanager
+def _doubles():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def _deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def _hooked(model):
+    handles = [
+        layer.a.register_forward_hook(lambda _, __, y: y * 3) for layer in model.layers
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda _: sdpa_kernel(SDPBackend.MATH),
+        lambda _: _doubles(),
+        lambda _: _deterministic(),
+        _hooked,
+    ],
+    ids=["attention", "default-dtype", "determinism", "hooks"],
+)
+def test_what_stands_around_the_forward_alone(around):
+    """It stands around the recomputations, and around nothing else."""
+
+    def loop(model, x, step):
+        with around(model):
+            loss = model(x)
+        loss.backward()
+
+    unequal, kept, *_ = _differences(lambda: Chain(Attends), loop)
+    assert ([], []) == (unequal, kept)
+    assert torch.get_default_dtype() == torch.float32
+
+
+def _append(calls, _, __, output):
+    calls.append(output.detach())
+
+
+def _change(calls, _, __, output):
+    calls.append(1)
+    return output * 2
+
+
+@pytest.mark.parametrize("hook", [_append, _change])
+def test_hooks_inside_a_layer(hook):
+    """One that only watches runs once a forward; one that takes part runs again."""
+    counts = []
+    for planner in (None, "full"):
+        calls = []
+
+        def make(calls=calls):
+            model = Chain()
+            for layer in model.layers:
+                layer.a.register_forward_hook(functools.partial(hook, calls))
+            return model
+
+        loop = _run(make, lambda model, x, _: model(x).backward(), planner)[0]
+        counts.append((len(calls), loop))
+    (bare, one), (ours, other) = counts
+    flat = zip(chain.from_iterable(one), chain.from_iterable(other), strict=True)
+    assert all(a is b or torch.equal(a, b) for a, b in flat)
+    assert ours == (bare if hook is _append else 2 * bare)
+
+
+def test_what_hooks_collect_is_let_go():
+    """A list of activations that nobody has any more does not stay for a graph."""
+    torch.manual_seed(0)
+    model = Chain()
+    with mimose.attach(model, "1TiB", planner="full", meter="prediction"):
+        for _ in range(4):
+            acts = []
+            handle = model.layers[0].a.register_forward_hook(
+                lambda _, __, y, acts=acts: acts.append(y)
+            )
+            loss = model(torch.randn(2, 4, WIDTH))
+            loss.backward()
+            handle.remove()
+            gone = weakref.ref(acts[0])
+            del acts, loss, handle
+            gc.collect()
+            assert gone() is None
+
+
+def test_old_values_hold_no_old_steps():
+    """A layer that collects its activations anew each time keeps one step's alive."""
+
+    class Collects(Layer):
+        def forward(self, x):
+            self.seen = []
+            y = torch.tanh(self.a(x))
+            self.seen.append(y)
+            return x + self.b(y)
+
+    model = Chain(Collects)
+    gone = []
+    with mimose.attach(model, "1TiB", planner="full", meter="prediction"):
+        for _ in range(5):
+            model(torch.randn(2, 4, WIDTH)).backward()
+            gone.append(weakref.ref(model.layers[0].seen[0]))
+    model.layers[0].seen = model.layers[1].seen = model.layers[2].seen = []
+    gc.collect()
+    assert [None] * 5 == [ref() for ref in gone]
