@@ -68,7 +68,7 @@ class DeviceChecks:
             self._also()
         if self._place is not None:
             there, name = self._place
-            parameter = there.get(name)
+            parameter = there[name] if name in there else None
             if parameter is not None and parameter.device != self._device:
                 self._refuse_moved(parameter.device)
         if self._is_capturing is not None and self._is_capturing():

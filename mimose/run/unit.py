@@ -16,7 +16,7 @@ from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import accelerators_of
 from mimose.exceptions import LateChangeError
 from mimose.run.findings import Findings
-from mimose.watch.compiled import is_compiled
+from mimose.watch.code_inside import SCRIPTED, CodeInside
 
 
 def note_shared_weights(units: Sequence[Unit]) -> None:
@@ -73,7 +73,13 @@ class Unit:
         self.forward: Callable[..., Any] = module.forward
         self.waits = False
         """Whether its forward waits for other ranks: its actions are agreed."""
-        self.is_compiled = is_compiled(module)
+        code = CodeInside(module)
+        self.is_compiled = code.is_compiled or code.is_scripted
+        """Whether a mode that sees operators would change what it runs."""
+        self.found_flops = 0
+        """Of the call that has shown that it runs compiled code."""
+        if code.is_scripted:
+            self.keep(SCRIPTED)
         self.devices = accelerators_of(module)
         """Where its weights are; on a CPU none."""
         self.guard = ModuleGuard(name, module, self)

@@ -16,6 +16,8 @@ from mimose.run.actions.offload.away import AwayInput
 from mimose.run.actions.region import Inputs, Region, has_outer_modes
 from mimose.run.comparison import Comparison
 from mimose.run.unit import Unit
+from mimose.torch_private import next_sequence_number
+from mimose.watch.code_inside import SCRIPTED, code_in_graph
 
 _UNSAVABLE = "Inference tensors cannot be saved for backward"
 """What torch says before the forward runs, for `checkpoint` saves what it is given."""
@@ -74,6 +76,7 @@ class Recompute:
         if comparison is not None or first is not None or on_recompute is not None:
             call.stopwatch.spoil()
         is_whole = not is_short or comparison is not None or unit.is_compiled
+        began = next_sequence_number()
         try:
             output = recompute(
                 unit.forward,
@@ -94,6 +97,12 @@ class Recompute:
             _note(call, noted, _INFERENCE)
             return call.forward()
         why = "" if first is None else unit.learn(first, call.notes.answers)
+        if comparison is not None and not unit.is_compiled:
+            is_compiled, is_scripted = code_in_graph(output, began)
+            if is_compiled:
+                call.notes.note_compiled(call)
+            if is_scripted:
+                why = SCRIPTED
         if comparison is not None and is_edited(noted):
             why = "it edits its own input in place"
         _note(call, noted, why)
