@@ -69,8 +69,10 @@ class BufferSlot:
         return 0 if tensor is None else int(tensor.numel())
 
     def _now(self) -> Any:
-        # Tables of scripted modules have no `get`.
-        return self._table[self._name] if self._name in self._table else None
+        try:
+            return self._table[self._name]  # those of scripted modules have no `get`
+        except KeyError:
+            return None
 
     def read(self) -> Any:
         """Return a copy, and the identity and version of the original."""

@@ -117,6 +117,8 @@ class RecomputationFlops:
 
         It tells None where they can. A unit's first call may show that they cannot.
         """
+        if unit.is_kept:
+            return lambda: 0 if unit.is_compiled else None
         if not unit.is_compiled:
             return lambda: unit.found_flops if unit.is_compiled else None
         flops = self.of_compiled(unit, key, args, kwargs)

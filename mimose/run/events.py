@@ -412,7 +412,7 @@ class EventRunner:
         # Where it is kept by choice, other steps have told what it holds.
         probe = None
         if not is_free:
-            probe = Probe(trace, index, self._gauge(unit, name, args, kwargs), inputs)
+            probe = Probe(trace, index, self._gauge(unit, args, kwargs), inputs)
         if self._actions[name].spec.replays and self.step is not None:
             watch = self.step.stopwatch(unit.index, unit.calls - 1, name)
             call = call._replace(stopwatch=watch)
@@ -423,13 +423,11 @@ class EventRunner:
         return output
 
     def _gauge(
-        self, unit: Unit, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Gauge:
         """Return what counts a call, by what is known of its unit when it runs."""
         key = self._mode.unit_keys[unit.index]
-        unseen: Callable[[], int | None] = lambda: 0 if unit.is_compiled else None
-        if name != self.first:
-            unseen = self._flops.unseen(unit, key, args, kwargs)
+        unseen = self._flops.unseen(unit, key, args, kwargs)
 
         def run(
             forward: Callable[[], Any], given: Sequence[torch.Tensor]

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from mimose.tensors import tensors_in
