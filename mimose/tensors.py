@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mimose.torch_private import storage_key, version_of
+from mimose.torch_private import sequence_number, storage_key, version_of
 
 
 def tensors_in(tree: object) -> Iterator[torch.Tensor]:
@@ -25,6 +25,23 @@ def tensors_in(tree: object) -> Iterator[torch.Tensor]:
     elif is_dataclass(tree) and not isinstance(tree, type):
         for field in fields(tree):
             yield from tensors_in(getattr(tree, field.name))
+
+
+def operators_of(output: object, began: int) -> set[str]:
+    """Return the names of the autograd nodes that a call has made.
+
+    Args:
+        output: What it returned.
+        began: What `next_sequence_number` told as it began.
+    """
+    left = [tensor.grad_fn for tensor in tensors_in(output)]
+    seen: set[Any] = set()
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen and sequence_number(node) >= began:
+            seen.add(node)
+            left.extend(before for before, _ in node.next_functions)
+    return {node.name() for node in seen}
 
 
 def storages_in(tree: object) -> dict[int, torch.UntypedStorage]:

@@ -32,8 +32,12 @@ __all__ = [
     "COMPILED_CALL",
     "COMPILED_FROM",
     "COMPILED_MODULE",
+    "COMPILED_NODE",
     "KERNEL_FLAGS",
+    "NOT_COMPILED",
     "NO_GRAPH_TASK",
+    "SCRIPTED_NODE",
+    "SCRIPTED_TYPES",
     "ConvNd",
     "FakeTensorMode",
     "SavedHooks",
@@ -389,6 +393,26 @@ COMPILED_FROM = "_torchdynamo_orig_callable"
 thread found. If it were another, ``layer.forward = torch.compile(layer.forward)`` would
 be taken for a plain forward."""
 
+NOT_COMPILED = "_torchdynamo_disable"
+"""The attribute of what ``torch.compiler.disable`` returns, which has `COMPILED_FROM`,
+too. No thread found. If it were another, such a function would count as compiled."""
+
+COMPILED_NODE = "CompiledFunction"
+"""How the names of the nodes begin that compiled code makes in a graph, by any backend
+that compiles the backward, too. No thread found. If it were another, compiled code that
+a layer's attributes and forward do not name would be taken for plain operators."""
+
+SCRIPTED_NODE = "DifferentiableGraphBackward"
+"""How the names of the nodes end that TorchScript's executor makes. No thread found. If
+it were another, a layer whose scripted code cannot be found would fail more often."""
+
+SCRIPTED_TYPES = (
+    torch.jit.ScriptModule,
+    torch.jit.ScriptFunction,
+    torch._C.ScriptMethod,
+)
+"""Modules, functions and methods of TorchScript; only of methods there is no public
+type. No thread found."""
 
 eval_frame_callback: Callable[[], object] = (
     torch._C._dynamo.eval_frame.get_eval_frame_callback

@@ -65,19 +65,25 @@ class BufferSlot:
     @property
     def numel(self) -> int:
         """How many elements it has now."""
-        tensor = self._table.get(self._name)
+        tensor = self._now()
         return 0 if tensor is None else int(tensor.numel())
+
+    def _now(self) -> Any:
+        try:
+            return self._table[self._name]  # those of scripted modules have no `get`
+        except KeyError:
+            return None
 
     def read(self) -> Any:
         """Return a copy, and the identity and version of the original."""
-        tensor = self._table.get(self._name)
+        tensor = self._now()
         if tensor is None:
             return None, None, 0
         return tensor.detach().clone(), id(tensor), version(tensor)
 
     def read_after(self, state: Any) -> Any:
         """Return its state; the earlier one, if its version is still that."""
-        tensor = self._table.get(self._name)
+        tensor = self._now()
         if tensor is None or (id(tensor), version(tensor)) != state[1:]:
             return self.read()
         return state
@@ -85,7 +91,7 @@ class BufferSlot:
     def differs(self, state: Any) -> bool | torch.Tensor:
         """Compare identity, version and value."""
         old, identity, counted = state
-        tensor = self._table.get(self._name)
+        tensor = self._now()
         if tensor is None or old is None:
             return tensor is not old
         if id(tensor) != identity or version(tensor) != counted:
@@ -94,7 +100,7 @@ class BufferSlot:
 
     def swap_in(self, state: Any) -> Any:
         """Put a copy of the old tensor there; return the present one."""
-        current = self._table.get(self._name)
+        current = self._now()
         self._table[self._name] = None if state[0] is None else state[0].clone()
         return current
 
@@ -104,7 +110,7 @@ class BufferSlot:
 
     def restore(self, state: Any) -> None:
         """Copy the old values in place; where they are unchanged, touch nothing."""
-        tensor, old = self._table.get(self._name), state[0]
+        tensor, old = self._now(), state[0]
         if tensor is None or old is None or tensor.shape != old.shape:
             self._table[self._name] = old
         elif not same_bits(tensor, old):
@@ -215,7 +221,7 @@ def buffer_slots(modules: Iterable[nn.Module]) -> list[BufferSlot]:
     return [
         BufferSlot(buffers_of(module), name)
         for module in modules
-        for name in buffers_of(module)
+        for name, _ in buffers_of(module).items()
     ]
 
 

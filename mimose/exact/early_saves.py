@@ -23,12 +23,11 @@ import torch
 from torch import nn
 
 from mimose.exact.late_answers import LateAnswers
-from mimose.tensors import is_plain, sum_of_words, tensors_in
+from mimose.tensors import is_plain, operators_of, sum_of_words
 from mimose.torch_private import (
     StopRecomputation,
     pop_saved_hooks,
     push_saved_hooks,
-    sequence_number,
     storage_key,
     top_saved_hooks,
     without_dispatch_modes,
@@ -127,8 +126,15 @@ class Branches:
         return n_saved in self._known and not self._fills_later
 
     def note(self, output: object, began: int) -> None:
-        """Look at the operators that a call has run: see `fills_later`."""
-        self._fills_later = self._fills_later or fills_later(output, began)
+        """Look at the operators that a call has run.
+
+        Args:
+            output: What it returned.
+            began: What `next_sequence_number` told as it began.
+        """
+        names = operators_of(output, began)
+        if any(name.startswith(_FILL_LATER) for name in names):
+            self._fills_later = True
 
     def early_saves(self) -> EarlySaves:
         """Return what compares what a recomputation saves that runs to its end."""
@@ -173,26 +179,6 @@ class Count(contextlib.AbstractContextManager["Count"]):
 
     def __exit__(self, *_: object) -> None:
         pop_saved_hooks()
-
-
-def fills_later(output: object, began: int) -> bool:
-    """Whether a call has run an operator that is known to fill later what it saves.
-
-    Args:
-        output: What the call returned.
-        began: What `next_sequence_number` told as it began.
-    """
-    left = [tensor.grad_fn for tensor in tensors_in(output)]
-    seen = set()
-    while left:
-        node = left.pop()
-        if node is None or node in seen or sequence_number(node) < began:
-            continue
-        if node.name().startswith(_FILL_LATER):
-            return True
-        seen.add(node)
-        left.extend(parent for parent, _ in node.next_functions)
-    return False
 
 
 def _sum(tensor: torch.Tensor) -> Any:

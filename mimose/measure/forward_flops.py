@@ -125,8 +125,10 @@ def _plain_copy(module: nn.Module, fake: FakeTensorMode) -> nn.Module:
         for tensor in tensors_in(vars(inner))
     }
     copied = copy.deepcopy(module, memo)
-    for inner in copied.modules():
+    for inner in list(copied.modules()):
         clear_hooks(inner)
+        for name, child in inner.named_children():
+            inner.register_module(name, unwrapped(child))
         if forward_is_compiled(inner):
             del inner.forward
     return copied

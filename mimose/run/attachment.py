@@ -51,6 +51,7 @@ class Attachment:
         self._undo.callback(engine.optimizers.remove)
         if any(unit.is_compiled for unit in engine.units):
             self._undo.enter_context(OneGraph())
+        engine.events.on_compiled = lambda: self._undo.enter_context(OneGraph())
         self._finalizer = weakref.finalize(model, self._undo.close)
         caching = caching_modules(model)
         if caching:

@@ -14,7 +14,9 @@ from mimose.exact.changes import SavedBuffers
 from mimose.exact.fingerprints import Fingerprint, differences, fingerprint
 from mimose.exact.late_answers import LateAnswers
 from mimose.run.unit import Unit
+from mimose.torch_private import next_sequence_number
 from mimose.types import OnRecompute
+from mimose.watch.code_inside import SCRIPTED, code_in_graph
 
 
 class Comparison:
@@ -53,7 +55,10 @@ class Comparison:
 
             twice = self._seen is not None and self._runs_twice
             trial = self._trial(forward) if twice else None
+            began = next_sequence_number()
             output = checked() if on_recompute is None else on_recompute(checked, given)
+            if not self._unit.is_compiled and code_in_graph(output, began)[1]:
+                self._unit.guard.naming.refuse(SCRIPTED)
             again = None if self._seen is None else fingerprint(output)
             if self._seen is not None and again is not None:
                 self._ask(self._seen, trial, again)

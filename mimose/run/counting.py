@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -16,6 +17,8 @@ from mimose.torch_private import StopRecomputation
 from mimose.types import CostOf, OnRecompute
 from mimose.watch.families import digest, family_key
 from mimose.watch.shapes import call_shape
+
+_log = logging.getLogger(__name__)
 
 AddFlops: TypeAlias = Callable[[int], None]
 """Takes the FLOPs of one recomputation."""
@@ -33,6 +36,7 @@ class RecomputationFlops:
         self._learner = learner
         self._device = device
         self._forwards = ForwardFlops()
+        self._has_told = False
 
     def unplanned(
         self,
@@ -79,13 +83,14 @@ class RecomputationFlops:
         first call, so what that takes is not learned; nor is what failed half way.
         """
         learns = known_as is not None and unit.is_compared
-        flops = self.of_compiled(unit, key, args, kwargs) if unit.is_compiled else None
+        unseen = self.unseen(unit, key, args, kwargs)
 
         def learn(flops: int) -> None:
             if learns and known_as is not None:
                 self._learner.absorb_cost(known_as, flops)
 
         def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
+            flops = unseen()
             if flops is not None:
                 add(flops)
                 learn(flops)
@@ -105,12 +110,26 @@ class RecomputationFlops:
 
         return run
 
+    def unseen(
+        self, unit: Unit, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], int | None]:
+        """Return what tells, in backward, FLOPs that cannot be counted as they run.
+
+        It tells None where they can. A unit's first call may show that they cannot.
+        """
+        if unit.is_kept:
+            return lambda: 0 if unit.is_compiled else None
+        if not unit.is_compiled:
+            return lambda: unit.found_flops if unit.is_compiled else None
+        flops = self.of_compiled(unit, key, args, kwargs)
+        return lambda: flops
+
     def of_compiled(
         self, unit: Unit, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> int:
         """Return what a compiled layer's forward computes.
 
-        Where it cannot be told, the layer is kept from now on.
+        Where it cannot be told, that is 0.
 
         Args:
             unit: The layer.
@@ -121,5 +140,12 @@ class RecomputationFlops:
         try:
             return self._forwards.count(key, unit.module, args, kwargs)
         except UncountableError as error:
-            unit.keep(f"its FLOPs cannot be counted: {error}")
+            if not self._has_told:
+                _log.warning(
+                    "mimose: the FLOPs of %s cannot be counted, and are taken for 0 "
+                    "where it is recomputed; others may follow: %s",
+                    unit.name,
+                    error,
+                )
+            self._has_told = True
             return 0

@@ -68,7 +68,8 @@ class DeviceChecks:
             self._also()
         if self._place is not None:
             there, name = self._place
-            parameter = there.get(name)
+            # The tables of scripted modules have no `get`.
+            parameter = there[name] if name in there else None  # noqa: SIM401
             if parameter is not None and parameter.device != self._device:
                 self._refuse_moved(parameter.device)
         if self._is_capturing is not None and self._is_capturing():

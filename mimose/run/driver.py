@@ -39,7 +39,6 @@ from mimose.run.timing import Clock
 from mimose.run.window import Window
 from mimose.torch_private import count_graphs, drop_saved_hooks, top_saved_hooks
 from mimose.types import StepInput
-from mimose.watch.compiled import is_compiled
 from mimose.watch.describe import Describer
 from mimose.watch.sharding import after_hooks, is_sharded
 from mimose.watch.size_table import SizeTable, Table
@@ -109,8 +108,7 @@ class Driver:
         """What was planned last, with the names of its sizes."""
         self._retry = parts.retry
         self._clock = Clock(parts.device)
-        self._is_compiled = is_compiled(parts.model)
-        self._graphs_at_clean_up = -1
+        self._graphs_at_clean_up = 0
         self._is_running = False
         self._safest_once = False
 
@@ -244,8 +242,7 @@ class Driver:
 
     def _level(self) -> int:
         """Return the level that a step starts from; the peaks before it are noted."""
-        if self._is_compiled:
-            self._clean_up_after_compiler()
+        self._clean_up_after_compiler()
         meter, scale = self._parts.meter, self._learner.model.scale
         start, peaks = self._footprint.begin(max(5 * meter.noise_bytes, _SLACK * scale))
         if self._ends.open.steps:

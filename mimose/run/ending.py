@@ -6,8 +6,6 @@ import logging
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from mimose.exact.late_answers import LateAnswers
 from mimose.learn.windows import Windows
 from mimose.measure.retained import RetainedOutputs
@@ -20,7 +18,6 @@ from mimose.run.window import NOT_ALL, OTHERS, Window
 from mimose.run.writers import Writers
 from mimose.tensors import tensors_in
 from mimose.torch_private import count_graphs
-from mimose.watch.compiled import is_compiled
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +29,6 @@ class StepEnds:
     """Follows steps from the end of their forward to their outcome.
 
     Args:
-        model: The root.
         footprint: What is held of the device.
         reads_peak: Whether the meter tells peaks.
         answers: Tells what only an accelerator knows.
@@ -44,7 +40,6 @@ class StepEnds:
 
     def __init__(
         self,
-        model: nn.Module,
         footprint: Footprint,
         answers: LateAnswers,
         writers: Writers,
@@ -59,7 +54,6 @@ class StepEnds:
         self._answers = answers
         self._writers = writers
         self._records = records
-        self._is_compiled = is_compiled(model)
         self.open = opened
         self._windows = windows
         self._retained = RetainedOutputs([])
@@ -213,7 +207,7 @@ class StepEnds:
             for step in steps:
                 step.withdraw(window.reason or OTHERS)
         window.close()
-        has_compiled = self._is_compiled and count_graphs() != steps[0].n_graphs
+        has_compiled = count_graphs() != steps[0].n_graphs
         for step in steps[:-1]:
             step.predict_as(last)
             outcome = step.close(had_backward=True, has_compiled=has_compiled)

@@ -59,7 +59,7 @@ from mimose.run.rollback import Rollback
 from mimose.run.unit import Unit, note_shared_weights
 from mimose.run.writers import Writers
 from mimose.watch.communicating import communicates
-from mimose.watch.compiled import refuse_compiled
+from mimose.watch.compiled import refuse_compiled, refuse_scripted
 from mimose.watch.describe import Describer
 from mimose.watch.placement import only_device
 from mimose.watch.units import UnitsSpec, find_units, refuse_other_checkpointing
@@ -110,6 +110,7 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
         OSError: The file for the records cannot be opened.
     """
     refuse_other_checkpointing(model)
+    refuse_scripted(model)
     found = find_units(model, options.units)
     modules = [module for _, module in found]
     refuse_compiled(model, modules)
@@ -229,7 +230,6 @@ class Engine:
             plans=self.plans,
         )
         ends = StepEnds(
-            model,
             self.footprint,
             self.events.answers,
             self.writers,

@@ -15,7 +15,13 @@ from mimose.exact.late_answers import LateAnswers
 from mimose.exact.structure import Structure
 from mimose.exceptions import MimoseError, NotRecomputableError
 from mimose.learn.learner import Learner
-from mimose.measure.gauges import Counted, by_operators, by_saved
+from mimose.measure.gauges import (
+    Counted,
+    Gauge,
+    Reading,
+    by_operators,
+    by_saved,
+)
 from mimose.measure.stopwatch import Stopwatch
 from mimose.measure.trace import Trace, input_storages
 from mimose.run.actions.base import Action, Probe, UnitCall
@@ -138,6 +144,8 @@ class EventRunner:
         self._root = root
         self._structure = Structure(root)
         self._flops = RecomputationFlops(learner, device)
+        self.on_compiled: Callable[[], object] = lambda: None
+        """Called where a unit turns out to run compiled code."""
         self.counts_outside = True
         """Whether layers called without the model are counted: until it is called."""
         self._n_outside = 0
@@ -320,8 +328,6 @@ class EventRunner:
             return call.forward()
         if name in self._recomputing and not step.knows_flops:
             call = call._replace(on_recompute=self._counted(step, call))
-            if unit.is_compiled and unit.is_kept:  # its FLOPs cannot be counted
-                return call.forward()
         watch = step.stopwatch(unit.index, unit.calls - 1, name)
         if name in self._on_host:
             call = call._replace(headroom=self._headroom(unit, planned))
@@ -335,6 +341,14 @@ class EventRunner:
     def note_read(self, unit: Unit, noted: Marks) -> None:
         """Take note of the inputs of a call that will run again."""
         self.inputs.append((unit, noted))
+
+    def note_compiled(self, call: UnitCall) -> None:
+        """Take note that a call has shown that its unit runs compiled code."""
+        unit = call.unit
+        key = self._mode.unit_keys[unit.index]
+        unit.found_flops = self._flops.of_compiled(unit, key, call.args, call.kwargs)
+        unit.is_compiled = True
+        self.on_compiled()
 
     def note_impure(self, unit: Unit, why: str) -> None:
         """Take note that a unit turned out one that may not run again."""
@@ -397,11 +411,6 @@ class EventRunner:
             return call.forward()
         name = planned or self._least
         is_free = planned == self.first
-        gauge = by_operators(self._teach)
-        if unit.is_compiled and not is_free:
-            key = self._mode.unit_keys[unit.index]
-            flops = self._flops.of_compiled(unit, key, args, kwargs)
-            gauge = by_saved(self._teach, self._root, flops)
         if name != self.first:
             name = self._chosen(name, unit, args, kwargs)
         shape = call_shape(args, kwargs)
@@ -419,7 +428,9 @@ class EventRunner:
             measured.input_bytes = float(handed.untyped_storage().nbytes())
         index = trace.enter(measured)
         # Where it is kept by choice, other steps have told what it holds.
-        probe = None if is_free else Probe(trace, index, gauge, inputs)
+        probe = None
+        if not is_free:
+            probe = Probe(trace, index, self._gauge(unit, args, kwargs), inputs)
         if self._actions[name].spec.replays and self.step is not None:
             watch = self.step.stopwatch(unit.index, unit.calls - 1, name)
             call = call._replace(stopwatch=watch)
@@ -428,6 +439,23 @@ class EventRunner:
         alike = family_key(self._mode.unit_keys[unit.index], shape, self._device)
         measured.belong_to(digest((alike, ranks)))
         return output
+
+    def _gauge(
+        self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Gauge:
+        """Return what counts a call, by what is known of its unit when it runs."""
+        key = self._mode.unit_keys[unit.index]
+        unseen = self._flops.unseen(unit, key, args, kwargs)
+
+        def run(
+            forward: Callable[[], Any], given: Sequence[torch.Tensor]
+        ) -> tuple[Any, Reading]:
+            flops = unseen()
+            if flops is None:
+                return by_operators(self._teach)(forward, given)
+            return by_saved(self._teach, self._root, flops)(forward, given)
+
+        return run
 
     def _teach(self, counted: Counted) -> dict[str, float]:
         """Return what each action would hold of a call that was counted."""

@@ -17,7 +17,7 @@ from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import accelerators_of
 from mimose.exceptions import LateChangeError
 from mimose.run.findings import Findings
-from mimose.watch.compiled import is_compiled
+from mimose.watch.code_inside import SCRIPTED, CodeInside
 
 
 def note_shared_weights(units: Sequence[Unit]) -> None:
@@ -79,9 +79,9 @@ class Unit:
         self.forward: Callable[..., Any] = module.forward
         self.waits = False
         """Whether its forward waits for other ranks: its actions are agreed."""
-        self.is_compiled = is_compiled(module)
-        self.devices = accelerators_of(module)
-        """Where its weights are; on a CPU none."""
+        self.found_flops = 0
+        """Of the call that has shown that it runs compiled code."""
+        self._note_modules()
         self.guard = ModuleGuard(name, module, self)
         self.shares_weights = False
         """Whether another unit has one of its weights."""
@@ -194,11 +194,19 @@ class Unit:
     def renew(self) -> None:
         """Note anew what it consists of, if that is something else by now."""
         if self.guard.renew():
-            self.is_compiled = is_compiled(self.module)
-            self.devices = accelerators_of(self.module)
+            self._note_modules()
             self.branches = Branches(self.module, self._answers)
             self.buffers = ()
             self.forget()
+
+    def _note_modules(self) -> None:
+        code = CodeInside(self.module)
+        self.is_compiled = code.is_compiled or code.is_scripted
+        """Whether a mode that sees operators would change what it runs."""
+        self.devices = accelerators_of(self.module)
+        """Where its weights are; on a CPU none."""
+        if code.is_scripted:
+            self.keep(SCRIPTED)
 
     def forget(self) -> None:
         """Find out anew what its calls change, and whether they can be repeated."""

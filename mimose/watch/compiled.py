@@ -66,6 +66,23 @@ def refuse_compiled(model: nn.Module, units: Sequence[nn.Module]) -> None:
             raise MimoseError(msg)
 
 
+def refuse_scripted(model: nn.Module) -> None:
+    """Make sure that TorchScript does not run the model as a whole.
+
+    Args:
+        model: The model.
+
+    Raises:
+        MimoseError: It does.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        msg = (
+            "the model is scripted as a whole: no layer of it runs by itself, so that "
+            "nothing can be planned. Train it without torch.jit, or script parts of it"
+        )
+        raise MimoseError(msg)
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module, or any in it, is compiled."""
     return any(map(_is_compiled_itself, module.modules()))

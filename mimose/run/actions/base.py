@@ -27,6 +27,10 @@ class StepNotes(Protocol):
         """Take note of the inputs of a call that will run again."""
         ...
 
+    def note_compiled(self, call: UnitCall) -> None:
+        """Take note that a call has shown that its unit runs compiled code."""
+        ...
+
     def note_impure(self, unit: Unit, why: str) -> None:
         """Take note that a unit turned out one that may not run again."""
         ...

@@ -17,6 +17,7 @@ from mimose.run.actions.region import Inputs, Region, has_outer_modes
 from mimose.run.comparison import Comparison
 from mimose.run.unit import Unit
 from mimose.torch_private import may_push_saved_hooks, next_sequence_number
+from mimose.watch.code_inside import SCRIPTED, code_in_graph
 
 _UNSAVABLE = "Inference tensors cannot be saved for backward"
 """What torch says before the forward runs, for `checkpoint` saves what it is given."""
@@ -99,6 +100,12 @@ class Recompute:
             _note(call, noted, _INFERENCE)
             return call.forward()
         why = "" if first is None else unit.learn(first, call.notes.answers)
+        if comparison is not None and not unit.is_compiled:
+            is_compiled, is_scripted = code_in_graph(output, began)
+            if is_compiled:
+                call.notes.note_compiled(call)
+            if is_scripted:
+                why = SCRIPTED
         if comparison is not None and is_edited(noted):
             why = "it edits its own input in place"
         _note(call, noted, why)
