@@ -8,7 +8,7 @@ import operator
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -207,6 +207,8 @@ class Summary:
     """On an accelerator: how often free blocks were given back before a step."""
     kept_units: Mapping[str, str] = field(default_factory=dict)
     """Units that cannot be recomputed, and why."""
+    uncalled_units: Sequence[str] = ()
+    """Units that no step has called so far; none before there were a few steps."""
     inexact_units: Mapping[str, str] = field(default_factory=dict)
     """Units that are recomputed but not to the bit on this device, and why."""
     gradient_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

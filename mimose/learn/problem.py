@@ -72,6 +72,10 @@ def doubt(model: CostModel, facts: StepInput) -> str:
     if not facts.calls and model.patterns[facts.context].lacks_some(facts.sizes):
         return "more layers run at such sizes than in the steps measured"
     pattern = model.pattern(facts)
+    if not pattern.events:
+        return (
+            "no layer took part in the backward of the steps measured with such inputs"
+        )
     if not pattern.is_ordered:
         return "gradients do not arrive in the reverse order of the layers"
     if pattern.reaches_further(facts.sizes):

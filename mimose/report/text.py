@@ -26,6 +26,7 @@ from mimose.report.shapes import shape_text, shapes_of, sizes_text
 
 _MOST_SHAPES = 12
 _MOST_REASONS = 5
+_MOST_NAMES = 5
 _SHORT = ((0, 1, 3, 5), (0, 3, 5))
 """Columns of the table of shapes where all do not fit: shape, recomputed, observed, and
 the number of steps if it does."""
@@ -42,6 +43,7 @@ def summarise(
     plans: Plans,
     margin: float,
     kept_units: Mapping[str, str],
+    uncalled_units: Sequence[str],
     fragmentation: float | None = None,
     given_back: int | None = None,
     inexact_units: Mapping[str, str],
@@ -61,6 +63,7 @@ def summarise(
         plans: Those in use, and those made ahead.
         margin: The safety margin now, as a share of predicted growth.
         kept_units: Units that cannot be recomputed, and why.
+        uncalled_units: Units that no step has called.
         fragmentation: On an accelerator, reserved growth for each byte of growth.
         given_back: On an accelerator, how often free blocks were given back.
         inexact_units: Units that are recomputed, but not to the bit, and why.
@@ -101,6 +104,7 @@ def summarise(
         plan_seconds=totals.plan_seconds,
         retries=totals.retries,
         kept_units=kept_units,
+        uncalled_units=uncalled_units,
         fragmentation=fragmentation,
         given_back=given_back,
         inexact_units=inexact_units,
@@ -128,6 +132,7 @@ def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
         _overview(summary, width),
         _shapes(records, width),
         _reasons(records, width),
+        _listed(_UNCALLED, _few(summary.uncalled_units), width),
         _reasoned("Layers that are always kept", kept, width),
         _reasoned("Layers not exact when recomputed", inexact, width),
         _listed(_LOSSY, _lossy(summary.gradient_errors), width),
@@ -135,7 +140,17 @@ def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
+_UNCALLED = (
+    "Layers never called (where parts of them run, or others, pass attach(units=...) "
+    "the classes of those)"
+)
 _LOSSY = "Lossy actions: change of a layer's gradient, as a part of its norm"
+
+
+def _few(names: Sequence[str]) -> list[str]:
+    hidden = len(names) - _MOST_NAMES
+    more = [f"({hidden} other layers not shown)"] if hidden > 0 else []
+    return [*names[:_MOST_NAMES], *more]
 
 
 def _lossy(errors: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -31,6 +31,7 @@ from mimose.run.expected import Expectations
 from mimose.run.footprint import Footprint
 from mimose.run.foresight import Foresight
 from mimose.run.optimizer_watch import OptimizerWatch
+from mimose.run.overlooked import Overlooked
 from mimose.run.refusals import Refusals
 from mimose.run.retry import Call, Retry, release_memory
 from mimose.run.rollback import Rollback
@@ -49,6 +50,7 @@ _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
 _CALLS = operator.attrgetter("calls")
 _OTHER_VARIANT = "another variant of the step ran than the ranks have agreed on"
+_NO_LAYER = "no layer was called"
 _REFUSED = "the budget is too small for the variant that was expected"
 
 
@@ -76,6 +78,7 @@ class Parts:
     rollback: Rollback
     retry: Retry
     describer: Describer
+    overlooked: Overlooked
     windows: Windows
     ends: StepEnds
     ran: Callable[[StepInput], None]
@@ -174,6 +177,7 @@ class Driver:
         else:
             free = chosen.headrooms_at(step.facts.sizes)
             self._events.begin(step, chosen.by_unit, free)
+        self._parts.overlooked.begin()
         try:
             output = forward(*call.args, **call.kwargs)
             self._events.refuse_unrepeatable(self._parts.rollback.learn())
@@ -182,6 +186,7 @@ class Driver:
             drop_saved_hooks(outer)
             return None, error
         finally:
+            self._parts.overlooked.end()
             self._events.end()
             self._is_running = False
 
@@ -196,6 +201,7 @@ class Driver:
         if self._events.renew():
             describer.renew()
             self._parts.rollback.renew()
+            self._parts.overlooked.note_modules(self._parts.model)
         facts, table = describer.arrive(call.args, call.kwargs)
         self._events.set_mode(describer.mode)
         is_again, self._safest_once = self._safest_once, False
@@ -403,7 +409,9 @@ class Driver:
             if is_sharded(self._parts.model):
                 after_hooks(self._parts.model, step.trace.leave_hooks)
         self._parts.ran(step.facts)
+        self._parts.overlooked.note_calls()
         calls = tuple(map(_CALLS, self._events.units))
+        before = step.calls_before or (0,) * len(calls)
         facts = step.window.planned or step.facts
         ran = self._policy.as_ran(facts, step.decision, calls, step.part)
         step.ran(ran)
@@ -413,6 +421,8 @@ class Driver:
             step.window.spoil(step.reason)
         if ran is None:
             step.window.give_up(step.reason)
+        elif not step.reason and not any(map(operator.sub, calls, before)):
+            step.withdraw(_NO_LAYER)
 
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""

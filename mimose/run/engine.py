@@ -53,6 +53,7 @@ from mimose.run.others import (
     restrict,
     telling,
 )
+from mimose.run.overlooked import Overlooked
 from mimose.run.refusals import Refusals
 from mimose.run.retry import Retry
 from mimose.run.rollback import Rollback
@@ -193,6 +194,7 @@ class Engine:
         self.describer = Describer(
             model, self.device, [unit.module for unit in self.units]
         )
+        self.overlooked = Overlooked(self.units, model)
         self.rollback = Rollback(model, self.units, self.events.answers, self.findings)
         self.records = Records(options.max_records, options.record_to)
         self.footprint = make_footprint(meter, self.budget_bytes, options.ratios)
@@ -269,6 +271,7 @@ class Engine:
                     FirstForward(model, self.units, self.agreement),
                 ),
                 describer=self.describer,
+                overlooked=self.overlooked,
                 windows=self.windows,
                 ends=ends,
                 ran=self.ahead.ran,

@@ -1,0 +1,136 @@
+"""Layers that training never calls, and layers that come after attach, are told of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+
+
+class Layer(nn.Module):
+    """A small layer with a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run it."""
+        return x + self.b(torch.tanh(self.a(x)))
+
+
+class Model(nn.Module):
+    """Layers, some of which are called, run in parts or left out."""
+
+    def __init__(self, manners: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(Layer() for _ in manners)
+        self.manners = manners
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run each layer in its manner: called, in parts or not at all."""
+        x = self.first(x)
+        for manner, layer in zip(self.manners, self.layers, strict=True):
+            if manner == "c":
+                x = layer(x)
+            elif manner == "p":
+                x = x + layer.b(torch.tanh(layer.a(x)))
+        return x.square().mean()
+
+
+def _session(model: nn.Module, planner: str = "auto") -> mimose.Session:
+    return mimose.attach(
+        model, "+300MiB", planner=planner, meter="prediction", refine=False
+    )
+
+
+def _train(model: nn.Module, n: int) -> None:
+    for i in range(n):
+        model(torch.randn(2, 4 + i % 3, 8)).backward()
+
+
+def _told(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
+    return [message for message in caplog.messages if words in message]
+
+
+@pytest.mark.parametrize("planner", ["auto", "full"])
+@pytest.mark.parametrize("manners", ["ppppp", "cpcpp", "ccnnn"])
+def test_layers_never_called_are_told_of(
+    manners: str, planner: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning names them and what runs in their stead; the report lists them."""
+    model = Model(manners)
+    with _session(model, planner) as session:
+        _train(model, 4)
+        assert not _told(caplog, "never called")
+        _train(model, 8)
+        report = session.report(100)
+        names = session.summary().uncalled_units
+    (told,) = _told(caplog, "never called")
+    n_left = len(manners) - manners.count("c")
+    assert f"{n_left} of 5 layers were never called" in told
+    assert names[0] in told
+    assert ("(Linear)" in told) == ("p" in manners)
+    assert "attach(units=...)" in told
+    assert [f"layers.{i}" for i, m in enumerate(manners) if m != "c"] == list(names)
+    assert "Layers never called" in report
+    assert all(name in report for name in names)
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("planner", ["auto", "full"])
+def test_steps_of_layers_never_called_say_so(planner: str) -> None:
+    """What a record gives as the reason is that no layer ran."""
+    model = Model("ppp")
+    with _session(model, planner) as session:
+        _train(model, 8)
+        reasons = {record.reason for record in list(session.records)[3:]}
+    assert len(reasons) == 1
+    assert "no layer" in reasons.pop()
+
+
+def test_layers_called_later_are_not_told_of_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The report tells of today; where all are called soon, nothing is said."""
+    late, soon = Model("ccn"), Model("ccn")
+    for model, n_before in ((late, 6), (soon, 2)):
+        with _session(model) as session:
+            _train(model, n_before)
+            model.manners = "ccc"
+            _train(model, 5)
+            assert not session.summary().uncalled_units
+            assert "never called" not in session.report()
+    assert len(_told(caplog, "never called")) == 1
+
+
+def test_layers_put_in_later_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A layer in another's place, and one more, are named once; training goes on."""
+    model = Model("ccc")
+    with _session(model):
+        _train(model, 2)
+        model.layers[1] = Layer()
+        _train(model, 2)
+        model.layers.append(Layer())
+        model.manners = "cccc"
+        _train(model, 2)
+    (told,) = _told(caplog, "put in after attach")
+    assert "(layers.1)" in told
+    assert "detach, and attach again" in told
+
+
+def test_what_is_put_around_a_layer_is_not_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A layer inside of a wrapper is planned as before, and so are parts of layers."""
+    model = Model("ccc")
+    with _session(model):
+        _train(model, 2)
+        model.layers[1] = nn.Sequential(model.layers[1])
+        model.layers[0].a = nn.Linear(8, 8)
+        model.layers[2] = nn.Identity()
+        _train(model, 2)
+    assert not _told(caplog, "put in after attach")
