@@ -240,11 +240,15 @@ class Session:
         model = inside_ddp(model)
         refuse_second(model)
         refuse_unplannable(model)
-        self._model = model
+        self._model: nn.Module | None = model
+        """None once it is detached: who keeps the session keeps no model."""
+        self._of: dict[str, Any] = {}
+        """What was learned of whom, once it is detached."""
         self._predictor = getattr(
             options.predictor, "__qualname__", str(options.predictor)
         )
         self._engine = make_engine(model, options)
+        self._n_units = len(self._engine.units)
         self.budget_bytes = self._engine.budget_bytes
         self.records = self._engine.records
         self._attachment: Attachment | None = None
@@ -283,18 +287,20 @@ class Session:
         _sessions.add(self)
 
     def detach(self) -> None:
-        """Give the model back as it was; the records stay readable. Harmless twice."""
+        """Give the model back as it was. Harmless twice.
+
+        What happened and what was learned stay readable; the model is let go.
+        """
         _sessions.discard(self)
         self.watches.remove()
         if self._attachment is not None:
             self._attachment.remove()
-        self._engine.driver.finish()
+            if self._model is not None:
+                self._of = self._description(self._model)
         try:
-            self._engine.background.catch_up()
-            self._engine.driver.tell_failure()
+            self._engine.end()
         finally:
-            self._engine.background.close()
-            self.records.close_file()
+            self._model = None
 
     def __enter__(self) -> Session:
         """Return the session."""
@@ -331,8 +337,9 @@ class Session:
         Raises:
             RuntimeError: It failed with nothing new found, or in another way; or other
                 ranks take part in it, so that no rank can run it again alone.
+            MimoseError: The session was detached.
         """
-        gradients = Gradients(self._model)
+        gradients = Gradients(self._refuse_detached())
         snapshot = self._engine.rollback.snapshot()
         snapshot.take()
         kept = self._engine.findings.kept
@@ -402,17 +409,28 @@ class Session:
                 before.
 
         Raises:
-            MimoseError: A name is not one of the model's.
+            MimoseError: A name is not one of the model's; or the session was
+                detached.
             TypeError: A shape is no mapping.
             ValueError: A size is no integer of at least 1.
         """
+        self._refuse_detached()
         last = self._engine.describer.last
         table = None if last is None else last[1]
         self._engine.epoch.expect(check_shapes(shapes), table)
 
+    def _refuse_detached(self) -> nn.Module:
+        if self._model is None:
+            msg = (
+                "the session was detached, so it plans for no model any more: call "
+                "mimose.attach again (its state_dict() can be loaded there)"
+            )
+            raise MimoseError(msg)
+        return self._model
+
     def _is_waited_for(self, error: RuntimeError) -> bool:
         """Whether other ranks take part in the step; then the error says so."""
-        why = why_step_waits(self._model, self._engine.units)
+        why = why_step_waits(self._refuse_detached(), self._engine.units)
         if why and not is_told_alone(error):
             held = format_bytes(self._engine.footprint.least_bytes())
             numbers = f"{held} are held now, of {format_bytes(self.budget_bytes)}."
@@ -446,7 +464,8 @@ class Session:
         A session that loads it plans from its first step on, within any budget. Plans
         are not part of it: a new one takes about a millisecond.
         """
-        return plain({"of": self._description(), **self._engine.state_dict()})
+        of = self._of if self._model is None else self._description(self._model)
+        return plain({"of": of, **self._engine.state_dict()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another session learned, in place of what this one has.
@@ -460,8 +479,9 @@ class Session:
             StateMismatchError: It is of another model, device, torch or predictor, of
                 a loss that went by rows where this one does not (or the other way
                 round), or it is damaged. Nothing has changed then.
+            MimoseError: The session was detached.
         """
-        refuse_other(state, self._description())
+        refuse_other(state, self._description(self._refuse_detached()))
         before = self.state_dict()
         try:
             self._engine.load_state_dict(state)
@@ -473,15 +493,15 @@ class Session:
     def _losses_by_rows(self) -> list[str]:
         return [] if self._attachment is None else self._attachment.losses_by_rows()
 
-    def _description(self) -> dict[str, Any]:
+    def _description(self, model: nn.Module) -> dict[str, Any]:
         by_rows = ", ".join(self._losses_by_rows())
-        shared = sharding(self._model)
+        shared = sharding(model)
         return describe(
-            own_class(self._model).__qualname__,
-            self._model,
+            own_class(model).__qualname__,
+            model,
             self._engine.device,
             [unit.name for unit in self._engine.units],
-            parallel_shares(self._model),
+            parallel_shares(model),
             predictor=self._predictor,
             actions=", ".join(self._engine.learner.model.menu.names),
             meter=type(self._engine.meter).__qualname__,
@@ -509,7 +529,7 @@ class Session:
             self.records,
             budget_bytes=self.budget_bytes,
             peak_bytes=self.peak_bytes,
-            units=len(self._engine.units),
+            units=self._n_units,
             plans=self._engine.policy.plans,
             margin=self._engine.policy.reserve.bound.margin(),
             kept_units=dict(self._engine.findings.kept),
@@ -520,7 +540,7 @@ class Session:
             largest_to_come=self._engine.epoch.largest,
             least_peak_to_come=self._engine.epoch.least_peak_bytes,
             host=self._engine.host_use,
-            agreement=self._engine.agreement.use(),
+            agreement=self._engine.agreement_use,
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:
@@ -590,7 +610,7 @@ class Session:
     def _asked(
         self, shape: Mapping[str, int] | None
     ) -> tuple[StepInput, Table, Memory]:
-        last = self._engine.driver.last or self._engine.describer.last
+        last = self._engine.last
         if last is None:
             msg = "no step was run yet, so no shape is known; train a step first"
             raise MimoseError(msg)
@@ -600,4 +620,4 @@ class Session:
             msg = "no step with such inputs was measured yet; train a few first"
             raise MimoseError(msg)
         sizes = facts.sizes if shape is None else table.fill(shape, facts.sizes)
-        return facts._replace(sizes=sizes), table, self._engine.driver.memory_now()
+        return facts._replace(sizes=sizes), table, self._engine.memory

@@ -1,14 +1,17 @@
 """A session from attach to detach: what it touches, what it tells, what it leaves."""
 
 import copy
+import gc
 import inspect
 import io
 import json
 import pickle
+import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import mimose
 from mimose.record_file import read_records
@@ -475,6 +478,58 @@ def test_a_backward_after_detach(toys):
     loss.backward()
     assert all(map(torch.equal, expected, [p.grad for p in model.parameters()]))
     assert "detached before the backward" == session.records[0].reason
+
+
+@pytest.mark.parametrize("actions", ["exact", "all"])
+def test_a_detached_session_lets_the_model_go(toys, actions):
+    """What it tells stays the same; what takes a model is refused in plain words."""
+    model = toys.chain(3)
+    loader = DataLoader([toys.inputs(n) for n in (8, 9, 10) * 4], batch_size=None)
+    session = mimose.attach(model, "1TiB", actions=actions, refine=False)
+    watched = session.watch(loader), session.watch(iter(list(loader)))
+    toys.train(model, watched[0])
+    shape = {"x.0": 9}
+    session.explain(shape), session.plan_for(shape)
+    session.detach()
+    told = session.report(), session.summary(), session.state_dict(), session.peak_bytes
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+    session.detach()
+    assert told == (
+        session.report(),
+        session.summary(),
+        session.state_dict(),
+        session.peak_bytes,
+    )
+    assert 12 == len(session.records)
+    assert "keep" in session.explain(shape)
+    assert session.plan_for(shape).peak_bytes > 0
+    assert 3 == len(session.planning_problem(shape).events)
+    assert session.watch(loader) is loader
+    assert [12, 12] == [len(list(batches)) for batches in watched]
+    for refused in (
+        lambda: session.step(lambda: None),
+        lambda: session.expect([shape]),
+        lambda: session.load_state_dict(told[2]),
+    ):
+        with pytest.raises(mimose.MimoseError, match="the session was detached"):
+            refused()
+
+
+def test_a_backward_after_detach_holds_no_model(toys):
+    """A layer that is recomputed when its session is over is let go as well."""
+    model = toys.chain(3)
+    session = mimose.attach(model, "1TiB", planner="full")
+    loss = model(toys.inputs())
+    session.detach()
+    loss.backward()
+    alive = weakref.ref(model)
+    del model, loss
+    gc.collect()
+    assert alive() is None
+    assert 1 == session.summary().steps
 
 
 # ---------------------------------------------------------------------- phases, text

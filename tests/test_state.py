@@ -24,6 +24,19 @@ def _round_trip(state):
     return json.loads(json.dumps(state))
 
 
+@pytest.fixture(scope="module")
+def _learned(toys):
+    with toys.counting() as counting:
+        model, session = _trained(toys, counting)
+    return model, _round_trip(session.state_dict())
+
+
+@pytest.fixture
+def learned(_learned):
+    """A model, and a copy of what a session has learned of it."""
+    return copy.deepcopy(_learned)
+
+
 def _train(toys, model, batches, session):
     toys.train(model, batches)
     return list(session.records)
@@ -107,10 +120,9 @@ def test_another_model_is_refused(toys, meter):
         other.load_state_dict(state)
 
 
-def test_another_depth_is_refused(toys, meter):
+def test_another_depth_is_refused(toys, meter, learned):
     """Where the class is the same, units and parameters are compared."""
-    _, session = _trained(toys, meter)
-    state = _round_trip(session.state_dict())
+    _, state = learned
     state["of"]["units"].append("bert.encoder.layer.3")
     with (
         mimose.attach(toys.zoo_model("bert"), "1GiB", meter=meter) as other,
@@ -128,10 +140,9 @@ def test_another_depth_is_refused(toys, meter):
         ("parameters", {"w": "(1,) torch.half"}, "another parameters: .* 'missing'"),
     ],
 )
-def test_other_settings_are_refused(toys, meter, part, value, message):
+def test_other_settings_are_refused(toys, meter, learned, part, value, message):
     """Version, device, settings and weights have to be the same."""
-    model, session = _trained(toys, meter)
-    state = _round_trip(session.state_dict())
+    model, state = learned
     state["of"][part] = value
     with (
         mimose.attach(model, "1GiB", meter=meter) as other,
@@ -171,10 +182,9 @@ def test_nonsense_is_refused(toys, meter, nonsense):
         lambda state: state.update(sizes={"key": {}}),
     ],
 )
-def test_damaged_state_changes_nothing(toys, meter, damage):
+def test_damaged_state_changes_nothing(toys, meter, learned, damage):
     """A state that breaks off half-way leaves the session as it was."""
-    model, session = _trained(toys, meter)
-    good = _round_trip(session.state_dict())
+    model, good = learned
     bad = copy.deepcopy(good)
     damage(bad)
     with mimose.attach(model, "1GiB", meter=meter) as other:
@@ -185,10 +195,9 @@ def test_damaged_state_changes_nothing(toys, meter, damage):
         assert before == _round_trip(other.state_dict())
 
 
-def test_a_model_with_other_settings_learns_anew(toys, meter):
+def test_a_model_with_other_settings_learns_anew(toys, meter, learned):
     """What no name and no shape tells is in the contexts: nothing of it is used."""
-    _, session = _trained(toys, meter)
-    state = _round_trip(session.state_dict())
+    _, state = learned
     other = toys.zoo_model("bert")
     for layer in other.bert.encoder.layer:
         layer.attention.self.is_causal = not layer.attention.self.is_causal
@@ -198,10 +207,9 @@ def test_a_model_with_other_settings_learns_anew(toys, meter):
     assert "collect" == record.phase
 
 
-def test_layers_found_to_be_unrepeatable_stay_so_after_loading(toys, meter):
+def test_layers_found_to_be_unrepeatable_stay_so_after_loading(toys, meter, learned):
     """A state from before they were found does not make them recomputable again."""
-    _, session = _trained(toys, meter)
-    state = _round_trip(session.state_dict())
+    _, state = learned
     with mimose.attach(toys.zoo_model("bert"), "1GiB", meter=meter) as resumed:
         resumed._engine.findings.keep(resumed._engine.units[2], "it was so")
         resumed.load_state_dict(state)

@@ -10,12 +10,15 @@ waits not at all.
 
 Note: [Its life]
 It is started by the first job, and ends with the session: when that is closed, when it
-is dropped without a word, and as the interpreter exits. The thread knows the queue
-alone, never the session. A forked child has no thread; its first job starts one.
+is dropped without a word, and as the interpreter exits. A job that gives way ends there
+and then. A solver cannot be interrupted, so only the interpreter's exit waits for it;
+nobody else needs what it finds. The thread knows the queue alone, never the session. A
+forked child has no thread; its first job starts one.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 import traceback
@@ -36,8 +39,10 @@ _SHORT_SECONDS = 0.00005
 """Where the next step would wait: just long enough that others come to their turn."""
 _MOST_WAITING = 64
 """Jobs of a kind that wait; of more the oldest is dropped, for it is the stalest."""
-_END_SECONDS = 5.0
-"""Longest wait for the thread to end: a solver cannot be interrupted."""
+_END_SECONDS = 0.02
+"""Longest wait for the thread to end, ..."""
+_EXIT_SECONDS = 5.0
+"""... and as the interpreter exits: a thread in a solver would not outlive that."""
 NAME = "mimose"
 
 
@@ -88,6 +93,10 @@ class Daemon:
         self._end()
 
 
+class _Ended(BaseException):
+    """Ends a job that gives way where nobody waits for it any more."""
+
+
 class _Queue:
     """What the thread and those who hand over work share."""
 
@@ -107,6 +116,7 @@ class _Queue:
         self._is_closed = False
         self.has_failed = False
         self.is_urgent = False
+        _queues.add(self)
 
     # ------------------------------------------------------------------ handing over
 
@@ -183,8 +193,13 @@ class _Queue:
 
     @property
     def is_hurried(self) -> bool:
-        """Whether somebody waits for the thread, or for its end."""
-        return bool(self._n_hurried) or self._is_closed
+        """Whether somebody waits for the thread."""
+        return bool(self._n_hurried)
+
+    def end_if_closed(self) -> None:
+        """Leave a job that nobody waits for any more."""
+        if self._is_closed:
+            raise _Ended
 
     @property
     def pause_seconds(self) -> float:
@@ -206,7 +221,7 @@ class _Queue:
         told, self._failure = self._failure, ""
         return told
 
-    def close(self) -> None:
+    def close(self, most_seconds: float = _END_SECONDS) -> None:
         with self._lock:
             self._is_closed = True
             for jobs in self._lanes:
@@ -214,7 +229,17 @@ class _Queue:
             self._changed.notify_all()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_END_SECONDS)
+            thread.join(most_seconds)
+
+
+_queues: weakref.WeakSet[_Queue] = weakref.WeakSet()
+"""Those that live: as long as their session, and their thread."""
+
+
+@atexit.register
+def _end_all() -> None:
+    for queue in list(_queues):
+        queue.close(_EXIT_SECONDS)
 
 
 def _work(queue: _Queue) -> None:
@@ -225,6 +250,8 @@ def _work(queue: _Queue) -> None:
             last[0] = time.perf_counter()
             try:
                 job()
+            except _Ended:
+                return
             except BaseException as error:
                 queue.fail(error)
                 return
@@ -234,6 +261,7 @@ def _work(queue: _Queue) -> None:
 
 def _pause(queue: _Queue, last: list[float]) -> None:
     """Sleep after a burst: Note: [Giving way]."""
+    queue.end_if_closed()
     if time.perf_counter() - last[0] < _BURST_SECONDS or queue.is_hurried:
         return
     time.sleep(queue.pause_seconds)

@@ -134,8 +134,11 @@ class Ahead:
 
     def close(self) -> None:
         """Plan for nothing any more, as the session ends. Harmless twice."""
+        if self.is_closed:
+            return
         self.is_closed = True
         self._last, self._ran = None, []
+        del self._describer, self._memory_now  # a loop may keep this, but no model
 
     def _learn(self) -> None:
         if self._last is not None and self._ran:

@@ -20,10 +20,11 @@ from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import refuse_unsaveable
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
+from mimose.learn.problem import Memory
 from mimose.learn.windows import Windows
 from mimose.measure.meters import BasicMeter, Meter, make_meter
 from mimose.planners import FixedPlanner, Planner, refiner_of
-from mimose.records import HostUse, Records
+from mimose.records import AgreementUse, HostUse, Records
 from mimose.run.actions.base import Action
 from mimose.run.actions.offload.codec import OffloadCodec
 from mimose.run.actions.registry import (
@@ -59,13 +60,26 @@ from mimose.run.retry import Retry
 from mimose.run.rollback import Rollback
 from mimose.run.unit import Unit, note_shared_weights
 from mimose.run.writers import Writers
+from mimose.types import StepInput
 from mimose.watch.communicating import communicates
 from mimose.watch.compiled import refuse_compiled, refuse_scripted
 from mimose.watch.describe import Describer
 from mimose.watch.placement import only_device
+from mimose.watch.size_table import Table
 from mimose.watch.units import UnitsSpec, find_units, refuse_other_checkpointing
 
 _log = logging.getLogger(__name__)
+
+_OF_THE_MODEL = (
+    "agreement",
+    "ahead",
+    "describer",
+    "driver",
+    "events",
+    "rollback",
+    "units",
+)
+"""The parts that hold the model, or layers of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +134,16 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
         return Engine(model, options, found, others)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Past:
+    """What the parts that hold the model had to tell as the session ended."""
+
+    last: tuple[StepInput, Table] | None
+    memory: Memory | None
+    sizes: dict[str, Any]
+    agreement_use: AgreementUse | None
+
+
 class Engine:
     """Makes the parts, from what reads the memory to what runs the steps.
 
@@ -142,6 +166,7 @@ class Engine:
         others: Others | None,
     ) -> None:
         self._options = options
+        self._past: _Past | None = None
         self.device = only_device(model)
         later = later_waits(options.meeting, others, model, found)
         checks = DeviceChecks(model, self.device, later)
@@ -303,6 +328,49 @@ class Engine:
             why = next(found, "attach(agree=...) was given their group")
             _log.info("mimose: %d ranks agree on each forward: %s", use.n_ranks, why)
 
+    def end(self) -> None:
+        """Close everything, and hold the model no more. Harmless twice.
+
+        What was learned stays.
+        """
+        if self._past is not None:
+            return
+        last, memory = self.last, None
+        try:
+            memory = None if last is None else self.driver.memory_now()
+            self.driver.finish()
+            self.background.catch_up()
+            self.driver.tell_failure()
+        finally:
+            self.background.close()
+            self.records.close_file()
+            self._past = _Past(
+                last=last,
+                memory=memory,
+                sizes=self.describer.state_dict(),
+                agreement_use=self.agreement.use(),
+            )
+            for name in _OF_THE_MODEL:
+                delattr(self, name)
+
+    @property
+    def last(self) -> tuple[StepInput, Table] | None:
+        """What was run last, with the names of its sizes; None before."""
+        past = self._past
+        return (self.driver.last or self.describer.last) if past is None else past.last
+
+    @property
+    def memory(self) -> Memory:
+        """What is held as if a step began; of an ended session, as it ended."""
+        held = None if self._past is None else self._past.memory
+        return self.driver.memory_now() if held is None else held
+
+    @property
+    def agreement_use(self) -> AgreementUse | None:
+        """What ranks that agree have exchanged; None where there is one alone."""
+        past = self._past
+        return self.agreement.use() if past is None else past.agreement_use
+
     @property
     def host_use(self) -> HostUse | None:
         """What was taken of the host's memory; None where nothing may be."""
@@ -315,10 +383,11 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON."""
+        past = self._past
         return {
             "cost_model": self.learner.state_dict(),
             "policy": self.policy.state_dict(),
-            "sizes": self.describer.state_dict(),
+            "sizes": self.describer.state_dict() if past is None else past.sizes,
             "windows": self.windows.state_dict(),
             "optimizers": self.optimizers.state_dict(),
             "kept_units": self.findings.state_dict(),

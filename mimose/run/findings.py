@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -28,7 +29,6 @@ class Findings:
     Attributes:
         kept: By name, why a unit cannot be recomputed.
         inexact: By name, why a unit gives other bits when it is recomputed.
-        last_recomputed: The unit whose recomputation began last.
         families: By unit, a key that those have in common that are built alike.
         version: Another one whenever a unit's calls have told something, or are to.
     """
@@ -38,9 +38,14 @@ class Findings:
         self._learner = learner
         self.kept: dict[str, str] = {}
         self.inexact: dict[str, str] = {}
-        self.last_recomputed: Named | None = None
         self.families: Sequence[str] = ()
+        self._recomputed: weakref.ref[Named] | None = None
         self.version = 0
+
+    @property
+    def last_recomputed(self) -> Named | None:
+        """The unit whose recomputation began last."""
+        return None if self._recomputed is None else self._recomputed()
 
     def keep(self, unit: Named, why: str) -> None:
         """Never recompute a unit again."""
@@ -78,7 +83,7 @@ class Findings:
 
     def note_recomputed(self, unit: Named) -> None:
         """Take note that a unit is about to be recomputed."""
-        self.last_recomputed = unit
+        self._recomputed = weakref.ref(unit)  # a unit holds a part of the model
 
     def note_inexact(self, unit: Named, why: str) -> None:
         """Take note of a unit that is recomputed, but not to the bit."""

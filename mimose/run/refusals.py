@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from collections.abc import Mapping
 
 from torch import nn
@@ -42,7 +43,7 @@ class Refusals:
         *,
         warns: bool,
     ) -> None:
-        self._model = model
+        self._model = weakref.ref(model)  # a session that is done holds it no more
         self._footprint = footprint
         self._budget_bytes = budget_bytes
         self._most_bytes = budget_bytes + 5 * noise_bytes
@@ -61,7 +62,9 @@ class Refusals:
         gc.collect()
         held = self._footprint.least_bytes()
         if held > self._most_bytes:
-            self._refuse(held_already(self._model, self._budget_bytes, held))
+            model = self._model()
+            assert model is not None
+            self._refuse(held_already(model, self._budget_bytes, held))
 
     def refuse_infeasible(
         self, facts: StepInput, start_bytes: float, state_bytes: float
@@ -79,10 +82,9 @@ class Refusals:
         after = self._footprint.after_bytes
         least = self._least.bound(facts, start_bytes, state_bytes, after)
         if least > self._most_bytes:
-            budget = float(self._budget_bytes)
-            self._refuse(
-                infeasible(self._model, budget, least, start_bytes, state_bytes)
-            )
+            model, budget = self._model(), float(self._budget_bytes)
+            assert model is not None
+            self._refuse(infeasible(model, budget, least, start_bytes, state_bytes))
 
     def refuse_expected(
         self, shape: Mapping[str, int], least_peak_bytes: float, memory: Memory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ pytest.importorskip("transformers")
 from mimose.bench.child import Child, RunFailedError, run_child
 from mimose.bench.corpus import EncodedCorpus
 from mimose.bench.grid.docstrings import Docstrings
-from mimose.bench.grid.worker import Task, Worker
+from mimose.bench.grid.worker import Task
 from mimose.bench.step_meter import RunningStep, StepMeter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -64,24 +63,6 @@ def test_a_step_is_seen_past_resets() -> None:
 
     assert step.end().growth_bytes > 60 * MIB
     assert RunningStep(meter, torch.device("cpu")).end().growth_bytes < 8 * MIB
-
-
-@pytest.mark.slow
-def test_a_process_gives_the_rows_of_the_same_training(task: Task) -> None:
-    """Losses are those of plain training in this process, to the last bit."""
-    here = Worker(dataclasses.replace(task, strategy="none"))
-    expected = [here.step(index)["loss"] for index in range(3)]
-
-    with _start(task) as child:
-        assert child.receive() == {"ready": True}
-        rows = [child.ask(["step", {"index": index}]) for index in range(3)]
-
-    assert [row["loss"] for row in rows] == expected
-    assert [json.loads(row["sizes"]) for row in rows] == task.sizes
-    assert rows[0]["phase"] == "collect"
-    assert rows[0]["recomputed_flops"] > 0
-    assert rows[0]["accuracy"] is None
-    assert 0.0 <= rows[2]["accuracy"] <= 1.0
 
 
 _LARGE = """

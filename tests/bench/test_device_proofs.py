@@ -288,31 +288,6 @@ _GPT2 = ModelSpec(model="gpt2", sizes={"batch": (2, 2), "length": (32, 192)})
 
 
 @pytest.mark.sim
-def test_fragmentation_runs(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few lengths stay within the budget of reserved bytes."""
-    spec = ModelSpec(model="bert", sizes={"batch": (2, 2), "length": (16, 320)})
-    monkeypatch.setattr(fragmentation, "_SPEC", spec)
-
-    answer = run(fragmentation, steps=16, expandable=False)
-
-    assert 16 == len(answer.rows)
-    assert "steps over in reserved bytes" not in _missed(answer.bars)
-    assert "allocation retries" not in _missed(answer.bars)
-
-
-@pytest.mark.sim
-def test_falls_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of two falls costs one retry at the most, and losses do not change."""
-    monkeypatch.setattr(falls, "_SPECS", {"gpt2": _GPT2})
-
-    answer = run(falls, steps=30)
-
-    assert 60 == len(answer.rows)
-    assert {0, 1, 2} == {row.fall for row in answer.rows}
-    assert {"gpt2: falls that bind"} >= set(_missed(answer.bars))
-
-
-@pytest.mark.sim
 def test_hostcost_runs(run: Any) -> None:
     """No planned step waits more than the bare model; CPU time is not judged here."""
     answer = run(hostcost, "gpt2", steps=6)

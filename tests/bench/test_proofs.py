@@ -200,18 +200,6 @@ def test_every_proof_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "?" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_held_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A proof runs through: a child measures, the parent judges and writes."""
-    arguments = ["--models", "bert", "--steps", "8", "--shapes", "1"]
-
-    status = main(["held", *arguments, "--out", str(tmp_path)])
-
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (0, True) == (status, document["holds"])
-    assert (tmp_path / "held.csv").exists()
-
-
 def test_a_walls_own_retries_count_for_nothing() -> None:
     """Behind it the allocator may give free blocks back; memory may not run out."""
     settings = Settings(device="sim")

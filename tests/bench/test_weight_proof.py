@@ -53,13 +53,3 @@ def test_unknown_models_are_refused() -> None:
     """The zoo's models are not this proof's."""
     with pytest.raises(UsageError, match="choose among bert, blocks"):
         weight.ask(Settings(models=("gpt2",)), argparse.Namespace(repeats=1))
-
-
-@pytest.mark.slow
-def test_a_process_is_read() -> None:
-    """Before and after `attach` and after some steps, and nothing heavy is loaded."""
-    readings = weight._run("blocks", True, Settings(threads=1))
-
-    assert ["attach", "step 1", "step 10", "step 30"] == [x["at"] for x in readings]
-    assert [""] * 4 == [x["loaded"] for x in readings]
-    assert 0 < readings[0]["added_bytes"] < 30 * MIB

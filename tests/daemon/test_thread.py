@@ -162,6 +162,41 @@ def test_closed_it_does_nothing(daemon):
     assert _threads() == []
 
 
+@pytest.mark.parametrize("lane", Lane)
+def test_a_job_that_gives_way_ends_with_the_daemon(daemon, lane):
+    """Nobody waits for a search that would go on; it is no failure."""
+    began = threading.Event()
+
+    def search():
+        while True:
+            began.set()
+            give_way()
+
+    daemon.submit(lane, "search", search)
+    assert began.wait(10)
+    (thread,) = _threads()
+    daemon.close()
+    thread.join()
+    assert daemon.take_failure() == ""
+
+
+def test_a_solver_is_not_waited_for(daemon):
+    """What cannot be interrupted goes on alone, and ends the thread when it ends."""
+    began, answers = threading.Event(), threading.Event()
+
+    def solve():
+        began.set()
+        answers.wait()
+
+    daemon.submit(Lane.REFINE, "solve", solve)
+    assert began.wait(10)
+    (thread,) = _threads()
+    daemon.close()
+    assert thread.is_alive()
+    answers.set()
+    thread.join()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_starts_afresh():
     """Also where the parent's thread was in the midst of a job, or held the lock."""

@@ -301,9 +301,10 @@ def test_a_step_that_is_run_again_stays_the_safest(sim, is_padded):
         again = session.records[-1]
         learned_last = list(session._engine.learner.model.patterns)[-1]
         _step(model, 48, is_padded=is_padded)
+        described_last = session._engine.describer.last[0].context
     assert ("fallback", 1, 4) == (again.phase, again.retries, again.n_recomputed)
     assert known == set(session._engine.learner.model.patterns)
-    assert learned_last == session._engine.describer.last[0].context
+    assert learned_last == described_last
 
 
 @pytest.mark.sim
