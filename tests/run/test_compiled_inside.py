@@ -136,7 +136,7 @@ ALL = [*FUNCTIONS, _wrapped_module, _module_in_place]
 class Chain(nn.Module):
     """A few of a kind, one behind the other."""
 
-    def __init__(self, layer, n_layers=3):
+    def __init__(self, layer, n_layers=2):
         super().__init__()
         self.layers = nn.ModuleList(layer() for _ in range(n_layers))
 
@@ -180,12 +180,13 @@ def test_it_is_recomputed_from_the_first_step_on(toys, make):
     ours, session = _train(layer, **full)
     assert _are_equal(bare, ours)
     assert session.summary().kept_units == {}
-    assert {r.actions for r in session.records} == {3 * ("recompute",)}
+    assert {r.actions for r in session.records} == {2 * ("recompute",)}
     assert OneGraph._n_entered == 0
 
 
-@pytest.mark.parametrize("make", [_closure, _out_of_sight])
-@pytest.mark.parametrize("actions", ["exact", "fine"])
+@pytest.mark.parametrize(
+    ("make", "actions"), [(_closure, "fine"), (_out_of_sight, "exact")]
+)
 def test_it_is_exact_under_any_plan(toys, make, actions):
     """Whatever is known of it when it is measured and planned for."""
     layer = make("aot_eager")
@@ -216,7 +217,7 @@ def test_it_is_exact_under_autocast_and_a_budget(make, backend):
     assert session.summary().kept_units == {}
 
 
-@pytest.mark.parametrize("make", [_closure, _out_of_sight, _wrapped_module])
+@pytest.mark.parametrize("make", [_out_of_sight, _wrapped_module])
 def test_its_flops_are_those_of_the_plain_layer(toys, make):
     """In the step that shows that it runs compiled code as in any other."""
     plain = WithModule() if make is _wrapped_module else Base()
@@ -224,7 +225,7 @@ def test_its_flops_are_those_of_the_plain_layer(toys, make):
         plain(torch.randn(4, 8, 16))
     full = {"budget": "1TiB", "planner": "full", "meter": toys.BlindMeter()}
     _, session = _train(make("aot_eager"), 1, **full)
-    assert session.records[0].recomputed_flops == 3 * counter.get_total_flops()
+    assert session.records[0].recomputed_flops == 2 * counter.get_total_flops()
 
 
 @pytest.mark.parametrize("make", ALL)
