@@ -93,6 +93,8 @@ def _is_made_by_compiler(function: FunctionType) -> bool:
 def _inside(value: object) -> Iterable[object]:
     if isinstance(value, MethodType):
         return value.__func__, value.__self__
+    if isinstance(value, (staticmethod, classmethod)):
+        return (value.__func__,)
     if isinstance(value, functools.partial):
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, dict):
@@ -117,17 +119,17 @@ def _of_module(module: nn.Module) -> Iterator[object]:
 
 
 def _of_class(cls: type, names: Iterable[str]) -> Iterator[object]:
-    """Return the methods of a class that are named, and those that these name."""
-    left, seen = list(names), set()
+    """Return what a class has of the names, and of those that its methods name."""
+    left, seen = list(names), set[str]()
     while left:
         name = left.pop()
-        method = next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
-        if name in seen or not isinstance(method, FunctionType):
+        owner = next((c for c in cls.__mro__ if name in vars(c)), None)
+        if name in seen or owner is None or not _is_entered(owner.__module__):
             continue
         seen.add(name)
-        if _is_entered(method.__module__):
-            yield method
-            left += _names(method)
+        value = vars(owner)[name]
+        yield value
+        left += _names(getattr(value, "__func__", value))
 
 
 def _of_function(function: FunctionType) -> Iterator[object]:

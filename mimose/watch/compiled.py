@@ -9,7 +9,8 @@ it. A whole model has no outside of its layers, and is refused.
 Under a dispatch mode compiled code does not run, so what it holds is counted where it
 saves it (`saved_storages`), and its FLOPs in another way (see
 `mimose.measure.forward_flops`). The early stop of a recomputation is left out, so that
-it costs a whole forward.
+it costs a whole forward. The same holds of a layer that runs compiled code without
+being compiled itself (see `mimose.watch.code_inside`).
 """
 
 from __future__ import annotations

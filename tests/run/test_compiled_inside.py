@@ -1,0 +1,256 @@
+"""Layers that run compiled code without being compiled: exact, counted, recomputed."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import gelu
+from torch.utils.flop_counter import FlopCounterMode
+
+import mimose
+from mimose.watch.code_inside import CodeInside
+from mimose.watch.compiled import OneGraph
+
+# dynamo itself looks at .grad of what it traces
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+
+@pytest.fixture(autouse=True)
+def _afresh():
+    """Compile nothing that another test has compiled."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _gate(x, w):
+    return gelu(x * w) * torch.sigmoid(x) * x
+
+
+class Base(nn.Module):
+    """What all layers here have."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.rand(16))
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def gate(self, x):
+        """Run what is compiled; here nothing is."""
+        return _gate(x, self.w)
+
+    def forward(self, x):
+        """Run it between two products."""
+        return x + self.b(self.gate(self.a(x)))
+
+
+def _closure(backend):
+    compiled = torch.compile(_gate, backend=backend)
+
+    class Layer(Base):
+        def gate(self, x):
+            return compiled(x, self.w)
+
+    return Layer
+
+
+def _attribute(backend):
+    compiled = torch.compile(_gate, backend=backend)
+
+    class Layer(Base):
+        def __init__(self):
+            super().__init__()
+            self.gate = functools.partial(compiled, w=self.w)
+
+    return Layer
+
+
+def _method(backend):
+    class Layer(Base):
+        @torch.compile(backend=backend)
+        def gate(self, x):
+            return _gate(x, self.w)
+
+    return Layer
+
+
+def _through_a_helper(backend):
+    compiled = torch.compile(_gate, backend=backend)
+
+    def helper(x, w):
+        return compiled(x, w)
+
+    class Layer(Base):
+        def gate(self, x):
+            return helper(x, self.w)
+
+    return Layer
+
+
+def _out_of_sight(backend):
+    class Tools:
+        gate = staticmethod(torch.compile(_gate, backend=backend))
+
+    class Layer(Base):
+        def gate(self, x):
+            return getattr(Tools, "ga" + "te")(x, self.w)
+
+    return Layer
+
+
+class WithModule(Base):
+    """Holds a module that is compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+
+    def gate(self, x):
+        """Run the module."""
+        return self.part(x) * self.w
+
+
+def _wrapped_module(backend):
+    class Layer(WithModule):
+        def __init__(self):
+            super().__init__()
+            self.part = torch.compile(self.part, backend=backend)
+
+    return Layer
+
+
+def _module_in_place(backend):
+    class Layer(WithModule):
+        def __init__(self):
+            super().__init__()
+            self.part.compile(backend=backend)
+
+    return Layer
+
+
+FUNCTIONS = [_closure, _attribute, _method, _through_a_helper, _out_of_sight]
+ALL = [*FUNCTIONS, _wrapped_module, _module_in_place]
+
+
+class Chain(nn.Module):
+    """A few of a kind, one behind the other."""
+
+    def __init__(self, layer, n_layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(n_layers))
+
+    def forward(self, x):
+        """Return a loss."""
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def _train(layer, n_steps=4, cast=False, **options):
+    """Return the gradients of each step, and the session, if there is one."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, found, session = Chain(layer), [], None
+    if options:
+        session = mimose.attach(model, **options)
+    for i in range(n_steps):
+        x = torch.randn(4, 8 + 3 * i % 7, 16)
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            loss = model(x)
+        loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+        model.zero_grad()
+    if session is not None:
+        session.detach()
+    return found, session
+
+
+def _are_equal(one, other):
+    pairs = zip(one, other, strict=True)
+    return all(all(map(torch.equal, a, b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_it_is_recomputed_from_the_first_step_on(toys, make):
+    """Exactly; and no layer is kept."""
+    layer = make("aot_eager")
+    bare, _ = _train(layer)
+    full = {"budget": "1TiB", "planner": "full", "meter": toys.BlindMeter()}
+    ours, session = _train(layer, **full)
+    assert _are_equal(bare, ours)
+    assert session.summary().kept_units == {}
+    assert {r.actions for r in session.records} == {2 * ("recompute",)}
+    assert OneGraph._n_entered == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "actions"), [(_closure, "fine"), (_out_of_sight, "exact")]
+)
+def test_it_is_exact_under_any_plan(toys, make, actions):
+    """Whatever is known of it when it is measured and planned for."""
+    layer = make("aot_eager")
+    bare, _ = _train(layer, 7)
+    ours, session = _train(
+        layer,
+        7,
+        budget="1TiB",
+        actions=actions,
+        planner=toys.RandomPlanner(),
+        cache_size=1,
+        meter=toys.BlindMeter(),
+    )
+    assert _are_equal(bare, ours)
+    assert session.summary().kept_units == {}
+    assert not any("lean" in a for r in session.records for a in r.actions or ())
+
+
+@pytest.mark.parametrize(
+    ("make", "backend"), [(_closure, "aot_eager"), (_wrapped_module, "eager")]
+)
+def test_it_is_exact_under_autocast_and_a_budget(make, backend):
+    """Also where the backend saves what the plain operators would."""
+    layer = make(backend)
+    bare, _ = _train(layer, cast=True)
+    ours, session = _train(layer, cast=True, budget="+300MiB")
+    assert _are_equal(bare, ours)
+    assert session.summary().kept_units == {}
+
+
+@pytest.mark.parametrize("make", [_out_of_sight, _wrapped_module])
+def test_its_flops_are_those_of_the_plain_layer(toys, make):
+    """In the step that shows that it runs compiled code as in any other."""
+    plain = WithModule() if make is _wrapped_module else Base()
+    with FlopCounterMode(display=False) as counter:
+        plain(torch.randn(4, 8, 16))
+    full = {"budget": "1TiB", "planner": "full", "meter": toys.BlindMeter()}
+    _, session = _train(make("aot_eager"), 1, **full)
+    assert session.records[0].recomputed_flops == 2 * counter.get_total_flops()
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_what_can_be_seen_is_seen_before_it_runs(make):
+    """In all places but one that no name leads to."""
+    code = CodeInside(make("eager")())
+    assert code.is_compiled == (make is not _out_of_sight)
+    assert not code.is_scripted
+
+
+def _unused(x):
+    return torch.compile(x)
+
+
+def test_what_is_not_compiled_is_not_taken_for_it():
+    """Such as what a compiler is told to leave alone, or what nobody names."""
+    left_alone = torch.compiler.disable(_gate)
+
+    class Layer(Base):
+        def gate(self, x):
+            return left_alone(x, self.w)
+
+        def other(self, x):
+            return _unused(x)
+
+    for layer in (Base(), Layer()):
+        code = CodeInside(layer)
+        assert (code.is_compiled, code.is_scripted) == (False, False)
