@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.utils.checkpoint import CheckpointError
 
 from mimose.arguments import (
     check_agree,
@@ -25,12 +24,10 @@ from mimose.budget import format_bytes
 from mimose.exceptions import (
     BudgetError,
     MimoseError,
-    RecomputationError,
     StateMismatchError,
 )
 from mimose.learn.problem import Memory
 from mimose.measure.meters import BasicMeter, Meter
-from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import make_predictor
 from mimose.records import Summary
@@ -43,7 +40,7 @@ from mimose.run.actions.registry import any_lossy, choose, need_host
 from mimose.run.attachment import Attachment, refuse_second
 from mimose.run.engine import Options, make_engine
 from mimose.run.meeting import Meeting
-from mimose.run.others import is_told_alone, tell_alone, why_step_waits
+from mimose.run.repeats import Repeats
 from mimose.run.retry import Gradients
 from mimose.run.watched import Watches
 from mimose.state import describe, plain, refuse_other
@@ -253,6 +250,7 @@ class Session:
         self.records = self._engine.records
         self._attachment: Attachment | None = None
         self.watches = Watches(self._engine.ahead)
+        self.repeats = Repeats(model, self._engine)
         try:
             with self._engine.agreement.telling():
                 if self._engine.plans:
@@ -342,20 +340,14 @@ class Session:
         gradients = Gradients(self._refuse_detached())
         snapshot = self._engine.rollback.snapshot()
         snapshot.take()
-        kept = self._engine.findings.kept
-        has_run_out = False
+        attempts = self.repeats.begin()
         while True:
-            n_kept = len(kept)
             try:
                 return closure()
             except RuntimeError as error:
-                if not self._can_recover(error):
+                if not attempts.can_follow(error):
                     raise
-                runs_out = is_out_of_memory(error)
-                if has_run_out if runs_out else len(kept) == n_kept:
-                    raise
-                has_run_out = has_run_out or runs_out
-            self._engine.driver.prepare_safest()
+            attempts.prepare()
             snapshot.restore()
             gradients.restore()
 
@@ -427,33 +419,6 @@ class Session:
             )
             raise MimoseError(msg)
         return self._model
-
-    def _is_waited_for(self, error: RuntimeError) -> bool:
-        """Whether other ranks take part in the step; then the error says so."""
-        why = why_step_waits(self._refuse_detached(), self._engine.units)
-        if why and not is_told_alone(error):
-            held = format_bytes(self._engine.footprint.least_bytes())
-            numbers = f"{held} are held now, of {format_bytes(self.budget_bytes)}."
-            tell_alone(error, "the step", why, numbers)
-        return bool(why)
-
-    def _can_recover(self, error: RuntimeError) -> bool:
-        unit = self._engine.findings.last_recomputed
-        if isinstance(error, RecomputationError):
-            pass  # whose layer is kept by now
-        elif isinstance(error, CheckpointError) and unit is not None:
-            why = "recomputing it gave other tensors"
-            self._engine.findings.keep_alike(unit, why)
-        elif is_out_of_memory(error):
-            self._engine.footprint.ran_out()
-        else:
-            return False
-        if self._is_waited_for(error):
-            return False
-        _log.warning(
-            "mimose: a step failed (%s) and is run again", type(error).__name__
-        )
-        return True
 
     # ------------------------------------------------------------------ state
 

@@ -22,9 +22,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import distributed, nn
 from torch._subclasses import fake_tensor
-from torch.autograd import Variable
+from torch.autograd import Variable, forward_ad
 from torch.nn.modules import conv
 from torch.nn.modules import module as _modules
+from torch.nn.utils import parametrize
 from torch.utils import _python_dispatch, _pytree, checkpoint
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "StopRecomputation",
     "TorchDispatchMode",
     "allocator_settings",
+    "are_parametrizations_cached",
     "base_of",
     "buffers_of",
     "clear_hooks",
@@ -63,7 +65,9 @@ __all__ = [
     "has_gradient_hooks",
     "host_offload_of",
     "is_checkpoint_debugged",
+    "is_dual_level_open",
     "is_from_checkpoint",
+    "is_from_forbidden_hooks",
     "is_managed_by_fsdp",
     "keeps_graph",
     "leaves_resharding_to_fsdp",
@@ -639,3 +643,39 @@ def sharded_weights(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tenso
         for group in fsdp_groups(module)
         for each in group.fsdp_params
     ]
+
+
+_FORBIDDING: Any = torch.autograd.graph.disable_saved_tensors_hooks
+_FORBIDS = _FORBIDDING.__wrapped__.__code__
+
+
+def is_from_forbidden_hooks(error: BaseException) -> bool:
+    """Whether an error is that of code that forbids hooks where some are pushed.
+
+    Its words are up to who forbids them, as transforms of ``torch.func`` do; so it is
+    known by where it was raised. If that changed it would reach the user as it does
+    under ``torch.utils.checkpoint``. No thread about a public form was found.
+
+    Args:
+        error: What was raised.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code is _FORBIDS
+
+
+def is_dual_level_open() -> bool:
+    """Whether tensors may have tangents now: a level of forward-mode differentiation.
+
+    Public is what opens one; no thread about a way to ask was found.
+    """
+    return bool(forward_ad._current_level >= 0)
+
+
+def are_parametrizations_cached() -> bool:
+    """Whether ``parametrize.cached()`` is on: each weight is computed once, then.
+
+    Public is what turns it on; no thread about a way to ask was found.
+    """
+    return bool(parametrize._cache_enabled)

@@ -22,8 +22,10 @@ from torch import nn
 from mimose.exceptions import MimoseError, StateMismatchError
 from mimose.integrations.loader_watch import LoaderWatch
 from mimose.integrations.options import check_options
+from mimose.integrations.repeated_closure import RepeatedClosures
 from mimose.integrations.root_search import RootSearch
 from mimose.report.metrics import MetricsReader
+from mimose.run.repeats import Repeats
 from mimose.run.watched import Told
 from mimose.session import Session, attach
 from mimose.watch.compiled import WHY_NOT_WHOLE
@@ -124,11 +126,12 @@ class MimoseCallback(_Base):
         self._loaders: LoaderWatch | None = None
         self._told: Told | None = None
         """What the loader's workers tell of batches to come."""
+        self._closures: RepeatedClosures | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the session out: a copy of the callback has trained nothing."""
         own = {"session": None, "_metrics": None, "_whole": None, "_search": None}
-        own.update({"_loaders": None, "_told": None})
+        own.update({"_loaders": None, "_told": None, "_closures": None})
         return {**self.__dict__, **own, "_is_attached": False}
 
     # ------------------------------------------------------------------ events
@@ -169,6 +172,13 @@ class MimoseCallback(_Base):
         )
         self._whole = pl_module
         _busy.setdefault(pl_module, []).append(self)
+        if trainer.world_size == 1 and _busy[pl_module] == [self]:
+            self._closures = RepeatedClosures(trainer, pl_module, self._repeats)
+
+    def _repeats(self) -> Repeats | None:
+        if self.session is None or not self._is_attached:
+            return None
+        return self.session.repeats
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -221,6 +231,9 @@ class MimoseCallback(_Base):
             self.learned = self.session.state_dict()
             self.session.detach()
         self._is_attached = False
+        if self._closures is not None:
+            self._closures.remove()
+            self._closures = None
         self._stop_watching()
         if self._whole is not None:
             others = [other for other in _busy.pop(self._whole) if other is not self]

@@ -7,19 +7,23 @@ have taken theirs. So the callback looks up, once a training, which handler is c
 it and which trainer is calling that. It then moves to the front of the handler's list,
 so that what it adds to the logs reaches all, and wraps that trainer's `train`, so that
 an exception anywhere in it leaves the model as it was, and its `training_step`, which
-alone is given each batch. Where it is called in another way, it says so once and does
-what it can.
+alone is given each batch, and in which a failed backward can be repeated. Where it is
+called in another way, it says so once and does what it can.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import weakref
 from typing import Any
 
+from accelerate import DistributedType
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
+
+from mimose.run.repeats import TrainersStep
 
 
 def guard(trainer: Any, kind: type[Any]) -> None:
@@ -81,12 +85,34 @@ class _Guarded:
 
 
 class _Step(_Guarded):
-    """A trainer's step on one batch, of which the callbacks are told first."""
+    """A trainer's step on one batch, of which the callbacks are told first.
+
+    Where one process trains and no gradients are there yet, it is run again if its
+    backward fails in a way that another plan helps against.
+    """
 
     def __call__(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for callback in self._callbacks:
             callback.hand(inputs)
-        return self._method(model, inputs, *args, **kwargs)
+        repeats = [each.repeats for each in self._callbacks if each.repeats is not None]
+        if len(repeats) != 1 or not self._is_alone:
+            return self._method(model, inputs, *args, **kwargs)
+        step = TrainersStep(model, lambda: repeats[0])
+        step.note_gradients()
+        given = [copy.copy(inputs)]  # a step may take out of it what it has used
+
+        def attempt() -> Any:
+            again = given[0] if step.n_failed else inputs
+            given[0] = copy.copy(given[0])
+            return self._method(model, again, *args, **kwargs)
+
+        return step.run(attempt)
+
+    @property
+    def _is_alone(self) -> bool:
+        trainer: Any = self._trainer()
+        kind = getattr(trainer.accelerator, "distributed_type", None)
+        return bool(kind == DistributedType.NO)
 
 
 def callers() -> tuple[CallbackHandler | None, Trainer | None]:

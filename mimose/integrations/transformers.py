@@ -21,6 +21,7 @@ from mimose.exceptions import (
 from mimose.integrations.missing import missing_package
 from mimose.integrations.options import check_options
 from mimose.report.metrics import MetricsReader
+from mimose.run.repeats import Repeats
 from mimose.run.watched import Told
 from mimose.session import Session, attach
 from mimose.torch_private import COMPILED_MODULE
@@ -152,6 +153,13 @@ class MimoseCallback(TrainerCallback, ExportableState):
         """Take note of the batch that the trainer's next step is given."""
         if self._told is not None:
             self._told.hand(batch)
+
+    @property
+    def repeats(self) -> Repeats | None:
+        """What knows whether a failed step may be run again; None if not attached."""
+        if self.session is None or not self._is_attached:
+            return None
+        return self.session.repeats
 
     def on_log(
         self,

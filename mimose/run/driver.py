@@ -123,6 +123,11 @@ class Driver:
         is_training = self._parts.model.training and torch.is_grad_enabled()
         return not self._is_running and is_training
 
+    @property
+    def n_begun(self) -> int:
+        """Forwards begun so far."""
+        return self._ends.open.n_begun
+
     def run(
         self,
         forward: Callable[..., Any],

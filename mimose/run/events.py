@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from mimose.exact.handed import Knowledge
 from mimose.exact.input_watch import Marks, cut_off, is_edited
@@ -29,7 +30,14 @@ from mimose.run.actions.offload.away import handed_over
 from mimose.run.counting import RecomputationFlops
 from mimose.run.findings import Findings
 from mimose.run.unit import Unit, note_shared_weights
-from mimose.torch_private import COMPILED_CALL
+from mimose.torch_private import (
+    COMPILED_CALL,
+    are_parametrizations_cached,
+    is_dual_level_open,
+    is_from_forbidden_hooks,
+    may_push_saved_hooks,
+    top_transform,
+)
 from mimose.types import (
     ANY_HEADROOM,
     MOST_CONTEXTS,
@@ -51,6 +59,10 @@ _log = logging.getLogger(__name__)
 
 _EDITED = "its input is edited in place after it was read"
 _EDITS_OBJECT = "a tensor of an object that it is handed is edited in place"
+_FORBIDS = "it forbids hooks of saved tensors, as torch.func.grad does"
+_MOST_SURROUNDED = 8
+"""Calls of a layer that are kept for what is around them before it is kept for good:
+then plans go by it."""
 _OUTSIDE = 3
 """Calls a layer without the model before a word is said."""
 
@@ -331,7 +343,32 @@ class EventRunner:
         watch = step.stopwatch(unit.index, unit.calls - 1, name)
         if name in self._on_host:
             call = call._replace(headroom=self._headroom(unit, planned))
-        return self._actions[name].run(call._replace(stopwatch=watch), None)
+        return self._act(name, call._replace(stopwatch=watch), None)
+
+    def _act(self, name: str, call: UnitCall, probe: Probe | None) -> Any:
+        """Run a call under an action.
+
+        Raises:
+            NotRecomputableError: The action's hooks are forbidden within the layer.
+        """
+        try:
+            return self._actions[name].run(call, probe)
+        except RuntimeError as error:
+            if name == self.first or not is_from_forbidden_hooks(error):
+                raise
+            unit = call.unit
+            unit.keep_alike(_FORBIDS)
+            raise NotRecomputableError({unit.index: unit.name}, _FORBIDS) from error
+
+    def _is_surrounded(self, unit: Unit) -> bool:
+        """Whether this call is kept for what is around it, by no fault of the unit."""
+        where = _surroundings(unit)
+        if where:
+            unit.n_surrounded += 1
+            self._findings.note_call_kept(unit, where)
+            if unit.n_surrounded > _MOST_SURROUNDED:
+                unit.keep(f"most of its calls are {where}")
+        return bool(where)
 
     def _headroom(self, unit: Unit, planned: str | None) -> Headroom:
         if planned is None:  # a baseline's, which knows no budget
@@ -380,7 +417,7 @@ class EventRunner:
 
         What refuses a unit is not chosen for it again; the least stands in for it.
         """
-        if unit.is_kept:
+        if unit.is_kept or self._is_surrounded(unit):
             return self.first
         if self.knowledge.edited and self.knowledge.cannot_be_copied(args, kwargs):
             unit.keep(_EDITS_OBJECT)
@@ -407,7 +444,8 @@ class EventRunner:
     ) -> Any:
         call = UnitCall(unit, args, kwargs, self, _not_counted)
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
-        if not _makes_gradients(unit.module, inputs):
+        has_storages = top_transform() is None
+        if not (has_storages and _makes_gradients(unit.module, inputs)):
             return call.forward()
         name = planned or self._least
         is_free = planned == self.first
@@ -434,7 +472,7 @@ class EventRunner:
         if self._actions[name].spec.replays and self.step is not None:
             watch = self.step.stopwatch(unit.index, unit.calls - 1, name)
             call = call._replace(stopwatch=watch)
-        output = self._actions[name].run(call, probe)
+        output = self._act(name, call, probe)
         ranks = trace.leave(index, inputs, output)
         alike = family_key(self._mode.unit_keys[unit.index], shape, self._device)
         measured.belong_to(digest((alike, ranks)))
@@ -463,6 +501,24 @@ class EventRunner:
             name: action.held_bytes(counted) for name, action in self._actions.items()
         }
         return {name: n_bytes for name, n_bytes in held.items() if n_bytes is not None}
+
+
+def _surroundings(unit: Unit) -> str:
+    """Return where a call is made that cannot run again in its backward; "" if it can.
+
+    What is around it has ended by then, or does not bear hooks of saved tensors.
+    """
+    if top_transform() is not None:
+        return "inside a transform of torch.func"
+    if not may_push_saved_hooks():
+        return "where hooks of saved tensors are forbidden"
+    if is_dual_level_open():
+        return "inside a level of forward-mode differentiation"
+    if are_parametrizations_cached() and any(
+        map(parametrize.is_parametrized, unit.module.modules())
+    ):
+        return "inside parametrize.cached()"
+    return ""
 
 
 def _not_counted(_: int) -> None:

@@ -41,6 +41,8 @@ class Findings:
         self.families: Sequence[str] = ()
         self._recomputed: weakref.ref[Named] | None = None
         self.version = 0
+        self._surroundings: set[str] = set()
+        """In which calls were kept, as far as it was said."""
 
     @property
     def last_recomputed(self) -> Named | None:
@@ -66,6 +68,12 @@ class Findings:
             if self.families[index] == family and name not in self.kept:
                 self._keep_only(index)
                 self.kept[name] = f"{unit.name}, which is built alike, is kept: {why}"
+
+    def note_call_kept(self, unit: Named, where: str) -> None:
+        """Take note of a call that is kept for what is around it."""
+        if where not in self._surroundings:
+            self._surroundings.add(where)
+            _log.warning("mimose: calls of %s are kept %s", unit.name, where)
 
     def exclude(self, unit: Named, action: str, why: str) -> None:
         """Never choose an action for a unit again."""

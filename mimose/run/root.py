@@ -38,8 +38,10 @@ class RootPatch(Patch):
         """Run a step, or pass straight through."""
         if self.is_removed or not self._driver.is_idle:
             return self.original(*args, **kwargs)
-        if self._driver.plans and top_transform() is not None:
-            raise MimoseError(_TRANSFORMED)
+        if top_transform() is not None:
+            if self._driver.plans:
+                raise MimoseError(_TRANSFORMED)
+            return self.original(*args, **kwargs)  # a baseline has nothing to keep to
         if is_traced() or eval_frame_callback() is not None:  # compiled after attach
             return self._run(self.original, args, kwargs)
         return self._driver.run(self.original, args, kwargs)

@@ -76,6 +76,8 @@ class Unit:
         self.n_straight = 0
         """So many of its first calls are simply kept, unless the step is measured."""
         self.calls = 0
+        self.n_surrounded = 0
+        """Calls that were kept for what was around them."""
         self.forward: Callable[..., Any] = module.forward
         self.waits = False
         """Whether its forward waits for other ranks: its actions are agreed."""

@@ -879,3 +879,52 @@ def test_plans_are_there_before_their_batches(toys, meter, is_own):
     assert [r.step for r in late if not r.cache_hit] == []
     assert loader.collate_fn is collate
     assert "dataloader" not in vars(trainer.fit_loop._data_source)
+
+
+# -------------------------------------------------------------------- repeats
+
+
+def _grows(width, seen):
+    class Grows(nn.Module):
+        """Saves another number of tensors whenever a list outside has grown."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(width, width)
+            self.drop = nn.Dropout(0.2)
+
+        def forward(self, x):
+            for _ in seen:
+                x = x.sin()
+            return self.drop(self.linear(x).tanh())
+
+    torch.manual_seed(0)
+    return nn.Sequential(*[Grows() for _ in range(3)], nn.Linear(width, 1))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}])
+def test_no_step_is_lost(toys, run, package, options):
+    """Layers whose recomputation cannot be right are kept, and the step is repeated."""
+    seen = []
+    means = []
+
+    def step(lit, batch, index):
+        noise = torch.rand(1)
+        seen.clear()
+        loss = lit.model(batch + noise).pow(2).mean()
+        lit.log("loss", loss, on_epoch=True, batch_size=len(batch))
+        seen.append(0)
+        return loss
+
+    def make():
+        lit = _lit(toys, step, package, model=_grows(WIDTH, seen))
+        lit.on_train_epoch_end = lambda: means.append(
+            lit.trainer.callback_metrics["loss_epoch"]
+        )
+        return lit
+
+    _, callback = run(make, package=package, **options)
+    assert len(callback.session.records) > N_STEPS
+    assert 3 == len(callback.session.summary().kept_units)
+    assert torch.equal(*means)

@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import inspect
 import json
+from typing import ClassVar
 
 import pytest
 import torch
@@ -755,3 +756,76 @@ def test_only_so_many_records_are_kept_of_a_run(tmp_path):
     _trainer(tmp_path, [callback], max_steps=5).train()
     assert 3 == len(callback.session.records)
     assert 5 == callback.session.summary().steps
+
+
+class _Grows(torch.nn.Module):
+    """Saves another number of tensors whenever a list outside has grown."""
+
+    seen: ClassVar[list[int]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.drop = torch.nn.Dropout(0.2)
+
+    def forward(self, x):
+        for _ in self.seen:
+            x = x.sin()
+        return self.drop(self.linear(x).tanh())
+
+
+class _Regressor(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(64, 8)
+        self.layers = torch.nn.ModuleList(_Grows() for _ in range(3))
+        self.head = torch.nn.Linear(8, 8)
+
+    def forward(self, input_ids, attention_mask, labels):
+        _Grows.seen.clear()
+        x = self.embedding(input_ids) + torch.rand(1)
+        for layer in self.layers:
+            x = layer(x)
+        loss = (self.head(x).mean((1, 2)) - labels).pow(2).mean()
+        _Grows.seen.append(0)
+        return {"loss": loss}
+
+
+class _Popping(Trainer):
+    """Takes out of the batch what it uses, and draws before the model does."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        labels = inputs.pop("labels") + torch.rand(1)
+        inputs = {**inputs, "labels": labels}
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+@pytest.mark.parametrize("n_accumulated", [1, 2])
+def test_no_step_is_lost(tmp_path, meter, n_accumulated):
+    """Layers whose recomputation cannot be right are kept, and the step is repeated."""
+    options = {"kind": _Popping, "gradient_accumulation_steps": n_accumulated}
+    options["max_steps"] = 6
+    bare = _trainer(tmp_path, model=_Regressor(), **options)
+    bare.train()
+    callback = MimoseCallback("1TiB", meter=meter)
+    trainer = _trainer(tmp_path, [callback], _Regressor(), **options)
+    trainer.train()
+    assert _losses(bare) == _losses(trainer)
+    assert all(map(torch.equal, _weights(bare), _weights(trainer)))
+    assert 3 == len(callback.session.summary().kept_units)
+    assert len(callback.session.records) > 6 * n_accumulated
+    assert _is_clean(trainer.model)
+
+
+def test_weights_that_a_backward_has_changed(tmp_path, meter):
+    """Such a step is not run again: its weights are others by then."""
+    trainer = _trainer(tmp_path, [MimoseCallback("1TiB", meter=meter)], _Regressor())
+
+    @torch.no_grad()
+    def update(weight):
+        weight.add_(1)
+
+    trainer.model.head.weight.register_post_accumulate_grad_hook(update)
+    with pytest.raises(mimose.RecomputationError):
+        trainer.train()

@@ -1,37 +1,160 @@
-"""Forwards where hooks of saved tensors are forbidden: by a user, or by torch.func."""
+"""Hooks of saved tensors forbidden, transforms of torch.func, forward-mode gradients.
+
+Each inside of layers, around layers in the model's forward, and around the model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.utils import parametrizations, parametrize
 
 import mimose
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 
-def _model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)])
+_Way: TypeAlias = Callable[
+    [Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor
+]
+
+PLANNERS = ["full", None]
 
 
-def test_hooks_that_are_forbidden_are_not_pushed() -> None:
-    """Layers are kept, with a reason, and gradients are those of bare training."""
-    x = torch.ones(2, 4)
-    bare, model = _model(), _model()
-    bare(x).sum().backward()
-    session = mimose.attach(model, budget="1TiB", planner="full")
+def _hooks_forbidden(f, x):
     with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
-        loss = model(x).sum()
-    loss.backward()
-    session.detach()
-    for mine, plain in zip(model.parameters(), bare.parameters(), strict=True):
-        assert torch.equal(mine.grad, plain.grad)
+        return f(x)
 
 
-def test_a_functional_gradient_around_the_model() -> None:
-    """`torch.func.grad` gives what it gives of the bare model."""
-    x = torch.ones(2, 4)
-    bare, model = _model(), _model()
+def _dual(f, x):
+    with forward_ad.dual_level():
+        both = f(forward_ad.make_dual(x, torch.ones_like(x)))
+        value, tangent = forward_ad.unpack_dual(both)
+        return value + tangent
+
+
+def _jvp(f, x):
+    return torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]
+
+
+def _grad(f, x):
+    return x + torch.func.grad(lambda z: f(z).sum())(x)
+
+
+def _vmap(f, x):
+    return torch.func.vmap(f)(x)
+
+
+def _jacrev(f, x):
+    return x + torch.func.jacrev(lambda z: f(z).sum(0))(x).sum((0, 1))
+
+
+def _cached(f, x):
+    with parametrize.cached():
+        return f(x)
+
+
+def _plainly(f, x):
+    return f(x)
+
+
+WAYS = [_hooks_forbidden, _dual, _jvp, _grad, _vmap, _jacrev, _cached]
+
+
+class _Layer(nn.Module):
+    """Counts its calls in a buffer, and draws; a part of it runs in some way."""
+
+    def __init__(self, way: _Way) -> None:
+        super().__init__()
+        self.linear = parametrizations.weight_norm(nn.Linear(4, 4))
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(()) if self.way is not _plainly else 1
+        return self.way(lambda z: self.linear(self.linear(z)).sin(), x) * noise
+
+
+class _Model(nn.Module):
+    def __init__(self, within: _Way, around: _Way) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer(within) for _ in range(3))
+        self.around = around
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.around(layer, x)
+        return x
+
+
+def _train(session_of, within: _Way, around: _Way, outside: _Way) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = _Model(within, around)
+    session = session_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for n_rows in (2, 3, 4):
+        outside(model, torch.ones(n_rows, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if session is not None:
+        session.detach()
+    return [p.detach() for p in model.parameters()]
+
+
+def _attach(planner: str | None):
+    options = {} if planner is None else {"planner": planner}
+    return lambda model: mimose.attach(model, budget="1TiB", **options)
+
+
+def _check(planner: str | None, *ways: _Way) -> None:
+    plain = _train(lambda _: None, *ways)
+    assert all(map(torch.equal, _train(_attach(planner), *ways), plain))
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_within_layers(way: _Way, planner: str | None) -> None:
+    """No step fails, and weights are those of bare training."""
+    _check(planner, way, _plainly, _plainly)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_around_layers(way: _Way, planner: str | None) -> None:
+    """So they are where it is the model's forward that calls layers in such a way."""
+    _check(planner, _plainly, way, _plainly)
+
+
+@pytest.mark.parametrize("planner", ["none", *PLANNERS])
+@pytest.mark.parametrize("way", WAYS)
+def test_around_the_model(way: _Way, planner: str | None) -> None:
+    """So they are around the model; planners refuse transforms of torch.func."""
+    if planner is None and way in (_jvp, _grad, _vmap, _jacrev):
+        with pytest.raises(mimose.MimoseError, match="inside a transform"):
+            _check(planner, _plainly, _plainly, way)
+        return
+    _check(planner, _plainly, _plainly, way)
+
+
+def test_layers_that_forbid_hooks_are_kept_at_once() -> None:
+    """They are found in the first step, which does not fail, and the reason is told."""
+    model = _Model(_grad, _plainly)
     session = mimose.attach(model, budget="1TiB", planner="full")
-    mine = torch.func.grad(lambda z: model(z).sum())(x)
+    model(torch.ones(2, 4)).sum().backward()
+    kept = session.summary().kept_units
+    assert len(kept) == 3
+    assert "hooks of saved tensors" in kept["layers.0"]
     session.detach()
-    assert torch.equal(mine, torch.func.grad(lambda z: bare(z).sum())(x))
+
+
+def test_a_call_is_kept_alone() -> None:
+    """A layer called once where hooks are forbidden is recomputed elsewhere."""
+    model = _Model(_plainly, _plainly)
+    session = mimose.attach(model, budget="1TiB", planner="full")
+    _hooks_forbidden(model, torch.ones(2, 4)).sum().backward()
+    model(torch.ones(2, 4)).sum().backward()
+    assert not session.summary().kept_units
+    session.detach()

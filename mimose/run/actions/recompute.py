@@ -16,7 +16,7 @@ from mimose.run.actions.offload.away import AwayInput
 from mimose.run.actions.region import Inputs, Region, has_outer_modes
 from mimose.run.comparison import Comparison
 from mimose.run.unit import Unit
-from mimose.torch_private import may_push_saved_hooks, next_sequence_number
+from mimose.torch_private import next_sequence_number
 from mimose.watch.code_inside import SCRIPTED, code_in_graph
 
 _UNSAVABLE = "Inference tensors cannot be saved for backward"
@@ -33,8 +33,6 @@ class Recompute:
         """Return why a call cannot run again, where that shows before it runs."""
         if is_inside_checkpoint():
             return "the model itself checkpoints it"
-        if not may_push_saved_hooks():
-            return "it is called where hooks of saved tensors are forbidden"
         if unit.guard.uncounted:
             return (
                 f"it holds {unit.guard.uncounted!r}, made under "
