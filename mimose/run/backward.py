@@ -52,6 +52,7 @@ class Backward:
             meter tells none.
         peak_bytes: The highest level so far.
         released_bytes: What went of the carried outputs before the first gradient.
+        number: What torch counts it as.
         unseen: Why no backward can be seen; "" if one can.
     """
 
@@ -62,6 +63,7 @@ class Backward:
         self.peaks: Peaks | None = None
         self.peak_bytes = 0
         self.released_bytes = 0
+        self.number = 0
         self.unseen = ""
         self._is_running = False
         self._graph: weakref.ref[Any] | None = None
@@ -84,6 +86,7 @@ class Backward:
             return False
         is_closed = self.stage is Stage.CLOSED
         self._is_running = True
+        self.number = current_graph_task()
         self.stage = Stage.AGAIN if is_closed else Stage.BACKWARD
         self.released_bytes = self.gone_bytes()
         return True

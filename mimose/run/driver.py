@@ -421,9 +421,11 @@ class Driver:
         ran = self._policy.as_ran(facts, step.decision, calls, step.part)
         step.ran(ran)
         self._ends.forward_ended(step, output, calls)
-        if step.trace is not None and step.trace.spoilt:
-            step.withdraw(step.trace.spoilt)
-            step.window.spoil(step.reason)
+        spoilt = "" if step.trace is None else step.trace.spoilt
+        spoilt = self._events.inner.seen(spoilt)
+        if spoilt:
+            step.withdraw(spoilt)
+            step.window.spoil(spoilt)
         if ran is None:
             step.window.give_up(step.reason)
         elif not step.reason and not any(map(operator.sub, calls, before)):

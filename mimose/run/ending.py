@@ -12,6 +12,7 @@ from mimose.measure.retained import RetainedOutputs
 from mimose.records import Peaks, Records
 from mimose.run import backward
 from mimose.run.footprint import Footprint
+from mimose.run.inner_gradients import InnerGradients
 from mimose.run.open_steps import OpenSteps
 from mimose.run.step import Step
 from mimose.run.window import NOT_ALL, OTHERS, Window
@@ -36,6 +37,7 @@ class StepEnds:
         records: Takes what is known of a step before its outcome.
         opened: The steps whose backward may still come.
         windows: Learns which forwards make up a step.
+        inner: Looks for gradients that are taken inside forwards.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class StepEnds:
         records: Records,
         opened: OpenSteps,
         windows: Windows,
+        inner: InnerGradients,
         *,
         reads_peak: bool,
     ) -> None:
@@ -56,6 +59,7 @@ class StepEnds:
         self._records = records
         self.open = opened
         self._windows = windows
+        self._inner = inner
         self._retained = RetainedOutputs([])
         self.releases = False
         """Whether the user lets a step's outputs go before the next one's backward."""
@@ -156,6 +160,8 @@ class StepEnds:
         if not step.backward_ended():  # the session was detached before this backward
             self._answers.read()
             return
+        if self._writers.plans:
+            self._inner.note_backward(step.backward.number)
         carried = step.backward.carried_bytes
         if carried:
             self.releases = step.backward.released_bytes > carried // 2

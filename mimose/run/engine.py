@@ -263,6 +263,7 @@ class Engine:
             self.records,
             opened,
             self.windows,
+            self.events.inner,
             reads_peak=meter.reads_peak,
         )
         self.ahead = Ahead(

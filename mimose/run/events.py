@@ -29,6 +29,7 @@ from mimose.run.actions.base import Action, Probe, UnitCall
 from mimose.run.actions.offload.away import handed_over
 from mimose.run.counting import RecomputationFlops
 from mimose.run.findings import Findings
+from mimose.run.inner_gradients import InnerGradients
 from mimose.run.unit import Unit, note_shared_weights
 from mimose.torch_private import (
     COMPILED_CALL,
@@ -148,6 +149,7 @@ class EventRunner:
         """Of the running step's recomputed calls, as they were read."""
         self._impure: dict[Unit, str] = {}
         """Units that the running step was told of in their first call, and why."""
+        self.inner = InnerGradients()
         self._device = device
         self.step: RunningStep | None = None
         self._mode = Mode("", ())
@@ -248,6 +250,7 @@ class EventRunner:
         self._n_unplanned = 0
         self.inputs, self._impure = [], {}
         self.step = step
+        self.inner.begin(is_measured=step.trace is not None)
         self.plan(plan, headrooms)
 
     def plan(
@@ -267,12 +270,17 @@ class EventRunner:
             by_unit = [()] * len(self.units) if plan is None else plan
             for unit, actions in zip(self.units, by_unit, strict=True):
                 unit.plan(actions, self.first)
+        if self.inner.is_watching:
+            self._plan = None, -1
+            for unit in self.units:
+                unit.n_straight = 0
         for unit, calls in zip(self.units, self.step.calls_before, strict=False):
             unit.calls = calls
 
     def end(self) -> None:
         """Pass through from now on."""
         self.step = None
+        self.inner.end()
         self.inputs = []
 
     def refuse_unrepeatable(self, changed: Mapping[object, str]) -> None:
@@ -323,6 +331,23 @@ class EventRunner:
             args: What it is called with.
             kwargs: What it is called with by name.
         """
+        if not self.inner.is_watching:
+            return self._run(unit, planned, args, kwargs)
+        output = None
+        self.inner.enter()
+        try:
+            output = self._run(unit, planned, args, kwargs)
+        finally:
+            self.inner.leave(output)
+        return output
+
+    def _run(
+        self,
+        unit: Unit,
+        planned: str | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         step = self.step
         assert step is not None
         if step.trace is not None:
