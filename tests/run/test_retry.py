@@ -110,6 +110,10 @@ def test_gradients_are_put_back():
     assert linear.weight.grad is None
 
 
+class _Counts(dict):
+    """Numbers that nobody puts back."""
+
+
 class _Hungry(nn.Module):
     """A block with running statistics and dropout that runs out of memory on call.
 
@@ -122,7 +126,7 @@ class _Hungry(nn.Module):
         self.linear = nn.Linear(width, width)
         self.norm = nn.BatchNorm1d(width)
         self.dropout = nn.Dropout(0.2)
-        self.counts = {"failures": 0, "backward_failures": 0, "n_forwards": 0}
+        self.counts = _Counts(failures=0, backward_failures=0, n_forwards=0)
 
     def forward(self, x):
         self.counts["n_forwards"] += 1
