@@ -70,7 +70,7 @@ class _Repeated:
     ) -> None:
         self._made = weakref.ref(made)  # in a cycle it would hold the batch
         self._step_fn, self._zero_grad_fn = made._step_fn, made._zero_grad_fn
-        self._module = module
+        self._module: Any = module
         self._repeats = repeats
         self._step: TrainersStep | None = None
         made._step_fn = self._train
