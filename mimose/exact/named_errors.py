@@ -28,6 +28,8 @@ from mimose.torch_private import (
 
 _EDITED = "modified by an inplace operation"
 _INPUT_EDITED = "its input was edited in place before its backward"
+_NESTED = 2
+"""So many backwards may have a tensor at hand that is read again."""
 _OTHER_TENSORS = "recomputing it gave other tensors"
 
 
@@ -50,15 +52,15 @@ class Naming(contextlib.AbstractContextManager[None]):
         assert hooks is not None  # those of the region itself
         pack, unpack = hooks
 
-        given: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = (
+        given: weakref.WeakKeyDictionary[Any, dict[int, Any]] = (
             weakref.WeakKeyDictionary()
         )
 
         def named(holder: Any) -> Any:
             task = current_graph_task()
-            before = given.get(holder)
-            if before is not None and before[0] == task != NO_GRAPH_TASK:
-                return before[1]
+            before = given.setdefault(holder, {})
+            if task in before:
+                return before[task]
             try:
                 tensor = unpack(holder)
             except RecomputationError:
@@ -68,7 +70,9 @@ class Naming(contextlib.AbstractContextManager[None]):
                 if not why:
                     raise
                 self.refuse(why, error)
-            given[holder] = task, tensor
+            if task != NO_GRAPH_TASK:
+                # That of a backward, and of one inside of it.
+                given[holder] = dict([*before.items(), (task, tensor)][-_NESTED:])
             return tensor
 
         push_saved_hooks(pack, named)

@@ -10,6 +10,7 @@ there is nothing to zero, and has logged before.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -67,9 +68,9 @@ class _Repeated:
     def __init__(
         self, made: Any, module: nn.Module, repeats: Callable[[], Repeats | None]
     ) -> None:
-        self._run: Callable[..., Any] = made.closure
+        self._made = weakref.ref(made)  # in a cycle it would hold the batch
         self._step_fn, self._zero_grad_fn = made._step_fn, made._zero_grad_fn
-        self._module = module
+        self._module: Any = module
         self._repeats = repeats
         self._step: TrainersStep | None = None
         made._step_fn = self._train
@@ -77,8 +78,10 @@ class _Repeated:
             made._zero_grad_fn = self._zero
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        made: Any = self._made()
+        run = type(made).closure
         self._step = TrainersStep(self._module, self._repeats)
-        return self._step.run(lambda: self._run(*args, **kwargs))
+        return self._step.run(lambda: run(made, *args, **kwargs))
 
     def _train(self) -> Any:
         if self._step is None or not self._step.n_failed:

@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -928,3 +929,29 @@ def test_no_step_is_lost(toys, run, package, options):
     assert len(callback.session.records) > N_STEPS
     assert 3 == len(callback.session.summary().kept_units)
     assert torch.equal(*means)
+
+
+def test_no_batch_is_held_by_a_closure(toys):
+    """A batch is gone when its step is, with no help of the garbage collector's."""
+    seen = []
+
+    def step(lit, batch, index):
+        assert not [ref for ref in seen[:-1] if ref() is not None]
+        seen.append(weakref.ref(batch))
+        return lit.model(batch)
+
+    sizes = [torch.Size((8 + n, WIDTH)) for n in range(6)]
+
+    class Fresh:
+        def __iter__(self):
+            return map(torch.randn, sizes)
+
+        def __len__(self):
+            return len(sizes)
+
+    gc.disable()
+    try:
+        _fit(_lit(toys, step), [MimoseCallback("1TiB")], batches=Fresh())
+    finally:
+        gc.enable()
+    assert len(sizes) == len(seen)
