@@ -68,6 +68,7 @@ __all__ = [
     "is_dual_level_open",
     "is_from_checkpoint",
     "is_from_forbidden_hooks",
+    "is_in_own_function",
     "is_managed_by_fsdp",
     "keeps_graph",
     "leaves_resharding_to_fsdp",
@@ -234,6 +235,15 @@ sequence_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 """Whether the running backward leaves its graph for another. Read by
 ``torch.utils.checkpoint`` in the same way; no thread about a public form was found."""
+
+
+def is_in_own_function() -> bool:
+    """Whether the node that runs is that of a user's ``autograd.Function``.
+
+    ``torch.autograd.graph`` has no form that tells the running node; no thread found.
+    """
+    node = torch._C._current_autograd_node()
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
 def output_of(node: Any, number: int) -> Any:

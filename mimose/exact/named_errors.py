@@ -3,8 +3,8 @@
 Note: [Hooks inside hooks]
 `checkpoint` compares what was saved in a hook that autograd calls, outside of anything
 that is passed to it. The hooks pushed inside its own see every tensor it would see,
-hand it on, and pass an error on with the layer's name. They also hand out again what
-a backward asks for twice (`ctx.saved_tensors` read anew), which `checkpoint` refuses.
+hand it on, and pass an error on with the layer's name. They also hand out again what an
+own Function asks for twice (`ctx.saved_tensors` read anew), which `checkpoint` refuses.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mimose.torch_private import (
     NO_GRAPH_TASK,
     current_graph_task,
     is_from_checkpoint,
+    is_in_own_function,
     pop_saved_hooks,
     push_saved_hooks,
     top_saved_hooks,
@@ -58,7 +59,7 @@ class Naming(contextlib.AbstractContextManager[None]):
 
         def named(holder: Any) -> Any:
             task = current_graph_task()
-            before = given.setdefault(holder, {})
+            before = given.get(holder, {})
             if task in before:
                 return before[task]
             try:
@@ -70,7 +71,7 @@ class Naming(contextlib.AbstractContextManager[None]):
                 if not why:
                     raise
                 self.refuse(why, error)
-            if task != NO_GRAPH_TASK:
+            if task != NO_GRAPH_TASK and is_in_own_function():
                 # That of a backward, and of one inside of it.
                 given[holder] = dict([*before.items(), (task, tensor)][-_NESTED:])
             return tensor

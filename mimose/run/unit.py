@@ -63,6 +63,8 @@ class Unit:
         """Whether a call has told in the present mode."""
         self.is_compared = False
         """Whether a recomputation was compared with its call in the present mode."""
+        self.is_proven = False
+        """Whether calls have followed a compared one in the present mode."""
         self.is_doubted = False
         """Whether it differed, and the next one is to tell why."""
         self.branches = Branches(module, answers)
@@ -125,8 +127,15 @@ class Unit:
         self._findings.keep(self, why)
 
     def keep_alike(self, why: str) -> None:
-        """Never recompute it again, nor those that are built as it is."""
-        self._findings.keep_alike(self, why)
+        """Never recompute it again, nor those that are built as it is.
+
+        Where it was recomputed well before, the cause is in this call, and not in how
+        it is built.
+        """
+        if self.is_proven:
+            self._findings.keep(self, why)
+        else:
+            self._findings.keep_alike(self, why)
 
     def exclude(self, action: str, why: str) -> None:
         """Never run it under an action again."""
@@ -212,7 +221,7 @@ class Unit:
 
     def forget(self) -> None:
         """Find out anew what its calls change, and whether they can be repeated."""
-        self.is_known = self.is_compared = self.is_doubted = False
+        self.is_known = self.is_compared = self.is_doubted = self.is_proven = False
         self.n_straight = 0
         self.branches.forget()
         self._findings.note_change()

@@ -343,7 +343,7 @@ def test_a_tensor_in_a_dataclass_edited_after_the_forward():
         with pytest.raises(RecomputationError, match=r"blocks\.2 cannot"):
             loss.backward()
         model(torch.randn(5, 16)).backward()
-    assert ["blocks.2"] == list(session.summary().kept_units)
+    assert "blocks.2" in session.summary().kept_units
 
 
 class _Masked(nn.Module):

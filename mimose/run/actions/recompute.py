@@ -49,6 +49,7 @@ class Recompute:
 
     def _run(self, call: UnitCall, probe: Probe | None) -> Any:
         unit, on_recompute = call.unit, call.on_recompute
+        unit.is_proven = unit.is_proven or unit.is_compared
         away = self._send_away(call, probe)
         is_short = probe is None and not call.is_whole
         if unit.is_settled and is_short and on_recompute is None:
