@@ -133,8 +133,10 @@ class Policy:
         if facts.context not in model.patterns:
             return replace(decision, growth_bytes=None)
         ran = as_ran(model, facts, chosen)
-        if chosen.version < model.valid_since or doubt(model, facts):
-            return replace(decision, chosen=ran, growth_bytes=None)
+        why_not = doubt(model, facts)
+        if chosen.version < model.valid_since or why_not:
+            why_not = decision.reason or why_not
+            return replace(decision, chosen=ran, growth_bytes=None, reason=why_not)
         memory = Memory(0.0, 0.0, decision.released_bytes, 0.0)
         told = self._decision(model, facts, ran, memory, cache_hit=decision.cache_hit)
         growth = None if decision.growth_bytes is None else told.growth_bytes

@@ -51,6 +51,7 @@ _SLACK = 0.005
 _CALLS = operator.attrgetter("calls")
 _OTHER_VARIANT = "another variant of the step ran than the ranks have agreed on"
 _NO_LAYER = "no layer was called"
+_NO_GRADIENTS = "layers that were planned for ran without gradients"
 _REFUSED = "the budget is too small for the variant that was expected"
 
 
@@ -428,8 +429,11 @@ class Driver:
             step.window.spoil(spoilt)
         if ran is None:
             step.window.give_up(step.reason)
-        elif not step.reason and not any(map(operator.sub, calls, before)):
-            step.withdraw(_NO_LAYER)
+        elif not any(map(operator.sub, calls, before)):
+            if step.decision.chosen is not None or not step.reason:
+                step.withdraw(_NO_LAYER)
+        elif self._events.lacks_gradients:
+            step.withdraw(_NO_GRADIENTS)
 
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""

@@ -23,6 +23,7 @@ from mimose.torch_private import count_graphs
 _log = logging.getLogger(__name__)
 
 _NO_END = "the backward did not run to its end, or not through the outputs"
+_NO_GRADIENT = "what the model returned needs no gradient, so no backward was observed"
 _NO_BACKWARD = "no backward followed"
 
 
@@ -114,6 +115,8 @@ class StepEnds:
             self._retained = self._retained.and_those(before)
         if not tensors:
             self._miss_outputs(step, output)
+        elif not any(tensor.requires_grad for tensor in tensors):
+            step.backward.miss(_NO_GRADIENT)
         waiting = backward.Waiting(step.backward, partial(self._end_backward, step))
         step.forward_ended(waiting, before)
         waiting.hook(tensors)

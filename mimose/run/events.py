@@ -150,6 +150,8 @@ class EventRunner:
         self._impure: dict[Unit, str] = {}
         """Units that the running step was told of in their first call, and why."""
         self.inner = InnerGradients()
+        self.lacks_gradients = False
+        """Whether a call that was planned for ran without gradients."""
         self._device = device
         self.step: RunningStep | None = None
         self._mode = Mode("", ())
@@ -249,6 +251,7 @@ class EventRunner:
         self.counts_outside = False
         self._n_unplanned = 0
         self.inputs, self._impure = [], {}
+        self.lacks_gradients = False
         self.step = step
         self.inner.begin(is_measured=step.trace is not None)
         self.plan(plan, headrooms)
@@ -350,6 +353,8 @@ class EventRunner:
     ) -> Any:
         step = self.step
         assert step is not None
+        if planned is not None and not torch.is_grad_enabled():
+            self.lacks_gradients = True
         if step.trace is not None:
             return self._measure(step, step.trace, unit, planned, args, kwargs)
         name = planned or self._unplanned(step)

@@ -223,6 +223,7 @@ class Step:
             self.decision = decision
             self.growth_bytes = decision.growth_bytes
             self.extra_seconds = decision.extra_seconds
+            self.reason = self.reason or decision.reason
             return
         chosen = self.decision.chosen
         is_one_of_several = chosen is not None and chosen.between

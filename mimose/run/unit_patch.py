@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from mimose.run.events import EventRunner
 from mimose.run.unit import Unit
 from mimose.watch.patch import Patch, hidden, is_traced
@@ -41,7 +43,8 @@ class UnitPatch(Patch):
         unit = self._unit
         call = unit.calls
         unit.calls = call + 1
-        if call < unit.n_straight and step.trace is None:
+        is_straight = call < unit.n_straight and step.trace is None
+        if is_straight and torch.is_grad_enabled():
             return self.original(*args, **kwargs)
         action = unit.actions[call] if call < len(unit.actions) else None
         return runner.run(unit, action, args, kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -12,10 +11,20 @@ from torch.utils.checkpoint import checkpoint
 
 import mimose
 
+PLANNED = {"planner": "auto", "actions": "fine"}
 OPTIONS: list[dict[str, Any]] = [
-    {"planner": planner, "actions": actions, "refine": False, "meter": "prediction"}
-    for planner, actions in itertools.product(("full", "auto"), ("exact", "fine"))
+    {**options, "refine": False, "meter": "prediction"}
+    for options in ({"planner": "full"}, PLANNED)
 ]
+REASONS = {
+    "none": "no layer was called",
+    "frozen": "layers that were planned for ran without gradients",
+    "reentrant": "layers that were planned for ran without gradients",
+    "twice": "more layers ran than in the steps measured at such inputs",
+    "nothing": "no tensors were found in what the model returned (NoneType), so its "
+    "backward was not observed",
+    "cut off": "what the model returned needs no gradient, so no backward was observed",
+}
 
 
 class Layer(nn.Module):
@@ -24,10 +33,17 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.manner = ""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run it."""
-        return x + torch.tanh(self.b(torch.tanh(self.a(x))))
+        """Run it, or let it be checkpointed inside, or return what it is given."""
+        if self.manner.startswith("inside"):
+            is_reentrant = self.manner == "inside, reentrant"
+            return x + checkpoint(self._change, x, use_reentrant=is_reentrant)
+        return x if self.manner == "same" else x + self._change(x)
+
+    def _change(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.b(torch.tanh(self.a(x))))
 
 
 class Model(nn.Module):
@@ -38,9 +54,10 @@ class Model(nn.Module):
         self.first, self.head = nn.Linear(16, 16), nn.Linear(16, 1)
         self.layers = nn.ModuleList(Layer() for _ in range(3))
         self.manner = ""
+        self.loss: torch.Tensor | None = None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the layers, or some, or none."""
+    def forward(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Run the layers, or some, or none; return the loss, or hide it."""
         y = self.first(x)
         if self.manner == "frozen":
             with torch.no_grad():
@@ -50,38 +67,57 @@ class Model(nn.Module):
             for at, layer in enumerate(self.layers):
                 if self.manner == "subset" and at % 2:
                     continue
-                if self.manner == "checkpointed":
-                    y = checkpoint(layer, y, use_reentrant=False)
+                if self.manner in ("checkpointed", "reentrant"):
+                    is_reentrant = self.manner == "reentrant"
+                    y = checkpoint(layer, y, use_reentrant=is_reentrant)
                 else:
-                    y = layer(y)
-        return self.head(y).mean()
+                    y = layer(layer(y)) if self.manner == "twice" else layer(y)
+        self.loss = self.head(y).mean()
+        if self.manner == "nothing":
+            return None
+        return self.loss.detach() if self.manner == "cut off" else self.loss
 
 
 def _train(
     manner: str, odd: range, options: dict[str, Any] | None
-) -> list[list[torch.Tensor | None]]:
+) -> tuple[list[torch.Tensor | None], list[str]]:
     torch.manual_seed(0)
-    model, got = Model(), []
+    model = Model()
+    got: list[torch.Tensor | None] = []
+    told: list[str] = []
     session = mimose.attach(model, "+300MiB", **options) if options else None
-    for i in range(12):
+    for i in range(odd.stop + 2):
         model.manner = manner if i in odd else ""
-        model(torch.randn(4, 6 + i % 4, 16)).backward()
-        got.append([p.grad for p in model.parameters()])
+        for layer in model.layers:
+            layer.manner = model.manner
+        model(torch.randn(4, 6 + i % 4, 16))
+        loss, model.loss = model.loss, None
+        loss.backward()
+        got += [p.grad for p in model.parameters()]
         model.zero_grad()
     if session is not None:
         session.detach()
-    return got
+        told = [record.reason for record in session.records]
+    return got, told
 
 
-@pytest.mark.parametrize("odd", [range(4), range(6, 9)], ids=["first", "midway"])
-@pytest.mark.parametrize("manner", ["none", "frozen", "checkpointed", "subset"])
+MANNERS = ["checkpointed", "inside", "inside, reentrant", "same", "subset", *REASONS]
+
+
+@pytest.mark.parametrize("odd", [range(2), range(7, 9)], ids=["first", "midway"])
+@pytest.mark.parametrize("manner", MANNERS)
 def test_odd_steps_train_exactly(manner: str, odd: range) -> None:
     """Whatever the layers do in some steps, all steps are equal to bare ones."""
-    bare = _train(manner, odd, None)
+    bare, _ = _train(manner, odd, None)
     for options in OPTIONS:
-        ours = _train(manner, odd, options)
-        for theirs, own in zip(
-            itertools.chain(*bare), itertools.chain(*ours), strict=True
-        ):
+        ours, _ = _train(manner, odd, options)
+        for theirs, own in zip(bare, ours, strict=True):
             assert (theirs is None) == (own is None)
             assert theirs is None or own is None or torch.equal(theirs, own)
+
+
+@pytest.mark.parametrize("manner", REASONS)
+def test_odd_steps_tell_the_cause(manner: str) -> None:
+    """What a planned step did other than planned is the reason in its record."""
+    _, told = _train(manner, range(9, 10), OPTIONS[1])
+    assert told[9] == REASONS[manner]
