@@ -1,6 +1,7 @@
 """Several forwards before one backward, and several backwards, as one step."""
 
 import copy
+import gc
 import json
 import random
 
@@ -10,6 +11,14 @@ import torch
 import mimose
 
 _ROWS = (64, 96, 48, 80, 112, 40, 72, 104, 56, 88, 64, 100)
+
+
+@pytest.fixture(autouse=True)
+def _no_collector():
+    """What is collected in the midst of a step takes its peak below its prediction."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def _loss(model, rows, seed=3):
