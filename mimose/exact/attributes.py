@@ -8,10 +8,12 @@ the forward would have set back. So the values are read as a call enters, set ag
 its recomputation where they differ, and put back behind it.
 
 What is looked at: numbers, texts, flags, types, functions and tuples of these, by
-equality; lists, dicts and sets of these, by their content. A state refers to no object
+equality; lists, dicts and sets of these, by their content. So are the attributes of
+plain objects that layers hold, such as a configuration: as a step begins, and once in a
+backward, for they are many and shared by all layers. A state refers to no object
 that a forward may have made: it is held until the backward, and through a tensor with a
 graph a chain of old steps would stay alive. Tensors are looked at elsewhere (see
-`mimose.exact.guard`), objects of other classes are not.
+`mimose.exact.guard`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
+
+from mimose.torch_private import current_graph_task
 
 State: TypeAlias = "list[Any]"
 """Of each attribute its value; of containers a copy."""
@@ -47,6 +51,13 @@ _VALUES = (
     types.FunctionType,
     types.BuiltinFunctionType,
 )
+_NO_OBJECTS = (
+    *_VALUES,
+    torch.Tensor,
+    nn.Module,
+    types.ModuleType,
+    types.MethodType,
+)
 _CONTAINERS = (list, dict, set)
 _UNREAD = frozenset(("in_features", "out_features", "elementwise_affine"))
 """Attributes of torch's own modules that no forward of these reads."""
@@ -65,18 +76,18 @@ class Places(NamedTuple):
 
 
 class Attributes:
-    """The attributes of some modules that are looked at: Note: [What a layer reads].
+    """The attributes that are looked at: Note: [What a layer reads].
 
     Args:
-        modules: The modules.
+        owners: The modules, or other objects, whose they are.
 
     Attributes:
         places: Where they are, of what `read` has returned last.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._modules = tuple(modules)
-        self._all = tuple(map(vars, self._modules))
+    def __init__(self, owners: Iterable[object]) -> None:
+        self._owners = tuple(owners)
+        self._all = tuple(map(vars, self._owners))
         self._note()
 
     def _note(self) -> None:
@@ -85,11 +96,11 @@ class Attributes:
         known = [frozenset(table) for table in self._all]
         found = [
             (table, name)
-            for module, table in zip(self._modules, self._all, strict=True)
+            for owner, table in zip(self._owners, self._all, strict=True)
             for name, value in table.items()
             if name not in INTERNAL
             and _is_looked_at(value)
-            and not (name in _UNREAD and type(module).__module__.startswith("torch."))
+            and not (name in _UNREAD and type(owner).__module__.startswith("torch."))
         ]
         self._tables = tuple(table for table, _ in found)
         self._names = tuple(name for _, name in found)
@@ -166,6 +177,63 @@ class Attributes:
             if i in own and not _same(own[i], old):
                 _fill(own[i], old)
             self._tables[i][self._names[i]] = own.get(i, old)
+
+
+class Held(NamedTuple):
+    """The attributes of held objects as a step began."""
+
+    attributes: Attributes
+    state: State
+    places: Places
+
+    def as_then(self) -> contextlib.AbstractContextManager[None]:
+        """Return what sets them back for a while."""
+        return self.attributes.as_in(self.state, self.places)
+
+
+class HeldObjects:
+    """Plain objects among the attributes of layers: Note: [What a layer reads].
+
+    Attributes:
+        now: As the running step began.
+    """
+
+    def __init__(self) -> None:
+        self.note(())
+
+    def note(self, modules: Iterable[nn.Module]) -> None:
+        """Find out which there are."""
+        found = {
+            id(value): value
+            for module in modules
+            for name, value in vars(module).items()
+            if name not in INTERNAL and _is_plain_object(value)
+        }
+        self._attributes = Attributes(found.values())
+        self._last: tuple[int, Held] | None = None
+        self._is_other = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Read them: a step begins."""
+        state = self._attributes.read()
+        self.now = Held(self._attributes, state, self._attributes.places)
+
+    def differ(self, before: Held) -> bool:
+        """Whether one is not as a step began; asked anew in each backward."""
+        task = current_graph_task()
+        last = self._last
+        if last is None or last[1] is not before or last[0] != task or task < 0:
+            self._is_other = before.attributes.differ(before.state)
+            self._last = task, before
+        return self._is_other
+
+
+def _is_plain_object(value: object) -> bool:
+    own = getattr(value, "__dict__", None)
+    if type(own) is not dict or isinstance(value, _NO_OBJECTS):
+        return False
+    return not any(isinstance(each, torch.Tensor) for each in own.values())
 
 
 def _is_container(value: object) -> bool:

@@ -19,7 +19,14 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 from torch import nn
 
-from mimose.exact.attributes import INTERNAL, Attributes, Places, State
+from mimose.exact.attributes import (
+    INTERNAL,
+    Attributes,
+    Held,
+    HeldObjects,
+    Places,
+    State,
+)
 from mimose.exact.changes import BufferSlot
 from mimose.exact.global_flags import Flags, flags_now, with_flags
 from mimose.exact.inner_hooks import HookCalls, InnerHooks
@@ -67,6 +74,7 @@ class Entered(NamedTuple):
     """Of the modules."""
     hooks: HookCalls | None
     flags: Flags
+    objects: Held
     buffers: tuple[list[Any], list[int]]
     """Those that no forward has changed yet, and their versions."""
 
@@ -115,6 +123,7 @@ class ModuleGuard:
         name: The unit's, for the error.
         module: The unit.
         unit: Takes note of its recomputations, and of those that went wrong.
+        objects: Those that the layers hold.
 
     Attributes:
         naming: Names the unit in the errors of its recomputations.
@@ -124,7 +133,10 @@ class ModuleGuard:
             was made under ``torch.inference_mode()``; "" without one.
     """
 
-    def __init__(self, name: str, module: nn.Module, unit: Guarded) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, unit: Guarded, objects: HeldObjects
+    ) -> None:
+        self._objects = objects
         self._name = name
         self._unit = unit
         self.naming = Naming(name, unit.keep_alike)
@@ -185,6 +197,7 @@ class ModuleGuard:
             self._structure.tables,
             self._hooks.call(),
             flags_now(),
+            self._objects.now,
             self._buffers.read(),
         )
 
@@ -261,6 +274,7 @@ class ModuleGuard:
             or self._hooks.any()
             or entered.hooks is not None
             or flags_now() != entered.flags
+            or self._objects.differ(entered.objects)
             or before.replaced
             or _modes(entered.modules, tensors) != before.modes
             or self._structure.is_refilled()
@@ -292,6 +306,7 @@ class ModuleGuard:
             stack.enter_context(
                 self.attributes.as_in(entered.attributes, entered.places)
             )
+            stack.enter_context(entered.objects.as_then())
             stack.enter_context(self._hooks.as_in(entered.hooks))
             stack.enter_context(filled_as(before.replaced))
             stack.enter_context(with_flags(entered.flags))

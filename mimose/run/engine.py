@@ -15,6 +15,7 @@ from mimose.budget import parse_budget, rank_share
 from mimose.daemon import make_background
 from mimose.decide.policy import Policy
 from mimose.decide.reserve import Reserve
+from mimose.exact.attributes import HeldObjects
 from mimose.exact.handed import Knowledge
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import refuse_unsaveable
@@ -200,9 +201,9 @@ class Engine:
             refiner=refiner_of(options.planner) if options.refine else None,
         )
         self.findings = Findings([name for name, _ in found], self.learner)
-        knowledge, answers = Knowledge(), LateAnswers()
+        knowledge, answers, objects = Knowledge(), LateAnswers(), HeldObjects()
         self.units = [
-            Unit(i, name, module, self.findings, knowledge, answers)
+            Unit(i, name, module, self.findings, knowledge, answers, objects)
             for i, (name, module) in enumerate(found)
         ]
         note_shared_weights(self.units)
@@ -215,6 +216,7 @@ class Engine:
             knowledge,
             self.findings,
             answers,
+            objects,
         )
         self.describer = Describer(
             model, self.device, [unit.module for unit in self.units]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from mimose.exact.attributes import HeldObjects
 from mimose.exact.handed import Knowledge
 from mimose.exact.input_watch import Marks, cut_off, is_edited
 from mimose.exact.late_answers import LateAnswers
@@ -118,6 +119,7 @@ class EventRunner:
         knowledge: What the units do to objects that they are handed.
         findings: Tells when something of the units is found out.
         answers: Tells what only an accelerator knows.
+        objects: Those that the units hold.
     """
 
     def __init__(
@@ -130,8 +132,11 @@ class EventRunner:
         knowledge: Knowledge,
         findings: Findings,
         answers: LateAnswers,
+        objects: HeldObjects,
     ) -> None:
+        self._objects = objects
         self.units = units
+        self._note_objects()
         self._findings = findings
         self._plan: tuple[Sequence[tuple[str, ...]] | None, int] = None, -1
         """That is set, and the version of the findings it was set with."""
@@ -211,7 +216,11 @@ class EventRunner:
         for unit in self.units:
             unit.renew()
         note_shared_weights(self.units)
+        self._note_objects()
         return True
+
+    def _note_objects(self) -> None:
+        self._objects.note(m for unit in self.units for m in unit.module.modules())
 
     def forget_changes(self) -> None:
         """Find out anew what the units change."""
@@ -250,6 +259,7 @@ class EventRunner:
         """
         self.counts_outside = False
         self._n_unplanned = 0
+        self._objects.begin()
         self.inputs, self._impure = [], {}
         self.lacks_gradients = False
         self.step = step

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from mimose.exact.attributes import HeldObjects
 from mimose.exact.changes import BufferSlot, buffer_slots, union
 from mimose.exact.early_saves import Branches
 from mimose.exact.first_call import FirstCall
@@ -41,6 +42,7 @@ class Unit:
         findings: Takes note of what is found of it.
         knowledge: What units do to objects that they are handed.
         answers: Tells what only an accelerator knows.
+        objects: Those that the units hold; None to look at none.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Unit:
         findings: Findings,
         knowledge: Knowledge,
         answers: LateAnswers,
+        objects: HeldObjects | None = None,
     ) -> None:
         self._answers = answers
         self.index = index
@@ -86,7 +89,7 @@ class Unit:
         self.found_flops = 0
         """Of the call that has shown that it runs compiled code."""
         self._note_modules()
-        self.guard = ModuleGuard(name, module, self)
+        self.guard = ModuleGuard(name, module, self, objects or HeldObjects())
         self.shares_weights = False
         """Whether another unit has one of its weights."""
 

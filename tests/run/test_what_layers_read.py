@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import types
 import weakref
 from itertools import chain
 
@@ -511,3 +512,37 @@ def test_old_values_hold_no_old_steps():
     model.layers[0].seen = model.layers[1].seen = model.layers[2].seen = []
     gc.collect()
     assert [None] * 5 == [ref() for ref in gone]
+
+
+class Configured(Layer):
+    """Reads numbers of an object that all layers hold, and of one of its own."""
+
+    shared = types.SimpleNamespace(scale=1.0, sizes=[1.0])
+
+    def __init__(self):
+        super().__init__()
+        self.config, self.own = self.shared, types.SimpleNamespace(power=1)
+
+    def forward(self, x):
+        """Run it."""
+        y = torch.tanh(self.a(x)) * self.config.scale * self.config.sizes[-1]
+        return x + torch.sigmoid(y) ** self.own.power
+
+
+@pytest.mark.parametrize("planner", ["full", "every-2"])
+def test_objects_that_layers_hold(planner):
+    """Their numbers are those of the forward; what was set meanwhile stays."""
+
+    def loop(model, x, step):
+        config = model.layers[0].config
+        config.scale, config.sizes = 1.0 + step, [2.0]
+        loss = model(x)
+        if step > 2:
+            config.scale, model.layers[1].own.power = 9.0, 1 + step
+            config.sizes.append(3.0)
+        loss.backward()
+
+    unequal, kept, alone, model = _differences(lambda: Chain(Configured), loop, planner)
+    assert ([], []) == (unequal, kept)
+    assert (9.0, [2.0, 3.0]) == (Configured.shared.scale, Configured.shared.sizes)
+    assert alone.layers[1].own == model.layers[1].own
