@@ -155,7 +155,7 @@ class MimoseCallback(TrainerCallback, ExportableState):
             self._told.hand(batch)
 
     @property
-    def repeats(self) -> Repeats | None:
+    def _repeats(self) -> Repeats | None:
         """What knows whether a failed step may be run again; None if not attached."""
         if self.session is None or not self._is_attached:
             return None

@@ -242,7 +242,7 @@ def test_a_second_backward_ends_the_loss():
 
 def test_a_gradient_tried_within_a_forward_is_no_mark():
     """An action may take a call's gradient by itself, which reaches the one before."""
-    trace = Trace(_Readings([(100, 100)] * 7))
+    trace = Trace(_Readings([(100, 100)] * 8))
     trace.mark("start")
     x = torch.ones(2, requires_grad=True)
     for index in range(2):
@@ -250,9 +250,11 @@ def test_a_gradient_tried_within_a_forward_is_no_mark():
         given, x = x, 2 * x
         torch.autograd.grad(x, given, torch.ones(2), retain_graph=True)
         trace.leave(index, [given], x)
+    trace.mark("root_exit")
     x.sum().backward()
     marks = [kind for kind, _ in _marks(trace)]
-    assert ["start", "enter", "exit", "enter", "exit", "gradient", "gradient"] == marks
+    forward = ["start", "enter", "exit", "enter", "exit", "root_exit"]
+    assert [*forward, "gradient", "gradient"] == marks
 
 
 def test_a_disturbed_reading_gives_no_excess():
