@@ -94,7 +94,9 @@ class _Step(_Guarded):
     def __call__(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for callback in self._callbacks:
             callback.hand(inputs)
-        repeats = [each._repeats for each in self._callbacks if each._repeats is not None]
+        repeats = [
+            each._repeats for each in self._callbacks if each._repeats is not None
+        ]
         if len(repeats) != 1 or not self._is_alone:
             return self._method(model, inputs, *args, **kwargs)
         step = TrainersStep(model, lambda: repeats[0])
