@@ -88,11 +88,13 @@ class Attributes:
     def __init__(self, owners: Iterable[object]) -> None:
         self._owners = tuple(owners)
         self._all = tuple(map(vars, self._owners))
+        # Those of torch's own modules get no others.
+        self._growing = [vars(owner) for owner in self._owners if not _is_torchs(owner)]
         self._note()
 
     def _note(self) -> None:
         """Find out which attributes there are."""
-        self._n_all = sum(map(len, self._all))
+        self._n_growing = sum(map(len, self._growing))
         known = [frozenset(table) for table in self._all]
         found = [
             (table, name)
@@ -100,7 +102,7 @@ class Attributes:
             for name, value in table.items()
             if name not in INTERNAL
             and _is_looked_at(value)
-            and not (name in _UNREAD and type(owner).__module__.startswith("torch."))
+            and not (name in _UNREAD and _is_torchs(owner))
         ]
         self._tables = tuple(table for table, _ in found)
         self._names = tuple(name for _, name in found)
@@ -121,18 +123,19 @@ class Attributes:
 
         Which there are is noted anew where one has come, gone or become another.
         """
-        found = self._read()
-        if not _same(found, self._last) or sum(map(len, self._all)) != self._n_all:
+        if self.differ(self._last):
             self._note()
         return self._last
 
     def differ(self, state: State) -> bool:
         """Whether an attribute is not what `read` has returned, or has come since."""
-        return (
-            state is not self._last
-            or sum(map(len, self._all)) != self._n_all
-            or not _same(self._read(), state)
-        )
+        if state is not self._last:
+            return True
+        try:
+            is_same = self._read() == state
+        except Exception:  # whatever a class of the user's raises
+            return True
+        return not is_same or sum(map(len, self._growing)) != self._n_growing
 
     @contextlib.contextmanager
     def as_in(self, state: State, places: Places) -> Iterator[None]:
@@ -161,6 +164,8 @@ class Attributes:
 
     def containers(self) -> tuple[Any, ...]:
         """Return the lists, dicts and sets among them, themselves."""
+        if not self._containers:
+            return ()
         return tuple([self._tables[i].get(self._names[i]) for i in self._containers])
 
     def undo(self, containers: Sequence[Any]) -> None:
@@ -210,6 +215,7 @@ class HeldObjects:
             if name not in INTERNAL and _is_plain_object(value)
         }
         self._attributes = Attributes(found.values())
+        self._state: State | None = None
         self._last: tuple[int, Held] | None = None
         self._is_other = False
         self.begin()
@@ -217,6 +223,9 @@ class HeldObjects:
     def begin(self) -> None:
         """Read them: a step begins."""
         state = self._attributes.read()
+        if state is self._state:
+            return
+        self._state = state
         self.now = Held(self._attributes, state, self._attributes.places)
 
     def differ(self, before: Held) -> bool:
@@ -227,6 +236,10 @@ class HeldObjects:
             self._is_other = before.attributes.differ(before.state)
             self._last = task, before
         return self._is_other
+
+
+def _is_torchs(owner: object) -> bool:
+    return type(owner).__module__.startswith("torch.nn.modules.")
 
 
 def _is_plain_object(value: object) -> bool:

@@ -163,6 +163,7 @@ class ModuleGuard:
         """Look at the weights alone: what a forward changes is to be found out."""
         self._all = _places(self._weights())
         self._buffers = TensorPlaces((), ())
+        self._entered: Entered | None = None
 
     def _weights(self) -> list[dict[str, Any]]:
         """Return tables of the weights.
@@ -189,17 +190,32 @@ class ModuleGuard:
     # ------------------------------------------------------------------ the forward
 
     def enter(self) -> Entered:
-        """Return what a call finds that begins now."""
-        return Entered(
-            self.attributes.read(),
+        """Return what a call finds that begins now; the same as long as it is that."""
+        state, flags = self.attributes.read(), flags_now()
+        hooks, buffers = self._hooks.call(), self._buffers.read()
+        last = self._entered
+        if (
+            last is not None
+            and state is last.attributes
+            and hooks is None is last.hooks
+            and flags == last.flags
+            and self._objects.now is last.objects
+            and not buffers[0]
+            and not last.buffers[0]
+        ):
+            return last
+        found = Entered(
+            state,
             self.attributes.places,
             self._modules,
             self._structure.tables,
-            self._hooks.call(),
-            flags_now(),
+            hooks,
+            flags,
             self._objects.now,
-            self._buffers.read(),
+            buffers,
         )
+        self._entered = found if hooks is None else None  # what hooks hold is let go
+        return found
 
     def leave(self, entered: Entered) -> GuardState:
         """Return what a call leaves that has run.
