@@ -18,21 +18,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent / "fixtures"))
 import programs
 
-# Features with faults that are known, each until it is mended.
-WITHOUT = frozenset(programs.SLOW) | {
-    "appends",
-    "config_object",
-    "copied_layer",
-    "create_graph",
-    "fn_saved",
-    "force",
-    "func_grad",
-    "gradient_inside",
-    "new_layer",
-    "new_module",
-    "parametrized",
-    "remembers",
-}
+WITHOUT = frozenset(programs.SLOW)
 
 repeatable = settings(
     derandomize=True,

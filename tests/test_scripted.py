@@ -131,7 +131,7 @@ def _out_of_sight():
 
     class Layer(Base):
         def forward(self, x):
-            return x + self.b(getattr(Tools, "ga" + "te")(x, self.w))
+            return x + self.b(getattr(Tools, "gat" + "e")(x, self.w))
 
     return Layer
 

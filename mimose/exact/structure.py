@@ -41,10 +41,10 @@ class Structure:
         self._empty = [table for table in tables if not table]
         self._inside = list(chain.from_iterable(map(_values, self._filled)))
         buffers = map(buffers_of, self.modules)
-        tables = [table for table in buffers if isinstance(table, dict)]
-        self._buffers = [table for table in tables if table]
+        counted = [table for table in buffers if isinstance(table, dict)]
+        self._buffers = [table for table in counted if table]
         self._n_buffers = list(map(len, self._buffers))
-        self._empty += [table for table in tables if not table]
+        self._without = [table for table in counted if not table]
 
     def is_refilled(self) -> bool:
         """Whether modules were taken out or replaced, or put in beside others."""
@@ -55,6 +55,7 @@ class Structure:
         return (
             self.is_refilled()
             or any(self._empty)
+            or any(self._without)
             or list(map(len, self._buffers)) != self._n_buffers
         )
 

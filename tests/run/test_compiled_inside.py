@@ -94,7 +94,7 @@ def _out_of_sight(backend):
 
     class Layer(Base):
         def gate(self, x):
-            return getattr(Tools, "ga" + "te")(x, self.w)
+            return getattr(Tools, "gat" + "e")(x, self.w)
 
     return Layer
 

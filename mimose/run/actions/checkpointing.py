@@ -28,7 +28,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mimose.exact.early_saves import Branches, Count
-from mimose.exact.guard import GuardState, ModuleGuard
+from mimose.exact.guard import Entered, GuardState, ModuleGuard
 from mimose.exact.handed import Handed, HandedObjects
 from mimose.exact.input_watch import Marks, is_edited, marks
 from mimose.exact.random_state import RandomState, accelerators
@@ -180,6 +180,7 @@ class _Region:
     __slots__ = (
         "_branches",
         "_devices",
+        "_entered",
         "_forward",
         "_guard",
         "_handed",
@@ -226,6 +227,8 @@ class _Region:
         self._branches = branches
         self._n_saved = 0
         self._random: RandomState | None = None
+        self._entered: Entered | None = None
+        """What the forward has found, as long as it runs."""
         self._state: GuardState | None = None
         self._marks: Marks | None = None
         self._is_first = True
@@ -242,8 +245,12 @@ class _Region:
 
     def _recompute(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:
         guard, before = self._guard, self._state
-        if guard is None or before is None:
+        if guard is None:
             return self._again(given, others)
+        if before is None:
+            assert self._entered is not None
+            with guard.midway(self._entered):
+                return self._again(given, others)
         if not self._names:
             guard.note_recomputed()
         setting = guard.restored(before)
@@ -271,7 +278,7 @@ class _Region:
             self._own = None
             self._marks = marks(args, kwargs)
         guard = self._guard
-        entered = None if guard is None else guard.enter()
+        self._entered = entered = None if guard is None else guard.enter()
         devices = accelerators(given)
         if devices != self._devices:
             devices = tuple(dict.fromkeys((*self._devices, *devices)))
@@ -294,6 +301,7 @@ class _Region:
             self._objects = ()
         if guard is not None and entered is not None:
             self._state = guard.leave(entered)
+            self._entered = None
         return output
 
     def _again(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:

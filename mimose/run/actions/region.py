@@ -16,6 +16,7 @@ else's hooks or modes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from torch import nn
 
 from mimose.daemon.forks import lock
 from mimose.exact.autocast import autocast_now, in_autocast
-from mimose.exact.guard import GuardState
+from mimose.exact.guard import Entered, GuardState
 from mimose.exact.input_watch import Marks
 from mimose.exact.random_state import RandomState, accelerators
 from mimose.measure.stopwatch import Stopwatch
@@ -186,6 +187,7 @@ class Region:
 
     __slots__ = (
         "_autocast",
+        "_entered",
         "_holders",
         "_inputs",
         "_kinds",
@@ -200,6 +202,8 @@ class Region:
         self._inputs = inputs
         self._stopwatch = stopwatch
         self._holders: list[weakref.ref[_Holder]] = []
+        self._entered: Entered | None = None
+        """What the forward has found, as long as it runs."""
         self._state: GuardState | None = None
         devices = inputs.devices
         if devices != unit.devices:
@@ -217,7 +221,7 @@ class Region:
             LateChangeError: A buffer has begun to change.
         """
         guard = self._unit.guard
-        entered = guard.enter()
+        self._entered = entered = guard.enter()
         first_node = next_sequence_number()
         began = self._stopwatch.start()
         outer = top_saved_hooks(False)
@@ -231,7 +235,7 @@ class Region:
         finally:
             drop_saved_hooks(outer)
         self._stopwatch.leave_out(began)
-        self._state = guard.leave(entered)
+        self._state, self._entered = guard.leave(entered), None
         branches = self._unit.branches
         if not branches.is_known(len(self._holders)):
             branches.note(output, first_node)
@@ -267,19 +271,23 @@ class Region:
         """
         began = self._stopwatch.start()
         guard, before = self._unit.guard, self._state
-        setting = None if before is None else guard.restored(before)
+        setting: contextlib.AbstractContextManager[None] | None
+        if before is not None:
+            setting = guard.restored(before)
+        else:
+            assert self._entered is not None
+            setting = guard.midway(self._entered)
         if self._inputs.are_edited:
             guard.naming.refuse_edited()
         only = wanted if task == NO_GRAPH_TASK else None
-        if setting is None:
+        if setting is None and before is not None:
             containers = guard.attributes.containers()
             try:
                 is_same = self._recompute_cast(task, only)
             finally:
-                if before is not None:
-                    guard.settle(before, containers)
+                guard.settle(before, containers)
         else:
-            with setting:
+            with setting or contextlib.nullcontext():
                 is_same = self._recompute_cast(task, only)
             if before is not None:
                 self._state = guard.refreshed(before)
