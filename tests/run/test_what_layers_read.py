@@ -546,3 +546,27 @@ def test_objects_that_layers_hold(planner):
     assert ([], []) == (unequal, kept)
     assert (9.0, [2.0, 3.0]) == (Configured.shared.scale, Configured.shared.sizes)
     assert alone.layers[1].own == model.layers[1].own
+
+
+class TakesGradient(Layer):
+    """Counts in a dict, and takes a gradient of what it has computed so far."""
+
+    def forward(self, x):
+        """Run it."""
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()
+        self.table["x"] += 1.0
+        y = functional.softplus(self.a(x)).sum() * self.table["x"]
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        return x - slope / 9 + self.b(x) * self.table["x"]
+
+
+@pytest.mark.parametrize("planner", ["full", "every-2"])
+def test_a_recomputation_in_the_midst_of_its_forward(planner):
+    """It reads what the forward has found, and leaves what that has set by then."""
+    unequal, _, alone, model = _differences(
+        lambda: Chain(TakesGradient), planner=planner
+    )
+    assert [] == unequal
+    for one, other in zip(alone.layers, model.layers, strict=True):
+        assert one.table == other.table
