@@ -299,15 +299,20 @@ class ModuleGuard:
             return self._as_it_was(before)
         return None
 
-    def midway(self, entered: Entered) -> contextlib.AbstractContextManager[None]:
-        """Return what a recomputation runs in while its forward is still running.
+    @contextlib.contextmanager
+    def midway(self, entered: Entered) -> Iterator[None]:
+        """Be what a recomputation runs in while its forward is still running.
 
         A layer that takes a gradient in its forward has itself recomputed so.
 
         Args:
             entered: What the forward has found.
         """
-        return self.attributes.as_in(entered.attributes, entered.places)
+        with (
+            self.attributes.as_in(entered.attributes, entered.places),
+            self._hooks.as_in(entered.hooks),
+        ):
+            yield
 
     def settle(self, before: GuardState, containers: Sequence[Any]) -> None:
         """Put back what a recomputation that has ended early has left of attributes.

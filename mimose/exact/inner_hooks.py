@@ -71,12 +71,13 @@ class HookCalls:
         pairs: Tables of hooks, each with that of those which are given keywords.
     """
 
-    __slots__ = ("_flags", "_found")
+    __slots__ = ("_flags", "_found", "_needed")
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         used = [(hooks, flags) for hooks, flags in pairs if hooks]
         self._found: Tables = [(hooks, dict(hooks)) for hooks, _ in used]
         self._flags: Tables = [(flags, dict(flags)) for _, flags in used]
+        self._needed: set[int] = set()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -87,7 +88,7 @@ class HookCalls:
         outer = top_saved_hooks(False)
         pack, unpack = outer or (_same, _same)
         n_saved = 0
-        needed: set[int] = set()
+        needed = self._needed
 
         def counted(tensor: torch.Tensor) -> Any:
             nonlocal n_saved
@@ -121,14 +122,17 @@ class HookCalls:
                 for key, wrapper in content.items():
                     if table.get(key) is wrapper:  # it may have been taken off
                         table[key] = hooks[key]
-            self._found = [
-                (table, {k: hook for k, hook in hooks.items() if id(hook) in needed})
-                for table, hooks in self._found
-            ]
+            self._found = self._repeated()
 
     def repeated(self) -> Tables:
-        """Return the hooks that have to run again, by table."""
-        return [*self._found, *self._flags]
+        """Return the hooks that have to run again, as known by now, by table."""
+        return [*self._repeated(), *self._flags]
+
+    def _repeated(self) -> Tables:
+        return [
+            (table, {k: hook for k, hook in hooks.items() if id(hook) in self._needed})
+            for table, hooks in self._found
+        ]
 
 
 def _has(table: dict[str, Any], before: dict[str, Any]) -> bool:

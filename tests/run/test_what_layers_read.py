@@ -564,9 +564,17 @@ class TakesGradient(Layer):
 @pytest.mark.parametrize("planner", ["full", "every-2"])
 def test_a_recomputation_in_the_midst_of_its_forward(planner):
     """It reads what the forward has found, and leaves what that has set by then."""
-    unequal, _, alone, model = _differences(
-        lambda: Chain(TakesGradient), planner=planner
-    )
+    counts = []
+
+    def make():
+        model, calls = Chain(TakesGradient), []
+        for layer in model.layers:
+            layer.a.register_forward_hook(functools.partial(_append, calls))
+        counts.append(calls)
+        return model
+
+    unequal, _, alone, model = _differences(make, planner=planner)
     assert [] == unequal
+    assert len(counts[0]) == len(counts[1])
     for one, other in zip(alone.layers, model.layers, strict=True):
         assert one.table == other.table
