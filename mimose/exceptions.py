@@ -94,9 +94,9 @@ class NotRecomputableError(MimoseError, RuntimeError):
 
 
 class LateChangeError(MimoseError, RuntimeError):
-    """A layer changed a buffer as none of its forwards had done before.
+    """A layer changed a buffer, or an object that it holds, as never before.
 
-    Most often the buffer is put back and the forward run again, and nobody sees this.
+    Most often that is put back and the forward run again, and nobody sees this.
 
     Attributes:
         unit: The layer's name.
@@ -107,9 +107,10 @@ class LateChangeError(MimoseError, RuntimeError):
         self.unit = unit
         self.buffers = tuple(buffers)
         super().__init__(
-            f"{unit} changed a buffer that its forwards had not changed before, "
-            f"and it could not be put back. From the next step on the buffer is saved "
-            f"for the recomputation; this step has changed it without a backward."
+            f"{unit} changed a buffer, or an object that it holds, that its forwards "
+            f"had not changed before, and it could not be put back. From the next step "
+            f"on it is saved for the recomputation; this step has changed it without "
+            f"a backward."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -498,7 +498,7 @@ class Session:
             plans=self._engine.policy.plans,
             margin=self._engine.policy.reserve.bound.margin(),
             kept_units=dict(self._engine.findings.kept),
-            uncalled_units=self._engine.overlooked.never_called,
+            uncalled_units=self._engine.never_called,
             **self._engine.footprint.told(),
             inexact_units=dict(self._engine.findings.inexact),
             gradient_errors=self._engine.gradient_errors,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -58,6 +58,7 @@ __all__ = [
     "eval_frame_callback",
     "forward_hooks_of",
     "fsdp_groups",
+    "function_modes",
     "global_forward_hooks",
     "group_timeout",
     "has_backward_hooks",
@@ -92,6 +93,7 @@ __all__ = [
     "saved_names",
     "saved_value",
     "sequence_number",
+    "set_function_modes",
     "set_graphs_by_use",
     "shard_group",
     "sharded_weights",
@@ -329,6 +331,21 @@ n_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """How many modes see each call of a function, such as ``with torch.device(...)``, which
 `checkpoint` sets again for a recomputation. Public is only what adds one (#78120)."""
 
+
+def function_modes() -> tuple[object, ...]:
+    """Return these modes, the outermost first. No public form (#78120)."""
+    number = n_function_modes()
+    return tuple(map(torch._C._get_function_stack_at, range(number))) if number else ()
+
+
+def set_function_modes(modes: Sequence[object]) -> None:
+    """Have these modes see calls, and no others."""
+    while n_function_modes():
+        torch._C._pop_torch_function_stack()
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
+
+
 top_transform: Callable[[], object | None] = torch._C._functorch.peek_interpreter_stack
 """The transform of ``torch.func`` that runs; None outside of any. Asked by torch for
 the same reason in #140439; no thread about a public form was found."""
@@ -347,7 +364,6 @@ KERNEL_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = tuple
         ("cudnn_deterministic", "cudnn_deterministic"),
         ("cudnn_allow_tf32", "cudnn_allow_tf32"),
         ("mkldnn_enabled", "mkldnn_enabled"),
-        ("deterministic_algorithms", "deterministic_algorithms"),
     )
     if hasattr(torch._C, f"_get_{name}") and hasattr(torch._C, f"_set_{setter}")
 )

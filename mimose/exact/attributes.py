@@ -8,23 +8,26 @@ the forward would have set back. So the values are read as a call enters, set ag
 its recomputation where they differ, and put back behind it.
 
 What is looked at: numbers, texts, flags, types, functions and tuples of these, by
-equality; lists, dicts and sets of these, by their content. So are the attributes of
-plain objects that layers hold, such as a configuration: as a step begins, and once in a
-backward, for they are many and shared by all layers. A state refers to no object
-that a forward may have made: it is held until the backward, and through a tensor with a
-graph a chain of old steps would stay alive. Tensors are looked at elsewhere (see
-`mimose.exact.guard`).
+equality; lists, dicts, sets and deques of these, by their content, as long as they hold
+no more than some hundreds. So are plain objects that layers hold, such as a
+configuration, and their attributes: as a step begins, and once in a backward, for they
+are many and shared by all layers. Where a forward of the model sets one, they are read
+as each call enters. A state refers to no object that a forward may have made: it is
+held until the backward, and through a tensor with a graph a chain of old steps would
+stay alive. Tensors are looked at elsewhere (see `mimose.exact.guard`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
-import itertools
 import types
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -48,6 +51,8 @@ _VALUES = (
     torch.dtype,
     torch.device,
     torch.Size,
+    slice,
+    np.generic,
     types.FunctionType,
     types.BuiltinFunctionType,
 )
@@ -58,7 +63,11 @@ _NO_OBJECTS = (
     types.ModuleType,
     types.MethodType,
 )
-_CONTAINERS = (list, dict, set)
+_CHOICES = (type(None), bool, str, enum.Enum)
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+_CONTAINERS = frozenset((list, set, deque, *_DICTS))
+_MOST_ITEMS = 256
+"""Of a container that is looked at, those inside included."""
 _UNREAD = frozenset(("in_features", "out_features", "elementwise_affine"))
 """Attributes of torch's own modules that no forward of these reads."""
 _get = dict.get
@@ -83,11 +92,14 @@ class Attributes:
 
     Attributes:
         places: Where they are, of what `read` has returned last.
+        variant: Tells apart what flags and texts there were then: a forward may go
+            another way by them.
     """
 
     def __init__(self, owners: Iterable[object]) -> None:
         self._owners = tuple(owners)
         self._all = tuple(map(vars, self._owners))
+        self.places = Places((), (), [])
         # Those of torch's own modules get no others.
         self._growing = [vars(owner) for owner in self._owners if not _is_torchs(owner)]
         self._note()
@@ -106,16 +118,22 @@ class Attributes:
         ]
         self._tables = tuple(table for table, _ in found)
         self._names = tuple(name for _, name in found)
-        self.places = Places(self._tables, self._names, known)
+        places = Places(self._tables, self._names, known)
+        if places != self.places:
+            self.places = places
         self._containers = tuple(
             i for i, (table, name) in enumerate(found) if _is_container(table[name])
         )
         self._last = self._read()
+        chosen = [value for value in self._last if isinstance(value, _CHOICES)]
+        self.variant = hash(tuple(chosen))
 
     def _read(self) -> State:
         found = list(map(_get, self._tables, self._names))
-        for i in self._containers:
-            found[i] = _copied(found[i])
+        if self._containers:
+            copies: dict[int, Any] = {}
+            for i in self._containers:
+                found[i] = _copied(found[i], copies)
         return found
 
     def read(self) -> State:
@@ -146,12 +164,11 @@ class Attributes:
             places: What `places` was then.
         """
         now = [(table, dict(table)) for table in self._all]
-        for table, known in zip(self._all, places.known, strict=True):
-            for name in table.keys() - known:
-                del table[name]
+        self._take_away_new(places)
+        copies: dict[int, Any] = {}
         for table, name, old in zip(places.tables, places.names, state, strict=True):
             if _is_container(old) or not _same(table.get(name, _MISSING), old):
-                table[name] = _copied(old)
+                table[name] = _copied(old, copies)
         try:
             yield
         finally:
@@ -168,24 +185,34 @@ class Attributes:
             return ()
         return tuple([self._tables[i].get(self._names[i]) for i in self._containers])
 
-    def undo(self, containers: Sequence[Any]) -> None:
-        """Put back what `read` has returned last.
+    def undo(self, state: State, places: Places, containers: Sequence[Any]) -> None:
+        """Put back what was there, its containers themselves.
 
         Args:
+            state: What `read` has returned.
+            places: What `places` was then.
             containers: What `containers` has returned then.
         """
-        for table, known in zip(self._all, self.places.known, strict=True):
-            for name in table.keys() - known:
-                del table[name]
-        own = dict(zip(self._containers, containers, strict=True))
-        for i, old in enumerate(self._last):
-            if i in own and not _same(own[i], old):
-                _fill(own[i], old)
-            self._tables[i][self._names[i]] = own.get(i, old)
+        self._take_away_new(places)
+        left, copies = iter(containers), dict[int, Any]()
+        for table, name, old in zip(places.tables, places.names, state, strict=True):
+            value = old
+            if _is_container(old):
+                value = next(left)
+                if not _same(value, old):
+                    _fill(value, _copied(old, copies))
+            table[name] = value
+
+    def _take_away_new(self, places: Places) -> None:
+        """Delete the attributes that there were not, where such are looked for."""
+        for table, known in zip(self._all, places.known, strict=True):
+            if any(table is growing for growing in self._growing):
+                for name in table.keys() - known:
+                    del table[name]
 
 
 class Held(NamedTuple):
-    """The attributes of held objects as a step began."""
+    """The attributes of held objects as they were found."""
 
     attributes: Attributes
     state: State
@@ -200,7 +227,7 @@ class HeldObjects:
     """Plain objects among the attributes of layers: Note: [What a layer reads].
 
     Attributes:
-        now: As the running step began.
+        now: As the running step began, or as the last call has found them.
     """
 
     def __init__(self) -> None:
@@ -208,28 +235,85 @@ class HeldObjects:
 
     def note(self, modules: Iterable[nn.Module]) -> None:
         """Find out which there are."""
+        self._modules = list(modules)
         found = {
             id(value): value
-            for module in modules
+            for module in self._modules
             for name, value in vars(module).items()
             if name not in INTERNAL and _is_plain_object(value)
         }
         self._attributes = Attributes(found.values())
+        self._moving: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+        """Attributes that a forward of the model has set."""
+        self._moved: list[Any] = []
+        """What they were when all were read last."""
+        self._reads_all = True
+        """Whether calls read all: in the first forward, or where much moves."""
+        self._is_first = True
         self._state: State | None = None
         self._last: tuple[int, Held] | None = None
         self._is_other = False
+        self._began: tuple[Held, tuple[Any, ...]]
         self.begin()
+
+    def note_anew(self) -> None:
+        """Find out which there are by now."""
+        before = self._began, self._moving, self._reads_all, self._is_first
+        self.note(self._modules)
+        self._began, self._moving, self._reads_all, self._is_first = before
 
     def begin(self) -> None:
         """Read them: a step begins."""
+        self._read()
+        self._began = self.now, self._attributes.containers()
+
+    def _read(self) -> None:
         state = self._attributes.read()
-        if state is self._state:
-            return
-        self._state = state
-        self.now = Held(self._attributes, state, self._attributes.places)
+        self._moved = self._read_moving()
+        if state is not self._state:
+            self._state = state
+            self.now = Held(self._attributes, state, self._attributes.places)
+
+    def _read_moving(self) -> list[Any]:
+        return [table.get(name) for table, name in self._moving.values()]
+
+    def found(self) -> Held:
+        """Return what a call finds that enters now."""
+        if self._reads_all or (self._moving and self._read_moving() != self._moved):
+            self._read()
+        return self.now
+
+    def begin_to_move(self) -> bool:
+        """Whether the forward that has run has changed what none had changed before.
+
+        What calls have found in it is not known then.
+        """
+        held, (is_first, self._is_first) = self._began[0], (self._is_first, False)
+        if is_first:
+            self._reads_all = False
+        if self._reads_all or not held.attributes.differ(held.state):
+            return False
+        now = held.attributes.read()
+        if held.attributes.places is not held.places:  # others have come
+            self._reads_all = True
+            return not is_first
+        pairs = zip(held.places.tables, held.places.names, held.state, now, strict=True)
+        new = {
+            (id(table), name): (table, name)
+            for table, name, old, value in pairs
+            if not _same(old, value) and (id(table), name) not in self._moving
+        }
+        self._moving |= new
+        self._reads_all = any(_is_container(t.get(n)) for t, n in new.values())
+        return bool(new) and not is_first
+
+    def put_back(self) -> None:
+        """Have them be what they were as the step began."""
+        held, containers = self._began
+        held.attributes.undo(held.state, held.places, containers)
 
     def differ(self, before: Held) -> bool:
-        """Whether one is not as a step began; asked anew in each backward."""
+        """Whether one is not as it was found; asked anew in each backward."""
         task = current_graph_task()
         last = self._last
         if last is None or last[1] is not before or last[0] != task or task < 0:
@@ -254,29 +338,57 @@ def _is_container(value: object) -> bool:
 
 
 def _is_looked_at(value: object) -> bool:
-    if isinstance(value, _VALUES):
-        return True
-    if type(value) is dict:
-        return all(map(_is_looked_at, itertools.chain(value, value.values())))
-    if type(value) in (list, set, tuple, frozenset):
-        return all(map(_is_looked_at, value))  # type: ignore[call-overload]
-    return False
+    """Whether a value can be compared and copied, and is not large."""
+    left, n_seen = [value], 0
+    while left:
+        value = left.pop()
+        n_seen += 1
+        if n_seen > _MOST_ITEMS:  # or it holds itself
+            return False
+        if isinstance(value, _VALUES) or _is_plain_object(value):
+            continue
+        kind = type(value)
+        if kind not in _CONTAINERS and not isinstance(value, (tuple, frozenset)):
+            return False
+        if len(value) > _MOST_ITEMS:  # type: ignore[arg-type]
+            return False
+        left.extend(value)  # type: ignore[arg-type]
+        if kind in _DICTS:
+            left += value.values()  # type: ignore[attr-defined]
+    return True
 
 
-def _copied(value: Any) -> Any:
-    """Copy lists, dicts and sets, and those inside."""
+def _copied(value: Any, copies: dict[int, Any]) -> Any:
+    """Copy containers, and those inside; of each one copy alone.
+
+    Args:
+        value: What to copy.
+        copies: By identity, what was copied.
+    """
     kind = type(value)
-    if kind is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if kind is list:
-        return [_copied(item) for item in value]
-    return set(value) if kind is set else value
+    if kind is tuple:
+        return tuple([_copied(item, copies) for item in value])
+    if kind not in _CONTAINERS:
+        return value
+    found = copies.get(id(value))
+    if found is None:
+        found = copies[id(value)] = copy.copy(value)
+        if kind in _DICTS:
+            for key, item in value.items():
+                if type(item) in _NESTED:
+                    found[key] = _copied(item, copies)
+        elif kind is not set and any(type(item) in _NESTED for item in value):
+            _fill(found, [_copied(item, copies) for item in value])
+    return found
+
+
+_NESTED = frozenset((tuple, *_CONTAINERS))
 
 
 def _fill(container: Any, content: Any) -> None:
     """Have a container hold again what it held."""
     container.clear()
-    if type(container) is list:
+    if isinstance(container, (list, deque)):
         container.extend(content)
     else:
         container.update(content)

@@ -9,19 +9,26 @@ its end, and what is saved without a graph is compared: as it is saved, and at t
 A layer in which it differs runs to its end from then on. Since memory that was freed
 may hold the very values of the forward, torch's own such operators are known by name
 besides. A call that saves another number of tensors went another way, and is looked at
-in the same way.
+in the same way; so is one that has found another flag or text among the attributes.
+
+Note: [What the rest would set back]
+A forward may change something of the layer for a while: a mode, what learns, a module,
+a buffer, a hook, a flag of torch's, an object. If the last tensor is saved meanwhile,
+the recomputation must not end there. So all of it is looked at as well, as the last one
+is saved and at the end. Numbers and texts among the attributes are put back after each
+recomputation (see `mimose.exact.guard`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from mimose.exact.everything import state_of
 from mimose.exact.late_answers import LateAnswers
 from mimose.tensors import is_plain, operators_of, sum_of_words
 from mimose.torch_private import (
@@ -37,22 +44,24 @@ _FILL_LATER = "RreluWithNoiseBackward"
 
 
 class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
-    """Compares what is saved meanwhile with what it is at the end.
+    """Compares what is saved meanwhile, and the layer, with what they are at the end.
 
     Args:
-        own: The layer's own tensors, which its operators may save and change.
+        module: The layer, whose operators may save and change its own tensors.
+        n_saved: How many tensors are needed.
 
     Somebody who would end the recomputation, now that all that is needed is saved, has
     it ended when this is left.
-
-    Attributes:
-        n_saved: How many tensors were saved.
     """
 
-    def __init__(self, own: Iterable[torch.Tensor]) -> None:
+    def __init__(self, module: nn.Module, n_saved: int) -> None:
+        self._modules = list(module.modules())
+        own = (*module.parameters(), *module.buffers())
         self._own = {_key(tensor) for tensor in own}
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.n_saved = 0
+        self._n_left = n_saved
+        self._state: Any = None
+        """Of the layer, as the last one was saved."""
         self._is_over = False
 
     def __enter__(self) -> EarlySaves:
@@ -62,7 +71,6 @@ class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
         def noted(tensor: torch.Tensor) -> Any:
             if self._is_over:
                 return tensor
-            self.n_saved += 1
             self.note(tensor)
             try:
                 return pack(tensor)
@@ -80,11 +88,19 @@ class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
 
     def note(self, tensor: torch.Tensor) -> None:
         """Take note of a tensor that is saved now."""
+        self._n_left -= 1
+        if not self._n_left:
+            self._state = state_of(self._modules)
         if tensor.requires_grad or not is_plain(tensor) or _key(tensor) in self._own:
             return
         with without_dispatch_modes():  # nobody is to count this
             kept = tensor.detach()
             self._seen.append((kept, _sum(kept)))
+
+    @property
+    def leaves_other(self) -> bool:
+        """Whether the layer is another now than as the last tensor was saved."""
+        return self._state is not None and state_of(self._modules) != self._state
 
     def differences(self) -> list[torch.Tensor]:
         """Return a flag, true where a tensor was filled later; [] where none can be.
@@ -97,10 +113,17 @@ class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
             return [torch.stack(found).any()] if found else []
 
 
-class Branches:
-    """Of which calls of a layer the recomputation may end early.
+class Way(NamedTuple):
+    """The way that a call has gone through its layer, as far as that is told apart."""
 
-    They are told apart by how many tensors they save.
+    n_saved: int
+    """How many tensors it has saved."""
+    variant: int
+    """Of the flags and texts among the attributes."""
+
+
+class Branches:
+    """Of which calls of a layer the recomputation may end early, by their way.
 
     Args:
         module: The layer.
@@ -110,20 +133,21 @@ class Branches:
     def __init__(self, module: nn.Module, answers: LateAnswers) -> None:
         self._module = module
         self._answers = answers
-        self._known: set[int] = set()
-        self._fills_later = False
+        self._known: set[Way] = set()
+        self._runs_on = False
+        """Whether recomputations run to their end."""
 
     def forget(self) -> None:
         """Look at all calls anew."""
         self._known.clear()
 
-    def is_known(self, n_saved: int) -> bool:
-        """Whether a call that saves so much was looked at."""
-        return n_saved in self._known
+    def is_known(self, way: Way) -> bool:
+        """Whether a call that went this way was looked at."""
+        return way in self._known
 
-    def may_end_early(self, n_saved: int) -> bool:
-        """Whether a recomputation may, of a call that saved so much."""
-        return n_saved in self._known and not self._fills_later
+    def may_end_early(self, way: Way) -> bool:
+        """Whether a recomputation may, of a call that went this way."""
+        return way in self._known and not self._runs_on
 
     def note(self, output: object, began: int) -> None:
         """Look at the operators that a call has run.
@@ -134,24 +158,28 @@ class Branches:
         """
         names = operators_of(output, began)
         if any(name.startswith(_FILL_LATER) for name in names):
-            self._fills_later = True
+            self._runs_on = True
 
-    def early_saves(self) -> EarlySaves:
-        """Return what compares what a recomputation saves that runs to its end."""
-        module = self._module
-        return EarlySaves(itertools.chain(module.parameters(), module.buffers()))
+    def early_saves(self, way: Way) -> EarlySaves:
+        """Return what compares what a recomputation saves that runs to its end.
 
-    def check(self, saves: EarlySaves, n_saved: int) -> None:
+        Args:
+            way: The way that its call went.
+        """
+        return EarlySaves(self._module, way.n_saved)
+
+    def check(self, saves: EarlySaves, way: Way) -> None:
         """Take note of such a recomputation.
 
         Args:
             saves: What it has saved.
-            n_saved: How many tensors its call had.
+            way: The way that its call went.
         """
+        self._runs_on = self._runs_on or saves.leaves_other
 
         def tell(differ: Sequence[bool]) -> None:
-            self._known.add(n_saved)
-            self._fills_later = self._fills_later or any(differ)
+            self._known.add(way)
+            self._runs_on = self._runs_on or any(differ)
 
         self._answers.ask(saves.differences(), tell)
 

@@ -46,7 +46,7 @@ class FirstCall:
         self._modules = tuple(module.modules())
         self._weights = tuple(module.parameters())
         self._versions = self._count()
-        self._draws = Draws()
+        self._draws = Draws(self._modules)
         self.buffers = SavedBuffers(buffer_slots(self._modules))
         """To be put back around a recomputation."""
 

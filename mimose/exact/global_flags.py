@@ -4,19 +4,27 @@ Note: [What stands around a forward]
 ``with sdpa_kernel(...)`` around a forward is over when its backward comes, and another
 attention kernel would save other tensors. So what chooses kernels is read as a call
 enters, and set again for its recomputation where it is another by then: attention
-kernels and their order, the default dtype, deterministic algorithms, precision.
-Autocast is saved in the same way (`mimose.exact.autocast`).
+kernels and their order, the default dtype, deterministic algorithms, precision. So are
+modes that see torch's functions, such as ``with torch.device(...)``, and context
+variables: a backward runs in another thread, which has none. Autocast is saved in the
+same way (`mimose.exact.autocast`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
 
-from mimose.torch_private import KERNEL_FLAGS, matmul_precision
+from mimose.torch_private import (
+    KERNEL_FLAGS,
+    function_modes,
+    matmul_precision,
+    set_function_modes,
+)
 
 Flags: TypeAlias = "list[Any]"
 
@@ -30,8 +38,17 @@ def _set_precision(precision: Any) -> None:
         torch.set_float32_matmul_precision(precision)
 
 
-_FLAGS = (
+def _set_variables(context: contextvars.Context) -> None:
+    for variable, value in context.items():
+        if variable.get(_OPEN) is not value:
+            variable.set(value)
+
+
+_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (contextvars.copy_context, _set_variables),
+    (function_modes, set_function_modes),
     *KERNEL_FLAGS,
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.get_default_dtype, torch.set_default_dtype),
     # The last one: see `flags_now`.
     (matmul_precision, _set_precision),

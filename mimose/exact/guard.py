@@ -40,7 +40,7 @@ from mimose.torch_private import (
     sharded_weights,
     version_of,
 )
-from mimose.watch.compiled import is_compiled
+from mimose.watch.compiled import plain_modules
 from mimose.watch.sharding import is_sharded
 
 _TRAINING = operator.attrgetter("training")
@@ -69,6 +69,8 @@ class Entered(NamedTuple):
     attributes: State
     places: Places
     """Where these attributes are."""
+    variant: int
+    """Of what flags and texts there are among them."""
     modules: tuple[nn.Module, ...]
     tables: Tables
     """Of the modules."""
@@ -131,6 +133,8 @@ class ModuleGuard:
         changes_weights: Whether its own forward does, as the first one told.
         uncounted: The name of a tensor of its own whose edits nobody counts, since it
             was made under ``torch.inference_mode()``; "" without one.
+        is_other: Whether a tensor has come among its attributes since its calls have
+            told what they change. Until they have told anew, it is kept.
     """
 
     def __init__(
@@ -144,8 +148,11 @@ class ModuleGuard:
         self._note()
 
     def renew(self) -> bool:
-        """Look at the modules anew, if they are others; return whether they are."""
-        if not self._structure.renew():
+        """Look at the modules anew, if they are others; return whether they are.
+
+        So they are where a tensor has come among the attributes.
+        """
+        if not self._structure.renew() and not self.is_other:
             return False
         self._note()
         return True
@@ -154,7 +161,7 @@ class ModuleGuard:
         self._modules = self._structure.modules
         self.attributes = Attributes(self._modules)
         # A compiler would make other code for each change of a table of hooks.
-        self._hooks = InnerHooks(() if is_compiled(self._modules[0]) else self._modules)
+        self._hooks = InnerHooks(plain_modules(self._modules[0]))
         self.begin_anew()
         self.changes_weights = False
         self.uncounted = _uncounted(self._modules)
@@ -163,6 +170,10 @@ class ModuleGuard:
         """Look at the weights alone: what a forward changes is to be found out."""
         self._all = _places(self._weights())
         self._buffers = TensorPlaces((), ())
+        self._left_out: frozenset[object] = frozenset()
+        self._places: Places | None = None
+        """Of attributes, as tensors were last looked for; None: they are not."""
+        self.is_other = False
         self._entered: Entered | None = None
 
     def _weights(self) -> list[dict[str, Any]]:
@@ -180,26 +191,47 @@ class ModuleGuard:
 
     def watch(self, left_out: Iterable[BufferSlot]) -> None:
         """Look at all but these buffers: they are copied for each recomputation."""
-        keys = {slot.key for slot in left_out}
-        weights = self._weights()
-        buffers = list(map(buffers_of, self._modules))
-        self._buffers = _places(buffers, keys)
-        self._all = _places([*weights, *buffers, *map(vars, self._modules)], keys)
+        self._left_out = frozenset(slot.key for slot in left_out)
+        self._buffers = _places(map(buffers_of, self._modules), self._left_out)
+        self._all = self._tensors()
+        self.attributes.read()
+        self._places = self.attributes.places
         self.uncounted = _uncounted(self._modules)
+
+    def _tensors(self) -> TensorPlaces:
+        buffers = map(buffers_of, self._modules)
+        tables = [*self._weights(), *buffers, *map(vars, self._modules)]
+        return _places(tables, self._left_out)
+
+    def _look_for_tensors(self) -> None:
+        """Find out whether a tensor has come among the attributes, or an object."""
+        self._places = self.attributes.places
+        self._objects.note_anew()
+        known = {(id(table), name) for table, name in zip(*self._all, strict=True)}
+        found = zip(*self._tensors(), strict=True)
+        new = [(t, name) for t, name in found if (id(t), name) not in known]
+        if new:
+            tables, names = zip(*new, strict=True)
+            before = self._all
+            self._all = TensorPlaces(before.tables + tables, before.names + names)
+            self.is_other = True
 
     # ------------------------------------------------------------------ the forward
 
     def enter(self) -> Entered:
         """Return what a call finds that begins now; the same as long as it is that."""
         state, flags = self.attributes.read(), flags_now()
+        if self.attributes.places is not self._places is not None:
+            self._look_for_tensors()
         hooks, buffers = self._hooks.call(), self._buffers.read()
+        objects = self._objects.found()
         last = self._entered
         if (
             last is not None
             and state is last.attributes
             and hooks is None is last.hooks
             and flags == last.flags
-            and self._objects.now is last.objects
+            and objects is last.objects
             and not buffers[0]
             and not last.buffers[0]
         ):
@@ -207,11 +239,12 @@ class ModuleGuard:
         found = Entered(
             state,
             self.attributes.places,
+            self.attributes.variant,
             self._modules,
             self._structure.tables,
             hooks,
             flags,
-            self._objects.now,
+            objects,
             buffers,
         )
         self._entered = found if hooks is None else None  # what hooks hold is let go
@@ -321,8 +354,9 @@ class ModuleGuard:
             before: What the forward has left.
             containers: What `Attributes.containers` has returned before.
         """
-        if self.attributes.differ(before.entered.attributes):
-            self.attributes.undo(containers)
+        found = before.entered
+        if self.attributes.differ(found.attributes):
+            self.attributes.undo(found.attributes, found.places, containers)
 
     def refreshed(self, before: GuardState) -> GuardState:
         """Return what another recomputation finds, as this one leaves it."""

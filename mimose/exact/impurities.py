@@ -236,10 +236,20 @@ def tensor_attributes(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
 
 
 class Draws:
-    """Where Python's and NumPy's generators are now."""
+    """Where Python's and NumPy's generators are now, and those of some modules.
 
-    def __init__(self) -> None:
-        self._states = [(slot, slot.read()) for slot in GLOBAL_GENERATORS]
+    Args:
+        modules: The modules.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        own = [
+            slot
+            for module in modules
+            for value in vars(module).values()
+            if (slot := _generator_slot(value)) is not None
+        ]
+        self._states = [(slot, slot.read()) for slot in (*GLOBAL_GENERATORS, *own)]
 
     def why(self) -> str:
         """Say what was drawn from since then; nothing where that was neither."""

@@ -3,21 +3,25 @@
 Note: [Hooks that watch]
 A forward hook that counts calls or collects activations would do so again in each
 recomputation. One that returns something, saves a tensor for the backward, edits a
-tensor in place or sets an attribute is part of what the layer computes, and has to run
-again. Which it is can be seen only while it runs, and may be another in the next call:
-so what each did is noted in the forward, and a recomputation leaves out those that have
-only watched. It finds the others as the forward did, whoever took them off since.
+tensor or a container in place, sets an attribute of the layer or draws random numbers
+is part of what the layer computes, and has to run again. Which it is can be seen only
+while it runs, and may be another in the next call: so what each did is noted in the
+forward, and a recomputation leaves out those that have only watched. It finds the
+others as the forward did, whoever took them off since. A hook that hands something to
+the layer in another way, through ``.data`` or a global, is not seen.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
+from mimose.exact.random_state import RandomState, accelerators
 from mimose.exact.structure import Tables, filled_as
 from mimose.tensors import tensors_in, version
 from mimose.torch_private import (
@@ -25,6 +29,7 @@ from mimose.torch_private import (
     global_forward_hooks,
     pop_saved_hooks,
     push_saved_hooks,
+    pytree,
     top_saved_hooks,
 )
 
@@ -41,6 +46,7 @@ class InnerHooks:
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._attributes = [vars(module) for module in modules]
         self._pairs = list(global_forward_hooks) if modules else []
         for module in modules[1:]:
             self._pairs += forward_hooks_of(module)
@@ -48,7 +54,9 @@ class InnerHooks:
 
     def call(self) -> HookCalls | None:
         """Return what follows the hooks of one call; None where there are none."""
-        return HookCalls(self._pairs) if any(self._tables) else None
+        if not any(self._tables):
+            return None
+        return HookCalls(self._pairs, self._attributes)
 
     def any(self) -> bool:
         """Whether there are hooks now."""
@@ -69,11 +77,15 @@ class HookCalls:
 
     Args:
         pairs: Tables of hooks, each with that of those which are given keywords.
+        attributes: Those of each module that their hooks may set.
     """
 
-    __slots__ = ("_flags", "_found", "_needed")
+    __slots__ = ("_attributes", "_flags", "_found", "_needed")
 
-    def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def __init__(
+        self, pairs: Iterable[tuple[Any, Any]], attributes: Sequence[dict[str, Any]]
+    ) -> None:
+        self._attributes = attributes
         used = [(hooks, flags) for hooks, flags in pairs if hooks]
         self._found: Tables = [(hooks, dict(hooks)) for hooks, _ in used]
         self._flags: Tables = [(flags, dict(flags)) for _, flags in used]
@@ -98,10 +110,19 @@ class HookCalls:
         def noted(hook: Hook) -> Hook:
             def run(module: nn.Module, *args: Any) -> Any:
                 tensors = list(tensors_in(args))
-                before, own = (n_saved, list(map(version, tensors))), dict(vars(module))
+                leaves = pytree.tree_leaves(args)
+                random = RandomState(accelerators(tensors))
+                before = n_saved, list(map(version, tensors))
+                attributes = list(map(dict, self._attributes))
                 returned = hook(module, *args)
-                is_same = before == (n_saved, list(map(version, tensors)))
-                if returned is not None or not is_same or not _has(vars(module), own):
+                is_same = (
+                    returned is None
+                    and before == (n_saved, list(map(version, tensors)))
+                    and _are_same(leaves, pytree.tree_leaves(args))
+                    and all(map(_has, self._attributes, attributes))
+                    and random.is_now()
+                )
+                if not is_same:
                     needed.add(id(hook))
                 return returned
 
@@ -139,6 +160,10 @@ def _has(table: dict[str, Any], before: dict[str, Any]) -> bool:
     return len(table) == len(before) and all(
         table.get(name) is value for name, value in before.items()
     )
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

@@ -71,6 +71,13 @@ class DeviceRandom:
         state: torch.Tensor = self._module.get_rng_state(self._device)
         return state
 
+    def is_at(self, state: State) -> bool:
+        """Whether it is where `save` has found it."""
+        now = self.save()
+        if isinstance(now, torch.Tensor) and isinstance(state, torch.Tensor):
+            return torch.equal(now, state)
+        return now == state
+
     def put(self, state: State) -> None:
         """Put back what `save` returned."""
         if isinstance(state, torch.Tensor):
@@ -174,6 +181,12 @@ class RandomState:
         _CPU.set_state(self._cpu)
         for device, state in self._others.items():
             of_device(device).put(state)
+
+    def is_now(self) -> bool:
+        """Whether nothing was drawn since."""
+        return torch.equal(self._cpu, _CPU.get_state()) and all(
+            of_device(device).is_at(state) for device, state in self._others.items()
+        )
 
     def as_now(self) -> RandomState:
         """Return the present state of the same devices."""

@@ -9,15 +9,16 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from mimose.torch_private import buffers_of, submodules_of
+from mimose.torch_private import buffers_of, parameters_of, submodules_of
 
 Tables: TypeAlias = "Sequence[tuple[dict[str, Any], dict[str, Any]]]"
 """Tables, each with what was in it."""
 _values = dict.values
+_get = dict.get
 
 
 class Structure:
-    """The modules in a module, and how many buffers they have.
+    """The modules in a module, how many buffers they have, and where tensors lack.
 
     A parametrization is a module, too. Scripted modules cannot change.
 
@@ -45,6 +46,16 @@ class Structure:
         self._buffers = [table for table in counted if table]
         self._n_buffers = list(map(len, self._buffers))
         self._without = [table for table in counted if not table]
+        nothing = [
+            (table, name)
+            for module in self.modules
+            for table in (parameters_of(module), buffers_of(module))
+            if isinstance(table, dict)
+            for name, value in table.items()
+            if value is None
+        ]
+        self._nothing_in = [table for table, _ in nothing]
+        self._nothing_at = [name for _, name in nothing]
 
     def is_refilled(self) -> bool:
         """Whether modules were taken out or replaced, or put in beside others."""
@@ -57,6 +68,8 @@ class Structure:
             or any(self._empty)
             or any(self._without)
             or list(map(len, self._buffers)) != self._n_buffers
+            or list(map(_get, self._nothing_in, self._nothing_at)).count(None)
+            != len(self._nothing_at)
         )
 
     def renew(self) -> bool:

@@ -190,6 +190,7 @@ class Driver:
             return output, None
         except BaseException as error:  # every one is raised again, or retried
             drop_saved_hooks(outer)
+            self._events.forget_comparisons()
             return None, error
         finally:
             self._parts.overlooked.end()

@@ -77,6 +77,7 @@ _OF_THE_MODEL = (
     "describer",
     "driver",
     "events",
+    "overlooked",
     "rollback",
     "units",
 )
@@ -143,6 +144,7 @@ class _Past:
     memory: Memory | None
     sizes: dict[str, Any]
     agreement_use: AgreementUse | None
+    never_called: Sequence[str]
 
 
 class Engine:
@@ -222,7 +224,7 @@ class Engine:
             model, self.device, [unit.module for unit in self.units]
         )
         self.overlooked = Overlooked(self.units, model)
-        self.rollback = Rollback(model, self.units, self.events.answers, self.findings)
+        self.rollback = Rollback(model, self.units, answers, self.findings, objects)
         self.records = Records(options.max_records, options.record_to)
         self.footprint = make_footprint(meter, self.budget_bytes, options.ratios)
         self.refusals = Refusals(
@@ -352,6 +354,7 @@ class Engine:
                 memory=memory,
                 sizes=self.describer.state_dict(),
                 agreement_use=self.agreement.use(),
+                never_called=self.overlooked.never_called,
             )
             for name in _OF_THE_MODEL:
                 delattr(self, name)
@@ -373,6 +376,12 @@ class Engine:
         """What ranks that agree have exchanged; None where there is one alone."""
         past = self._past
         return self.agreement.use() if past is None else past.agreement_use
+
+    @property
+    def never_called(self) -> Sequence[str]:
+        """The layers that no step has called; none before there were a few steps."""
+        past = self._past
+        return self.overlooked.never_called if past is None else past.never_called
 
     @property
     def host_use(self) -> HostUse | None:

@@ -15,7 +15,7 @@ from mimose.exact.handed import Knowledge
 from mimose.exact.input_watch import Marks, cut_off, is_edited
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.structure import Structure
-from mimose.exceptions import MimoseError, NotRecomputableError
+from mimose.exceptions import LateChangeError, MimoseError, NotRecomputableError
 from mimose.learn.learner import Learner
 from mimose.measure.gauges import (
     Counted,
@@ -211,7 +211,7 @@ class EventRunner:
         Returns:
             Whether the model consists of others.
         """
-        if not self._structure.renew():
+        if not self._structure.renew() and not any([u.is_other for u in self.units]):
             return False
         for unit in self.units:
             unit.renew()
@@ -296,6 +296,11 @@ class EventRunner:
         self.inner.end()
         self.inputs = []
 
+    def forget_comparisons(self) -> None:
+        """Take note that there will be no backward of the running forward."""
+        for unit, _ in self.inputs:
+            unit.is_compared = unit.is_proven
+
     def refuse_unrepeatable(self, changed: Mapping[object, str]) -> None:
         """Make sure, as the root is left, that what was recomputed may run again.
 
@@ -306,7 +311,11 @@ class EventRunner:
 
         Raises:
             NotRecomputableError: Some of them were to be recomputed in this step.
+            LateChangeError: It has changed an object that units hold as never before.
         """
+        if self._objects.begin_to_move() and self.inputs:
+            self._cut_off_inputs()
+            raise LateChangeError(self.inputs[0][0].name, [])
         found = {}
         for unit, noted in self.inputs:
             if is_edited(noted):
@@ -324,10 +333,13 @@ class EventRunner:
         recomputed = {unit for unit, _ in self.inputs}
         units = [unit for unit in found if unit in recomputed]
         if units:
-            for _, noted in self.inputs:
-                cut_off(noted)
+            self._cut_off_inputs()
             names = {unit.index: unit.name for unit in units}
             raise NotRecomputableError(names, found[units[0]])
+
+    def _cut_off_inputs(self) -> None:
+        for _, noted in self.inputs:
+            cut_off(noted)
 
     def run(
         self,

@@ -8,7 +8,7 @@ from itertools import compress
 
 from torch import nn
 
-from mimose.exact.attributes import Attributes
+from mimose.exact.attributes import Attributes, HeldObjects
 from mimose.exact.changes import (
     Slot,
     buffer_slots,
@@ -42,6 +42,7 @@ class Rollback:
         units: Its units.
         answers: Tells what only an accelerator knows.
         findings: Tells when something of the units is found out.
+        objects: Those that the units hold.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Rollback:
         units: Sequence[Unit],
         answers: LateAnswers,
         findings: Findings,
+        objects: HeldObjects,
     ) -> None:
+        self._objects = objects
         self._findings = findings
         self._known_at = -1
         """The version of the findings with which all units were known."""
@@ -68,8 +71,6 @@ class Rollback:
         """Look at the model's modules anew: they are others."""
         modules = self._model.modules()
         self._attributes = Attributes(m for m in modules if _is_of_users(m))
-        self._before = self._attributes.read()
-        self._containers = self._attributes.containers()
         self._snapshot = self.snapshot()
         self._is_settled = False
 
@@ -108,8 +109,9 @@ class Rollback:
         self._is_wide = not (knows and is_planned and self._has_compared)
         self._snapshot.take(is_wide=self._is_wide)
         # Whatever is put back, it has to go with the numbers beside it.
-        self._before = self._attributes.read()
-        self._containers = self._attributes.containers()
+        state = self._attributes.read()
+        containers = self._attributes.containers()
+        self._before = state, self._attributes.places, containers
 
     def narrow(self) -> None:
         """Ask nothing of the forward that has begun: it turned out one under a plan."""
@@ -146,8 +148,9 @@ class Rollback:
     def restore(self) -> None:
         """Put everything back, tensors in place."""
         self._snapshot.restore()
-        if self._attributes.differ(self._before):
-            self._attributes.undo(self._containers)
+        if self._attributes.differ(self._before[0]):
+            self._attributes.undo(*self._before)
+        self._objects.put_back()
 
     def _note(self, slots: Iterable[Slot]) -> None:
         changed = union(self._changing, slots)

@@ -1,5 +1,6 @@
 """What plans add, timed call by call: what it teaches, and what records say of it."""
 
+import gc
 import json
 
 import pytest
@@ -54,6 +55,8 @@ def _trained(toys, meter, share=0.75, n_times=4, **how):
     budget = toys.budget_between(model, batches[-2:], share, meter)
     with mimose.attach(model, budget, meter=meter, **how) as session:
         toys.train(model, batches * n_times)
+    del model
+    gc.collect()  # else the next session may see it go
     return session
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mimose.exact.early_saves import Branches, Count
+from mimose.exact.early_saves import Branches, Count, Way
 from mimose.exact.guard import Entered, GuardState, ModuleGuard
 from mimose.exact.handed import Handed, HandedObjects
 from mimose.exact.input_watch import Marks, is_edited, marks
@@ -96,6 +96,10 @@ def recompute(
         RecomputationError: In backward, where the recomputation is not the same.
         LateChangeError: Now, where a buffer has begun to change.
     """
+    if guard is not None:
+        guard.enter()
+        if guard.is_other:
+            return forward(*args, **kwargs)
     call = _positional(args, kwargs, handed)
     own = None if call.rebuild is None else (args, kwargs)
     sent = _Sent(away, call.tensors) if away is not None else None
@@ -112,7 +116,7 @@ def recompute(
         devices,
         stopwatch,
         sent,
-        branches if early_stop else None,
+        branches,
         names=names,
     )
     options: dict[str, Any] = {}
@@ -186,7 +190,6 @@ class _Region:
         "_handed",
         "_is_first",
         "_marks",
-        "_n_saved",
         "_names",
         "_objects",
         "_on_recompute",
@@ -196,6 +199,7 @@ class _Region:
         "_sent",
         "_state",
         "_stopwatch",
+        "_way",
     )
 
     def __init__(
@@ -225,7 +229,7 @@ class _Region:
         self._stopwatch = stopwatch
         self._sent = sent
         self._branches = branches
-        self._n_saved = 0
+        self._way = Way(0, 0)
         self._random: RandomState | None = None
         self._entered: Entered | None = None
         """What the forward has found, as long as it runs."""
@@ -291,9 +295,10 @@ class _Region:
             Count() as count,
         ):
             output = self._forward(*args, **kwargs)
-        self._n_saved = count.n_saved
+        variant = 0 if entered is None else entered.variant
+        self._way = Way(count.n_saved, variant)
         branches = self._branches
-        if branches is not None and not branches.is_known(count.n_saved):
+        if branches is not None and not branches.is_known(self._way):
             branches.note(output, first_node)
         self._stopwatch.leave_out(began)
         if self._handed is not None and self._objects:
@@ -316,14 +321,16 @@ class _Region:
             args, kwargs = given, others
             if self._rebuild is not None:
                 args, kwargs = self._rebuild(given)
-            if self._branches is None or self._branches.may_end_early(self._n_saved):
+            branches, way = self._branches, self._way
+            if branches is None or branches.may_end_early(way):
                 return self._forward(*args, **kwargs)
-            saves = self._branches.early_saves()
+            saves = branches.early_saves(way)
             try:
                 with saves:
                     return self._forward(*args, **kwargs)
             finally:
-                self._branches.check(saves, self._n_saved)
+                if not branches.is_known(way):
+                    branches.check(saves, way)
 
         now = before.as_now()
         try:

@@ -27,6 +27,7 @@ from torch import nn
 
 from mimose.daemon.forks import lock
 from mimose.exact.autocast import autocast_now, in_autocast
+from mimose.exact.early_saves import Way
 from mimose.exact.guard import Entered, GuardState
 from mimose.exact.input_watch import Marks
 from mimose.exact.random_state import RandomState, accelerators
@@ -222,6 +223,8 @@ class Region:
         """
         guard = self._unit.guard
         self._entered = entered = guard.enter()
+        if guard.is_other:
+            return self._unit.forward(*args, **kwargs)
         first_node = next_sequence_number()
         began = self._stopwatch.start()
         outer = top_saved_hooks(False)
@@ -237,7 +240,7 @@ class Region:
         self._stopwatch.leave_out(began)
         self._state, self._entered = guard.leave(entered), None
         branches = self._unit.branches
-        if not branches.is_known(len(self._holders)):
+        if not branches.is_known(Way(len(self._holders), entered.variant)):
             branches.note(output, first_node)
         return output
 
@@ -306,11 +309,15 @@ class Region:
         """Return whether what is saved now is of the same kinds."""
         left = self._holders[::-1]
         is_same = True
-        unit, n_saved = self._unit, len(left)
+        unit, is_known, ends_early, way = self._unit, True, True, None
         # A layer that takes a gradient in its forward has not saved all it will.
-        is_known = self._state is None or unit.branches.is_known(n_saved)
-        ends_early = self._state is None or unit.branches.may_end_early(n_saved)
-        saves = None if is_known else unit.branches.early_saves()
+        if self._state is not None:
+            way = Way(len(left), self._state.entered.variant)
+            is_known = unit.branches.is_known(way)
+            ends_early = unit.branches.may_end_early(way)
+        saves = None
+        if way is not None and not is_known:
+            saves = unit.branches.early_saves(way)
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal is_same
@@ -347,8 +354,8 @@ class Region:
             finally:
                 drop_saved_hooks(outer)
                 now.restore()
-        if saves is not None:
-            unit.branches.check(saves, n_saved)
+        if saves is not None and way is not None:
+            unit.branches.check(saves, way)
         return is_same and not left
 
 
