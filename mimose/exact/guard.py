@@ -284,14 +284,6 @@ class ModuleGuard:
             if new is not old
         ]
 
-    def refuse_edited(self) -> None:
-        """Stop a recomputation whose arguments' tensors were edited in place.
-
-        Raises:
-            RecomputationError: Always.
-        """
-        self.naming.refuse("a tensor among its arguments was edited in place")
-
     def note_recomputed(self) -> None:
         """Take note that it is about to be recomputed, where no error names it."""
         self._unit.note_recomputed()

@@ -18,19 +18,16 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-import torch
 from torch import nn
 
+from mimose.exact.early_saves import Count
 from mimose.exact.random_state import RandomState, accelerators
 from mimose.exact.structure import Tables, filled_as
 from mimose.tensors import tensors_in, version
 from mimose.torch_private import (
     forward_hooks_of,
     global_forward_hooks,
-    pop_saved_hooks,
-    push_saved_hooks,
     pytree,
-    top_saved_hooks,
 )
 
 Hook: TypeAlias = Callable[..., Any]
@@ -97,27 +94,19 @@ class HookCalls:
 
         The others are not held: what they collect may lead back to this call.
         """
-        outer = top_saved_hooks(False)
-        pack, unpack = outer or (_same, _same)
-        n_saved = 0
-        needed = self._needed
-
-        def counted(tensor: torch.Tensor) -> Any:
-            nonlocal n_saved
-            n_saved += 1
-            return pack(tensor)
+        needed, count = self._needed, Count()
 
         def noted(hook: Hook) -> Hook:
             def run(module: nn.Module, *args: Any) -> Any:
                 tensors = list(tensors_in(args))
                 leaves = pytree.tree_leaves(args)
                 random = RandomState(accelerators(tensors))
-                before = n_saved, list(map(version, tensors))
+                before = count.n_saved, list(map(version, tensors))
                 attributes = list(map(dict, self._attributes))
                 returned = hook(module, *args)
                 is_same = (
                     returned is None
-                    and before == (n_saved, list(map(version, tensors)))
+                    and before == (count.n_saved, list(map(version, tensors)))
                     and _are_same(leaves, pytree.tree_leaves(args))
                     and all(map(_has, self._attributes, attributes))
                     and random.is_now()
@@ -134,11 +123,10 @@ class HookCalls:
         ]
         for table, content in wrappers:
             table.update(content)
-        push_saved_hooks(counted, unpack)
         try:
-            yield
+            with count:
+                yield
         finally:
-            pop_saved_hooks()
             for (table, content), (_, hooks) in zip(wrappers, self._found, strict=True):
                 for key, wrapper in content.items():
                     if table.get(key) is wrapper:  # it may have been taken off
@@ -164,7 +152,3 @@ def _has(table: dict[str, Any], before: dict[str, Any]) -> bool:
 
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor

@@ -42,7 +42,7 @@ class Unit:
         findings: Takes note of what is found of it.
         knowledge: What units do to objects that they are handed.
         answers: Tells what only an accelerator knows.
-        objects: Those that the units hold; None to look at none.
+        objects: Those that the units hold.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Unit:
         findings: Findings,
         knowledge: Knowledge,
         answers: LateAnswers,
-        objects: HeldObjects | None = None,
+        objects: HeldObjects,
     ) -> None:
         self._answers = answers
         self.index = index
@@ -89,7 +89,7 @@ class Unit:
         self.found_flops = 0
         """Of the call that has shown that it runs compiled code."""
         self._note_modules()
-        self.guard = ModuleGuard(name, module, self, objects or HeldObjects())
+        self.guard = ModuleGuard(name, module, self, objects)
         self.shares_weights = False
         """Whether another unit has one of its weights."""
 

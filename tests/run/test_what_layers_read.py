@@ -1,6 +1,7 @@
 """Recomputations read what their forwards read, and leave what they found."""
 
 import contextlib
+import contextvars
 import functools
 import gc
 import types
@@ -578,3 +579,308 @@ def test_a_recomputation_in_the_midst_of_its_forward(planner):
     assert len(counts[0]) == len(counts[1])
     for one, other in zip(alone.layers, model.layers, strict=True):
         assert one.table == other.table
+
+
+class UpAndDown(Layer):
+    """Changes something for as long as it saves what it needs last."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = types.SimpleNamespace(depth=0)
+        self.nested = {"k": [1.0]}
+        self.register_buffer("gain", torch.ones(()))
+
+    def forward(self, x):
+        """Run it."""
+        h = self.b(self.drop(self.act(self.a(x))))
+        self.set(1)
+        h = torch.sigmoid(self.drop(self.b(h))) * self.gain * (1 + self.now.depth)
+        h = h * sum(self.nested["k"])
+        self.set(-1)
+        return x + h
+
+
+def _mode(layer, by):
+    layer.drop.train(by < 0)
+
+
+def _learns(layer, by):
+    layer.b.requires_grad_(by < 0)
+
+
+def _module(layer, by):
+    if by > 0:
+        layer.was, layer.drop = layer.drop, nn.Tanh()
+    else:
+        layer.drop = layer.was
+
+
+def _buffer(layer, by):
+    layer.gain = torch.full((), 1.0 + max(by, 0))
+
+
+def _hook(layer, by):
+    if by > 0:
+        layer.handle = layer.b.register_forward_hook(lambda _, __, y: y * 2)
+    else:
+        layer.handle.remove()
+
+
+def _object(layer, by):
+    layer.now.depth += by
+
+
+def _nested(layer, by):
+    layer.nested["k"].append(2.0) if by > 0 else layer.nested["k"].pop()
+
+
+def _dtype(layer, by):
+    torch.set_default_dtype(torch.float64 if by > 0 else torch.float32)
+
+
+@pytest.mark.parametrize("planner", ["full", "every-2"])
+@pytest.mark.parametrize(
+    "change", [_mode, _learns, _module, _hook, _object, _nested, _dtype, _buffer]
+)
+def test_what_is_set_back_behind_the_last_tensor_saved(change, planner):
+    """A recomputation does not end in between, and leaves nothing behind."""
+
+    class Changes(UpAndDown):
+        set = change
+
+    unequal, _, alone, model = _differences(lambda: Chain(Changes), planner=planner)
+    assert [] == unequal
+    assert torch.get_default_dtype() == torch.float32
+    for one, other in zip(alone.layers, model.layers, strict=True):
+        assert one.now == other.now
+        assert one.nested == other.nested
+        assert type(one.drop) is type(other.drop)
+        assert one.drop.training == other.drop.training
+        assert len(one.b._forward_hooks) == len(other.b._forward_hooks)
+
+
+class OfObject(Layer):
+    """Reads an object, and may count on it."""
+
+    shared = types.SimpleNamespace(scale=1.0, names=["a"])
+
+    def __init__(self):
+        super().__init__()
+        self.own = types.SimpleNamespace(scale=1.0, n=0)
+        self.of_all = OfObject.shared
+
+    def forward(self, x):
+        """Run it."""
+        self.own.n += 1
+        return x + self.act(self.a(x)) * self.own.scale * self.of_all.scale
+
+
+class SetsObjects(Chain):
+    """Sets objects of its layers between these, from a step on."""
+
+    step, late = 0, 0
+
+    def __init__(self):
+        super().__init__(OfObject)
+        OfObject.shared.scale = 1.0
+
+    def forward(self, x):
+        """Run it."""
+        for index, layer in enumerate(self.layers):
+            if self.step >= self.late:
+                layer.of_all.scale = 1.0 + index + self.step
+                layer.own.scale = index + self.step
+            x = layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("late", [0, 4])
+@pytest.mark.parametrize("planner", ["full", "every-2"])
+def test_objects_that_a_forward_sets(planner, late):
+    """Each layer finds again what it has found, also where that is new."""
+
+    def loop(model, x, step):
+        model.step, model.late = step, late
+        model(x).backward()
+
+    unequal, kept, alone, model = _differences(SetsObjects, loop, planner)
+    assert ([], []) == (unequal, kept)
+    for one, other in zip(alone.layers, model.layers, strict=True):
+        assert one.own == other.own
+
+
+def _draws(_, __, ___):
+    torch.rand(3)
+
+
+def _edits_keyword(_, __, keywords):
+    keywords["scale"] = 3.0
+
+
+class Keywords(nn.Module):
+    """Takes a number by name, and returns a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, scale=1.0):
+        """Run it."""
+        return {"h": self.inner(x) * scale, "scale": 1.0}
+
+
+class OfHooks(Layer):
+    """Passes keywords on, and reads what a hook may have set."""
+
+    def __init__(self):
+        super().__init__()
+        self.passes = Keywords()
+
+    def forward(self, x):
+        """Run it."""
+        given = self.passes(self.drop(self.act(self.a(x))), scale=1.0)
+        return x + torch.tanh(given["h"] * given["scale"]) * self.scale
+
+
+_TAKE_PART = {
+    "draws": lambda layer: layer.a.register_forward_hook(_draws),
+    "edits a keyword": lambda layer: layer.passes.register_forward_pre_hook(
+        _edits_keyword, with_kwargs=True
+    ),
+    "edits what is returned": lambda layer: layer.passes.register_forward_hook(
+        lambda _, __, given: given.update(scale=2.0)
+    ),
+    "sets an attribute": lambda layer: layer.a.register_forward_hook(
+        lambda _, __, y: setattr(layer, "scale", y.shape[1] / 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("late", [0, 3])
+@pytest.mark.parametrize("hook", _TAKE_PART.values(), ids=list(_TAKE_PART))
+def test_hooks_that_take_part(hook, late):
+    """They run again, whenever they came."""
+
+    def loop(model, x, step):
+        if step == late:
+            for layer in model.layers:
+                hook(layer)
+        model(x).backward()
+
+    assert [] == _differences(lambda: Chain(OfHooks), loop)[0]
+
+
+class Late(Layer):
+    """Begins late to keep an average of its activations."""
+
+    average, n = None, 0
+
+    def __init__(self):
+        super().__init__()
+        self.average = None
+
+    def forward(self, x):
+        """Run it."""
+        h = self.act(self.a(x))
+        Late.n += 1
+        if Late.n > 10:
+            mean = h.detach().mean()
+            self.average = mean if self.average is None else (self.average + mean) / 2
+            h = h * self.average
+        return x + h
+
+
+def test_a_tensor_that_comes_late_among_the_attributes():
+    """It is seen before a recomputation would begin with another."""
+
+    def make():
+        Late.n = 0
+        return Chain(Late)
+
+    # How often recomputed layers run says what they would count: a class has no twin.
+    def loop(model, x, step):
+        Late.n = 3 * step
+        model(x).backward()
+
+    assert [] == _differences(make, loop)[0]
+
+
+class _Sines(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        function = torch.sin if function is torch.tanh else function
+        return function(*args, **kwargs or {})
+
+
+_VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("scale", default=1.0)
+
+
+class OfVariable(Layer):
+    """Reads a context variable."""
+
+    def forward(self, x):
+        """Run it."""
+        return x + torch.tanh(self.a(x)) * _VARIABLE.get()
+
+
+@pytest.mark.parametrize("late", [0, 4])
+def test_modes_and_variables_around_a_forward(late):
+    """They are found again in backward."""
+
+    def loop(model, x, step):
+        token = _VARIABLE.set(float(step))
+        with _Sines() if step >= late else contextlib.nullcontext():
+            loss = model(x)
+        _VARIABLE.reset(token)
+        loss.backward()
+
+    assert ([], []) == _differences(lambda: Chain(OfVariable), loop)[:2]
+
+
+def test_warnings_alone_of_what_is_not_deterministic():
+    """The flag is set back as it was, warnings and all."""
+
+    def loop(model, x, step):
+        loss = model(x)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            loss.backward()
+            assert torch.get_deterministic_debug_mode() == 1
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    assert ([], []) == _differences(Chain, loop)[:2]
+
+
+def test_containers_that_hold_themselves_or_much():
+    """They are let alone; a hook's attribute on one of torch's modules is, too."""
+
+    class Holds(Layer):
+        def __init__(self):
+            super().__init__()
+            self.itself, self.much = {}, list(range(5000))
+            self.itself["me"] = self.itself
+
+        def forward(self, x):
+            return x + self.act(self.a(x)) * (self.itself["me"] is self.itself)
+
+    def loop(model, x, step):
+        if step == 3:
+            for layer in model.layers:
+                layer.a.gain = 2.0
+                layer.a.register_forward_hook(lambda m, _, y: y * m.gain)
+        model(x).backward()
+
+    assert ([], []) == _differences(lambda: Chain(Holds), loop)[:2]
+
+
+def test_a_session_that_is_kept_holds_no_layer():
+    """Neither the model nor a layer of it outlives the session's end."""
+    model = Chain()
+    session = mimose.attach(model, "1TiB", planner="full", meter="prediction")
+    model(torch.randn(2, 4, WIDTH)).backward()
+    session.detach()
+    gone = weakref.ref(model.layers[1].a.weight)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert session.summary().steps == 1

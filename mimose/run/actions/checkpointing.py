@@ -259,7 +259,7 @@ class _Region:
             guard.note_recomputed()
         setting = guard.restored(before)
         if self._marks is not None and is_edited(self._marks):
-            guard.refuse_edited()
+            guard.naming.refuse_edited()
         if setting is None:
             containers = guard.attributes.containers()
             try:
