@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import enum
+import operator
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -83,6 +84,14 @@ class Places(NamedTuple):
     known: list[frozenset[str]]
     """By module, the names of all its attributes."""
 
+    def are(self, others: Places) -> bool:
+        """Whether these are the same places as others."""
+        return (
+            self.names == others.names
+            and self.known == others.known
+            and all(map(operator.is_, self.tables, others.tables))
+        )
+
 
 class Attributes:
     """The attributes that are looked at: Note: [What a layer reads].
@@ -119,7 +128,7 @@ class Attributes:
         self._tables = tuple(table for table, _ in found)
         self._names = tuple(name for _, name in found)
         places = Places(self._tables, self._names, known)
-        if places != self.places:
+        if not places.are(self.places):
             self.places = places
         self._containers = tuple(
             i for i, (table, name) in enumerate(found) if _is_container(table[name])

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import mimose
+from mimose.exact.attributes import HeldObjects
 from mimose.exact.handed import Knowledge
 from mimose.exact.late_answers import LateAnswers
 from mimose.exceptions import ChangedWeightsError, RecomputationError
@@ -28,7 +29,8 @@ class _Unit(Unit):
 
     def __init__(self, module):
         findings, answers = Findings((), None), LateAnswers()
-        super().__init__(0, "the layer", module, findings, Knowledge(), answers)
+        known = Knowledge(), answers, HeldObjects()
+        super().__init__(0, "the layer", module, findings, *known)
         self.kept = []
         self.guard.watch(())
 
