@@ -29,6 +29,7 @@ PROOFS = (
     "held",
     "hostcost",
     "layers",
+    "looks",
     "menu",
     "menuchain",
     "monet",
