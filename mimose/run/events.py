@@ -326,11 +326,12 @@ class EventRunner:
             found.update({u: _EDITS_OBJECT for u in self.units if u.handed.has_edited})
         if changed:
             found.update({u: why for u in self.units if (why := u.impurity(changed))})
-        found = {unit: why for unit, why in found.items() if not unit.is_kept}
-        for unit, why in found.items():
-            unit.keep(why)
-        found.update(self._impure)
         recomputed = {unit for unit, _ in self.inputs}
+        found = {u: w for u, w in found.items() if u in recomputed or not u.is_kept}
+        for unit, why in found.items():
+            if not unit.is_kept:  # a gradient taken meanwhile may have told
+                unit.keep(why)
+        found.update(self._impure)
         units = [unit for unit in found if unit in recomputed]
         if units:
             self._cut_off_inputs()
