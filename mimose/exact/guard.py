@@ -90,8 +90,8 @@ class GuardState(NamedTuple):
     versions: list[int]
     modes: tuple[bool, ...]
     """Which modules are in training mode, and which of the tensors learn."""
-    replaced: list[tuple[dict[str, Any], dict[str, Any]]]
-    """Tables of buffers that the forward has put others in, and what was there."""
+    replaced: list[tuple[dict[str, Any], str, torch.Tensor]]
+    """Buffers that the forward has put others in place of: tables, names, the old."""
 
 
 class TensorPlaces(NamedTuple):
@@ -266,7 +266,7 @@ class ModuleGuard:
 
     def _replaced(
         self, before: list[Any], versions: list[int]
-    ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    ) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
         now, versions_now = self._buffers.read()
         if versions_now == versions and all(map(operator.is_, now, before)):
             return []
@@ -278,11 +278,7 @@ class ModuleGuard:
         ]
         if edited:
             self._unit.refuse_late_change(edited)
-        return [
-            (table, {**table, name: old})
-            for table, name, old, new in found
-            if new is not old
-        ]
+        return [(t, name, old) for t, name, old, new in found if new is not old]
 
     def note_recomputed(self) -> None:
         """Take note that it is about to be recomputed, where no error names it."""
@@ -365,7 +361,9 @@ class ModuleGuard:
             )
             stack.enter_context(entered.objects.as_then())
             stack.enter_context(self._hooks.as_in(entered.hooks))
-            stack.enter_context(filled_as(before.replaced))
+            for table, name, old in before.replaced:
+                stack.callback(table.__setitem__, name, table[name])
+                table[name] = old
             stack.enter_context(with_flags(entered.flags))
             now = _modes(entered.modules, tensors)
             stack.callback(_set, entered.modules, now, tensors)

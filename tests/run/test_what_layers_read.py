@@ -291,14 +291,28 @@ class Grows(Layer):
         return x + torch.tanh(self.a(x)) * self.rows[: x.shape[1]]
 
 
+class GrowsAndFollows(Grows):
+    """Follows a mean in place besides."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        """Run it."""
+        self.mean.mul_(0.9).add_(x.detach().mean((0, 1)), alpha=0.1)
+        return super().forward(x) - torch.sin(x - self.mean)
+
+
+@pytest.mark.parametrize("layer", [Grows, GrowsAndFollows])
 @pytest.mark.parametrize("planner", ["full", "every-2", "none"])
-def test_a_table_that_grows_late(planner):
+def test_a_table_that_grows_late(planner, layer):
     """Buffers that are replaced late and numbers beside them go together."""
 
     def loop(model, x, step):
         model(torch.cat([x] * (1 + (step > 3)), 1)).backward()
 
-    unequal, kept, alone, model = _differences(lambda: Chain(Grows), loop, planner)
+    unequal, kept, alone, model = _differences(lambda: Chain(layer), loop, planner)
     assert ([], []) == (unequal, kept)
     assert [layer.n for layer in alone.layers] == [layer.n for layer in model.layers]
 
