@@ -9,9 +9,9 @@ its recomputation where they differ, and put back behind it.
 
 What is looked at: numbers, texts, flags, types, functions and tuples of these, by
 equality; lists, dicts, sets and deques of these, by their content, as long as they hold
-no more than some hundreds. So are plain objects that layers hold, such as a
-configuration, and their attributes: as a step begins, and once in a backward, for they
-are many and shared by all layers. Where a forward of the model sets one, they are read
+no more than ten thousand. So are the attributes of plain objects that layers hold, such
+as a configuration: as a step begins, and once in a backward, for they are many and
+shared by all layers. Where a forward of the model sets one, they are read
 as each call enters. A state refers to no object that a forward may have made: it is
 held until the backward, and through a tensor with a graph a chain of old steps would
 stay alive. Tensors are looked at elsewhere (see `mimose.exact.guard`).
@@ -64,10 +64,10 @@ _NO_OBJECTS = (
     types.ModuleType,
     types.MethodType,
 )
-_CHOICES = (type(None), bool, str, enum.Enum)
+_CHOICES = (type(None), bool)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _CONTAINERS = frozenset((list, set, deque, *_DICTS))
-_MOST_ITEMS = 256
+_MOST_ITEMS = 10_000
 """Of a container that is looked at, those inside included."""
 _UNREAD = frozenset(("in_features", "out_features", "elementwise_affine"))
 """Attributes of torch's own modules that no forward of these reads."""
@@ -101,8 +101,8 @@ class Attributes:
 
     Attributes:
         places: Where they are, of what `read` has returned last.
-        variant: Tells apart what flags and texts there were then: a forward may go
-            another way by them.
+        variant: Tells apart what flags there were then: a forward may go another way
+            by them.
     """
 
     def __init__(self, owners: Iterable[object]) -> None:
@@ -214,8 +214,9 @@ class Attributes:
 
     def _take_away_new(self, places: Places) -> None:
         """Delete the attributes that there were not, where such are looked for."""
+        growing = set(map(id, self._growing))
         for table, known in zip(self._all, places.known, strict=True):
-            if any(table is growing for growing in self._growing):
+            if id(table) in growing:
                 for name in table.keys() - known:
                     del table[name]
 
@@ -245,6 +246,7 @@ class HeldObjects:
     def note(self, modules: Iterable[nn.Module]) -> None:
         """Find out which there are."""
         self._modules = list(modules)
+        self._is_stale = False
         found = {
             id(value): value
             for module in self._modules
@@ -266,13 +268,15 @@ class HeldObjects:
         self.begin()
 
     def note_anew(self) -> None:
-        """Find out which there are by now."""
-        before = self._began, self._moving, self._reads_all, self._is_first
-        self.note(self._modules)
-        self._began, self._moving, self._reads_all, self._is_first = before
+        """Find out, as the next step begins, which there are by then."""
+        self._is_stale = True
 
     def begin(self) -> None:
         """Read them: a step begins."""
+        if self._is_stale:
+            before = self._moving, self._reads_all, self._is_first
+            self.note(self._modules)
+            self._moving, self._reads_all, self._is_first = before
         self._read()
         self._began = self.now, self._attributes.containers()
 
@@ -288,7 +292,9 @@ class HeldObjects:
 
     def found(self) -> Held:
         """Return what a call finds that enters now."""
-        if self._reads_all or (self._moving and self._read_moving() != self._moved):
+        if self._reads_all or (
+            self._moving and not _same(self._read_moving(), self._moved)
+        ):
             self._read()
         return self.now
 
@@ -336,10 +342,18 @@ def _is_torchs(owner: object) -> bool:
 
 
 def _is_plain_object(value: object) -> bool:
-    own = getattr(value, "__dict__", None)
+    own = own_attributes(value)
     if type(own) is not dict or isinstance(value, _NO_OBJECTS):
         return False
     return not any(isinstance(each, torch.Tensor) for each in own.values())
+
+
+def own_attributes(value: object) -> Any:
+    """Return an object's own dictionary; None where it has none."""
+    try:
+        return getattr(value, "__dict__", None)
+    except Exception:  # whatever a class of the user's raises
+        return None
 
 
 def _is_container(value: object) -> bool:
@@ -354,7 +368,7 @@ def _is_looked_at(value: object) -> bool:
         n_seen += 1
         if n_seen > _MOST_ITEMS:  # or it holds itself
             return False
-        if isinstance(value, _VALUES) or _is_plain_object(value):
+        if isinstance(value, _VALUES):
             continue
         kind = type(value)
         if kind not in _CONTAINERS and not isinstance(value, (tuple, frozenset)):

@@ -9,7 +9,7 @@ its end, and what is saved without a graph is compared: as it is saved, and at t
 A layer in which it differs runs to its end from then on. Since memory that was freed
 may hold the very values of the forward, torch's own such operators are known by name
 besides. A call that saves another number of tensors went another way, and is looked at
-in the same way; so is one that has found another flag or text among the attributes.
+in the same way; so is one that has found another flag among the attributes.
 
 Note: [What the rest would set back]
 A forward may change something of the layer for a while: a mode, what learns, a module,
@@ -100,7 +100,10 @@ class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
     @property
     def leaves_other(self) -> bool:
         """Whether the layer is another now than as the last tensor was saved."""
-        return self._state is not None and state_of(self._modules) != self._state
+        try:
+            return self._state is not None and state_of(self._modules) != self._state
+        except Exception:  # whatever comparing a user's values raises
+            return True
 
     def differences(self) -> list[torch.Tensor]:
         """Return a flag, true where a tensor was filled later; [] where none can be.
@@ -119,7 +122,7 @@ class Way(NamedTuple):
     n_saved: int
     """How many tensors it has saved."""
     variant: int
-    """Of the flags and texts among the attributes."""
+    """Of the flags among the attributes."""
 
 
 class Branches:

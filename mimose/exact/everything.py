@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mimose.exact.attributes import own_attributes
 from mimose.exact.global_flags import flags_now
 from mimose.tensors import version
 
@@ -39,7 +40,7 @@ def _of(value: Any, depth: int) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return id(value), version(value), value.requires_grad
-    own = value if isinstance(value, _CONTAINERS) else getattr(value, "__dict__", None)
+    own = value if isinstance(value, _CONTAINERS) else own_attributes(value)
     if own is None or isinstance(value, _NOT_ENTERED):
         return id(value)
     if not depth or len(own) > _MOST_ITEMS:

@@ -5,15 +5,13 @@ Note: [What stands around a forward]
 attention kernel would save other tensors. So what chooses kernels is read as a call
 enters, and set again for its recomputation where it is another by then: attention
 kernels and their order, the default dtype, deterministic algorithms, precision. So are
-modes that see torch's functions, such as ``with torch.device(...)``, and context
-variables: a backward runs in another thread, which has none. Autocast is saved in the
-same way (`mimose.exact.autocast`).
+modes that see torch's functions, such as ``with torch.device(...)``. Autocast is saved
+in the same way (`mimose.exact.autocast`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -38,14 +36,7 @@ def _set_precision(precision: Any) -> None:
         torch.set_float32_matmul_precision(precision)
 
 
-def _set_variables(context: contextvars.Context) -> None:
-    for variable, value in context.items():
-        if variable.get(_OPEN) is not value:
-            variable.set(value)
-
-
 _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (contextvars.copy_context, _set_variables),
     (function_modes, set_function_modes),
     *KERNEL_FLAGS,
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),

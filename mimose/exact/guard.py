@@ -70,7 +70,7 @@ class Entered(NamedTuple):
     places: Places
     """Where these attributes are."""
     variant: int
-    """Of what flags and texts there are among them."""
+    """Of what flags there are among them."""
     modules: tuple[nn.Module, ...]
     tables: Tables
     """Of the modules."""
@@ -141,6 +141,8 @@ class ModuleGuard:
         self, name: str, module: nn.Module, unit: Guarded, objects: HeldObjects
     ) -> None:
         self._objects = objects
+        self._once: set[tuple[int, str]] = set()
+        """Where tensors have come late, by table and name."""
         self._name = name
         self._unit = unit
         self.naming = Naming(name, unit.keep_alike)
@@ -214,7 +216,9 @@ class ModuleGuard:
             tables, names = zip(*new, strict=True)
             before = self._all
             self._all = TensorPlaces(before.tables + tables, before.names + names)
-            self.is_other = True
+            keys = {(id(table), name) for table, name in new}
+            self.is_other |= not keys <= self._once
+            self._once |= keys
 
     # ------------------------------------------------------------------ the forward
 

@@ -31,6 +31,7 @@ from mimose.run.actions.offload.away import handed_over
 from mimose.run.counting import RecomputationFlops
 from mimose.run.findings import Findings
 from mimose.run.inner_gradients import InnerGradients
+from mimose.run.others import why_forward_waits
 from mimose.run.unit import Unit, note_shared_weights
 from mimose.torch_private import (
     COMPILED_CALL,
@@ -313,7 +314,8 @@ class EventRunner:
             NotRecomputableError: Some of them were to be recomputed in this step.
             LateChangeError: It has changed an object that units hold as never before.
         """
-        if self._objects.begin_to_move() and self.inputs:
+        is_new = self._objects.begin_to_move() and self.inputs
+        if is_new and not why_forward_waits(self._root, self.units):
             self._cut_off_inputs()
             raise LateChangeError(self.inputs[0][0].name, [])
         found = {}
