@@ -22,15 +22,18 @@ recomputation (see `mimose.exact.guard`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import types
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from mimose.exact.everything import state_of
+from mimose.exact.attributes import own_attributes
+from mimose.exact.global_flags import flags_now
 from mimose.exact.late_answers import LateAnswers
-from mimose.tensors import is_plain, operators_of, sum_of_words
+from mimose.tensors import is_plain, operators_of, sum_of_words, version
 from mimose.torch_private import (
     StopRecomputation,
     pop_saved_hooks,
@@ -41,6 +44,22 @@ from mimose.torch_private import (
 )
 
 _FILL_LATER = "RreluWithNoiseBackward"
+_VALUES = (type(None), bool, int, float, complex, str, bytes)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_NOT_ENTERED = (nn.Module, type, types.ModuleType, types.FunctionType)
+_DEPTH = 3
+"""Of what is looked at: a table, what is in it, and what is in that."""
+_MOST_ITEMS = 200
+"""Of a container or an object whose content is looked at; of others its length."""
+
+
+class Way(NamedTuple):
+    """The way that a call has gone through its layer, as far as that is told apart."""
+
+    n_saved: int
+    """How many tensors it has saved."""
+    variant: int
+    """Of the flags among the attributes."""
 
 
 class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
@@ -48,18 +67,22 @@ class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
 
     Args:
         module: The layer, whose operators may save and change its own tensors.
-        n_saved: How many tensors are needed.
+        way: The way that its call went.
 
     Somebody who would end the recomputation, now that all that is needed is saved, has
     it ended when this is left.
+
+    Attributes:
+        way: That way.
     """
 
-    def __init__(self, module: nn.Module, n_saved: int) -> None:
+    def __init__(self, module: nn.Module, way: Way) -> None:
+        self.way = way
         self._modules = list(module.modules())
         own = (*module.parameters(), *module.buffers())
         self._own = {_key(tensor) for tensor in own}
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._n_left = n_saved
+        self._n_left = way.n_saved
         self._state: Any = None
         """Of the layer, as the last one was saved."""
         self._is_over = False
@@ -90,7 +113,7 @@ class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
         """Take note of a tensor that is saved now."""
         self._n_left -= 1
         if not self._n_left:
-            self._state = state_of(self._modules)
+            self._state = _state_of(self._modules)
         if tensor.requires_grad or not is_plain(tensor) or _key(tensor) in self._own:
             return
         with without_dispatch_modes():  # nobody is to count this
@@ -101,7 +124,7 @@ class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
     def leaves_other(self) -> bool:
         """Whether the layer is another now than as the last tensor was saved."""
         try:
-            return self._state is not None and state_of(self._modules) != self._state
+            return self._state is not None and _state_of(self._modules) != self._state
         except Exception:  # whatever comparing a user's values raises
             return True
 
@@ -114,15 +137,6 @@ class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
         with without_dispatch_modes():
             found = [torch.as_tensor(_sum(t) != before) for t, before in seen]
             return [torch.stack(found).any()] if found else []
-
-
-class Way(NamedTuple):
-    """The way that a call has gone through its layer, as far as that is told apart."""
-
-    n_saved: int
-    """How many tensors it has saved."""
-    variant: int
-    """Of the flags among the attributes."""
 
 
 class Branches:
@@ -169,19 +183,18 @@ class Branches:
         Args:
             way: The way that its call went.
         """
-        return EarlySaves(self._module, way.n_saved)
+        return EarlySaves(self._module, way)
 
-    def check(self, saves: EarlySaves, way: Way) -> None:
+    def check(self, saves: EarlySaves) -> None:
         """Take note of such a recomputation.
 
         Args:
             saves: What it has saved.
-            way: The way that its call went.
         """
         self._runs_on = self._runs_on or saves.leaves_other
 
         def tell(differ: Sequence[bool]) -> None:
-            self._known.add(way)
+            self._known.add(saves.way)
             self._runs_on = self._runs_on or any(differ)
 
         self._answers.ask(saves.differences(), tell)
@@ -210,6 +223,36 @@ class Count(contextlib.AbstractContextManager["Count"]):
 
     def __exit__(self, *_: object) -> None:
         pop_saved_hooks()
+
+
+def _state_of(modules: Iterable[nn.Module]) -> Any:
+    """Return what modules have now, and what is set of torch.
+
+    Whoever compares it with a later one must hold what there was: what is replaced
+    shows by its identity. It takes some microseconds a module.
+
+    Args:
+        modules: The modules.
+    """
+    tables = [_state_in(vars(module), _DEPTH) for module in modules]
+    return tables, flags_now()
+
+
+def _state_in(value: Any, depth: int) -> Any:
+    if isinstance(value, _VALUES):
+        return value
+    if isinstance(value, torch.Tensor):
+        return id(value), version(value), value.requires_grad
+    own = value if isinstance(value, _CONTAINERS) else own_attributes(value)
+    if own is None or isinstance(value, _NOT_ENTERED):
+        return id(value)
+    if not depth or len(own) > _MOST_ITEMS:
+        return id(value), len(own)
+    if isinstance(own, dict):
+        return id(value), [
+            (name, _state_in(item, depth - 1)) for name, item in own.items()
+        ]
+    return id(value), [_state_in(item, depth - 1) for item in own]
 
 
 def _sum(tensor: torch.Tensor) -> Any:

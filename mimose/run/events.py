@@ -212,7 +212,9 @@ class EventRunner:
         Returns:
             Whether the model consists of others.
         """
-        if not self._structure.renew() and not any([u.is_other for u in self.units]):
+        if not self._structure.renew() and not any(
+            [unit.guard.is_other for unit in self.units]
+        ):
             return False
         for unit in self.units:
             unit.renew()

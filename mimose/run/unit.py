@@ -110,11 +110,6 @@ class Unit:
         self.forward = forward
 
     @property
-    def is_other(self) -> bool:
-        """Whether it has a tensor among its attributes that it had not."""
-        return self.guard.is_other
-
-    @property
     def is_kept(self) -> bool:
         """Whether it turned out that it cannot be recomputed."""
         return self.name in self._findings.kept

@@ -96,10 +96,9 @@ def recompute(
         RecomputationError: In backward, where the recomputation is not the same.
         LateChangeError: Now, where a buffer has begun to change.
     """
-    if guard is not None:
-        guard.enter()
-        if guard.is_other:
-            return forward(*args, **kwargs)
+    entered = None if guard is None else guard.enter()
+    if guard is not None and guard.is_other:
+        return forward(*args, **kwargs)
     call = _positional(args, kwargs, handed)
     own = None if call.rebuild is None else (args, kwargs)
     sent = _Sent(away, call.tensors) if away is not None else None
@@ -113,6 +112,7 @@ def recompute(
         handed,
         on_recompute,
         guard,
+        entered,
         devices,
         stopwatch,
         sent,
@@ -210,6 +210,7 @@ class _Region:
         handed: HandedObjects | None,
         on_recompute: OnRecompute | None,
         guard: ModuleGuard | None,
+        entered: Entered | None,
         devices: tuple[torch.device, ...],
         stopwatch: Stopwatch,
         sent: _Sent | None,
@@ -231,8 +232,8 @@ class _Region:
         self._branches = branches
         self._way = Way(0, 0)
         self._random: RandomState | None = None
-        self._entered: Entered | None = None
-        """What the forward has found, as long as it runs."""
+        self._entered = entered
+        """What the forward has found, until it has run."""
         self._state: GuardState | None = None
         self._marks: Marks | None = None
         self._is_first = True
@@ -281,8 +282,7 @@ class _Region:
             args, kwargs = self._own
             self._own = None
             self._marks = marks(args, kwargs)
-        guard = self._guard
-        self._entered = entered = None if guard is None else guard.enter()
+        guard, entered = self._guard, self._entered
         devices = accelerators(given)
         if devices != self._devices:
             devices = tuple(dict.fromkeys((*self._devices, *devices)))
@@ -330,7 +330,7 @@ class _Region:
                     return self._forward(*args, **kwargs)
             finally:
                 if not branches.is_known(way):
-                    branches.check(saves, way)
+                    branches.check(saves)
 
         now = before.as_now()
         try:

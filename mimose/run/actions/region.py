@@ -309,15 +309,13 @@ class Region:
         """Return whether what is saved now is of the same kinds."""
         left = self._holders[::-1]
         is_same = True
-        unit, is_known, ends_early, way = self._unit, True, True, None
+        unit, ends_early, saves = self._unit, True, None
         # A layer that takes a gradient in its forward has not saved all it will.
         if self._state is not None:
             way = Way(len(left), self._state.entered.variant)
-            is_known = unit.branches.is_known(way)
             ends_early = unit.branches.may_end_early(way)
-        saves = None
-        if way is not None and not is_known:
-            saves = unit.branches.early_saves(way)
+            if not unit.branches.is_known(way):
+                saves = unit.branches.early_saves(way)
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal is_same
@@ -354,8 +352,8 @@ class Region:
             finally:
                 drop_saved_hooks(outer)
                 now.restore()
-        if saves is not None and way is not None:
-            unit.branches.check(saves, way)
+        if saves is not None:
+            unit.branches.check(saves)
         return is_same and not left
 
 
