@@ -11,7 +11,7 @@ from mimose.bench.check.line import Line, equal, told
 from mimose.bench.check.training import DeviceLoop, jumping, measure_room
 from mimose.session import attach
 
-_STEPS = 48
+_STEPS = 32
 _SHARE, _LEFT = 1.2, 0.6
 """Of the growth of plain training: what the budget leaves, and what there is later."""
 
