@@ -68,12 +68,12 @@ class Trial:
                 "budget_bytes": budget,
             }
         try:
-            before = self._allocated()
+            before = self._requested()
             actual = self._under(budget)
-            own_bytes = self._allocated() - before
+            own_bytes = self._requested() - before
             message = "\n".join(said.lines)
             expected = self._bare()  # behind it, so that nothing lies in its way
-            bare_bytes = self._allocated() - before - own_bytes
+            bare_bytes = self._requested() - before - own_bytes
             self._found["left_bytes"] = own_bytes - bare_bytes
             different = differing(expected, actual)
         except Exception as error:  # whatever it is, it is what this setting gets
@@ -110,11 +110,12 @@ class Trial:
         drawn = torch.randint(n_sizes + 1, (self._steps,), generator=generator)
         return [least + training.multiple * number for number in drawn.tolist()]
 
-    def _allocated(self) -> int:
+    def _requested(self) -> int:
         gc.collect()
         if self._device.type == "cpu":
             return 0
-        return int(torch.get_device_module(self._device).memory_allocated())
+        # Allocated bytes differ with the blocks that a step happened to get.
+        return torch.accelerator.memory_stats()["requested_bytes.all.current"]
 
     def _bare(self) -> dict[str, Tensor]:
         world, training = self._build()
