@@ -129,14 +129,17 @@ class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
             return True
 
     def differences(self) -> list[torch.Tensor]:
-        """Return a flag, true where a tensor was filled later; [] where none can be.
+        """Return a flag a device, true where a tensor on it was filled later.
 
         What was saved is not held any longer.
         """
         seen, self._seen = self._seen, []
+        found: dict[torch.device, list[torch.Tensor]] = {}
         with without_dispatch_modes():
-            found = [torch.as_tensor(_sum(t) != before) for t, before in seen]
-            return [torch.stack(found).any()] if found else []
+            for tensor, before in seen:
+                flag = torch.as_tensor(_sum(tensor) != before)
+                found.setdefault(flag.device, []).append(flag)
+            return [torch.stack(flags).any() for flags in found.values()]
 
 
 class Branches:
