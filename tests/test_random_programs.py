@@ -58,6 +58,29 @@ def test_equal_on_an_accelerator(sim: Any, program: programs.Program) -> None:
     _holds(program, "sim")
 
 
+def _once_wrong(
+    family: tuple[str, ...], traits: tuple[str, ...], turn: str, session: str
+) -> programs.Verdict:
+    turns = ((turn, 0),)
+    program = programs.Program((family,), (0, 0), traits, turns, session=session)
+    return programs.judge(program, "cpu" if session == "full" else "sim")
+
+
+def test_a_graph_that_held_itself() -> None:
+    """A tensor that an operator had edited was saved as it is, by a hook of ours."""
+    family = ("rrelu_in_place", "gradient_inside")
+    verdict = _once_wrong(family, (), "wrapped_forward", "full")
+    assert ("", "") == (verdict.found, verdict.rejected)
+
+
+@pytest.mark.sim
+def test_what_autocast_had_cast_in_a_forward_that_failed(sim: Any) -> None:
+    """It was older than its users, and gradients were added in another order."""
+    traits = ("collects", "input_grad")
+    verdict = _once_wrong(("growing_table",), traits, "autocast_both", "tight fine")
+    assert ("", "") == (verdict.found, verdict.rejected)
+
+
 def test_says_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that changes what is computed is found out, and the program shrinks."""
     changed = programs.MAKES["number"]

@@ -89,17 +89,17 @@ class EarlySaves(contextlib.AbstractContextManager["EarlySaves"]):
 
     def __enter__(self) -> EarlySaves:
         outer = top_saved_hooks(False)
-        pack, unpack = outer or (_same, _same)
+        pack, unpack = outer or (_aside, _same)
 
         def noted(tensor: torch.Tensor) -> Any:
             if self._is_over:
-                return tensor
+                return _aside(tensor)
             self.note(tensor)
             try:
                 return pack(tensor)
             except StopRecomputation:
                 self._is_over = True
-                return tensor
+                return _aside(tensor)
 
         push_saved_hooks(noted, unpack)
         return self
@@ -215,7 +215,7 @@ class Count(contextlib.AbstractContextManager["Count"]):
 
     def __enter__(self) -> Count:
         outer = top_saved_hooks(False)
-        pack, unpack = outer or (_same, _same)
+        pack, unpack = outer or (_aside, _same)
 
         def counted(tensor: torch.Tensor) -> Any:
             self.n_saved += 1
@@ -265,6 +265,11 @@ def _sum(tensor: torch.Tensor) -> Any:
 
 def _key(tensor: torch.Tensor) -> int:
     return storage_key(tensor.untyped_storage()) if is_plain(tensor) else id(tensor)
+
+
+_aside = torch.Tensor.detach
+"""For a tensor that an operator edits and saves: it has the operator in its history, and
+saved as it is the graph would hold itself, for good."""
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

@@ -153,7 +153,7 @@ class Driver:
         output, error = self._attempt(step, forward, call)
         while error is not None and self._retry.prepare(step, error, call):
             error = None  # its traceback pins the tensors of the failed forward
-            self._retry.rewind()
+            self._retry.rewind(step)
             step.start(self._parts.meter)
             output, error = self._attempt(step, forward, call)
         if error is not None:

@@ -130,9 +130,19 @@ class Retry:
         step.run_again(f"run again after {type(error).__name__} in forward")
         return True
 
-    def rewind(self) -> None:
-        """Put the process back to where the forward began."""
+    def rewind(self, step: Step) -> None:
+        """Put the process back to where the forward began.
+
+        What autocast has cast, it keeps for the next forward inside of it. That is
+        older then than what uses it, and gradients would be added in another order.
+        Where an earlier forward of the window has filled the cache, it stays.
+
+        Args:
+            step: Whose forward is to be run again.
+        """
         release_memory(self._device)
+        if not step.part:
+            torch.clear_autocast_cache()
         self._rollback.restore()
 
     def _has_changed(self, call: Call) -> bool:
