@@ -268,8 +268,8 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 _aside = torch.Tensor.detach
-"""For a tensor that an operator edits and saves: it has the operator in its history, and
-saved as it is the graph would hold itself, for good."""
+"""For a tensor that an operator edits and saves: it has the operator in its history.
+Saved as it is the graph would hold itself, for good."""
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
