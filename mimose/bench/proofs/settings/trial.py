@@ -115,7 +115,7 @@ class Trial:
         if self._device.type == "cpu":
             return 0
         # Allocated bytes differ with the blocks that a step happened to get.
-        return torch.accelerator.memory_stats()["requested_bytes.all.current"]
+        return int(torch.accelerator.memory_stats()["requested_bytes.all.current"])
 
     def _bare(self) -> dict[str, Tensor]:
         world, training = self._build()
