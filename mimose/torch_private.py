@@ -48,6 +48,7 @@ __all__ = [
     "are_parametrizations_cached",
     "base_of",
     "buffers_of",
+    "choose_attention",
     "clear_hooks",
     "count_graphs",
     "current_graph_task",
@@ -349,6 +350,12 @@ def set_function_modes(modes: Sequence[object]) -> None:
 top_transform: Callable[[], object | None] = torch._C._functorch.peek_interpreter_stack
 """The transform of ``torch.func`` that runs; None outside of any. Asked by torch for
 the same reason in #140439; no thread about a public form was found."""
+
+
+def choose_attention(query: torch.Tensor) -> int:
+    """Return the kernel that attention of a tensor to itself would take (#169849)."""
+    return int(torch._fused_sdp_choice(query, query, query))
+
 
 KERNEL_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = tuple(
     (getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{setter}"))

@@ -19,6 +19,7 @@ import torch
 
 from mimose.torch_private import (
     KERNEL_FLAGS,
+    choose_attention,
     function_modes,
     matmul_precision,
     set_function_modes,
@@ -56,6 +57,19 @@ def flags_now() -> Flags:
         return [read() for read in _READ]
     except RuntimeError:
         return [*(read() for read in _READ[:-1]), _OPEN]
+
+
+def settle_flags(device: torch.device) -> None:
+    """Have torch settle now what it sets itself at a process's first attention.
+
+    On Hopper and Blackwell that puts cuDNN's kernels before flash attention's. A layer
+    whose forward read the order before would be recomputed with other kernels.
+
+    Args:
+        device: Where attention will run.
+    """
+    if device.type == "cuda":
+        choose_attention(torch.empty(1, 1, 1, 8, dtype=torch.half, device=device))
 
 
 @contextlib.contextmanager

@@ -11,6 +11,27 @@ from torch.utils.flop_counter import flop_registry
 from mimose.tensors import storages_in
 from mimose.torch_private import TorchDispatchMode, overload_packet, to_copy
 
+_ATTENTION = {
+    getattr(torch.ops.aten, name)
+    for name in (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    )
+}
+
+
+def attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+    """Return the FLOPs of attention; torch's own formula refuses grouped heads to 2.11.
+
+    Args:
+        query: (..., heads, queries, width).
+        key: (..., heads or groups of them, keys, width).
+        value: (..., the same, keys, width of the output).
+    """
+    widths = query.shape[-1] + value.shape[-1]
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * widths
+
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of the storages made by operators while it is active.
@@ -50,9 +71,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(args, kwargs, result)
             if func is to_copy and _is_weight(args[0]):
                 self._copies.update(storages_in(result))
-        formula = flop_registry.get(overload_packet(func))
-        if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=result)
+        packet = overload_packet(func)
+        if packet in _ATTENTION:
+            self.flops += attention_flops(*args[:3])
+        elif packet in flop_registry:
+            self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
         return result
 
     def copied_bytes(self) -> int:

@@ -20,6 +20,7 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import flop_registry
 
+from mimose.measure.tracker import attention_flops
 from mimose.torch_private import output_of, saved_value
 
 Flops: TypeAlias = Callable[..., int]
@@ -219,8 +220,8 @@ def _cpu_attention(told: Any, query: Any, key: Any, value: Any, mask: Any) -> An
 
 
 def _attention_flops(_: Any, *operands: Any, out_val: Any) -> int:
-    formula = flop_registry[_aten._scaled_dot_product_flash_attention]
-    return int(formula(*operands, out_val=out_val))
+    del out_val
+    return attention_flops(*operands[:3])
 
 
 OPERATORS: Mapping[str, Operator] = {
