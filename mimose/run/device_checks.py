@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from mimose.exact.global_flags import settle_flags
 from mimose.exceptions import MimoseError
 from mimose.torch_private import ConvNd, parameters_of
 
@@ -41,7 +40,6 @@ class DeviceChecks:
         also: Callable[[], None] | None = None,
     ) -> None:
         _refuse_graphed(model)
-        settle_flags(device)
         self._also = also
         self._device = device
         self._place = next(

@@ -16,6 +16,7 @@ from mimose.daemon import make_background
 from mimose.decide.policy import Policy
 from mimose.decide.reserve import Reserve
 from mimose.exact.attributes import HeldObjects
+from mimose.exact.global_flags import settle_flags
 from mimose.exact.handed import Knowledge
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import refuse_unsaveable
@@ -171,6 +172,7 @@ class Engine:
         self._options = options
         self._past: _Past | None = None
         self.device = only_device(model)
+        settle_flags(self.device)
         later = later_waits(options.meeting, others, model, found)
         checks = DeviceChecks(model, self.device, later)
         refuse_unsaveable(self.device)
