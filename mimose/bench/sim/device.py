@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mimose.bench.sim.hollow import *  # noqa: F403
 from mimose.bench.sim.indices import Device, index_of, n_devices
 from mimose.bench.sim.memory import *  # noqa: F403 - each part says what is public
 from mimose.bench.sim.memory import mem_get_info, memory_allocated

@@ -1,4 +1,5 @@
 // What Python calls: torch.ops.sim.
+#include "hollow.h"
 #include "memory.h"
 #include "random.h"
 
@@ -81,6 +82,8 @@ History history(int64_t device) {
 // As after start, but for memory that is held, and settings where any is.
 void reset() {
   bool held = false;
+  is_hollow = false;
+  reset_hollow();
   for (int device = 0; device < kDevices; device++) {
     auto& memory = memory_of(device);
     memory.empty_cache();
@@ -99,7 +102,26 @@ void reset() {
   rng_copies = 0;
 }
 
+void set_card(double half_flops, double single_flops, double memory_bytes,
+              double host_bytes, double blas_workspace, double launch, double segment,
+              double granule) {
+  card = {half_flops,     single_flops, memory_bytes, host_bytes,
+          blas_workspace, launch,       segment,      granule};
+}
+
+std::tuple<double, double, int64_t, double> clock_of(int64_t device) {
+  auto& clock = clocks[device];
+  return {1e-9 * double(clock.kernels), 1e-9 * double(clock.allocator),
+          clock.n_kernels, 1e6 * double(clock.flops)};
+}
+
 TORCH_LIBRARY(sim, m) {
+  m.def("set_hollow(bool enabled) -> ()", [](bool enabled) { is_hollow = enabled; });
+  m.def("set_card(float half_flops, float single_flops, float memory_bytes, "
+        "float host_bytes, float blas_workspace, float launch, float segment, "
+        "float granule) -> ()",
+        set_card);
+  m.def("clock(int device) -> (float, float, int, float)", clock_of);
   m.def("start() -> ()", start);
   m.def("device_count() -> int", []() -> int64_t { return kDevices; });
   m.def("reset() -> ()", reset);

@@ -1,4 +1,5 @@
 // Expandable segments: one range of addresses a pool, of which granules are mapped.
+#include "hollow.h"
 #include "rules.h"
 
 namespace sim {
@@ -58,6 +59,7 @@ bool CachingAllocator::map(Block* block, size_t n_bytes) {
   reserved_ += size;
   add(stats_.reserved_bytes, pool, size);
   stats_.num_device_alloc++;
+  pass_in_allocator(device_, card.granule * double(size / block->segment->granule));
   note("segment_map", address, size);
   return true;
 }
@@ -82,6 +84,7 @@ void CachingAllocator::unmap(Block* block) {
   reserved_ -= size;
   add(stats_.reserved_bytes, pool, -int64_t(size));
   stats_.num_device_free++;
+  pass_in_allocator(device_, card.granule * double(size / segment.granule));
   note("segment_unmap", begin, size);
 }
 

@@ -4,6 +4,7 @@
 // given to the kernel as a CPU tensor over the same bytes. What the kernel allocates
 // comes from the device's allocator (see KernelScope), and a result is taken over with
 // its memory.
+#include "hollow.h"
 #include "host_waits.h"
 #include "memory.h"
 #include "random.h"
@@ -222,6 +223,7 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t begin = stack->size() - schema.arguments().size();
   count_waits(op, *stack, begin);
+  if (is_hollow && run_hollow(op, stack)) return;
   Call call;
   Arguments arguments(call);
   for (size_t i = begin; i < stack->size(); i++) arguments.replace((*stack)[i]);
@@ -256,25 +258,35 @@ int index_of(const std::optional<c10::Device>& device) {
   return device && device->index() >= 0 ? device->index() : current_device;
 }
 
+// Where nothing is computed, the bits of a little memory are no accident: zeros.
+Tensor known(Tensor made) {
+  constexpr size_t kLittle = 256 << 10;
+  const auto& storage = made.storage();
+  if (is_hollow && storage.nbytes() && storage.nbytes() <= kLittle)
+    std::memset(data_of(storage).get(), 0, storage.nbytes());
+  return made;
+}
+
 Tensor empty(c10::IntArrayRef sizes, std::optional<c10::ScalarType> dtype,
              std::optional<c10::Layout>, std::optional<c10::Device> device,
              std::optional<bool>, std::optional<c10::MemoryFormat> format) {
   DeviceScope scope(index_of(device));
-  return at::detail::empty_generic(sizes, &device_allocator(), kOnSim,
-                                   c10::dtype_or_default(dtype), format);
+  return known(at::detail::empty_generic(sizes, &device_allocator(), kOnSim,
+                                         c10::dtype_or_default(dtype), format));
 }
 
 Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                      std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
                      std::optional<c10::Device> device, std::optional<bool>) {
   DeviceScope scope(index_of(device));
-  return at::detail::empty_strided_generic(sizes, strides, &device_allocator(), kOnSim,
-                                           c10::dtype_or_default(dtype));
+  return known(at::detail::empty_strided_generic(sizes, strides, &device_allocator(),
+                                                 kOnSim, c10::dtype_or_default(dtype)));
 }
 
 // Copies between devices, and between a device and the host.
 Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   count_wait_of_copy(from, to, non_blocking);
+  if (is_hollow && copy_hollow(from, to)) return to;
   Call call;
   Tensor source = call.to_cpu(from);
   Tensor target = call.to_cpu(to);

@@ -4,6 +4,7 @@
 #include "autocast.cpp"
 #include "bindings.cpp"
 #include "expandable.cpp"
+#include "hollow.cpp"
 #include "host_waits.cpp"
 #include "kernels.cpp"
 #include "memory.cpp"

@@ -81,6 +81,11 @@ at::mt19937 Generator::next_engine() {
   return engine;
 }
 
+void Generator::skip() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  offset_ += kOffsetPerOperator;
+}
+
 const at::Generator& default_generator(int device) {
   static auto* all = [] {
     auto* made = new std::vector<at::Generator>;

@@ -25,6 +25,9 @@ class Generator final : public c10::GeneratorImpl {
   // The engine that the next operator draws from.
   at::mt19937 next_engine();
 
+  // As if an operator had drawn.
+  void skip();
+
  private:
   Generator* clone_impl() const override;
 

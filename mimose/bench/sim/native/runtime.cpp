@@ -1,6 +1,7 @@
 // The device's guard, with streams and events, and torch's hooks for an accelerator.
 #include "runtime.h"
 
+#include "hollow.h"
 #include "memory.h"
 #include "random.h"
 
@@ -17,8 +18,10 @@ namespace {
 
 // Kernels have run when the host goes on, so that a device's time is the host's: what
 // this process has computed, for nobody else has work for such a device.
+// A hollow device has a clock of its own.
 struct EventState {
   std::clock_t recorded;
+  int64_t hollow;
 };
 
 // One stream a device. What makes a host wait is counted.
@@ -56,15 +59,20 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream&) const override { waits++; }
   void synchronizeDevice(const c10::DeviceIndex) const override { waits++; }
 
-  void record(void** event, const c10::Stream&, const c10::DeviceIndex,
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag) const override {
     if (!*event) *event = new EventState;
     static_cast<EventState*>(*event)->recorded = std::clock();
+    int device = stream.device_index() < 0 ? current_device : stream.device_index();
+    static_cast<EventState*>(*event)->hollow = clocks[device].now();
   }
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
   void synchronizeEvent(void*) const override { waits++; }
   double elapsedTime(void* begin, void* end, const c10::DeviceIndex) const override {
+    if (is_hollow)
+      return 1e-6 * double(static_cast<EventState*>(end)->hollow -
+                           static_cast<EventState*>(begin)->hollow);
     auto passed = static_cast<EventState*>(end)->recorded -
                   static_cast<EventState*>(begin)->recorded;
     return 1e3 * static_cast<double>(passed) / CLOCKS_PER_SEC;
@@ -122,7 +130,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     DeviceScope scope(storage.device().index());
     auto moved = device_allocator().allocate(n_bytes);
     size_t kept = std::min(n_bytes, storage.nbytes());
-    if (kept) std::memcpy(moved.get(), storage.data(), kept);
+    if (kept && !is_hollow) std::memcpy(moved.get(), storage.data(), kept);
     storage.set_data_ptr_noswap(std::move(moved));
     storage.set_nbytes(n_bytes);
   }

@@ -1,0 +1,162 @@
+"""The hollow card: true sizes, no arithmetic, a clock by the card's rates."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+
+pytestmark = pytest.mark.sim
+
+
+class _Layer(nn.Module):
+    """Attention, a norm and products, as in an encoder.
+
+    No dropout: on a CPU its kernel makes temporaries that CUDA's does not.
+    """
+
+    def __init__(self, width):
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, -1, 64)).unbind(2)
+        scores = (q.transpose(1, 2) @ k.transpose(1, 2).mT).softmax(-1)
+        mixed = (scores @ v.transpose(1, 2)).transpose(1, 2).flatten(2)
+        return x + self.out(mixed)
+
+
+def _model(width, n_layers, dtype=torch.float32):
+    with torch.device("sim"):
+        layers = (_Layer(width) for _ in range(n_layers))
+        return nn.Sequential(*layers).to(dtype).train()
+
+
+def _bytes_of_steps(sim, *, amp):
+    """Train some lengths; return what was requested at each moment of a step."""
+    torch.manual_seed(0)
+    model = _model(128, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    told = []
+    for length in (40, 200, 64):
+        sim.reset_peak_memory_stats()
+        x = torch.randn(4, length, 128, device="sim")
+        with torch.autocast("sim", torch.bfloat16, enabled=amp):
+            loss = model(x).sum()
+        told.append(_requested(sim))
+        loss.backward()
+        told.append(_requested(sim))
+        optimizer.step()
+        optimizer.zero_grad()
+        told.append(_requested(sim))
+        del x, loss
+    return told
+
+
+def _requested(sim):
+    stats = sim.memory_stats()
+    return [stats[f"requested_bytes.all.{which}"] for which in ("current", "peak")]
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_bytes_are_those_of_the_device_that_computes(sim, amp):
+    """Held after forward, backward and the optimizer's step; and nearly at the peak.
+
+    There a CPU's kernels hold temporaries, such as a cast operand, that CUDA's do not.
+    """
+    computed = _bytes_of_steps(sim, amp=amp)
+    sim.reset()
+    sim.set_hollow(dataclasses.replace(sim.CARDS["h100"], blas_workspace=0.0))
+    hollow = _bytes_of_steps(sim, amp=amp)
+    assert [held for held, _ in hollow] == [held for held, _ in computed]
+    for (_, here), (_, there) in zip(hollow, computed, strict=True):
+        assert 0.95 * there < here <= there
+
+
+def test_the_clock_is_the_roofline(sim):
+    """A product by its FLOPs, an addition by its bytes, a view and the host nothing."""
+    card = sim.CARDS["h100"]
+    sim.set_hollow(card)
+    a = torch.empty(4096, 4096, dtype=torch.bfloat16, device="sim")
+    passed = []
+    for run in (lambda: a @ a, lambda: a + a, lambda: a.t()):
+        before = sim.clock()
+        run()
+        passed.append(sim.clock().since(before))
+    product, added, view = passed
+    assert product.flops == pytest.approx(2 * 4096**3, rel=1e-4)
+    assert product.kernels == pytest.approx(
+        card.launch + 2 * 4096**3 / card.half_flops, rel=1e-4
+    )
+    moved = 3 * 2 * 4096**2 / card.memory_bytes
+    assert added.kernels == pytest.approx(card.launch + moved, rel=1e-4)
+    assert (added.n_kernels, added.flops) == (1, 0)
+    assert view.seconds == view.n_kernels == 0
+
+
+def test_segments_take_time(sim):
+    """A new segment costs a call, a cached block none, an emptied cache one again."""
+    sim.set_hollow(sim.CARDS["h100"])
+    before = sim.clock()
+    for _ in range(3):
+        torch.empty(2**30, dtype=torch.uint8, device="sim")
+    assert sim.clock().since(before).allocator == pytest.approx(3e-4)
+    sim.empty_cache()
+    assert sim.clock().since(before).allocator == pytest.approx(6e-4)
+
+
+def test_a_card_of_its_true_size_runs_out(sim):
+    """At what it has, and what was held is free again."""
+    sim.set_total_memory(24 << 30)
+    sim.set_hollow(sim.CARDS["rtx4090"])
+    held = [torch.empty(4 << 30, dtype=torch.uint8, device="sim") for _ in range(5)]
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(5 << 30, dtype=torch.uint8, device="sim")
+    held.clear()
+    torch.empty(20 << 30, dtype=torch.uint8, device="sim")
+
+
+def test_few_numbers_are_computed_and_many_are_zeros(sim):
+    """Masks and positions are right; a loss is no number to rely on."""
+    sim.set_hollow(sim.CARDS["h100"])
+    ids = torch.arange(1000, device="sim")
+    assert (ids % 7).sum().item() == sum(n % 7 for n in range(1000))
+    large = torch.randn(1 << 20, device="sim")
+    assert large.sum().item() == 0.0
+    assert torch.equal(large, torch.randn(1 << 20, device="sim"))
+    with pytest.raises(RuntimeError, match="hollow"):
+        torch.unique(torch.randint(9, (1 << 24,), device="sim"))
+
+
+def test_events_read_the_virtual_clock(sim):
+    """So that what a plan's seconds are made of are the card's."""
+    sim.set_hollow(sim.CARDS["h100"])
+    first, last = sim.Event(True), sim.Event(True)
+    first.record()
+    before = sim.clock()
+    torch.empty(8192, 8192, device="sim") @ torch.empty(8192, 8192, device="sim")
+    last.record()
+    passed = sim.clock().since(before).seconds
+    assert first.elapsed_time(last) == pytest.approx(1e3 * passed, rel=1e-6)
+
+
+def test_a_session_plans_on_it(sim):
+    """A gigabyte of activations, within a budget that holds two thirds of them."""
+    sim.set_hollow(sim.CARDS["h100"])
+    model = _model(1024, 12, torch.bfloat16)
+    with mimose.attach(model, "4GiB") as session:
+        for length in (128, 256, 384, 512, 640, 768, 896, 1024) * 3:
+            x = torch.empty(8, length, 1024, dtype=torch.bfloat16, device="sim")
+            model(x).sum().backward()
+            model.zero_grad()
+    last = session.records[-1]
+    assert last.phase == "plan"
+    assert {"keep", "recompute"} == set(last.actions)
+    assert session.summary().steps_over == 0
+    assert abs(last.prediction_error) < 0.01
