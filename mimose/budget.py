@@ -26,6 +26,10 @@ _UNITS = {
         for power, prefix in enumerate(("K", "M", "G", "T"), start=1)
     },
 }
+_LEFT_BYTES, _LEFT_SHARE = 512 * 2**20, 0.03
+"""Of a device left to libraries, whichever is more, ..."""
+_LEFT_TO_RANKS_BYTES = 2**30
+"""... and so much more where ranks communicate."""
 _LEAST_BARE = 2**20
 """A smaller number without a unit is more likely one of MiB or GiB."""
 _MOST = 2**63
@@ -75,6 +79,46 @@ def parse_budget(
         )
         raise BudgetError(msg)
     return _parse_fraction(budget, float(budget), device_bytes)
+
+
+def all_there_is(
+    device: str, device_bytes: int | None, *, is_shared: bool, has_ranks: bool
+) -> int:
+    """Return the budget of who names none: what is there for this process, less some.
+
+    What the libraries take lies outside of the allocator: the context, cuBLAS, NCCL. A
+    call of theirs that finds no memory fails with no out-of-memory error.
+
+    Args:
+        device: Its name.
+        device_bytes: What is free there and what the process has reserved.
+        is_shared: Whether all else that runs lives there, as on a CPU.
+        has_ranks: Whether ranks communicate.
+
+    Raises:
+        BudgetError: It is a CPU, whose memory others need, too, or does not tell.
+    """
+    if is_shared or device_bytes is None:
+        there = "how much it has is not known"
+        if device_bytes is not None:
+            there = f"{format_bytes(device_bytes)} are there in all"
+        msg = (
+            f"there is no budget, and of {device} not all can be one: {there}, and "
+            f"everything else that runs lives there as well. Say how much training may "
+            f"take, as in '6GiB', or '+2GiB' for so much more than is held now"
+        )
+        raise BudgetError(msg)
+    left = max(_LEFT_BYTES, _LEFT_SHARE * device_bytes)
+    if has_ranks:
+        left += _LEFT_TO_RANKS_BYTES
+    if left >= device_bytes:
+        msg = (
+            f"{format_bytes(device_bytes)} are there for this process on {device}, and "
+            f"{format_bytes(left)} are left to libraries: free memory there (another "
+            f"process may hold it), or say what the budget is"
+        )
+        raise BudgetError(msg)
+    return int(device_bytes - left)
 
 
 def rank_share(n_bytes: int | None) -> int | None:

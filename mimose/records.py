@@ -203,8 +203,8 @@ class Summary:
     retries: int
     fragmentation: float | None = None
     """On an accelerator: reserved growth counted for each byte of growth."""
-    given_back: int | None = None
-    """On an accelerator: how often free blocks were given back before a step."""
+    flushes: int | None = None
+    """On an accelerator: how often the allocator freed its cached blocks to go on."""
     kept_units: Mapping[str, str] = field(default_factory=dict)
     """Units that cannot be recomputed, and why."""
     uncalled_units: Sequence[str] = ()

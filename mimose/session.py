@@ -66,7 +66,7 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 def attach(
     model: nn.Module,
-    budget: float | str,
+    budget: float | str | None = None,
     *,
     units: UnitsSpec = None,
     actions: str | Sequence[str] = "exact",
@@ -79,7 +79,7 @@ def attach(
     meter: Meter | BasicMeter | str | None = None,
     record_to: str | PathLike[str] | None = None,
     max_records: int = 10_000,
-    hard_limit: bool = False,
+    wall: bool = True,
     cost: str = "auto",
     max_error: float | None = None,
     host_budget: float | str | None = None,
@@ -100,7 +100,9 @@ def attach(
             hold at any moment of a step, parameters, gradients and optimizer state
             included: ``"6GiB"``, ``"6GB"``, an integer number of bytes, a float in
             (0, 1] or ``"80%"``, a fraction of the device's memory, or ``"+400MiB"``,
-            so much more than is held at attach.
+            so much more than is held at attach. None on an accelerator: what is free
+            there and what this process holds, less 3% or 512 MiB, whichever is more,
+            and 1 GiB more where ranks communicate.
         units: The modules to plan for: None to discover them, a module class, a
             qualified name, several of these, or a predicate over ``(module)`` or
             ``(name, module)``.
@@ -130,9 +132,10 @@ def attach(
             folder is made if it is not there.
         max_records: How many steps' records are kept in memory, the last ones: about
             half a kB each.
-        hard_limit: Whether the accelerator's allocator is to fail rather than pass the
-            budget, as long as the session lives
-            (``set_per_process_memory_fraction``).
+        wall: Whether an accelerator's allocator keeps the budget itself
+            (``set_per_process_memory_fraction``), from a training forward to the end of
+            its backward. At the wall it frees its cached blocks, and fails only where
+            that is not enough. Without effect on a CPU.
         cost: What plans are to save: ``"seconds"``, learned from the steps;
             ``"flops"``, so that equal runs make equal plans; or ``"auto"``, seconds
             where an action is in use whose FLOPs do not tell its time.
@@ -198,7 +201,7 @@ def attach(
             meter=meter,
             record_to=record_to,
             max_records=max_records,
-            hard_limit=hard_limit,
+            wall=wall,
             cost=cost,
             refine=refine,
             meeting=meeting,
@@ -228,7 +231,7 @@ class Session:
     A context manager; leaving it detaches.
 
     Attributes:
-        budget_bytes: The budget.
+        budget: The budget, in bytes. ``budget_bytes`` is the same.
         records: The last steps' `StepRecord`, a bounded sequence, oldest first.
     """
 
@@ -246,7 +249,7 @@ class Session:
         )
         self._engine = make_engine(model, options)
         self._n_units = len(self._engine.units)
-        self.budget_bytes = self._engine.budget_bytes
+        self.budget = self.budget_bytes = self._engine.budget_bytes
         self.records = self._engine.records
         self._attachment: Attachment | None = None
         self.watches = Watches(self._engine.ahead)
@@ -257,9 +260,7 @@ class Session:
                     self._engine.refusals.refuse_held()
                 self._engine.meet()
             self._tell_of_others()
-            self._attachment = Attachment(
-                model, self._engine, hard_limit=options.hard_limit
-            )
+            self._attachment = Attachment(model, self._engine)
         except BaseException:
             self.detach()
             raise

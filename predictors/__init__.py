@@ -4,7 +4,7 @@ from ._shapes import ShapeRegressor
 from .alternatives import EstimatorPredictor, QuadraticScalarRegressor
 from .base import Predictor
 from .envelope import EnvelopeRegressor
-from .fragmentation import FragmentationRatio
+from .fragmentation import FragmentationAllowance
 from .limit import LearnedLimit
 from .lines import Series, fit_series
 from .margin import GrowthBound
@@ -26,7 +26,7 @@ __all__ = [
     "Best",
     "EnvelopeRegressor",
     "EstimatorPredictor",
-    "FragmentationRatio",
+    "FragmentationAllowance",
     "GrowthBound",
     "LearnedLimit",
     "MethodModel",

@@ -1,121 +1,74 @@
-"""How much more an allocator takes from its device than is asked of it."""
+"""What a caching allocator reserves for each byte that a step asks for."""
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
-from collections.abc import Hashable
-from math import exp, sqrt
-from statistics import median
+from collections.abc import Mapping
 from typing import Any
 
-_NEAR = 0.8
-"""A smaller step counts as one of this share of the largest growth."""
-_FADE = 4.0
-"""Observations, and kinds of them, after which a third is left of the prior."""
-_COARSE = 40 * 2**20
-"""Steps of few kinds leave no more doubt than this: two segments of the kind that
-requests of 1 to 10 MiB are served from."""
+_PRIOR = 1.25
+"""At first; 1.08 where segments can grow."""
+_KNOWN = 8
+"""After so many large steps the prior counts no more."""
+_WINDOW = 16
+_LARGE = 0.5
+"""Of the room; gaps are as large in smaller steps, and tell nothing of a share."""
+_LEAST = 1.02
+_MOST = 1.5
 
 
-class FragmentationRatio:
-    """A windowed upper envelope of reserved growth over requested growth.
+class FragmentationAllowance:
+    """Reserved bytes to count for each requested byte of a step's growth.
 
-    A caching allocator takes segments from the device and hands out parts of them.
-    What lies between is fragmentation, in parts of segments that nobody asks for. Its
-    share falls with the size of a step, and what is wanted is the share of the large
-    ones, that may use the whole budget: the reserved growth of a step smaller than 0.8
-    of the largest in the window is taken as a share of that. The ratio is the highest
-    share, and above it the distance from the median to it divided by the root of their
-    number: of few observations the next may well be higher. At first a prior counts.
-    Steps of one kind that repeat each other count as one, the highest: they say little
-    of others.
+    A caching allocator rounds what is asked for, and what lives in a part of a segment
+    pins all of it: the gaps beside cannot be freed when the allocator frees its cached
+    blocks, and are of no use to a tensor larger than each. How large they are as a
+    forward ends, when most is held, is read in large steps. The allowance holds the
+    largest of the last ones.
 
     Args:
-        prior: The ratio before any observation; at least as high as `floor`.
-        floor: The least ratio.
-        window: How many observations are remembered.
+        prior: At first.
 
     Raises:
-        ValueError: A parameter is out of its range.
+        ValueError: The prior is less than one.
     """
 
-    def __init__(
-        self, prior: float = 1.5, floor: float = 1.0, window: int = 256
-    ) -> None:
-        if not 0.0 <= floor <= prior or window < 1:
+    def __init__(self, prior: float = _PRIOR) -> None:
+        if prior < 1.0:
             msg = (
-                f"0 <= floor <= prior and window >= 1 are needed, got {floor!r}, "
-                f"{prior!r} and {window!r}."
+                f"reserved bytes are at least the requested ones: {prior!r} is below 1"
             )
             raise ValueError(msg)
-        self.prior = prior
-        self.floor = floor
-        self._seen: deque[tuple[float, float, int]] = deque(maxlen=window)
-        self._n_unlike = 0
-        self._value = prior
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(value={self.value:.3f}, n={len(self._seen)})"
+        self._prior = prior
+        self._seen: deque[float] = deque(maxlen=_WINDOW)
 
     @property
     def value(self) -> float:
-        """Reserved bytes to count for each requested byte of growth."""
-        return self._value
+        """Reserved bytes for each requested one."""
+        ratio = 1.0 + max(self._seen, default=0.0)
+        if len(self._seen) < _KNOWN:
+            ratio = max(ratio, self._prior)
+        return min(_MOST, max(_LEAST, ratio))
 
-    def observe(
-        self, requested_bytes: float, reserved_bytes: float, kind: Hashable = None
-    ) -> None:
-        """Take in a step.
+    def observe(self, requested: float, taken: float, room: float) -> None:
+        """Take in a step as its forward has ended.
 
         Args:
-            requested_bytes: By how much its requested bytes grew; none tells nothing.
-            reserved_bytes: By how much the reserved bytes grew.
-            kind: Equal for steps that ask for the same blocks; None is like no other.
+            requested: By how many bytes the requested ones grew.
+            taken: By how much the allocated ones did, with the gaps in their segments.
+            room: What the step might reserve.
         """
-        if requested_bytes <= 0.0:
-            return
-        self._seen.append(
-            (requested_bytes, max(0.0, reserved_bytes), self._number(kind))
-        )
-        self._value = self._envelope()
-
-    def _number(self, kind: Hashable) -> int:
-        """Return a number of a kind, the same in every process; a new one for None."""
-        if kind is not None:
-            return zlib.crc32(repr(kind).encode())
-        self._n_unlike += 1
-        return -self._n_unlike
-
-    def _envelope(self) -> float:
-        largest = max(requested for requested, _, _ in self._seen)
-        by_kind: dict[int, float] = {}
-        for requested, taken, kind in self._seen:
-            ratio = taken / max(requested, _NEAR * largest)
-            by_kind[kind] = max(ratio, by_kind.get(kind, 0.0))
-        highest = max(by_kind.values())
-        spread = (highest - median(by_kind.values())) / sqrt(len(by_kind))
-        prior = self.prior - self.floor
-        doubt = max(
-            prior * exp(-len(self._seen) / _FADE),
-            min(prior * exp(-len(by_kind) / _FADE), _COARSE / largest),
-        )
-        return max(self.floor + doubt, highest + spread)
+        if requested > 0.0 and requested >= _LARGE * room:
+            self._seen.append(max(0.0, taken / requested - 1.0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was seen, ready for JSON."""
-        return {"seen": [list(seen) for seen in self._seen]}
+        """Return what steps have taught, ready for JSON."""
+        return {"seen": list(self._seen)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what another one has seen; the parameters stay.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another was taught.
 
         Args:
             state: What ``state_dict`` returned.
         """
-        seen = [
-            (float(asked), float(taken), int(kind[0]) if kind else -n)
-            for n, (asked, taken, *kind) in enumerate(state["seen"], 1)
-        ]
-        self._n_unlike = max([0, *(-kind for _, _, kind in seen)])
-        self._seen = deque(seen, maxlen=self._seen.maxlen)
-        self._value = self._envelope() if self._seen else self.prior
+        self._seen.extend(map(float, state["seen"]))

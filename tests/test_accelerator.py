@@ -94,37 +94,6 @@ def test_a_fraction_is_of_what_is_free_and_held(sim):
     session.detach()
 
 
-def test_a_hard_limit_is_a_wall_and_goes_with_the_session(sim):
-    """The allocator refuses what passes the budget; detached, it does not."""
-    loop = _Loop()
-    with mimose.attach(loop.model, "200MiB", hard_limit=True):
-        with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(250 * MIB, dtype=torch.uint8, device="sim")
-        assert sim.get_per_process_memory_fraction() < 0.01
-    assert 1.0 == sim.get_per_process_memory_fraction()
-    assert torch.empty(250 * MIB, dtype=torch.uint8, device="sim").numel()
-
-
-def test_the_lowest_of_several_walls_holds(sim):
-    """Two sessions, detached in any order, leave the limit as it was."""
-    total = sim.mem_get_info()[1]
-    one, other = _Loop(), _Loop()
-    first = mimose.attach(one.model, "200MiB", hard_limit=True)
-    second = mimose.attach(other.model, "400MiB", hard_limit=True)
-    first.detach()
-    assert 400 * MIB == pytest.approx(sim.get_per_process_memory_fraction() * total)
-    second.detach()
-    assert 1.0 == sim.get_per_process_memory_fraction()
-
-
-def test_a_hard_limit_needs_an_allocator(toys):
-    """On a CPU there is no wall to set; nothing is left behind."""
-    model = toys.chain(2)
-    with pytest.raises(mimose.BudgetError, match="hard_limit"):
-        mimose.attach(model, "1TiB", hard_limit=True)
-    mimose.attach(model, "1TiB").detach()
-
-
 def test_out_of_memory_teaches(sim):
     """The limit falls in mid-run: one failure, plans that fit then, equal losses."""
     loop, session = _warmed(2**40)

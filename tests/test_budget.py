@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import mimose
 from mimose import BudgetError
 from mimose.budget import format_bytes, parse_budget, rank_share
 
@@ -138,3 +139,22 @@ def test_a_number_of_ranks_that_is_none_is_refused(monkeypatch, n_ranks):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", n_ranks)
     with pytest.raises(BudgetError, match=f"LOCAL_WORLD_SIZE.*got {n_ranks!r}"):
         rank_share(1000)
+
+
+def test_no_budget_on_a_cpu_is_an_error_with_numbers(toys):
+    """What is there, and what to write."""
+    with pytest.raises(BudgetError, match=r"GiB are there in all.*'6GiB'"):
+        mimose.attach(toys.chain(2))
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(("total", "left"), [(80, 2.4), (8, 0.5)])
+def test_no_budget_on_an_accelerator_is_what_is_there(sim, toys, total, left):
+    """Less what libraries take beside the allocator; another's memory is not there."""
+    sim.set_total_memory(total * 2**30)
+    model = toys.chain(2).to("sim")
+    with mimose.attach(model) as session:
+        assert session.budget == int((total - left) * 2**30)
+    sim.set_total_memory(400 * 2**20)
+    with pytest.raises(BudgetError, match="another process"):
+        mimose.attach(model)

@@ -30,7 +30,7 @@ _CHECKS = (
     requested.allocated_over_requested,
     *workspaces.CHECKS,
     exactness.under_autocast,
-    pytest.param(budget.kept_behind_a_wall, marks=pytest.mark.slow),
+    pytest.param(budget.kept, marks=pytest.mark.slow),
     pytest.param(out_of_memory.limit_falls, marks=pytest.mark.slow),
 )
 

@@ -16,15 +16,8 @@ class _Least:
     """Reached with everything recomputed."""
     growth_bytes: float
     """The same over the step's start, mapped files left out."""
-    needed_bytes: float
-    """Taken from the device at these very sizes: on an accelerator reserved."""
     state_bytes: float
     """Of the optimizer, at that time."""
-
-    def beyond_bytes(self, after_bytes: float) -> float:
-        """Return what was taken from the device beyond the peak, 0 if not told."""
-        beyond = self.needed_bytes - self.peak_bytes
-        return beyond + after_bytes if beyond else 0.0
 
 
 class LeastPeaks:
@@ -45,15 +38,10 @@ class LeastPeaks:
         peak_bytes: float,
         growth_bytes: float,
         state_bytes: float,
-        needed_bytes: float,
     ) -> None:
-        """Take in one step in which everything was recomputed.
-
-        Reserved bytes come in segments, and a larger batch may do with fewer: they bind
-        at the same sizes alone.
-        """
+        """Take in one step in which everything was recomputed."""
         key = facts.context, facts.sizes
-        self._least[key] = _Least(peak_bytes, growth_bytes, needed_bytes, state_bytes)
+        self._least[key] = _Least(peak_bytes, growth_bytes, state_bytes)
         if len(self._least) > _MOST_STEPS:
             del self._least[min(self._least, key=self._growth)]
 
@@ -65,7 +53,6 @@ class LeastPeaks:
         facts: StepInput,
         start_bytes: float,
         state_bytes: float,
-        after_bytes: float = 0.0,
     ) -> float:
         """Return a peak that no plan can go below, 0 if none is known.
 
@@ -73,7 +60,6 @@ class LeastPeaks:
             facts: The step to come.
             start_bytes: Held now.
             state_bytes: Of the optimizer, now.
-            after_bytes: What its step reserves beyond the backward.
         """
         return max(
             (
@@ -81,7 +67,6 @@ class LeastPeaks:
                     least.peak_bytes + state_bytes - least.state_bytes,
                     start_bytes + least.growth_bytes,
                 )
-                + (least.beyond_bytes(after_bytes) if sizes == facts.sizes else 0.0)
                 for (context, sizes), least in self._least.items()
                 if context == facts.context and _covers(facts.sizes, sizes)
             ),

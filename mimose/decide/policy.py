@@ -228,6 +228,12 @@ class Policy:
         upper = facts._replace(sizes=key[2])
         self._learner.use(facts.context)
         why_not = "" if ready is not None else doubt(model, upper)
+        if why_not and is_known:
+            # A step that is measured takes longer than what waits to be learned.
+            self._learner.background.expect_wait(is_urgent=True)
+            self._learner.background.catch_up()
+            model = self._learner.model
+            why_not = doubt(model, upper)
         self._notices.doubted(why_not)
         if why_not:
             return Decision("fallback" if is_known else "collect", None, reason=why_not)

@@ -104,7 +104,7 @@ class MimoseCallback(_Base):
 
     def __init__(
         self,
-        budget: float | str,
+        budget: float | str | None = None,
         *,
         module: str | None = None,
         **options: Any,

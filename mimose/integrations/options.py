@@ -11,7 +11,7 @@ from mimose.session import attach
 
 
 def check_options(
-    callback: str, budget: float | str, options: Mapping[str, Any]
+    callback: str, budget: float | str | None, options: Mapping[str, Any]
 ) -> None:
     """Make sure that `attach` takes these options.
 

@@ -91,7 +91,7 @@ class MimoseCallback(TrainerCallback, ExportableState):
 
     def __init__(
         self,
-        budget: float | str,
+        budget: float | str | None = None,
         *,
         module: nn.Module | None = None,
         **options: Any,

@@ -33,6 +33,16 @@ _OUT_OF_MEMORY = re.compile(
 """What errors say when an allocation has failed: see Note: [Out of memory]."""
 
 
+_ASKED = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)", re.IGNORECASE)
+_SCALE = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def asked_bytes(error: BaseException) -> int:
+    """Return the bytes that could not be had, as the error says; 0 if it does not."""
+    found = _ASKED.search(str(error))
+    return int(float(found[1]) * _SCALE[found[2].lower()]) if found else 0
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell an allocation that failed from any other error, on any device.
 

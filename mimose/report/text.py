@@ -45,7 +45,7 @@ def summarise(
     kept_units: Mapping[str, str],
     uncalled_units: Sequence[str],
     fragmentation: float | None = None,
-    given_back: int | None = None,
+    flushes: int | None = None,
     inexact_units: Mapping[str, str],
     gradient_errors: Mapping[str, Mapping[str, float]],
     largest_to_come: Mapping[str, int] | None = None,
@@ -65,7 +65,7 @@ def summarise(
         kept_units: Units that cannot be recomputed, and why.
         uncalled_units: Units that no step has called.
         fragmentation: On an accelerator, reserved growth for each byte of growth.
-        given_back: On an accelerator, how often free blocks were given back.
+        flushes: On an accelerator, how often the allocator freed its cached blocks.
         inexact_units: Units that are recomputed, but not to the bit, and why.
         gradient_errors: By lossy action and layer.
         largest_to_come: Of the shapes that were told beforehand.
@@ -106,7 +106,7 @@ def summarise(
         kept_units=kept_units,
         uncalled_units=uncalled_units,
         fragmentation=fragmentation,
-        given_back=given_back,
+        flushes=flushes,
         inexact_units=inexact_units,
         gradient_errors=gradient_errors,
         timed_plans=len(timed),
@@ -245,7 +245,7 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
         yield (
             "fragmented",
             f"{summary.fragmentation:.2f} bytes reserved for each byte of growth; "
-            f"free blocks given back before {summary.given_back} steps",
+            f"the allocator freed its cached blocks {summary.flushes} times",
         )
     if summary.largest_to_come:
         least = summary.least_peak_to_come

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from mimose.exceptions import AlreadyAttachedError, BudgetError
+from mimose.exceptions import AlreadyAttachedError
 from mimose.head.loss_function import LeanLoss, modules_with_loss
-from mimose.measure.meters import AllocatorMeter, Meter
 from mimose.run.engine import Engine
 from mimose.run.root import RootPatch
 from mimose.run.unit_patch import UnitPatch
@@ -27,26 +25,21 @@ class Attachment:
     Args:
         model: The model.
         engine: What the forwards are to run in.
-        hard_limit: Whether the allocator is to fail at the budget.
-
-    Raises:
-        BudgetError: No limit can be set here.
     """
 
-    def __init__(self, model: nn.Module, engine: Engine, *, hard_limit: bool) -> None:
+    def __init__(self, model: nn.Module, engine: Engine) -> None:
         self._patches: list[Patch | LeanLoss] = []
         self._by_rows: list[str] = []
         self._undo = contextlib.ExitStack()
         self._finalizer: Any = None
         try:
-            self._install(model, engine, hard_limit=hard_limit)
+            self._install(model, engine)
         except BaseException:
             self.remove()
             raise
 
-    def _install(self, model: nn.Module, engine: Engine, *, hard_limit: bool) -> None:
-        if hard_limit:
-            self._undo.callback(_wall(engine.meter, engine.budget_bytes))
+    def _install(self, model: nn.Module, engine: Engine) -> None:
+        self._undo.callback(engine.footprint.drop_wall)
         engine.optimizers.start()
         self._undo.callback(engine.optimizers.remove)
         if any(unit.is_compiled for unit in engine.units):
@@ -82,16 +75,6 @@ class Attachment:
         self._undo.close()
         if self._finalizer is not None:
             self._finalizer.detach()  # it would keep the meter's files open
-
-
-def _wall(meter: Meter, budget_bytes: int) -> Callable[[], None]:
-    if isinstance(meter, AllocatorMeter):
-        return meter.wall(budget_bytes)
-    msg = (
-        "hard_limit: only an accelerator's allocator can be told to fail at a budget; "
-        "on a CPU leave it out, and see 'A hard limit' in the page on budgets"
-    )
-    raise BudgetError(msg)
 
 
 def refuse_second(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
 from mimose.learn.windows import Windows
 from mimose.measure.meters import Meter
+from mimose.measure.out_of_memory import asked_bytes, is_out_of_memory
 from mimose.planners import Menu
 from mimose.run import backward
 from mimose.run.agreement import Agreement, Asked
@@ -154,9 +155,11 @@ class Driver:
         while error is not None and self._retry.prepare(step, error, call):
             error = None  # its traceback pins the tensors of the failed forward
             self._retry.rewind(step)
+            self._raise_wall(step)
             step.start(self._parts.meter)
             output, error = self._attempt(step, forward, call)
         if error is not None:
+            error = self._refused(step, error)
             self._ends.abort(step, error)
             try:
                 raise error
@@ -170,8 +173,11 @@ class Driver:
     ) -> tuple[Any, BaseException | None]:
         """Run a forward; return what came of it, where other ranks can go on, too."""
         output, error = self._attempt_alone(step, forward, call)
-        error = self._retry.settled(error, call)
-        return (output if error is None else None), error
+        try:
+            error = self._retry.settled(error, call)
+            return (output if error is None else None), error
+        finally:
+            del error  # its traceback refers to this frame, and to what has failed
 
     def _attempt_alone(
         self, step: Step, forward: Callable[..., Any], call: Call
@@ -196,6 +202,25 @@ class Driver:
             self._parts.overlooked.end()
             self._events.end()
             self._is_running = False
+
+    def _raise_wall(self, step: Step) -> None:
+        """Have the allocator keep the budget; a baseline does as it would by itself.
+
+        Where an impossible budget is but warned of, the least plan may pass it.
+        """
+        if self.plans and (step.can_be_safer or not self._parts.refusals.warns):
+            self._footprint.raise_wall()
+        else:
+            self._footprint.drop_wall()
+
+    def _refused(self, step: Step, error: BaseException) -> BaseException:
+        """Return what to raise for an error: that nothing keeps the budget, perhaps."""
+        if step.can_be_safer or not is_out_of_memory(error):
+            return error
+        least = self._footprint.beyond_wall(asked_bytes(error))
+        if not least:
+            return error
+        return self._parts.refusals.beyond_wall(float(least), float(step.start_bytes))
 
     # ------------------------------------------------------------------ beginning
 
@@ -238,7 +263,7 @@ class Driver:
         if facts.base and self.plans:
             step.ask_first_call(partial(self._settle_variant, step, table, decide))
         self._parts.rollback.take(is_planned=not step.is_measured)
-        self._make_room(step)
+        self._raise_wall(step)
         step.planned(time.perf_counter() - began)
         step.start(self._parts.meter)
         return step
@@ -381,7 +406,6 @@ class Driver:
             step.withdraw(_OTHER_VARIANT)
         if not step.settle(facts, decision):
             return
-        self._make_room(step, has_begun=True)
         if step.trace is None:
             self._parts.rollback.narrow()
         chosen = step.decision.chosen
@@ -392,22 +416,6 @@ class Driver:
             self._events.plan(chosen.by_unit, free)
         step.planned(time.perf_counter() - began)
 
-    def _make_room(self, step: Step, *, has_begun: bool = False) -> None:
-        if not self.plans:
-            return  # a baseline does as it would by itself
-        decision, growth, window = step.decision, None, step.window
-        if window.steps and decision.growth_bytes == window.steps[-1].growth_bytes:
-            return  # there was room for all of it when it began
-        if decision.growth_bytes is not None:
-            growth = self._policy.reserve.allowed_growth(decision.raw_growth_bytes)
-        chosen = step.decision.chosen
-        actions = None if chosen is None else chosen.plan.actions
-        key: Hashable = step.facts.context, step.facts.sizes, actions
-        if window.planned is not None:
-            key = window.planned.context, window.planned.sizes, actions
-        has_begun = has_begun or bool(window.steps)
-        self._footprint.make_room(growth, key, has_begun=has_begun)
-
     # ------------------------------------------------------------------ ending
 
     def _end_forward(self, step: Step, output: Any) -> None:
@@ -415,6 +423,7 @@ class Driver:
             step.trace.mark("root_exit")
             if is_sharded(self._parts.model):
                 after_hooks(self._parts.model, step.trace.leave_hooks)
+        self._footprint.forward_ended()
         self._parts.ran(step.facts)
         self._parts.overlooked.note_calls()
         calls = tuple(map(_CALLS, self._events.units))
@@ -443,6 +452,11 @@ class Driver:
         self._ends.open.abandon()
         self._policy.distrust_plans()
         self._safest_once = True
+
+    def pass_by(self) -> None:
+        """Take note that the root runs what is no step: no wall is for that."""
+        if not self._is_running and not backward.is_running():
+            self._footprint.drop_wall()
 
     def finish(self) -> None:
         """Close everything, as the session ends."""

@@ -145,6 +145,7 @@ class StepEnds:
             step.window.spoil(reason)
         if step.trace is not None:
             step.trace.close()
+        self._footprint.drop_wall()
         self.note_peaks(self._footprint.fold())
         self._close(step, had_backward=False, reason=reason)
 
@@ -177,6 +178,7 @@ class StepEnds:
         is_last = bool(window.reason) or window.n_backwards >= window.n_expected
         if window.trace is not None:
             window.trace.end(is_last=is_last)
+        self._footprint.drop_wall()
         self._note_end(window, self._footprint.fold())
         if self._answers.asked:
             self._answers.read()

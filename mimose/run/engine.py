@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 
-from mimose.budget import parse_budget, rank_share
+from mimose.budget import all_there_is, parse_budget, rank_share
 from mimose.daemon import make_background
 from mimose.decide.policy import Policy
 from mimose.decide.reserve import Reserve
@@ -37,7 +37,7 @@ from mimose.run.actions.registry import (
     state_of,
 )
 from mimose.run.ahead import Ahead
-from mimose.run.allocator_footprint import Ratios, make_footprint
+from mimose.run.allocator_footprint import make_footprint
 from mimose.run.device_checks import DeviceChecks
 from mimose.run.driver import Driver, Parts
 from mimose.run.ending import StepEnds
@@ -89,7 +89,7 @@ _OF_THE_MODEL = (
 class Options:
     """What a session is asked to do; see `mimose.attach`."""
 
-    budget: float | str
+    budget: float | str | None
     planner: Planner
     actions: Sequence[Action] = field(default_factory=lambda: choose("exact"))
     units: UnitsSpec = None
@@ -101,7 +101,7 @@ class Options:
     meter: Meter | BasicMeter | str | None = None
     record_to: str | PathLike[str] | None = None
     max_records: int = 10_000
-    hard_limit: bool = False
+    wall: bool = True
     cost: str = "auto"
     """What plans save."""
     refine: bool = True
@@ -112,8 +112,6 @@ class Options:
     """Of the ranks as they attach, some of which may have to agree."""
     reserve: Reserve | None = None
     """Another reserve than the usual, such as one with parts left out."""
-    ratios: Ratios | None = None
-    """Other ratios of reserved to requested growth."""
 
 
 def make_engine(model: nn.Module, options: Options) -> Engine:
@@ -180,7 +178,15 @@ class Engine:
         total = meter.total_bytes()
         if self.device.type == "cpu":
             total = rank_share(total)
-        self.budget_bytes = parse_budget(options.budget, total, meter.held_bytes)
+        if options.budget is None:
+            self.budget_bytes = all_there_is(
+                str(self.device),
+                total,
+                is_shared=self.device.type == "cpu",
+                has_ranks=distributed.is_available() and distributed.is_initialized(),
+            )
+        else:
+            self.budget_bytes = parse_budget(options.budget, total, meter.held_bytes)
         kinds = kinds_of(options.predictor, meter.noise_bytes)
         self._actions = options.actions
         self.host_memory = None if options.host is None else options.host.memory
@@ -228,7 +234,7 @@ class Engine:
         self.overlooked = Overlooked(self.units, model)
         self.rollback = Rollback(model, self.units, answers, self.findings, objects)
         self.records = Records(options.max_records, options.record_to)
-        self.footprint = make_footprint(meter, self.budget_bytes, options.ratios)
+        self.footprint = make_footprint(meter, self.budget_bytes, has_wall=options.wall)
         self.refusals = Refusals(
             model,
             self.footprint,
@@ -243,7 +249,7 @@ class Engine:
             model,
             meter,
             lambda: opened.n_begun,
-            on_stepped=self.footprint.optimizer_stepped,
+            on_step=self.footprint.drop_wall,
         )
         # A baseline does the same in every step, by the events' positions.
         planner = options.planner

@@ -12,7 +12,7 @@ process ran out of memory: 1,181 MiB allocated, 1,376 reserved.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mimose.measure.meters import Meter
@@ -35,10 +35,7 @@ class Footprint:
     Attributes:
         limit: The budget, lowered where memory ran out below it.
         peak_bytes: The highest footprint seen.
-        after_bytes: What an optimizer's step reserves beyond the backward before it.
     """
-
-    after_bytes = 0
 
     def __init__(self, meter: Meter, budget_bytes: int) -> None:
         self._meter = meter
@@ -107,23 +104,27 @@ class Footprint:
         del start_bytes
         return 1.0
 
-    def make_room(
-        self, growth_bytes: float | None, key: Hashable, *, has_begun: bool = False
-    ) -> None:
-        """Make ready for a step whose growth, margin included, is known or not.
+    def raise_wall(self) -> None:
+        """Let whoever hands out memory keep the limit, where that can be asked for."""
+
+    def drop_wall(self) -> None:
+        """Let it hold no more."""
+
+    def beyond_wall(self, asked_bytes: int) -> int:
+        """Return what would be taken now, had the wall not refused it; 0 if it did not.
 
         Args:
-            growth_bytes: Of the level; None where it is not predicted.
-            key: Equal for steps that ask for the same blocks.
-            has_begun: Whether the step turned out another one after it had begun.
+            asked_bytes: Of the allocation that has failed.
         """
+        del asked_bytes
+        return 0
+
+    def forward_ended(self) -> None:
+        """Take note that a step's forward has ended: what it keeps is held."""
 
     def observe(self, growth_bytes: int) -> None:
         """Take note of a step's growth of the level, as its backward has ended."""
         self.limit.step()
-
-    def optimizer_stepped(self) -> None:
-        """Take note of an optimizer's step, one of the first."""
 
     def ran_out(self) -> None:
         """Take note that an allocation has failed, before anything is given back."""
@@ -144,11 +145,3 @@ class Footprint:
         Args:
             state: What ``state_dict`` returned.
         """
-
-    def needed_bytes(self, level_bytes: int) -> int:
-        """Return what the last step needs of the device at the least.
-
-        Args:
-            level_bytes: The level that it reached.
-        """
-        return level_bytes

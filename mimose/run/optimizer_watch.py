@@ -36,7 +36,7 @@ class OptimizerWatch:
         model: The model.
         meter: Where the readings come from.
         n_forwards: Tells how often the model's forward has run.
-        on_stepped: Called after the steps watched, but for the first.
+        on_step: Called before each optimizer step that is in no backward.
 
     Not watched are steps inside a backward (a hook on each parameter), whose peak is
     the backward's, and those whose closure runs the model.
@@ -59,9 +59,9 @@ class OptimizerWatch:
         model: nn.Module,
         meter: Meter,
         n_forwards: Callable[[], int] = lambda: 0,
-        on_stepped: Callable[[], None] = lambda: None,
+        on_step: Callable[[], None] = lambda: None,
     ) -> None:
-        self._on_stepped = on_stepped
+        self._on_step = on_step
         self._model = weakref.ref(model)  # hooks of all optimizers refer to this
         self._device = only_device(model)
         self._waiting: weakref.WeakSet[torch.optim.Optimizer] | None = None
@@ -138,7 +138,10 @@ class OptimizerWatch:
         return any(id(p) in own for p in parameters_of(optimizer))
 
     def _pre(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._is_watched(optimizer) or _in_backward():
+        if _in_backward():
+            return
+        self._on_step()
+        if not self._is_watched(optimizer):
             return
         self._n_before = self._n_forwards()
         self.peak_bytes = max(self.peak_bytes, self._meter.peak_bytes())
@@ -165,8 +168,6 @@ class OptimizerWatch:
             self.excess_bytes = max(
                 self.excess_bytes, float(peak - live - (now - state)), 0.0
             )
-            if now <= state:  # what it makes to stay is no working memory
-                self._on_stepped()
         self.has_stepped = True
 
     def _state_of(self, optimizer: torch.optim.Optimizer) -> int:

@@ -47,7 +47,7 @@ class Refusals:
         self._footprint = footprint
         self._budget_bytes = budget_bytes
         self._most_bytes = budget_bytes + 5 * noise_bytes
-        self._warns = warns
+        self.warns = warns
         self._has_warned = False
         self._least = least_peaks
 
@@ -79,12 +79,34 @@ class Refusals:
         Raises:
             InfeasibleBudgetError: One has.
         """
-        after = self._footprint.after_bytes
-        least = self._least.bound(facts, start_bytes, state_bytes, after)
+        least = self._least.bound(facts, start_bytes, state_bytes)
         if least > self._most_bytes:
             model, budget = self._model(), float(self._budget_bytes)
             assert model is not None
             self._refuse(infeasible(model, budget, least, start_bytes, state_bytes))
+
+    def beyond_wall(
+        self, least_peak_bytes: float, start_bytes: float
+    ) -> InfeasibleBudgetError:
+        """Return the error for a forward that ran out of the budget.
+
+        Args:
+            least_peak_bytes: Reserved then, and asked for.
+            start_bytes: Held as the step began.
+        """
+        holders = {
+            "what is held before the step": start_bytes,
+            "the step itself up to where it failed, everything recomputed": (
+                least_peak_bytes - start_bytes
+            ),
+        }
+        advice = (
+            "It would have gone on to more. Raise the budget, use a smaller batch or "
+            "shorter inputs, or leave such batches out."
+        )
+        return InfeasibleBudgetError(
+            self._budget_bytes, least_peak_bytes, holders, advice
+        )
 
     def refuse_expected(
         self, shape: Mapping[str, int], least_peak_bytes: float, memory: Memory
@@ -118,7 +140,7 @@ class Refusals:
         self._refuse(InfeasibleBudgetError(budget, least_peak_bytes, holders, advice))
 
     def _refuse(self, error: InfeasibleBudgetError) -> None:
-        if not self._warns:
+        if not self.warns:
             raise error
         if not self._has_warned:
             self._has_warned = True
@@ -135,7 +157,4 @@ class Refusals:
         if read is None or outcome.has_compiled:
             return
         growth = read.peak_bytes - outcome.record.start_bytes - read.file_growth_bytes
-        needed = self._footprint.needed_bytes(read.peak_bytes)
-        self._least.add(
-            outcome.facts, read.peak_bytes, max(0, growth), state_bytes, needed
-        )
+        self._least.add(outcome.facts, read.peak_bytes, max(0, growth), state_bytes)

@@ -36,7 +36,10 @@ class RootPatch(Patch):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a step, or pass straight through."""
-        if self.is_removed or not self._driver.is_idle:
+        if self.is_removed:
+            return self.original(*args, **kwargs)
+        if not self._driver.is_idle:
+            self._driver.pass_by()
             return self.original(*args, **kwargs)
         if top_transform() is not None:
             if self._driver.plans:

@@ -86,6 +86,9 @@ class Describer:
         self._attributes = tuple(vars(m) for m in modules if "training" in vars(m))
         self._odd = tuple(m for m in modules if "training" not in vars(m))
         """Modules that keep their mode elsewhere, such as scripted ones."""
+        self._switches = [m for m in modules if hasattr(m, "gradient_checkpointing")]
+        """Modules that can checkpoint by themselves. To look for them at each new shape
+        took 4 ms of a model of 400 modules."""
         self._own = OwnParameters(self._model, self._units)
         self._flags: tuple[bool, ...] = ()
         self._modes: dict[tuple[bool, ...], Mode] = {}
@@ -231,7 +234,11 @@ class Describer:
     ) -> tuple[StepInput, SizeTable]:
         _, masks, has_gradients, autocast, _ = key
         self._check_device(args, kwargs)
-        refuse_other_checkpointing(self._model)
+        if any(
+            getattr(each, "gradient_checkpointing", False) is True
+            for each in self._switches
+        ):
+            refuse_other_checkpointing(self._model)
         shape = call_shape(args, kwargs, self._texts, self._lists)
         structure = digest(shape.structure)
         table = self._tables.get(structure) or SizeTable(shape.names, self._positional)

@@ -36,9 +36,13 @@ def tell_of_cache(modules: list[nn.Module]) -> None:
     """Say that no cache is made, and what that does to results.
 
     Args:
-        modules: What `caching_modules` returned.
+        modules: What `caching_modules` returned. Encoders whose configuration could
+            make decoders of them have no cache, and are not spoken of.
     """
-    names = ", ".join(dict.fromkeys(type(module).__name__ for module in modules))
+    decoders = [each for each in modules if not _is_encoder(each)]
+    names = ", ".join(dict.fromkeys(type(module).__name__ for module in decoders))
+    if not names:
+        return
     _log.warning(
         "mimose: %s is called with use_cache=False in training, since a recomputed "
         "layer cannot fill a key-value cache; its configuration has use_cache=True. "
@@ -54,6 +58,13 @@ def _makes_cache(module: nn.Module) -> bool:
     if not getattr(config, "use_cache", False):
         return False
     return "use_cache" in inspect.signature(unwrapped(module).forward).parameters
+
+
+def _is_encoder(module: nn.Module) -> bool:
+    config = getattr(module, "config", None)
+    has_choice = "is_decoder" in getattr(type(config), "__dataclass_fields__", ())
+    roles = ("is_decoder", "is_encoder_decoder")
+    return has_choice and not any(getattr(config, role, False) for role in roles)
 
 
 class WithoutCache(Patch):

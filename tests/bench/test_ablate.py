@@ -73,15 +73,6 @@ def test_a_margin_left_out_learns_nothing(part: str) -> None:
     assert Reserve(0.0).allowed_growth(100.0) > before
 
 
-def test_ratios_left_out_learn_nothing() -> None:
-    """They count what is requested, or nothing for a repeated step."""
-    fresh = left_out.ratios_without("fresh ratio").fresh
-    repeat = left_out.ratios_without("repeat ratio").repeat
-    for ratio in (fresh, repeat):
-        ratio.observe(100.0, 900.0)
-    assert (1.0, 0.0) == (fresh.value, repeat.value)
-
-
 @pytest.mark.parametrize("option", ["--settings", "--without"])
 def test_what_is_not_known_is_refused(
     option: str, capsys: pytest.CaptureFixture[str]

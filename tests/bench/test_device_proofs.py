@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,8 +19,6 @@ from mimose.bench import device
 from mimose.bench.proofs import (
     exact,
     falls,
-    fragmentation,
-    fragmentation_picture,
     hostcost,
     prediction,
     sequences,
@@ -31,7 +28,6 @@ from mimose.bench.proofs import (
 )
 from mimose.bench.proofs.common import Answer, Bar, Settings
 from mimose.bench.proofs.models import ModelSpec
-from mimose.bench.rows import write
 
 MIB = 2**20
 
@@ -57,28 +53,6 @@ def _missed(bars: list[Bar]) -> list[str]:
 def _row(kind: Any, fields: dict[str, Any], changes: dict[str, Any]) -> Any:
     settings = Settings(device="sim")
     return kind(**{**fields, **changes}, **settings.provenance())
-
-
-def _fragmentation_row(**changes: Any) -> fragmentation.FragmentationRow:
-    fields = {
-        "is_expandable": False,
-        "step": 0,
-        "length": 300,
-        "phase": "plan",
-        "budget_bytes": 110 * MIB,
-        "keep_all_growth_bytes": 120 * MIB,
-        "headroom_bytes": 100 * MIB,
-        "start_bytes": 10 * MIB,
-        "reserved_peak_bytes": 100 * MIB,
-        "requested_peak_bytes": 80 * MIB,
-        "fragmentation": 1.25,
-        "given_back": 1,
-        "alloc_retries": 0,
-        "retries": 0,
-        "reason": "",
-        "seconds": 0.1,
-    }
-    return _row(fragmentation.FragmentationRow, fields, changes)
 
 
 def _fall_row(step: int, **changes: Any) -> falls.FallRow:
@@ -203,38 +177,6 @@ def test_prediction_setup(name: str, batch: tuple[int, int], growth: int) -> Non
 
 
 # ------------------------------------------------------------------ judging
-
-
-def test_fragmentation_bars() -> None:
-    """One step over and one retry miss a bar each."""
-    good = [_fragmentation_row(step=n) for n in range(3)]
-    over = _fragmentation_row(step=3, reserved_peak_bytes=111 * MIB, alloc_retries=1)
-
-    assert [] == _missed(fragmentation._judge(good, 3))
-    assert ["steps over in reserved bytes", "allocation retries"] == _missed(
-        fragmentation._judge([*good, over], 4)
-    )
-
-
-@pytest.mark.parametrize(
-    ("growths", "expected"),
-    [([10, 20, 30, 40, 50], 30), ([20, 20, 20, 20, 40], 20), ([5], 5)],
-)
-def test_fragmentation_headroom(growths: list[int], expected: int) -> None:
-    """About 40% of the steps grow by more, as nearly as whole segments let them."""
-    assert expected == fragmentation._headroom(growths)
-
-
-def test_fragmentation_picture(tmp_path: Path) -> None:
-    """A picture is drawn from the rows alone."""
-    pytest.importorskip("matplotlib")
-    rows, picture = tmp_path / "rows.csv", tmp_path / "new" / "picture.png"
-    kind = fragmentation.FragmentationRow
-    write(rows, kind, [_fragmentation_row(step=n) for n in range(4)])
-
-    status = fragmentation_picture.main([str(rows), str(picture)])
-
-    assert (0, b"\x89PNG") == (status, picture.read_bytes()[:4])
 
 
 def test_falls_bars() -> None:

@@ -41,7 +41,7 @@ def _row(settings: Settings, **changes: object) -> soak.SoakRow:
         "requested_peak_bytes": None,
         "alloc_retries": None,
         "fragmentation": None,
-        "given_back": None,
+        "flushes": None,
         **changes,
     }
     return soak.SoakRow(**fields, **settings.provenance())

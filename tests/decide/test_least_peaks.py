@@ -25,7 +25,7 @@ def test_nothing_measured_bounds_nothing():
 def test_a_larger_batch_needs_at_least_as_much():
     """The bound holds at the shape itself and at those that cover it."""
     least = LeastPeaks()
-    least.add(_facts(2, 10), 500.0, 200.0, 0.0, 500.0)
+    least.add(_facts(2, 10), 500.0, 200.0, 0.0)
     sizes = [(2, 10), (2, 30), (4, 10), (2, 9), (1, 99)]
     assert [500.0, 500.0, 500.0, 0.0, 0.0] == [
         least.bound(_facts(*s), 400.0, 0.0) for s in sizes
@@ -35,14 +35,14 @@ def test_a_larger_batch_needs_at_least_as_much():
 def test_other_inputs_are_not_bounded():
     """Another kind of call may need less."""
     least = LeastPeaks()
-    least.add(_facts(2, 10), 500.0, 200.0, 0.0, 500.0)
+    least.add(_facts(2, 10), 500.0, 200.0, 0.0)
     assert 0.0 == least.bound(_facts(2, 10, context="images"), 400.0, 0.0)
 
 
 def test_the_lower_of_two_bounds_counts():
     """Today's start with that growth, or that peak with the state made since."""
     least = LeastPeaks()
-    least.add(_facts(2, 10), 500.0, 200.0, 40.0, 500.0)
+    least.add(_facts(2, 10), 500.0, 200.0, 40.0)
     assert 300.0 == least.bound(_facts(2, 10), 100.0, 40.0)
     assert 560.0 == least.bound(_facts(2, 10), 900.0, 100.0)
 
@@ -50,8 +50,8 @@ def test_the_lower_of_two_bounds_counts():
 def test_the_highest_of_several_steps_counts():
     """Of all measured steps that are covered, the one that needs most decides."""
     least = LeastPeaks()
-    least.add(_facts(2, 10), 500.0, 200.0, 0.0, 500.0)
-    least.add(_facts(2, 20), 700.0, 400.0, 0.0, 700.0)
+    least.add(_facts(2, 10), 500.0, 200.0, 0.0)
+    least.add(_facts(2, 20), 700.0, 400.0, 0.0)
     assert 700.0 == least.bound(_facts(2, 25), 900.0, 0.0)
     assert 500.0 == least.bound(_facts(2, 15), 900.0, 0.0)
 
@@ -85,20 +85,3 @@ def test_what_holds_nothing_is_left_out():
 def test_the_error_can_be_caught_as(kind):
     """The library's error is a budget error and the planners' own."""
     assert isinstance(InfeasibleBudgetError(1.0, 2.0, {}), kind)
-
-
-def test_what_was_reserved_binds_at_the_same_sizes_alone():
-    """A larger batch may do with fewer segments, but not with fewer tensors."""
-    least = LeastPeaks()
-    least.add(_facts(2, 10), 500.0, 200.0, 0.0, 560.0)
-    assert 560.0 == least.bound(_facts(2, 10), 300.0, 0.0)
-    assert 500.0 == least.bound(_facts(2, 11), 300.0, 0.0)
-
-
-def test_what_an_optimizers_step_reserves_is_needed_as_well():
-    """It is known behind the first step alone; where levels are all there is, never."""
-    least = LeastPeaks()
-    least.add(_facts(2, 10), 500.0, 200.0, 0.0, 560.0)
-    least.add(_facts(2, 20), 500.0, 200.0, 0.0, 500.0)
-    assert 580.0 == least.bound(_facts(2, 10), 300.0, 0.0, 20.0)
-    assert 500.0 == least.bound(_facts(2, 20), 300.0, 0.0, 20.0)

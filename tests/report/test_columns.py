@@ -57,7 +57,7 @@ def _summary(records):
         kept_units={"encoder.layer.3": "it returned something else when run again"},
         inexact_units={"bert.encoder.layer.4": "its kernels are not deterministic"},
         fragmentation=1.2,
-        given_back=4,
+        flushes=4,
     )
 
 

@@ -32,6 +32,8 @@ GROUPS = {
     group.name: group
     for group in (
         Group("versions", "versions"),
+        Group("calls", "calls", environment=segments_environment(False)),
+        Group("mapping", "calls", environment=segments_environment(True)),
         Group("meter", "meter"),
         Group("readings", "readings"),
         Group("waits", "waits"),

@@ -23,7 +23,6 @@ PROOFS = (
     "daemon",
     "exact",
     "falls",
-    "fragmentation",
     "hard",
     "head",
     "held",

@@ -2,7 +2,7 @@
 
 Between a prediction and the budget stand several parts: a margin, a correction of
 predictions, steps down, more where sizes lie beyond those measured, measuring under
-plans, ratios of reserved bytes, and least peaks. Here the same steps are trained with
+plans, and least peaks. Here the same steps are trained with
 one of them left out at a time, on the simulated accelerator, where readings are exact:
 
     python -m mimose.bench.proofs ablate --models bert --settings mixed jumps
@@ -43,7 +43,7 @@ from mimose.bench.proofs.common import (
     progress,
     rows_of,
 )
-from mimose.bench.proofs.left_out import NOTHING, PARTS, ratios_without, reserve_without
+from mimose.bench.proofs.left_out import NOTHING, PARTS, reserve_without
 from mimose.bench.proofs.loop import Loop
 from mimose.bench.proofs.models import ModelSpec, Sizes, by_name, names_of
 from mimose.bench.proofs.numbers import mebibytes, percent, quantile
@@ -117,8 +117,8 @@ class AblateRow(Row):
     steps_measured: int
     first_plan: int | None
     """Steps before the first plan."""
-    given_back: int | None
-    """How often free blocks were given back before a step."""
+    flushes: int | None
+    """How often the allocator freed its cached blocks."""
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
@@ -157,7 +157,7 @@ def _line(row: AblateRow) -> dict[str, object]:
         "GFLOP": row.recomputed_flops / 1e9,
         "measured": row.steps_measured,
         "first plan": row.first_plan,
-        "given back": row.given_back,
+        "flushes": row.flushes,
     }
 
 
@@ -322,7 +322,7 @@ def _run(
         "budget_bytes": budget_bytes,
         "steps_measured": n_measured,
         **_summary(measured, session.records, budget_bytes),
-        "given_back": session.summary().given_back,
+        "flushes": session.summary().flushes,
     }
 
 
@@ -368,7 +368,6 @@ def _session(loop: Loop, budget_bytes: int, part: str) -> Session:
         planner=make_planner("auto"),
         meter=loop.meter,
         reserve=reserve_without(part),
-        ratios=ratios_without(part),
     )
     return Session(loop.model, options)
 

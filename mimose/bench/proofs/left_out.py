@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from mimose.decide.learning import Learning
 from mimose.decide.least_peaks import LeastPeaks
 from mimose.decide.reserve import Reserve
-from mimose.predictors import FragmentationRatio, GrowthBound
-from mimose.run.allocator_footprint import Ratios
+from mimose.predictors import GrowthBound
 
 
 class _FixedBound(GrowthBound):
@@ -21,15 +20,6 @@ class _FixedBound(GrowthBound):
         *,
         is_near: bool = True,
         is_large: bool = True,
-    ) -> None:
-        """Pass over."""
-
-
-class _FixedRatio(FragmentationRatio):
-    """Learns nothing."""
-
-    def observe(
-        self, requested_bytes: float, reserved_bytes: float, kind: object = None
     ) -> None:
         """Pass over."""
 
@@ -50,7 +40,6 @@ class _NoPeaks(LeastPeaks):
         facts: object,
         start_bytes: float,
         state_bytes: float,
-        after_bytes: float = 0.0,
     ) -> float:
         """Return nothing."""
         return 0.0
@@ -66,21 +55,10 @@ RESERVES: Mapping[str, Callable[[], Reserve]] = {
     "learning under plans": lambda: Reserve(0.0, learning=_Never(0.0)),
     "least peaks": lambda: Reserve(0.0, least_peaks=_NoPeaks()),
 }
-RATIOS: Mapping[str, Callable[[], Ratios]] = {
-    "fresh ratio": lambda: Ratios(fresh=_FixedRatio(1.0)),
-    "whole ratio": lambda: Ratios(whole=_FixedRatio(1.0)),
-    "repeat ratio": lambda: Ratios(repeat=_FixedRatio(0.0, 0.0)),
-    "ratios' prior": lambda: Ratios(FragmentationRatio(1.0), FragmentationRatio(1.0)),
-}
-PARTS = (NOTHING, *RESERVES, *RATIOS)
+PARTS = (NOTHING, *RESERVES)
 """All of them; `NOTHING` is the library as it is."""
 
 
 def reserve_without(part: str) -> Reserve:
     """Make a reserve for exact readings, without one part."""
     return RESERVES.get(part, lambda: Reserve(0.0))()
-
-
-def ratios_without(part: str) -> Ratios:
-    """Make the ratios of reserved bytes, without one of them."""
-    return RATIOS.get(part, Ratios)()

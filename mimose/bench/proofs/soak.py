@@ -102,7 +102,7 @@ class SoakRow(Row):
     """How often the allocator had to give back its free blocks to go on."""
     fragmentation: float | None
     """Reserved growth that is counted for each byte of growth, after the step."""
-    given_back: int | None
+    flushes: int | None
     """How often the session has given free blocks back, so far."""
 
     @property
@@ -233,7 +233,7 @@ def _summarise(
         "phases": dict(Counter(row.phase for row in rows)),
         "retries": sum(row.retries for row in rows),
         "alloc retries": sum(row.alloc_retries or 0 for row in rows),
-        "given back": rows[-1].given_back if rows else None,
+        "flushes": rows[-1].flushes if rows else None,
         "fragmentation": rows[-1].fragmentation if rows else None,
         "step p50 s": quantile((row.seconds for row in rows), 0.5),
         "all s": sum(row.seconds for row in rows),

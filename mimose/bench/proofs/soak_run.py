@@ -116,11 +116,8 @@ class SoakRun:
     def train(self) -> Iterator[Mapping[str, Any]]:
         """Train under mimose; then tell what keeping everything would have taken."""
         task, loop = self._task, self._loop
-        hard_limit = task["is_limited"] and not self._is_cpu
         box = _Box()
-        with attach(
-            loop.model, self._budget_bytes(), meter=loop.meter, hard_limit=hard_limit
-        ) as session:
+        with attach(loop.model, self._budget_bytes(), meter=loop.meter) as session:
             for sizes in self._shapes:
                 is_seen = box.takes(sizes)
                 if task["is_limited"] and self._is_cpu:
@@ -229,7 +226,7 @@ def _observed(session: Session, measured: MeasuredStep) -> dict[str, Any]:
         "seconds": measured.seconds,
         "requested_peak_bytes": record.observed_peak_bytes if is_reserved else None,
         "fragmentation": summary.fragmentation,
-        "given_back": summary.given_back,
+        "flushes": summary.flushes,
     }
 
 

@@ -31,8 +31,9 @@ __all__ = ["CARDS", "Card", "Clock", "clock", "set_hollow"]
 class Card:
     """What a card reaches, a second; see `CARDS` for the sources.
 
-    The costs of the allocator's calls and of a launch are assumed alike for all cards,
-    until `mimose.bench.check` has told them of one.
+    The costs of the allocator's calls and of a kernel that does nothing are those that
+    `mimose.bench.check` has told of an H200 (``docs/results/nvidia-h200``), and taken
+    to be alike on all cards.
     """
 
     half_flops: float
@@ -45,11 +46,14 @@ class Card:
     """Bytes between it and pinned host memory."""
     blas_workspace: float
     """Bytes that cuBLAS holds from the first product on."""
-    launch: float = 4e-6
+    launch: float = 1e-6
     """Seconds of a kernel that does nothing."""
-    segment: float = 3e-4
-    """Seconds of a ``cudaMalloc`` or ``cudaFree``."""
-    granule: float = 5e-5
+    segment: float = 5e-5
+    """Seconds of a ``cudaMalloc`` or ``cudaFree``, ..."""
+    segment_byte: float = 3.3e-13
+    """... and of each byte, in the mean of both: a GiB takes 0.15 ms, and 0.55 to free.
+    """
+    granule: float = 3.7e-5
     """Seconds of mapping or unmapping 20 MiB of an expandable segment."""
 
 
@@ -59,7 +63,10 @@ class Card:
 # 60 to 70% of the others', and 90% of a bandwidth, 80% on an A100. PCIe 5.0 x16 copies
 # 50 GB/s at best, of which 25 are counted; 4.0 copies 20. Workspaces are torch's:
 # `CUBLAS_WORKSPACE_CONFIG` in its documentation.
+# An H200's are those that training was seen to reach on one: its products ran at 700 to
+# 767 TFLOP/s, copies at 4.2 TB/s, those to the host at 55 GB/s.
 CARDS = {
+    "h200": Card(680e12, 50e12, 4.0e12, 50e9, 32 << 20),
     "h100": Card(480e12, 42e12, 3.0e12, 25e9, 32 << 20),
     "a100": Card(187e12, 13.7e12, 1.6e12, 20e9, 8 << 20),
     "rtx4090": Card(115e12, 49e12, 0.9e12, 20e9, 8 << 20),
@@ -80,7 +87,12 @@ class Clock(NamedTuple):
 
     def since(self, before: Clock) -> Clock:
         """Return what has passed since another reading."""
-        return Clock(*(a - b for a, b in zip(self, before, strict=True)))
+        return Clock(
+            self.kernels - before.kernels,
+            self.allocator - before.allocator,
+            self.n_kernels - before.n_kernels,
+            self.flops - before.flops,
+        )
 
     @property
     def seconds(self) -> float:
@@ -103,4 +115,5 @@ def set_hollow(card: Card | None) -> None:
 
 def clock(device: Device = None) -> Clock:
     """Return a device's virtual clock."""
-    return Clock(*torch.ops.sim.clock(index_of(device)))
+    kernels, allocator, n_kernels, flops = torch.ops.sim.clock(index_of(device))
+    return Clock(kernels, allocator, n_kernels, flops)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from mimose.exceptions import BudgetError
 from mimose.measure.meters.base import Meter, Reading
 from mimose.measure.meters.usage import Usage, read_usage
 
@@ -15,7 +14,8 @@ _log = logging.getLogger(__name__)
 
 
 _walls: dict[int, list[float]] = {}
-"""By device: the limit as it was, and those of living sessions; the lowest holds."""
+"""By device: the limit as it was, and those that stand; the lowest holds."""
+_NO_WALL = "torch.%s has no set_per_process_memory_fraction: no wall keeps the budget"
 
 
 class AllocatorMeter(Meter):
@@ -40,6 +40,7 @@ class AllocatorMeter(Meter):
         self._index = index or 0
         self._reserved_peak_bytes = 0
         self._allocated_peak_bytes = 0
+        self._total_bytes: int | None = None
 
     def live_bytes(self) -> int:
         """Return the bytes that tensors have asked for."""
@@ -93,24 +94,21 @@ class AllocatorMeter(Meter):
 
         Returns:
             What puts the wall back to where it was.
-
-        Raises:
-            BudgetError: The device's allocator knows no such wall.
         """
         module = torch.get_device_module(self.device)
         put = getattr(module, "set_per_process_memory_fraction", None)
         if put is None:
-            msg = (
-                f"hard_limit: torch.{self.device.type} has no "
-                f"set_per_process_memory_fraction, so no wall can be set there; leave "
-                f"hard_limit out"
-            )
-            raise BudgetError(msg)
+            if self._index not in _walls:
+                _walls[self._index] = []
+                _log.warning(_NO_WALL, self.device.type)
+            return lambda: None
         get = getattr(module, "get_per_process_memory_fraction", None)
         walls = _walls.setdefault(self._index, [])
         if not walls:
             walls.append(1.0 if get is None else float(get(self._index)))
-        wall = min(1.0, n_bytes / self._memory_info()[1])
+        if self._total_bytes is None:
+            self._total_bytes = self._memory_info()[1]
+        wall = min(1.0, n_bytes / self._total_bytes)
         walls.append(wall)
         put(min(walls), self._index)
 

@@ -36,8 +36,10 @@ class Usage(NamedTuple):
     reserved_bytes: int
     """Taken from the device: these blocks, and free ones kept for later."""
     reserved_peak_bytes: int
+    gap_bytes: int
+    """Of free blocks in segments that something else lives in."""
     n_retries: int
-    """How often all free blocks were given back since nothing else would do."""
+    """How often the allocator freed its cached blocks since nothing else would do."""
     n_ooms: int
     """Out-of-memory errors raised, caught or not."""
 
@@ -61,6 +63,7 @@ def read_usage(index: int) -> Usage:
         allocated["peak"],
         reserved["current"],
         reserved["peak"],
+        stats["inactive_split_bytes"]["all"]["current"],
         stats["num_alloc_retries"],
         stats["num_ooms"],
     )

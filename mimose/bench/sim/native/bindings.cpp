@@ -104,9 +104,9 @@ void reset() {
 
 void set_card(double half_flops, double single_flops, double memory_bytes,
               double host_bytes, double blas_workspace, double launch, double segment,
-              double granule) {
+              double segment_byte, double granule) {
   card = {half_flops,     single_flops, memory_bytes, host_bytes,
-          blas_workspace, launch,       segment,      granule};
+          blas_workspace, launch,       segment,      segment_byte, granule};
 }
 
 std::tuple<double, double, int64_t, double> clock_of(int64_t device) {
@@ -119,7 +119,7 @@ TORCH_LIBRARY(sim, m) {
   m.def("set_hollow(bool enabled) -> ()", [](bool enabled) { is_hollow = enabled; });
   m.def("set_card(float half_flops, float single_flops, float memory_bytes, "
         "float host_bytes, float blas_workspace, float launch, float segment, "
-        "float granule) -> ()",
+        "float segment_byte, float granule) -> ()",
         set_card);
   m.def("clock(int device) -> (float, float, int, float)", clock_of);
   m.def("start() -> ()", start);

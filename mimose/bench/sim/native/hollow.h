@@ -22,6 +22,7 @@ struct Card {
   double blas_workspace = 0;
   double launch = 0;
   double segment = 0;
+  double segment_byte = 0;
   double granule = 0;
 };
 inline Card card;

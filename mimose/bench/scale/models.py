@@ -1,0 +1,252 @@
+"""What is trained: models of 0.3B to 8B by their configurations, and their batches."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+Sizes = tuple[int, ...]
+"""Lengths of a batch; of two where sources and targets are drawn apart."""
+Batch = Mapping[str, Any]
+_SPREAD = 0.55
+"""Of the logarithms of lengths, as in text corpora."""
+_MIDDLE = 0.8
+"""The median, as a share of the geometric middle of the shortest and the longest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """A model, how its batches vary, and where it is trained."""
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[int, Sizes], Batch]
+    """Of so many samples of these lengths; on the default device."""
+    rows: int
+    """Samples a batch."""
+    spans: tuple[tuple[int, int], ...]
+    """The shortest and the longest of each length."""
+    cards: tuple[int, ...]
+    """Sizes in GiB."""
+    dtype: str = "amp"
+    """``amp``: float32 weights under autocast; else the weights' type."""
+
+    def sizes(self, n: int, seed: int) -> Iterator[Sizes]:
+        """Yield the lengths of batches: log-normal, and the longest three times."""
+        rng = random.Random(seed)
+        longest = set(rng.sample(range(n // 6, n), min(3, n)))
+        for step in range(n):
+            drawn = tuple(_drawn(rng, *span) for span in self.spans)
+            yield self.longest if step in longest else drawn
+
+    @property
+    def longest(self) -> Sizes:
+        """The longest of each."""
+        return tuple(high for _, high in self.spans)
+
+
+def _drawn(rng: random.Random, low: int, high: int) -> int:
+    middle = math.log(math.sqrt(low * high) * _MIDDLE)
+    while True:
+        length = math.exp(rng.gauss(middle, _SPREAD))
+        if low <= length <= high:
+            return math.ceil(length)
+
+
+def _tokens(n: int, sizes: Sizes) -> Batch:
+    (length,) = sizes
+    ids = torch.zeros(n, length, dtype=torch.long)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def _classified(n: int, sizes: Sizes) -> Batch:
+    return {**_tokens(n, sizes), "labels": torch.zeros(n, dtype=torch.long)}
+
+
+def _pairs(n: int, sizes: Sizes) -> Batch:
+    source, target = sizes
+    labels = torch.zeros(n, target, dtype=torch.long)
+    return {**_tokens(n, (source,)), "labels": labels}
+
+
+def _pictures(n: int, sizes: Sizes) -> Batch:
+    side = max(2, round(math.sqrt(sizes[0]))) * 14
+    return {
+        "pixel_values": torch.randn(n, 3, side, side),
+        "labels": torch.zeros(n, dtype=torch.long),
+        "interpolate_pos_encoding": True,
+    }
+
+
+def _speech(n: int, sizes: Sizes) -> Batch:
+    labels = torch.zeros(n, sizes[0], dtype=torch.long)
+    return {"input_features": torch.randn(n, 128, 3000), "labels": labels}
+
+
+def _bert() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        max_position_embeddings=2048,
+    )
+    return BertForSequenceClassification(config)
+
+
+def _deberta() -> nn.Module:
+    from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
+
+    sizes: dict[str, Any] = dict(
+        vocab_size=128100,
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        max_position_embeddings=512,
+        relative_attention=True,
+        position_buckets=256,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type=["p2c", "c2p"],
+        type_vocab_size=0,
+        position_biased_input=False,
+    )
+    config = DebertaV2Config(**sizes)
+    return DebertaV2ForSequenceClassification(config)
+
+
+def _llama(
+    hidden: int, layers: int, inner: int, *, vocabulary: int = 128256, lora: bool = True
+) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            intermediate_size=inner,
+            max_position_embeddings=131072,
+            tie_word_embeddings=not lora,
+            use_cache=False,
+        )
+        model: nn.Module = LlamaForCausalLM(config)
+        return _with_lora(model) if lora else model
+
+    return build
+
+
+def _with_lora(model: nn.Module) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear"
+    )
+    model = get_peft_model(model, config)
+    return model
+
+
+def _t5() -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes: dict[str, Any] = dict(
+        vocab_size=32128,
+        d_model=1024,
+        d_kv=64,
+        d_ff=4096,
+        num_layers=24,
+        num_heads=16,
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+    config = T5Config(**sizes)
+    return T5ForConditionalGeneration(config)
+
+
+def _vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=1280,
+        num_hidden_layers=32,
+        num_attention_heads=16,
+        intermediate_size=5120,
+        patch_size=14,
+    )
+    return ViTForImageClassification(config)
+
+
+def _whisper() -> nn.Module:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    config = WhisperConfig(
+        vocab_size=51866,
+        num_mel_bins=128,
+        encoder_layers=32,
+        decoder_layers=32,
+        encoder_attention_heads=20,
+        decoder_attention_heads=20,
+        d_model=1280,
+        encoder_ffn_dim=5120,
+        decoder_ffn_dim=5120,
+        max_target_positions=448,
+        use_cache=False,
+    )
+    return WhisperForConditionalGeneration(config)
+
+
+_BERT = Workload(
+    build=_bert, batch=_classified, rows=32, spans=((64, 512),), cards=(10, 16, 24)
+)
+_LLAMA_8B = Workload(
+    build=_llama(4096, 32, 14336),
+    batch=_tokens,
+    rows=2,
+    spans=((256, 4096),),
+    cards=(40, 80),
+    dtype="bfloat16",
+)
+WORKLOADS: Mapping[str, Workload] = {
+    "bert-large": _BERT,
+    "bert-large-long": replace(_BERT, rows=16, spans=((128, 2048),), cards=(24,)),
+    "deberta-v3-large": replace(_BERT, build=_deberta, cards=(24, 40)),
+    "llama-1b": replace(
+        _LLAMA_8B, build=_llama(2048, 16, 8192, lora=False), rows=4, cards=(24, 40)
+    ),
+    "llama-8b-lora": _LLAMA_8B,
+    "llama-8b-lora-8k": replace(_LLAMA_8B, spans=((256, 8192),), cards=(40,)),
+    "llama-8b-lora-32k": replace(_LLAMA_8B, rows=1, spans=((512, 32768),), cards=(80,)),
+    "llama-80-layers": replace(_LLAMA_8B, build=_llama(2048, 80, 5632), cards=(40,)),
+    "t5-large": Workload(
+        build=_t5,
+        batch=_pairs,
+        rows=16,
+        spans=((64, 1024), (16, 256)),
+        cards=(24,),
+    ),
+    "whisper-large": Workload(
+        build=_whisper,
+        batch=_speech,
+        rows=8,
+        spans=((16, 448),),
+        cards=(40,),
+    ),
+    "vit-huge": Workload(
+        build=_vit,
+        batch=_pictures,
+        rows=32,
+        spans=((100, 600),),
+        cards=(24,),
+    ),
+}
+"""By name; a workload's cards are those on which some of its batches do not fit."""
