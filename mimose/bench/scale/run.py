@@ -250,7 +250,7 @@ def _learned(
     every = max(1, len(known) // _TAUGHT)
     most = run.card.most_gib
     run.card.limit(most)
-    with mimose.attach(run.model, most * _GIB, actions="exact") as teacher:
+    with mimose.attach(run.model, most * _GIB, wall=False) as teacher:
         for sizes in [*known[::every], run.workload.longest] * 2:
             run.train(sizes)
         learned, longest = teacher.state_dict(), teacher.records[-1].shape
