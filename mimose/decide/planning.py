@@ -104,7 +104,7 @@ class PlanMaker:
             problem = _settled(problem, order.ran)
         if order.stage_share < 1.0:
             problem = _tightened(problem, order.stage_share)
-        problem, plan, growth = self._filled(model, order, problem, planner)
+        problem, plan, growth = self.filled(model, facts, memory, problem, planner)
         pattern = model.pattern(facts)
         released = memory.released_bytes
         on_host = {spec.name for spec in model.menu.specs if spec.needs_host}
@@ -125,33 +125,44 @@ class PlanMaker:
         made.exact[facts.sizes] = _exact(model, facts, made.growth, plan.actions)
         return made
 
-    def _filled(
+    def filled(
         self,
         model: CostModel,
-        order: Order,
+        facts: StepInput,
+        memory: Memory,
         problem: PlanningProblem,
-        planner: Planner | None,
+        planner: Planner | None = None,
     ) -> tuple[PlanningProblem, Plan, Growth]:
         """Choose the actions; fill what the problem's safe side leaves of the budget.
 
         The problem counts copies of weights, for one, as held by whatever becomes of a
         layer, and a plan is predicted without. Of BERT-large under autocast that was a
         tenth of the growth, and three layers recomputed for nothing.
+
+        Args:
+            model: What is known of costs.
+            facts: The step's context and exact sizes.
+            memory: What is held, and the budget.
+            problem: That these fill.
+            planner: Another one than the usual.
+
+        Raises:
+            InfeasibleBudgetError: No plan keeps the budget.
         """
-        released, room = (
-            order.memory.released_bytes,
-            problem.budget_bytes - problem.start_bytes,
-        )
-        plan = self.plan(problem, order.memory, planner)
-        growth = plan_growth(model, order.facts, problem, plan.actions, released)
+        released = memory.released_bytes
+        room = problem.budget_bytes - problem.start_bytes
+        plan = self.plan(problem, memory, planner)
+        growth = plan_growth(model, facts, problem, plan.actions, released)
         spare = more = room - growth.bytes(released)
         for _ in range(_MOST_FILLINGS):
             keeps_all = set(plan.actions) <= {model.menu.first}
             if keeps_all or min(spare, more) < _SPARE * room:
                 break
             wider = replace(problem, budget_bytes=problem.budget_bytes + more)
-            other = self.plan(wider, order.memory, planner)
-            fuller = plan_growth(model, order.facts, wider, other.actions, released)
+            other = self.plan(wider, memory, planner)
+            if other.actions == plan.actions or other.extra_cost > plan.extra_cost:
+                break
+            fuller = plan_growth(model, facts, wider, other.actions, released)
             if fuller.bytes(released) > room:
                 more /= 2
                 continue

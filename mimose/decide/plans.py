@@ -135,7 +135,8 @@ class Plans:
             refined = self._maker.make(model, order, planner)
         except InfeasibleBudgetError:
             return  # more was learned since, and the plan is not good any more
-        if not refined.plan.optimal and refined.plan.extra_cost > made.plan.extra_cost:
+        is_dearer = refined.plan.extra_cost > made.plan.extra_cost
+        if is_dearer and (made.version == model.version or not refined.plan.optimal):
             return
         self.cache.put(key, refined, in_place_of=made)
 

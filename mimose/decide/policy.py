@@ -443,7 +443,8 @@ class Policy:
         if why_not:
             return problem, safest_plan(problem), f"the safest plan, for {why_not}"
         usable = self.reserve.usable_budget(memory)
-        plan = self._maker.plan(replace(problem, budget_bytes=usable), memory)
+        within = replace(problem, budget_bytes=usable)
+        _, plan, _ = self._maker.filled(self._learner.model, facts, memory, within)
         why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
         bound = self.reserve.bound
         if bound.correction:

@@ -28,6 +28,8 @@ from mimose.predictors import FragmentationAllowance
 from mimose.records import Peaks
 from mimose.run.footprint import Footprint
 
+_MOST_ASKED = 0.5
+"""What asks for more of the budget at once fails for its own size."""
 _EXPANDABLE_PRIOR = 1.08
 """The allowance at first, where segments grow."""
 
@@ -39,15 +41,22 @@ class ReservedFootprint(Footprint):
         meter: Reads the allocator.
         budget_bytes: The budget, of reserved bytes.
         has_wall: Whether the allocator is to keep it.
+        is_kept: Whether it is kept at all; a baseline does as it would by itself.
     """
 
     def __init__(
-        self, meter: AllocatorMeter, budget_bytes: int, *, has_wall: bool
+        self,
+        meter: AllocatorMeter,
+        budget_bytes: int,
+        *,
+        has_wall: bool,
+        is_kept: bool = True,
     ) -> None:
         super().__init__(meter, budget_bytes)
         self._allocator = meter
         self._budget_bytes = budget_bytes
-        self._has_wall = has_wall
+        self._has_wall = has_wall and is_kept
+        self._is_kept = is_kept
         self._fall: Callable[[], None] | None = None
         prior = (_EXPANDABLE_PRIOR,) if has_expandable_segments() else ()
         self.allowance = FragmentationAllowance(*prior)
@@ -80,7 +89,7 @@ class ReservedFootprint(Footprint):
         del slack_bytes
         peaks = self.fold()
         self._note_out_of_memory()
-        if self._usage.reserved_bytes > self._budget_bytes:
+        if self._is_kept and self._usage.reserved_bytes > self._budget_bytes:
             self._allocator.give_back()
             self._read()
         self._start_anew()
@@ -149,12 +158,12 @@ class ReservedFootprint(Footprint):
         super().observe(growth_bytes)
         self._noted_ooms = self._usage.n_ooms
 
-    def ran_out(self) -> None:
+    def ran_out(self, asked_bytes: int = 0) -> None:
         """Take note that an allocation has failed, before anything is given back."""
         self._read()
-        self._note_out_of_memory()
+        self._note_out_of_memory(asked_bytes)
 
-    def _note_out_of_memory(self) -> None:
+    def _note_out_of_memory(self, asked_bytes: int = 0) -> None:
         """Plan for less than what was reserved as an allocation failed.
 
         Others may hold a part of the device, or gaps are larger than was allowed for.
@@ -163,9 +172,14 @@ class ReservedFootprint(Footprint):
         if usage.n_ooms == self._noted_ooms:
             return
         self._noted_ooms = usage.n_ooms
-        has_grown = usage.reserved_peak_bytes > self._start.reserved_bytes
+        reached = usage.reserved_peak_bytes
+        if asked_bytes and self.beyond_wall(asked_bytes):
+            if asked_bytes > _MOST_ASKED * self._budget_bytes:
+                return
+            reached = max(reached, self._budget_bytes - asked_bytes)
+        has_grown = reached > self._start.reserved_bytes
         if has_grown or usage.n_retries > self._start.n_retries:
-            self.limit.ran_out(usage.reserved_bytes)
+            self.limit.ran_out(reached)
 
     def told(self) -> dict[str, Any]:
         """Return the allowance for fragmentation, and the allocator's flushes."""
@@ -192,14 +206,18 @@ class ReservedFootprint(Footprint):
         return self._usage
 
 
-def make_footprint(meter: Meter, budget_bytes: int, *, has_wall: bool) -> Footprint:
+def make_footprint(
+    meter: Meter, budget_bytes: int, *, has_wall: bool, is_kept: bool
+) -> Footprint:
     """Return the footprint that a meter can tell.
 
     Args:
         meter: Reads the memory.
         budget_bytes: The budget.
         has_wall: Whether an accelerator's allocator is to keep it.
+        is_kept: Whether it is kept at all; a baseline does as it would by itself.
     """
     if isinstance(meter, AllocatorMeter):
-        return ReservedFootprint(meter, budget_bytes, has_wall=has_wall)
+        how = {"has_wall": has_wall, "is_kept": is_kept}
+        return ReservedFootprint(meter, budget_bytes, **how)
     return Footprint(meter, budget_bytes)

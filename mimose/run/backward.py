@@ -147,18 +147,26 @@ class Waiting:
 
     Args:
         backward: The step's.
+        on_begin: Called at its first gradient.
         on_end: Called when it has run to its end.
     """
 
-    __slots__ = ("__weakref__", "_backward", "_on_end")
+    __slots__ = ("__weakref__", "_backward", "_on_begin", "_on_end")
 
-    def __init__(self, backward: Backward, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        backward: Backward,
+        on_begin: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
         self._backward = backward
+        self._on_begin = on_begin
         self._on_end = on_end
 
     def __call__(self, _: torch.Tensor) -> None:
         """Take note of a gradient."""
         if self._backward.begin():
+            self._on_begin()
             queue_callback(self._wait_for_others)
 
     def _wait_for_others(self) -> None:

@@ -20,7 +20,7 @@ from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
 from mimose.learn.windows import Windows
 from mimose.measure.meters import Meter
-from mimose.measure.out_of_memory import asked_bytes, is_out_of_memory
+from mimose.measure.out_of_memory import asked_bytes
 from mimose.planners import Menu
 from mimose.run import backward
 from mimose.run.agreement import Agreement, Asked
@@ -32,6 +32,7 @@ from mimose.run.expected import Expectations
 from mimose.run.footprint import Footprint
 from mimose.run.foresight import Foresight
 from mimose.run.optimizer_watch import OptimizerWatch
+from mimose.run.others import is_told_alone
 from mimose.run.overlooked import Overlooked
 from mimose.run.refusals import Refusals
 from mimose.run.retry import Call, Retry, release_memory
@@ -208,14 +209,17 @@ class Driver:
 
         Where an impossible budget is but warned of, the least plan may pass it.
         """
-        if self.plans and (step.can_be_safer or not self._parts.refusals.warns):
+        is_kept = step.can_be_safer or not self._parts.refusals.warns
+        step.has_wall = self.plans and is_kept
+        if step.has_wall:
             self._footprint.raise_wall()
         else:
             self._footprint.drop_wall()
 
     def _refused(self, step: Step, error: BaseException) -> BaseException:
         """Return what to raise for an error: that nothing keeps the budget, perhaps."""
-        if step.can_be_safer or not is_out_of_memory(error):
+        is_device = isinstance(error, torch.OutOfMemoryError)
+        if step.can_be_safer or not is_device or is_told_alone(error):
             return error
         least = self._footprint.beyond_wall(asked_bytes(error))
         if not least:
@@ -226,6 +230,7 @@ class Driver:
 
     def _begin(self, call: Call) -> Step:
         began = time.perf_counter()
+        self._ends.drop_wall()
         self.tell_failure()
         self._ends.settle()
         window = self._window()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,10 @@ _log = logging.getLogger(__name__)
 _NO_END = "the backward did not run to its end, or not through the outputs"
 _NO_GRADIENT = "what the model returned needs no gradient, so no backward was observed"
 _NO_BACKWARD = "no backward followed"
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class StepEnds:
@@ -62,6 +67,8 @@ class StepEnds:
         self._windows = windows
         self._inner = inner
         self._retained = RetainedOutputs([])
+        self._graph: weakref.ref[Any] | None = None
+        """Of the last forward: as it goes without a backward, the wall falls."""
         self.releases = False
         """Whether the user lets a step's outputs go before the next one's backward."""
         self._has_missed = False
@@ -117,7 +124,12 @@ class StepEnds:
             self._miss_outputs(step, output)
         elif not any(tensor.requires_grad for tensor in tensors):
             step.backward.miss(_NO_GRADIENT)
-        waiting = backward.Waiting(step.backward, partial(self._end_backward, step))
+        # Somebody may have run an evaluation, or another optimizer, meanwhile.
+        begin = self._footprint.raise_wall if step.has_wall else _nothing
+        end = partial(self._end_backward, step)
+        waiting = backward.Waiting(step.backward, begin, end)
+        drop = self._footprint.drop_wall
+        self._graph = weakref.ref(waiting, lambda _: drop())
         step.forward_ended(waiting, before)
         waiting.hook(tensors)
         step.window.add(step, calls)
@@ -137,6 +149,11 @@ class StepEnds:
                 "Return a tensor, a tuple, a dict or a dataclass",
                 what,
             )
+
+    def drop_wall(self) -> None:
+        """Let the user's own limit hold: another step begins, or none."""
+        self._graph = None
+        self._footprint.drop_wall()
 
     def abort(self, step: Step, error: BaseException) -> None:
         """Close a step whose forward has failed for good."""

@@ -234,7 +234,12 @@ class Engine:
         self.overlooked = Overlooked(self.units, model)
         self.rollback = Rollback(model, self.units, answers, self.findings, objects)
         self.records = Records(options.max_records, options.record_to)
-        self.footprint = make_footprint(meter, self.budget_bytes, has_wall=options.wall)
+        self.footprint = make_footprint(
+            meter,
+            self.budget_bytes,
+            has_wall=options.wall,
+            is_kept=not isinstance(options.planner, FixedPlanner),
+        )
         self.refusals = Refusals(
             model,
             self.footprint,

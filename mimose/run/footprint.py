@@ -126,8 +126,13 @@ class Footprint:
         """Take note of a step's growth of the level, as its backward has ended."""
         self.limit.step()
 
-    def ran_out(self) -> None:
-        """Take note that an allocation has failed, before anything is given back."""
+    def ran_out(self, asked_bytes: int = 0) -> None:
+        """Take note that an allocation has failed, before anything is given back.
+
+        Args:
+            asked_bytes: Of that allocation; 0 if unknown.
+        """
+        del asked_bytes
         if self._meter.reads_peak:
             self.limit.ran_out(self._meter.peak_bytes())
 

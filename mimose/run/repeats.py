@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointError
 from mimose.budget import format_bytes
 from mimose.exact.random_state import RandomState, accelerators_of
 from mimose.exceptions import RecomputationError
-from mimose.measure.out_of_memory import is_out_of_memory
+from mimose.measure.out_of_memory import asked_bytes, is_out_of_memory
 from mimose.run.engine import Engine
 from mimose.run.others import is_told_alone, tell_alone, why_step_waits
 from mimose.tensors import version
@@ -106,7 +106,7 @@ class Attempts:
             self._engine.findings.keep_alike(unit, why)
             return True
         if is_out_of_memory(error):
-            self._engine.footprint.ran_out()
+            self._engine.footprint.ran_out(asked_bytes(error))
             return True
         return False
 

@@ -15,7 +15,7 @@ from mimose.decide.policy import Policy
 from mimose.exact.handed import autograd_clock
 from mimose.exact.input_watch import is_edited, marks
 from mimose.exceptions import LateChangeError, MimoseError, NotRecomputableError
-from mimose.measure.out_of_memory import is_out_of_memory
+from mimose.measure.out_of_memory import asked_bytes, is_out_of_memory
 from mimose.run.events import EventRunner
 from mimose.run.first_forward import FirstForward
 from mimose.run.footprint import Footprint
@@ -108,7 +108,7 @@ class Retry:
             the error left: its traceback pins the tensors of the failed forward.
         """
         if is_out_of_memory(error):
-            self._footprint.ran_out()
+            self._footprint.ran_out(asked_bytes(error))
         if isinstance(error, NotRecomputableError):
             for index in error.units:
                 self._events.units[index].keep(error.why)

@@ -76,6 +76,8 @@ class Step:
         """What is read at its boundaries; None if nothing is."""
         self.uncounted: Uncounted | None = None
         self.knows_flops = False
+        self.has_wall = False
+        """Whether the allocator keeps the budget meanwhile."""
         self.on_first_call: FirstCallSeen | None = None
         self.shape = shape
         self._spare: Trace | None = None

@@ -88,6 +88,48 @@ def test_it_stands_from_forward_to_the_end_of_backward(sim):
     kept.backward()
 
 
+def test_it_stands_in_a_backward_whatever_ran_before(sim):
+    """An evaluation of the model, another model's optimizer, a backward before."""
+    training, other = _Training(), nn.Linear(4, 4).to("sim")
+    others = torch.optim.SGD(other.parameters(), lr=0.1)
+    with mimose.attach(training.model, "400MiB"):
+        loss = training.loss(64)
+        with torch.no_grad():
+            training.loss(64)
+        other(torch.ones(1, 4, device="sim")).sum().backward()
+        others.step()
+        for _ in range(2):
+            training.seen.clear()
+            loss.backward(retain_graph=True)
+            # But the first look, at the output, comes before the session's own.
+            assert set(training.seen[1:]) == {_fraction(400 * MIB)}
+        assert sim.get_per_process_memory_fraction() == 1.0
+
+
+def test_it_falls_with_a_forwards_graph(sim):
+    """A batch that is left out behind its forward leaves no wall to others."""
+    training = _Training()
+    with mimose.attach(training.model, "400MiB"):
+        loss = training.loss(64)
+        assert sim.get_per_process_memory_fraction() < 1.0
+        del loss
+        assert sim.get_per_process_memory_fraction() == 1.0
+
+
+def test_a_failure_that_says_nothing_of_the_device_changes_no_plan(sim):
+    """More than there ever was is asked for between two steps, and caught."""
+    training = _Training()
+    with mimose.attach(training.model, "400MiB") as session:
+        for n in (256, 512, 768, 1024) * 4:
+            training.step(n)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2**40, dtype=torch.uint8, device="sim")
+        sim.empty_cache()
+        training.step(1024)
+    assert session.records[-1].phase == "plan"
+    assert "keep" in session.records[-1].actions
+
+
 def test_a_users_own_fraction_comes_back(sim):
     """And where that is lower than the budget it holds in the step, too."""
     training = _Training()
