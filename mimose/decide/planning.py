@@ -149,25 +149,25 @@ class PlanMaker:
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        released = memory.released_bytes
-        room = problem.budget_bytes - problem.start_bytes
+        released, budget = memory.released_bytes, problem.budget_bytes
+        room = budget - problem.start_bytes
         plan = self.plan(problem, memory, planner)
         growth = plan_growth(model, facts, problem, plan.actions, released)
-        spare = more = room - growth.bytes(released)
+        reached = 0.0
         for _ in range(_MOST_FILLINGS):
+            # By so much the problem has the plan higher than it is predicted.
+            beyond = plan.peak_bytes - problem.start_bytes - growth.bytes(released)
             keeps_all = set(plan.actions) <= {model.menu.first}
-            if keeps_all or min(spare, more) < _SPARE * room:
+            if keeps_all or beyond - reached < _SPARE * room:
                 break
-            wider = replace(problem, budget_bytes=problem.budget_bytes + more)
+            wider = replace(problem, budget_bytes=budget + beyond)
             other = self.plan(wider, memory, planner)
             if other.actions == plan.actions or other.extra_cost > plan.extra_cost:
                 break
             fuller = plan_growth(model, facts, wider, other.actions, released)
             if fuller.bytes(released) > room:
-                more /= 2
-                continue
-            problem, plan, growth = wider, other, fuller
-            spare = more = room - growth.bytes(released)
+                break
+            problem, plan, growth, reached = wider, other, fuller, beyond
         return problem, plan, growth
 
     def plan(

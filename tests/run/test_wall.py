@@ -69,7 +69,10 @@ def _fraction(n_bytes):
 def test_it_stands_from_forward_to_the_end_of_backward(sim):
     """Neither before nor behind, in an optimizer's step or an evaluation."""
     training, outside = _Training(), []
-    look = lambda *_: outside.append(sim.get_per_process_memory_fraction())  # noqa: E731
+
+    def look(*_):
+        outside.append(sim.get_per_process_memory_fraction())
+
     training.optimizer.register_step_pre_hook(look)
     with mimose.attach(training.model, "400MiB"):
         training.step(64)

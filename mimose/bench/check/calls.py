@@ -79,8 +79,7 @@ def _of_a_segment(device: torch.device, size: int) -> Iterator[Line]:
     for _ in range(_ROUNDS):
         torch.cuda.empty_cache()
         held: list[torch.Tensor] = []
-        fill = partial(torch.empty, size, dtype=torch.uint8, device=device)
-        taken.append(_once(lambda: held.append(fill())))  # noqa: B023
+        taken.append(_once(partial(_take, held, size, device)))
         held.clear()
         freed.append(_once(torch.cuda.empty_cache))
     kind = "taking" if not has_expandable_segments() else "mapping"
@@ -91,6 +90,10 @@ def _of_a_segment(device: torch.device, size: int) -> Iterator[Line]:
     for what, times in ((kind, taken), (f"un{kind}", freed)):
         seen = f"{1e6 * statistics.median(times):.0f} µs"
         yield told(f"{what} {name}", seen, f"{1e6 * assumed:.0f} µs")
+
+
+def _take(held: list[torch.Tensor], size: int, device: torch.device) -> None:
+    held.append(torch.empty(size, dtype=torch.uint8, device=device))
 
 
 def _of_a_product(

@@ -209,7 +209,7 @@ def _named(setup: Setup) -> Mapping[str, int]:
 # ------------------------------------------------------------------ told beforehand
 
 
-class _Exact:
+class Oracle:
     """The exact optimum within the whole budget: no margin is left."""
 
     name = "oracle"
@@ -225,7 +225,7 @@ class _Exact:
 
 def _oracle(actions: _Actions) -> Callable[[Setup], Applied]:
     """Learn on every size of the trace beforehand, then plan each exactly."""
-    return lambda setup: _told(setup, _Exact, actions)
+    return lambda setup: _told(setup, Oracle, actions)
 
 
 def _static_told(setup: Setup) -> Applied:

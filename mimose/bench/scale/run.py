@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import statistics
 import sys
 import time
@@ -17,10 +16,11 @@ import torch
 from torch import nn
 
 import mimose
+from mimose.bench.grid.strategies import Oracle
 from mimose.bench.scale.models import WORKLOADS, Sizes, Workload
 from mimose.bench.sim import use
 from mimose.bench.sim.hollow import Clock
-from mimose.planners import Optimal, Plan, PlanningProblem, Static
+from mimose.planners import Static
 
 _GIB = 2**30
 STRATEGIES: Mapping[str, str] = {
@@ -141,19 +141,6 @@ class _Run:
         return int(self.card.stats()["num_alloc_retries"])
 
 
-class _Exact:
-    """The optimum within the whole budget: no margin is left."""
-
-    name = "oracle"
-
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes = float(budget_bytes)
-
-    def plan(self, problem: PlanningProblem) -> Plan:
-        whole = dataclasses.replace(problem, budget_bytes=self._budget_bytes)
-        return Optimal().plan(whole)
-
-
 def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Run a strategy on a workload; yield its numbers.
 
@@ -228,7 +215,7 @@ def _applied(
     planner: Any = "full" if strategy == "full" else "auto"
     if strategy in ("static", "oracle"):
         known, longest = _learned(run, all_sizes, task["gib"])
-        planner = Static(shape=longest) if strategy == "static" else _Exact(budget)
+        planner = Static(shape=longest) if strategy == "static" else Oracle(budget)
     actions = "fine" if strategy == "fine" else "exact"
     options = {"actions": actions, "planner": planner, **task.get("options", {})}
     with mimose.attach(run.model, budget, **options) as session:
