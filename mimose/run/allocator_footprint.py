@@ -117,7 +117,7 @@ class ReservedFootprint(Footprint):
 
     def raise_wall(self) -> None:
         """Let the allocator keep the limit from now on."""
-        if self._has_wall and self._fall is None:
+        if self._has_wall and self._fall is None and not self.is_closed:
             self._fall = self._allocator.wall(self._budget_bytes)
 
     def drop_wall(self) -> None:

@@ -88,7 +88,8 @@ def test_it_stands_from_forward_to_the_end_of_backward(sim):
         training.model.train()
         kept = training.loss(64)
     assert sim.get_per_process_memory_fraction() == 1.0
-    kept.backward()
+    kept.backward()  # of a session that is gone
+    assert sim.get_per_process_memory_fraction() == 1.0
 
 
 def test_it_stands_in_a_backward_whatever_ran_before(sim):
