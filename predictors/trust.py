@@ -35,6 +35,9 @@ _MANY_SHAPES = 8
 """So many shapes tell noise from an excess that is fitted wrong."""
 _FEW_SHAPES = 5
 """So many exact readings are worth another search for what explains them."""
+_FIRST_SHAPES = 4
+"""One of so many may be of what happens once: DDP makes its buckets anew in step two,
+and gloo's thread lets the old ones go a step later on a busy machine."""
 _MOST_OF_HALVED = 4
 """The largest number of monomials of sizes and halved ones."""
 _MANY_SHAPES_OF_NET = 24
@@ -80,9 +83,10 @@ class Trust:
         return times * self.tolerance
 
     @property
-    def may_leave_out(self) -> bool:
-        """Whether the first shape may be left out, of so many exact readings."""
-        return self.noise == 0.0 and self.n_shapes >= _MANY_SHAPES
+    def n_left_out_of(self) -> int:
+        """How many of the first shapes there are of which one may be left out."""
+        may = self.noise == 0.0 and self.n_shapes >= _MANY_SHAPES
+        return _FIRST_SHAPES if may else 0
 
     def holds(self, fit: VaryingFit) -> bool:
         """Whether a fit may speak of shapes not measured."""
@@ -130,7 +134,7 @@ class BestFit:
 
     fit: VaryingFit
     left_out: Sizes | None = None
-    """The first shape, where its reading was of something that happened once."""
+    """One of the first shapes, where its reading was of something that happened once."""
 
 
 def best_fit(
@@ -210,7 +214,7 @@ def _exact_fit(
     A stride of two makes ``ceil(size / 2)`` of a size, which is no polynomial of
     it: odd heights of an image take a little more than even ones. One polynomial
     of few terms has to tell that, for of so many sizes there are many. And what
-    happens once (a library takes its workspace) is part of the first reading alone,
+    happens once (a library takes its workspace) is part of one of the first readings,
     which is left out where it is the only one that does not fit.
     """
     if len(readings) < _FEW_SHAPES:
@@ -221,11 +225,10 @@ def _exact_fit(
         halved = VaryingFit(simple, readings, 0.0, is_raised=False, features=features)
         if halved.is_exact and is_near(halved, trust.tolerance):
             return BestFit(halved.widened(*seen))
-    if not trust.may_leave_out:
-        return None
-    first, *others = readings
-    rest = {sizes: readings[sizes] for sizes in others}
-    later = VaryingFit(make(0.0), rest, 0.0, is_raised=trust.is_excess)
-    if later.is_exact and is_near(later, trust.tolerance):
-        return BestFit(later.widened(*seen), left_out=first)
+    for odd in tuple(readings)[: trust.n_left_out_of]:
+        give_way()
+        rest = {sizes: own for sizes, own in readings.items() if sizes != odd}
+        without = VaryingFit(make(0.0), rest, 0.0, is_raised=trust.is_excess)
+        if without.is_exact and is_near(without, trust.tolerance):
+            return BestFit(without.widened(*seen), left_out=odd)
     return None

@@ -4,8 +4,8 @@ Note: [Fits are made when asked for]
 A fit is made by the first reader and remembered with the samples, which it changes
 nothing of. Two threads that read at once make the same fit twice, and either stays.
 What comes in later is compared with the fit if there is one by then: samples that it
-foretells are not all kept, and a first one that it leaves out is dropped. Who asks for
-the readings of that shape waits for the fit, so that all answers agree. The next fit
+foretells are not all kept, and an early one that it leaves out is dropped. Who asks for
+the readings of such a shape waits for the fit, so that all answers agree. The next fit
 begins with the terms of the last, if there was one: see `mimose.predictors.trust`.
 """
 
@@ -15,6 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from mimose.pauses import give_way
@@ -52,7 +53,7 @@ class Fitted(NamedTuple):
 
     fit: VaryingFit | None
     counted: Readings
-    """All readings; but for the first shape's, where what it read happened once."""
+    """All readings; but for an early shape's, where what it read happened once."""
     why_not: str = ""
 
 
@@ -175,8 +176,8 @@ class Samples:
             scale: How large steps are, in bytes of growth.
         """
         own = self.readings.get(sizes, ())
-        is_first = own and sizes == next(iter(self.readings))
-        if is_first and self._trust(scale, len(self.readings)).may_leave_out:
+        n_first = self._trust(scale, len(self.readings)).n_left_out_of
+        if own and sizes in islice(self.readings, n_first):
             own = self.verdict(scale).counted.get(sizes, ())
         return own
 

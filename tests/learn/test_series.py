@@ -365,13 +365,14 @@ def test_sizes_that_a_stride_has_halved_are_found(stride):
     )
 
 
-def test_what_happened_once_in_the_first_reading_is_forgotten():
-    """A workspace taken in a context's first step is no part of what follows."""
+@pytest.mark.parametrize("n_before", range(4))
+def test_what_happened_once_in_an_early_reading_is_forgotten(n_before):
+    """A workspace taken, or a bucket let go, once is no part of what follows."""
     series = _net(0.0)
     series.scale = 1e6
-    series.add((10,), 3.0 * 10 + 5e5)
-    for size in range(11, 22):
-        series.add((size,), 3.0 * size)
+    for size in range(10, 22):
+        once = 5e5 if size == 10 + n_before else 0.0
+        series.add((size,), 3.0 * size + once)
     assert 3.0 * 40 == pytest.approx(series.predict((40,)))
     assert "" == series.doubt((30,))
 
