@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Sizes = tuple[int, ...]
     Readings = Mapping[Sizes, Sequence[float]]
 
-EXTRAPOLATION = 1.5
+EXTRAPOLATION = 4.0
 """How far beyond the largest size seen an exact fit is trusted."""
 NOISY_EXTRAPOLATION = 1.25
 """The same for a fit of physical readings."""

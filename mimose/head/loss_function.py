@@ -36,14 +36,17 @@ class LeanLoss:
 
     Attributes:
         name: The same.
-        is_on: Whether the loss goes by rows; not any more after `remove`, in whatever
-            was made of the model's attributes meanwhile.
+        is_on: Whether the next loss goes by rows; never after `remove`, in whatever was
+            made of the model's attributes meanwhile.
+        was_on: Whether one has.
+        most_bytes: Of the largest logits that it was given.
     """
 
     def __init__(self, module: Any, name: str) -> None:
         self._module = module
         self._previous: Callable[..., Any] | None = vars(module).get(_OWN)
-        self.name, self.is_on = name, True
+        self.name, self.is_on, self.was_on = name, False, False
+        self.most_bytes = 0
         functools.update_wrapper(self, self.original, updated=())
         setattr(module, _OWN, self)
         vars(module)[_STATE] = self._state_of_module
@@ -64,16 +67,20 @@ class LeanLoss:
         return vars(self._module).get(_OWN) is self
 
     @property
-    def goes_by_rows(self) -> bool:
-        """Whether the model's loss goes by rows as of now."""
-        return self.is_on and self.is_in_place and _is_theirs(self.original)
+    def can_go_by_rows(self) -> bool:
+        """Whether the model's loss could go by rows as of now."""
+        return self.is_in_place and _is_theirs(self.original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss."""
         original = self.original
-        is_late = self.is_on and not torch.compiler.is_compiling()
-        if not is_late or not _is_theirs(original):
+        if torch.compiler.is_compiling() or not _is_theirs(original):
             return original(*args, **kwargs)
+        sizes = map(_logit_bytes, (*args, *kwargs.values()))
+        self.most_bytes = max(self.most_bytes, *sizes, 0)
+        if not self.is_on:
+            return original(*args, **kwargs)
+        self.was_on = True
         args = tuple(map(_late, args))
         return original(*args, **{name: _late(v) for name, v in kwargs.items()})
 
@@ -122,9 +129,14 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _logit_bytes(value: Any) -> int:
+    is_tensor = type(value) is torch.Tensor and value.is_floating_point()
+    return value.nbytes if is_tensor else 0
+
+
 def _late(value: Any) -> Any:
-    is_large = type(value) is torch.Tensor and value.nbytes >= LEAST_BYTES
-    return late(value) if is_large and value.is_floating_point() else value
+    is_large = _logit_bytes(value) >= max(1, LEAST_BYTES)
+    return late(value) if is_large else value
 
 
 def modules_with_loss(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:

@@ -59,7 +59,8 @@ class ReservedFootprint(Footprint):
         self._is_kept = is_kept
         self._fall: Callable[[], None] | None = None
         prior = (_EXPANDABLE_PRIOR,) if has_expandable_segments() else ()
-        self.allowance = FragmentationAllowance(*prior)
+        self._allowances = [FragmentationAllowance(*prior) for _ in range(2)]
+        self.allowance = self._allowances[False]
         self._start = self._usage = meter.usage()
         self._start_anew()
         self._noted_ooms = self._usage.n_ooms
@@ -110,6 +111,10 @@ class ReservedFootprint(Footprint):
         """Return the reserved bytes counted for each requested byte of growth."""
         del start_bytes
         return self.allowance.value
+
+    def use_loss(self, *, is_by_rows: bool) -> None:
+        """Count with the allowance of steps with such a loss from now on."""
+        self.allowance = self._allowances[is_by_rows]
 
     @property
     def _room_bytes(self) -> float:
@@ -187,13 +192,13 @@ class ReservedFootprint(Footprint):
         return {"fragmentation": self.allowance.value, "flushes": flushes}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the allowance."""
-        return {"allowance": self.allowance.state_dict()}
+        """Return the allowances."""
+        return {"allowances": [each.state_dict() for each in self._allowances]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over another allocator's allowance, if there is one."""
-        if "allowance" in state:
-            self.allowance.load_state_dict(state["allowance"])
+        for own, said in zip(self._allowances, state.get("allowances", ())):
+            own.load_state_dict(said)
 
     def _start_anew(self) -> None:
         """Let the peaks begin at what was read last."""

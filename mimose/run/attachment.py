@@ -53,15 +53,16 @@ class Attachment:
             self._patches.append(UnitPatch(unit, engine.events))
         self._patches.append(RootPatch(model, engine.driver))
         self._patches.extend(WithoutCache(module) for module in caching)
-        if engine.learner.model.menu.is_fine:
-            found = list(modules_with_loss(model))
-            self._patches.extend(LeanLoss(module, name) for module, name in found)
+        if engine.driver.plans:
+            losses = [LeanLoss(*found) for found in modules_with_loss(model)]
+            self._patches.extend(losses)
+            engine.driver.losses = losses
 
     def losses_by_rows(self) -> list[str]:
-        """Name the modules whose loss goes by rows, or went so until `remove`."""
+        """Name the modules whose loss has gone by rows in some step."""
         losses = [patch for patch in self._patches if isinstance(patch, LeanLoss)]
         return (
-            [p.name for p in losses if p.goes_by_rows]
+            [p.name for p in losses if p.was_on]
             if self._patches
             else self._by_rows
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from torch import nn
 from mimose.decide.decision import Decision
 from mimose.decide.policy import Policy
 from mimose.exceptions import InfeasibleBudgetError
+from mimose.head.loss_function import LeanLoss
 from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
 from mimose.learn.windows import Windows
@@ -48,6 +49,14 @@ from mimose.watch.size_table import SizeTable, Table
 
 _log = logging.getLogger(__name__)
 
+_LARGE_LOGITS = 1 / 128
+"""Logits of a smaller share of the budget decide no plan: their loss is left alone."""
+_MOST_UNTOLD = 16
+"""Steps that a plain loss gets to be learned in, once all is known of one by rows."""
+_ROWS_COST = 0.1
+"""Layers that could as well be recomputed, as a share of all: so much a loss by rows
+costs, for it takes each log-softmax twice."""
+
 _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
 _CALLS = operator.attrgetter("calls")
@@ -55,6 +64,9 @@ _OTHER_VARIANT = "another variant of the step ran than the ranks have agreed on"
 _NO_LAYER = "no layer was called"
 _NO_GRADIENTS = "layers that were planned for ran without gradients"
 _REFUSED = "the budget is too small for the variant that was expected"
+
+
+Decide: TypeAlias = Callable[[StepInput], Decision]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +129,12 @@ class Driver:
         self._graphs_at_clean_up = 0
         self._is_running = False
         self._safest_once = False
+        self.losses: Sequence[LeanLoss] = ()
+        """Those that can go by rows."""
+        self._goes_by_rows = False
+        """Whether the loss of the last step did."""
+        self._n_untold = 0
+        """Steps that might have taught what a plain loss takes."""
 
     # ------------------------------------------------------------------ the root
 
@@ -156,6 +174,7 @@ class Driver:
         while error is not None and self._retry.prepare(step, error, call):
             error = None  # its traceback pins the tensors of the failed forward
             self._retry.rewind(step)
+            self._let_go_by_rows(step, is_by_rows=bool(self.losses))
             self._raise_wall(step)
             step.start(self._parts.meter)
             output, error = self._attempt(step, forward, call)
@@ -248,7 +267,7 @@ class Driver:
             self._parts.epoch.check(facts, table, window.memory)
         is_first = self._ends.open.n_begun == 0
         decide = partial(self._decide, table, window, is_first)
-        decision = self._expect(facts, decide) if facts.base else decide(facts)
+        facts, decision = self._with_loss(facts, window, decide, is_again=is_again)
         decision = self._agree(decision, facts, window)
         step = Step(
             self._ends.open.begin(),
@@ -263,6 +282,7 @@ class Driver:
             action_at=self._parts.action_at,
             clock=self._clock,
         )
+        self._let_go_by_rows(step, is_by_rows=self._goes_by_rows)
         if is_again:
             step.run_again("the step is run again")
         if facts.base and self.plans:
@@ -378,7 +398,7 @@ class Driver:
         self._parts.refusals.refuse_infeasible(facts, memory.start_bytes, state)
 
     @staticmethod
-    def _expect(facts: StepInput, decide: Callable[[StepInput], Decision]) -> Decision:
+    def _expect(facts: StepInput, decide: Decide) -> Decision:
         """Decide for the variant that is expected; if that is refused, another may run.
 
         See `mimose.watch.variants`.
@@ -386,7 +406,84 @@ class Driver:
         try:
             return decide(facts)
         except InfeasibleBudgetError:
+            if not facts.base:
+                raise
             return Decision("fallback", None, reason=_REFUSED)
+
+    # ------------------------------------------------------------------ the loss
+
+    def _with_loss(
+        self, facts: StepInput, window: Window, decide: Decide, *, is_again: bool
+    ) -> tuple[StepInput, Decision]:
+        """Decide, for a loss by rows where a plain one would cost more.
+
+        A plain one is cheaper where next to nothing has to be recomputed for it. While
+        neither is known, they take turns.
+
+        Returns:
+            What is known of the step with that loss, and the decision.
+        """
+        most = max((l.most_bytes for l in self.losses if l.can_go_by_rows), default=0)
+        is_by_rows = bool(self.losses) and (
+            self._goes_by_rows if window.steps else is_again
+        )
+        by_rows = self._parts.describer.by_rows(facts)
+        if is_by_rows or window.steps or most < _LARGE_LOGITS * self._parts.budget_bytes:
+            self._use_loss(window, is_by_rows=is_by_rows)
+            facts = by_rows if is_by_rows else facts
+            return facts, self._expect(facts, decide)
+        went_by_rows = self._goes_by_rows
+        self._use_loss(window, is_by_rows=False)
+        try:
+            plain = self._expect(facts, decide)
+        except InfeasibleBudgetError:
+            plain = None
+        if plain is not None and _recomputed(plain) <= _ROWS_COST:
+            return facts, plain
+        planned = window.planned, window.n_expected, window.decision
+        last = self.last
+        self._use_loss(window, is_by_rows=True)
+        found = self._expect(by_rows, decide)
+        if plain is None or self._is_better(found, plain, went_by_rows):
+            return by_rows, found
+        self._use_loss(window, is_by_rows=False)
+        self.last = last
+        window.planned, window.n_expected, window.decision = planned
+        return facts, plain
+
+    def _use_loss(self, window: Window, *, is_by_rows: bool) -> None:
+        """Count with a loss that goes by rows, or with a plain one."""
+        self._goes_by_rows = is_by_rows
+        self._footprint.use_loss(is_by_rows=is_by_rows)
+        if not window.steps:
+            start, memory = window.memory.start_bytes, window.memory
+            window.memory = memory._replace(
+                budget_bytes=self._footprint.level_budget(start),
+                reserved_ratio=self._footprint.reserved_ratio(start),
+            )
+
+    def _is_better(
+        self, by_rows: Decision, plain: Decision, went_by_rows: bool
+    ) -> bool:
+        """Whether a loss by rows is better than one whose plan recomputes some."""
+        if "collect" == by_rows.phase == plain.phase:
+            return not went_by_rows
+        if by_rows.chosen is None:
+            return plain.chosen is None or by_rows.phase == "collect"
+        if plain.phase != "plan" and self._n_untold < _MOST_UNTOLD:
+            self._n_untold += 1
+            return _recomputed(by_rows) > 0.0
+        return _recomputed(by_rows) + _ROWS_COST < _recomputed(plain)
+
+    def _let_go_by_rows(self, step: Step, *, is_by_rows: bool) -> None:
+        """Have a step's loss go by rows, or not."""
+        self._goes_by_rows = is_by_rows
+        self._footprint.use_loss(is_by_rows=is_by_rows)
+        for loss in self.losses:
+            loss.is_on = is_by_rows
+        step.loss_can_be_safer = bool(self.losses) and not is_by_rows
+        if is_by_rows:
+            step.facts = self._parts.describer.by_rows(step.facts)
 
     def _settle_variant(
         self,
@@ -472,6 +569,14 @@ class Driver:
     def memory_now(self) -> Memory:
         """Return what is held now, as if a step began."""
         return self._memory(self._parts.meter.live_bytes(), 0)
+
+
+def _recomputed(decision: Decision) -> float:
+    """Return the share of the layers that are not kept."""
+    if decision.chosen is None:
+        return 1.0
+    actions = decision.chosen.plan.actions
+    return sum(action != "keep" for action in actions) / max(1, len(actions))
 
 
 def _unplanned(facts: StepInput, *, is_shared: bool, is_again: bool) -> str:

@@ -78,6 +78,8 @@ class Step:
         self.knows_flops = False
         self.has_wall = False
         """Whether the allocator keeps the budget meanwhile."""
+        self.loss_can_be_safer = False
+        """Whether its loss could go by rows and does not."""
         self.on_first_call: FirstCallSeen | None = None
         self.shape = shape
         self._spare: Trace | None = None
@@ -126,6 +128,7 @@ class Step:
     def run_again(self, reason: str) -> None:
         """Be the safest step from now on: it, or the one before, has failed."""
         self.retries += 1
+        self.loss_can_be_safer = False
         self.window.give_up(reason)
         self._unplanned.make_safest()
         again = Decision("fallback", None, reason=reason, is_whole=self.is_whole)
@@ -133,8 +136,9 @@ class Step:
 
     @property
     def can_be_safer(self) -> bool:
-        """Whether its plan, or its baseline, keeps anything."""
-        return self.decision.chosen is not None or self._unplanned.keeps_some
+        """Whether its plan, or its baseline, keeps anything, or its loss could do."""
+        keeps_some = self.decision.chosen is not None or self._unplanned.keeps_some
+        return keeps_some or self.loss_can_be_safer
 
     def ask_first_call(self, on_first_call: FirstCallSeen) -> None:
         """Have the first unit's call seen, before it runs: the step may be another."""

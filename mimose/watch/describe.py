@@ -35,6 +35,8 @@ _Value = TypeVar("_Value")
 _CallKey: TypeAlias = "tuple[tuple[object, ...], tuple[str, ...], bool, Hashable, str]"
 """What calls that are described alike have in common: what they are called with, the
 masks that hide something or may, whether there are gradients, autocast, the mode."""
+_BY_ROWS = "~rows"
+"""Ends the context of steps whose loss goes by rows."""
 _TRAINING = operator.itemgetter("training")
 """Of a module's own dictionary: half as long as to ask the module."""
 _LEARNS = operator.attrgetter("requires_grad")
@@ -188,6 +190,18 @@ class Describer:
                 self._seen.clear()
             self._seen[key] = found
         return found
+
+    def by_rows(self, facts: StepInput) -> StepInput:
+        """Return what is known of the same step with its loss by rows.
+
+        Args:
+            facts: What was read, or what this has returned.
+        """
+        if facts.base:
+            base = facts.base.removesuffix(_BY_ROWS) + _BY_ROWS
+            return facts._replace(base=base, context=self._variants.expected(base))
+        context = facts.context.removesuffix(_BY_ROWS) + _BY_ROWS
+        return facts._replace(context=context)
 
     def settle(
         self,

@@ -21,7 +21,7 @@ LABELS = ("all count", "some ignored", "all ignored", "zero ignored")
 def small(monkeypatch):
     """Small logits go by rows too, in many chunks."""
     monkeypatch.setattr(by_rows, "LEAST_BYTES", 0)
-    monkeypatch.setattr(rows, "_CHUNK_BYTES", 4096)
+    monkeypatch.setitem(rows._CHUNK_BYTES, "cpu", 4096)
 
 
 def made(n_rows, n_classes, dtype, kind="some ignored"):
@@ -354,4 +354,4 @@ def test_chunks_begin_alike():
     """The rows before a chunk take a multiple of a vector's bytes, whatever the row."""
     for n_classes, dtype in itertools.product((7, 50257, 128256), DTYPES):
         row_bytes = n_classes * dtype.itemsize
-        assert 0 == rows.rows_of_chunk(row_bytes) * row_bytes % 16
+        assert 0 == rows.rows_of_chunk(row_bytes, "cpu") * row_bytes % 16

@@ -22,7 +22,7 @@ def calls(monkeypatch):
     """How often a loss went by rows; small logits do, in many chunks."""
     for module in (by_rows, loss_function):
         monkeypatch.setattr(module, "LEAST_BYTES", 0)
-    monkeypatch.setattr(rows, "_CHUNK_BYTES", 4096)
+    monkeypatch.setitem(rows._CHUNK_BYTES, "cpu", 4096)
     found, loss_of = [], by_rows.loss_of
 
     def noted(*args):
