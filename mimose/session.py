@@ -443,8 +443,8 @@ class Session:
 
         Raises:
             StateMismatchError: It is of another model, device, torch or predictor, of
-                a loss that went by rows where this one does not (or the other way
-                round), or it is damaged. Nothing has changed then.
+                of before losses went by rows as budgets ask for, or it is damaged.
+                Nothing has changed then.
             MimoseError: The session was detached.
         """
         refuse_other(state, self._description(self._refuse_detached()))
@@ -456,11 +456,7 @@ class Session:
             msg = f"the state is damaged: {type(error).__name__}: {error}"
             raise StateMismatchError(msg) from error
 
-    def _losses_by_rows(self) -> list[str]:
-        return [] if self._attachment is None else self._attachment.losses_by_rows()
-
     def _description(self, model: nn.Module) -> dict[str, Any]:
-        by_rows = ", ".join(self._losses_by_rows())
         shared = sharding(model)
         return describe(
             own_class(model).__qualname__,
@@ -474,7 +470,6 @@ class Session:
             compiled=", ".join(
                 unit.name for unit in self._engine.units if unit.is_compiled
             ),
-            **({"losses by rows": by_rows} if by_rows else {}),
             **({"sharding": shared} if shared else {}),
         )
 
@@ -531,7 +526,7 @@ class Session:
             shape=table.named(facts.sizes),
             seconds=self._engine.policy.event_seconds(facts, plan.actions),
             why=why,
-            by_rows=bool(self._losses_by_rows()),
+            by_rows=any(loss.can_go_by_rows for loss in self._engine.driver.losses),
             width=terminal_width(),
         )
 

@@ -22,6 +22,10 @@ Context: TypeAlias = str
 """Names, in every process alike, all that changes costs at one shape."""
 
 
+BY_ROWS = "~rows"
+"""Ends the context of forwards whose loss goes by rows: see `mimose.head`."""
+
+
 MOST_CONTEXTS = 64
 """Contexts remembered; then the least recently used is forgotten."""
 

@@ -85,7 +85,7 @@ class Trust:
     @property
     def n_left_out_of(self) -> int:
         """How many of the first shapes there are of which one may be left out."""
-        may = self.noise == 0.0 and self.n_shapes >= _MANY_SHAPES
+        may = self.noise == 0.0 and self.n_shapes > _FEW_SHAPES
         return _FIRST_SHAPES if may else 0
 
     def holds(self, fit: VaryingFit) -> bool:
@@ -134,7 +134,7 @@ class BestFit:
 
     fit: VaryingFit
     left_out: Sizes | None = None
-    """One of the first shapes, where its reading was of something that happened once."""
+    """One of the first shapes, where its reading was of what happened once."""
 
 
 def best_fit(

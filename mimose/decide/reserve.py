@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from mimose.decide.learning import Learning
 from mimose.decide.least_peaks import LeastPeaks
 from mimose.predictors import GrowthBound
-from mimose.types import MOST_CONTEXTS, Context
+from mimose.types import BY_ROWS, MOST_CONTEXTS, Context
 
 _STAGES = (0.35, 0.7)
 """Shares of the way from the safest plan to the whole budget, each checked by a step
@@ -98,7 +98,7 @@ class Reserve:
 
     def stage_share(self, context: Context) -> float:
         """Return the share of the way to the whole budget that a plan may go."""
-        stage = self._stages.get(context, 0)
+        stage = self._stage(context)
         return self._shares[stage] if stage < len(self._shares) else 1.0
 
     def is_learning(self, n_measured: int) -> bool:
@@ -138,9 +138,16 @@ class Reserve:
         """Step down again where a context comes again."""
         self._stages.pop(context, None)
 
+    def _stage(self, context: Context) -> int:
+        """Return how far a context has come, or the same with another loss."""
+        other = context.removesuffix(BY_ROWS)
+        other = context + BY_ROWS if other == context else other
+        return self._stages.get(context, self._stages.get(other, 0))
+
     def _pass_stage(self, step: PredictedStep) -> None:
         """Go on to the next stage, if it was checked; the oldest contexts go."""
-        stage = self._stages.pop(step.context, 0)
+        stage = self._stage(step.context)
+        self._stages.pop(step.context, None)
         if stage < len(self._shares) and step.keeps_some:
             observed = step.observed_bytes
             allowed = self.allowed_growth(step.predicted_bytes)

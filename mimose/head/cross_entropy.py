@@ -26,8 +26,7 @@ _TOGETHER = (
     "its gradient was made with a graph (a gradient penalty, perhaps), and now comes a "
     "backward of the loss, alone or in a sum with that gradient, which would not round "
     "as torch's own does. Use torch.nn.functional.cross_entropy there; in a session of "
-    "a model of transformers give model.loss_function a function of your own, or "
-    "attach with actions='exact'"
+    "a model of transformers give model.loss_function a function of your own"
 )
 
 

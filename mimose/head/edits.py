@@ -22,7 +22,7 @@ _EDITED = (
     "(logits.detach().clone()), or edit them after the backward; or let the loss save "
     "what it needs: by torch.nn.functional.cross_entropy in place of "
     "mimose.cross_entropy, and in a session of a model of transformers by a "
-    "model.loss_function of your own, or by attach(actions='exact')"
+    "model.loss_function of your own"
 )
 
 

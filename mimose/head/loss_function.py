@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from mimose.head.cross_entropy import LEAST_BYTES
-from mimose.head.late_upcast import late
+from mimose.head.late_upcast import LateUpcast, late
 
 _OWN = "_loss_function"
 """Where a model keeps the function that it was given, in place of that of its class."""
@@ -32,21 +32,19 @@ class LeanLoss:
 
     Args:
         module: The model.
-        name: What to call it.
 
     Attributes:
-        name: The same.
         is_on: Whether the next loss goes by rows; never after `remove`, in whatever was
             made of the model's attributes meanwhile.
-        was_on: Whether one has.
-        most_bytes: Of the largest logits that it was given.
+        went_by_rows: Whether one has, since whoever sets `is_on` looked last.
+        logit_bytes: Of the largest logits since then, were they in float32.
     """
 
-    def __init__(self, module: Any, name: str) -> None:
+    def __init__(self, module: Any) -> None:
         self._module = module
         self._previous: Callable[..., Any] | None = vars(module).get(_OWN)
-        self.name, self.is_on, self.was_on = name, False, False
-        self.most_bytes = 0
+        self.is_on = self.went_by_rows = False
+        self.logit_bytes = 0
         functools.update_wrapper(self, self.original, updated=())
         setattr(module, _OWN, self)
         vars(module)[_STATE] = self._state_of_module
@@ -76,13 +74,15 @@ class LeanLoss:
         original = self.original
         if torch.compiler.is_compiling() or not _is_theirs(original):
             return original(*args, **kwargs)
-        sizes = map(_logit_bytes, (*args, *kwargs.values()))
-        self.most_bytes = max(self.most_bytes, *sizes, 0)
+        sizes = map(_n_logits, (*args, *kwargs.values()))
+        self.logit_bytes = max(self.logit_bytes, 4 * max(sizes, default=0))
         if not self.is_on:
             return original(*args, **kwargs)
-        self.was_on = True
         args = tuple(map(_late, args))
-        return original(*args, **{name: _late(v) for name, v in kwargs.items()})
+        kwargs = {name: _late(value) for name, value in kwargs.items()}
+        given = (*args, *kwargs.values())
+        self.went_by_rows |= any(isinstance(each, LateUpcast) for each in given)
+        return original(*args, **kwargs)
 
     def remove(self) -> None:
         """Put the original back, unless somebody has given the model another."""
@@ -129,27 +129,24 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _logit_bytes(value: Any) -> int:
+def _n_logits(value: Any) -> int:
     is_tensor = type(value) is torch.Tensor and value.is_floating_point()
-    return value.nbytes if is_tensor else 0
+    return value.numel() if is_tensor else 0
 
 
 def _late(value: Any) -> Any:
-    is_large = _logit_bytes(value) >= max(1, LEAST_BYTES)
+    is_large = _n_logits(value) and value.nbytes >= LEAST_BYTES
     return late(value) if is_large else value
 
 
-def modules_with_loss(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the modules that compute their loss by a function of transformers'.
-
-    Each with its name; that of the whole model is its class's.
-    """
-    for name, module in model.named_modules():
+def modules_with_loss(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that compute their loss by a function of transformers'."""
+    for module in model.modules():
         if not isinstance(getattr(type(module), "loss_function", None), property):
             continue
         takes = inspect.signature(module.forward).parameters
         if "labels" in takes and _is_theirs(getattr(module, "loss_function", None)):
-            yield module, name or type(module).__name__
+            yield module
 
 
 def _is_theirs(function: Any) -> bool:

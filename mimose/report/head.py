@@ -15,7 +15,7 @@ def head_advice(laid_out: Timeline, *, by_rows: bool) -> Iterator[str]:
 
     Args:
         laid_out: The step under its plan.
-        by_rows: Whether its loss is computed by rows already.
+        by_rows: Whether its loss is computed by rows where that pays.
     """
     if _HEAD not in laid_out.binding_segments:
         return
@@ -31,8 +31,8 @@ def head_advice(laid_out: Timeline, *, by_rows: bool) -> Iterator[str]:
     )
     if not by_rows:
         yield (
-            "mimose.cross_entropy gives the same bits for less of that; with 'lean' "
-            "among the actions, models of transformers use it"
+            "mimose.cross_entropy gives the same bits for less of that; losses of "
+            "transformers' own use it where the budget asks for it"
         )
     freed = format_bytes(laid_out.peak_bytes - next_peak)
     yield (

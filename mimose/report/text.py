@@ -332,7 +332,7 @@ def explain(
         shape: Its sizes by name.
         seconds: Added by the plan, event by event; None where only FLOPs are known.
         why: How the plan came about.
-        by_rows: Whether the head's loss is computed by rows.
+        by_rows: Whether the head's loss is computed by rows where that pays.
         width: Columns of the terminal.
     """
     names = laid_out.segments

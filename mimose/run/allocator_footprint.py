@@ -197,7 +197,8 @@ class ReservedFootprint(Footprint):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over another allocator's allowance, if there is one."""
-        for own, said in zip(self._allowances, state.get("allowances", ())):
+        told = state.get("allowances", ())
+        for own, said in zip(self._allowances, told, strict=False):
             own.load_state_dict(said)
 
     def _start_anew(self) -> None:

@@ -29,7 +29,6 @@ class Attachment:
 
     def __init__(self, model: nn.Module, engine: Engine) -> None:
         self._patches: list[Patch | LeanLoss] = []
-        self._by_rows: list[str] = []
         self._undo = contextlib.ExitStack()
         self._finalizer: Any = None
         try:
@@ -54,22 +53,12 @@ class Attachment:
         self._patches.append(RootPatch(model, engine.driver))
         self._patches.extend(WithoutCache(module) for module in caching)
         if engine.driver.plans:
-            losses = [LeanLoss(*found) for found in modules_with_loss(model)]
+            losses = list(map(LeanLoss, modules_with_loss(model)))
             self._patches.extend(losses)
             engine.driver.losses = losses
 
-    def losses_by_rows(self) -> list[str]:
-        """Name the modules whose loss has gone by rows in some step."""
-        losses = [patch for patch in self._patches if isinstance(patch, LeanLoss)]
-        return (
-            [p.name for p in losses if p.was_on]
-            if self._patches
-            else self._by_rows
-        )
-
     def remove(self) -> None:
         """Give everything back as it was. Harmless twice."""
-        self._by_rows = self.losses_by_rows()
         for patch in reversed(self._patches):
             patch.remove()
         self._patches.clear()

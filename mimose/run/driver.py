@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,17 +43,21 @@ from mimose.run.step import Step
 from mimose.run.timing import Clock
 from mimose.run.window import Window
 from mimose.torch_private import count_graphs, drop_saved_hooks, top_saved_hooks
-from mimose.types import StepInput
+from mimose.types import Sizes, StepInput
 from mimose.watch.describe import Describer
 from mimose.watch.sharding import after_hooks, is_sharded
 from mimose.watch.size_table import SizeTable, Table
 
 _log = logging.getLogger(__name__)
 
-_LARGE_LOGITS = 1 / 128
+_LARGE_LOGITS = 1 / 64
 """Logits of a smaller share of the budget decide no plan: their loss is left alone."""
+_COPIES = 4
+"""Of logits in float32: so many a plain loss holds beyond one by rows, at the most."""
 _MOST_UNTOLD = 16
-"""Steps that a plain loss gets to be learned in, once all is known of one by rows."""
+"""Steps that a plain loss gets to be learned in."""
+_MOST_SHAPES = 256
+"""Whose logits are remembered."""
 _ROWS_COST = 0.1
 """Layers that could as well be recomputed, as a share of all: so much a loss by rows
 costs, for it takes each log-softmax twice."""
@@ -135,6 +140,8 @@ class Driver:
         """Whether the loss of the last step did."""
         self._n_untold = 0
         """Steps that might have taught what a plain loss takes."""
+        self._logit_bytes: dict[Sizes, int] = {}
+        """By shape, of logits in float32."""
 
     # ------------------------------------------------------------------ the root
 
@@ -417,23 +424,23 @@ class Driver:
     ) -> tuple[StepInput, Decision]:
         """Decide, for a loss by rows where a plain one would cost more.
 
-        A plain one is cheaper where next to nothing has to be recomputed for it. While
-        neither is known, they take turns.
+        A plain one is cheaper where next to nothing has to be recomputed for it. It is
+        learned in steps that have room for it, whatever it takes.
 
         Returns:
             What is known of the step with that loss, and the decision.
         """
-        most = max((l.most_bytes for l in self.losses if l.can_go_by_rows), default=0)
-        is_by_rows = bool(self.losses) and (
-            self._goes_by_rows if window.steps else is_again
-        )
+        losses = [loss for loss in self.losses if loss.can_go_by_rows]
+        most = max(self._logit_bytes.values(), default=0)
         by_rows = self._parts.describer.by_rows(facts)
-        if is_by_rows or window.steps or most < _LARGE_LOGITS * self._parts.budget_bytes:
-            self._use_loss(window, is_by_rows=is_by_rows)
-            facts = by_rows if is_by_rows else facts
-            return facts, self._expect(facts, decide)
-        went_by_rows = self._goes_by_rows
+        if (losses and is_again) or (window.steps and self._goes_by_rows):
+            self._use_loss(window, is_by_rows=True)
+            return by_rows, self._expect(by_rows, decide)
         self._use_loss(window, is_by_rows=False)
+        if window.steps or most < _LARGE_LOGITS * self._parts.budget_bytes:
+            # Before any were seen they may be large: so they go by rows.
+            self._goes_by_rows = bool(losses) and not most
+            return facts, self._expect(facts, decide)
         try:
             plain = self._expect(facts, decide)
         except InfeasibleBudgetError:
@@ -444,7 +451,12 @@ class Driver:
         last = self.last
         self._use_loss(window, is_by_rows=True)
         found = self._expect(by_rows, decide)
-        if plain is None or self._is_better(found, plain, went_by_rows):
+        logits = min(
+            (n for sizes, n in self._logit_bytes.items() if _holds(sizes, facts.sizes)),
+            default=math.inf,
+        )
+        room = window.memory.headroom_bytes - _COPIES * logits
+        if plain is None or self._is_better(found, plain, room):
             return by_rows, found
         self._use_loss(window, is_by_rows=False)
         self.last = last
@@ -462,28 +474,28 @@ class Driver:
                 reserved_ratio=self._footprint.reserved_ratio(start),
             )
 
-    def _is_better(
-        self, by_rows: Decision, plain: Decision, went_by_rows: bool
-    ) -> bool:
-        """Whether a loss by rows is better than one whose plan recomputes some."""
-        if "collect" == by_rows.phase == plain.phase:
-            return not went_by_rows
-        if by_rows.chosen is None:
-            return plain.chosen is None or by_rows.phase == "collect"
-        if plain.phase != "plan" and self._n_untold < _MOST_UNTOLD:
-            self._n_untold += 1
-            return _recomputed(by_rows) > 0.0
-        return _recomputed(by_rows) + _ROWS_COST < _recomputed(plain)
+    def _is_better(self, by_rows: Decision, plain: Decision, room: float) -> bool:
+        """Whether a loss by rows is better than one whose plan recomputes some.
+
+        Args:
+            by_rows: What is to be done with it.
+            plain: What is to be done with the other.
+            room: Bytes by which a step by rows may grow for the other to fit as well.
+        """
+        if plain.phase == "plan":
+            return _recomputed(by_rows) + _ROWS_COST < _recomputed(plain)
+        growth = by_rows.growth_bytes
+        has_room = growth is not None and growth <= room and not _recomputed(by_rows)
+        self._n_untold += has_room
+        return not has_room or self._n_untold > _MOST_UNTOLD
 
     def _let_go_by_rows(self, step: Step, *, is_by_rows: bool) -> None:
         """Have a step's loss go by rows, or not."""
         self._goes_by_rows = is_by_rows
         self._footprint.use_loss(is_by_rows=is_by_rows)
         for loss in self.losses:
-            loss.is_on = is_by_rows
+            loss.is_on, loss.went_by_rows, loss.logit_bytes = is_by_rows, False, 0
         step.loss_can_be_safer = bool(self.losses) and not is_by_rows
-        if is_by_rows:
-            step.facts = self._parts.describer.by_rows(step.facts)
 
     def _settle_variant(
         self,
@@ -528,6 +540,7 @@ class Driver:
         self._footprint.forward_ended()
         self._parts.ran(step.facts)
         self._parts.overlooked.note_calls()
+        self._note_logits(step)
         calls = tuple(map(_CALLS, self._events.units))
         before = step.calls_before or (0,) * len(calls)
         facts = step.window.planned or step.facts
@@ -546,6 +559,19 @@ class Driver:
                 step.withdraw(_NO_LAYER)
         elif self._events.lacks_gradients:
             step.withdraw(_NO_GRADIENTS)
+
+    def _note_logits(self, step: Step) -> None:
+        """Take note of the logits of a step, and of which context it was."""
+        found = max((loss.logit_bytes for loss in self.losses), default=0)
+        if found:
+            if len(self._logit_bytes) >= _MOST_SHAPES:
+                self._logit_bytes.clear()
+            self._logit_bytes[step.facts.sizes] = found
+        if any(loss.went_by_rows for loss in self.losses):
+            before, window = step.facts, step.window
+            step.facts = self._parts.describer.by_rows(before)
+            if window.planned == before:
+                window.planned = step.facts
 
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""
@@ -569,6 +595,11 @@ class Driver:
     def memory_now(self) -> Memory:
         """Return what is held now, as if a step began."""
         return self._memory(self._parts.meter.live_bytes(), 0)
+
+
+def _holds(sizes: Sizes, other: Sizes) -> bool:
+    """Whether one shape is at least as large as another in all sizes."""
+    return len(sizes) == len(other) and all(map(operator.ge, sizes, other))
 
 
 def _recomputed(decision: Decision) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mimose.exceptions import MimoseError
-from mimose.types import MOST_CONTEXTS, StepInput
+from mimose.types import BY_ROWS, MOST_CONTEXTS, StepInput
 from mimose.watch.compiled import unwrapped
 from mimose.watch.families import autocast_state, digest, module_key
 from mimose.watch.lists import Lists
@@ -35,8 +35,6 @@ _Value = TypeVar("_Value")
 _CallKey: TypeAlias = "tuple[tuple[object, ...], tuple[str, ...], bool, Hashable, str]"
 """What calls that are described alike have in common: what they are called with, the
 masks that hide something or may, whether there are gradients, autocast, the mode."""
-_BY_ROWS = "~rows"
-"""Ends the context of steps whose loss goes by rows."""
 _TRAINING = operator.itemgetter("training")
 """Of a module's own dictionary: half as long as to ask the module."""
 _LEARNS = operator.attrgetter("requires_grad")
@@ -197,11 +195,11 @@ class Describer:
         Args:
             facts: What was read, or what this has returned.
         """
-        if facts.base:
-            base = facts.base.removesuffix(_BY_ROWS) + _BY_ROWS
-            return facts._replace(base=base, context=self._variants.expected(base))
-        context = facts.context.removesuffix(_BY_ROWS) + _BY_ROWS
-        return facts._replace(context=context)
+        context, base = (
+            known and known.removesuffix(BY_ROWS) + BY_ROWS
+            for known in (facts.context, facts.base)
+        )
+        return facts._replace(context=context, base=base)
 
     def settle(
         self,
@@ -218,7 +216,9 @@ class Describer:
             args: What the layer is called with.
             kwargs: What it is called with by name.
         """
-        facts = facts._replace(context=self._variants.seen(facts.base, args, kwargs))
+        base = facts.base.removesuffix(BY_ROWS)
+        context = self._variants.seen(base, args, kwargs)
+        facts = facts._replace(context=context + facts.base[len(base) :])
         self.last = facts, table
         return facts
 

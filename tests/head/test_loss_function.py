@@ -12,17 +12,19 @@ import mimose
 from mimose.head import cross_entropy as by_rows
 from mimose.head import loss_function, rows
 from mimose.head.late_upcast import LateUpcast, late
+from mimose.run import driver
 
-ACTIONS = ("keep", "lean", "recompute")
 _OWN = "_loss_function"
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often a loss went by rows; small logits do, in many chunks."""
+    """How often a loss went by rows; small logits do, in many chunks, if it can be."""
     for module in (by_rows, loss_function):
         monkeypatch.setattr(module, "LEAST_BYTES", 0)
     monkeypatch.setitem(rows._CHUNK_BYTES, "cpu", 4096)
+    monkeypatch.setattr(driver, "_LARGE_LOGITS", 0)
+    monkeypatch.setattr(driver, "_ROWS_COST", -1)
     found, loss_of = [], by_rows.loss_of
 
     def noted(*args):
@@ -66,10 +68,10 @@ def test_it_trains_like_the_bare_model(toys, calls, name, dtype):
         batch["labels"] = torch.where(batch["labels"] < 0, -100, batch["input_ids"])
     bare = toys.train(copy.deepcopy(model), batches)
     assert [] == calls
-    with mimose.attach(model, "1TiB", actions=ACTIONS):
+    with mimose.attach(model, "1TiB"):
         trained = toys.train(model, batches)
     assert [] == toys.differences(bare, trained)
-    assert len(calls) >= len(batches)
+    assert calls
 
 
 def test_items_in_batch(toys, calls):
@@ -78,34 +80,23 @@ def test_items_in_batch(toys, calls):
     batch = {"input_ids": torch.arange(40).view(2, 20), "num_items_in_batch": 17}
     batch["labels"] = batch["input_ids"]
     expected = model(**batch).loss
-    with mimose.attach(model, "1TiB", actions=ACTIONS):
+    with mimose.attach(model, "1TiB"):
         assert torch.equal(expected, model(**batch).loss)
     assert 1 <= len(calls)
-
-
-def test_two_actions_change_no_loss(toys, calls):
-    """A session that does not ask for finer actions leaves the loss alone."""
-    model = llama()
-    with mimose.attach(model, "1TiB"):
-        assert _OWN not in vars(model)
-        model(
-            input_ids=torch.arange(40).view(2, 20), labels=torch.arange(40).view(2, 20)
-        )
-    assert [] == calls
 
 
 def test_detach_leaves_nothing():
     """The model's function is its own again, or what the user had given it."""
     model = llama()
     original = model.loss_function
-    session = mimose.attach(model, "1TiB", actions=ACTIONS)
+    session = mimose.attach(model, "1TiB")
     assert original is not model.loss_function
     assert "ForCausalLMLoss" == model.loss_function.__name__
     session.detach()
     assert original is model.loss_function
     assert _OWN not in vars(model)
     model.loss_function = given = transformers.loss.loss_utils.ForMaskedLMLoss
-    with mimose.attach(model, "1TiB", actions=ACTIONS):
+    with mimose.attach(model, "1TiB"):
         pass
     assert given is model.loss_function
 
@@ -113,7 +104,7 @@ def test_detach_leaves_nothing():
 def test_a_function_given_meanwhile_stays():
     """What the user sets while the session lives is the user's."""
     model = llama()
-    with mimose.attach(model, "1TiB", actions=ACTIONS):
+    with mimose.attach(model, "1TiB"):
         model.loss_function = own = lambda **_: torch.zeros(())
     assert own is model.loss_function
 
@@ -122,7 +113,7 @@ def test_a_users_function_is_left_alone():
     """A loss that is not of transformers is not handed other tensors."""
     model = llama()
     model.loss_function = own = lambda **_: torch.zeros(())
-    with mimose.attach(model, "1TiB", actions=ACTIONS):
+    with mimose.attach(model, "1TiB"):
         assert own is model.loss_function
 
 
@@ -136,7 +127,7 @@ def test_copies_have_the_original(copied, is_given):
     original = model.loss_function
     if is_given:
         model.loss_function = original = transformers.loss.loss_utils.ForMaskedLMLoss
-    with mimose.attach(model, "1TiB", actions=ACTIONS):
+    with mimose.attach(model, "1TiB"):
         made = copied(model)
         assert copied(model.loss_function) in (original, model.loss_function)
     assert original is made.loss_function
@@ -151,7 +142,7 @@ def test_copies_have_the_original(copied, is_given):
 def test_attributes_taken_along_pass_through(calls):
     """What holds the function after `detach` has the plain loss."""
     model = llama()
-    with mimose.attach(model, "1TiB", actions=ACTIONS):
+    with mimose.attach(model, "1TiB"):
         held = model.loss_function
     ids = torch.arange(40).view(2, 20)
     logits = torch.randn(2, 20, 211)
@@ -169,20 +160,20 @@ def test_another_type_of_loss_is_followed(calls):
         model.loss_type = "ForCausalLM"
         with contextlib.ExitStack() as stack:
             if is_attached:
-                stack.enter_context(mimose.attach(model, "1TiB", actions=ACTIONS))
+                stack.enter_context(mimose.attach(model, "1TiB"))
             for kind in ("ForCausalLM", "ForMaskedLM"):
                 model.loss_type = kind
                 found.append(model(input_ids=ids, labels=ids).loss.detach())
     assert found[0] != found[1]
     assert found[:2] == found[2:]
-    assert 2 == len(calls)
+    assert calls
 
 
 def test_an_array_edited_before_backward_is_an_error(calls):
     """Metrics worked out in place on the logits would change gradients in silence."""
     model = llama()
     ids = torch.arange(40).view(2, 20)
-    with mimose.attach(model, "1TiB", actions=ACTIONS):
+    with mimose.attach(model, "1TiB"):
         out = model(input_ids=ids, labels=ids)
         numbers = out.logits.detach().numpy()
         numbers -= numbers.max(-1, keepdims=True)
@@ -191,25 +182,47 @@ def test_an_array_edited_before_backward_is_an_error(calls):
     assert 1 == len(calls)
 
 
-def test_a_state_is_of_a_loss_by_rows():
-    """One that was learned so is refused where the loss goes another way."""
+def test_a_state_of_before_is_refused():
+    """It was learned with all losses by rows, or none."""
     model = llama()
-    plain = transformers.loss.loss_utils.ForCausalLMLoss
-    session = mimose.attach(model, "1TiB", actions=ACTIONS)
+    session = mimose.attach(model, "1TiB")
     state = session.state_dict()
     session.detach()
-    assert state == session.state_dict()
-    with mimose.attach(model, "1TiB", actions=ACTIONS) as other:
+    with mimose.attach(model, "1TiB") as other:
         other.load_state_dict(state)
-        old = copy.deepcopy(state)
-        del old["of"]["settings"]["losses by rows"]
-        with pytest.raises(mimose.StateMismatchError, match="losses by rows: 'missing"):
-            other.load_state_dict(old)
-        model.loss_function = lambda *args, **kwargs: plain(*args, **kwargs)
-        with pytest.raises(mimose.StateMismatchError, match="by rows: 'LlamaForCausal"):
+        state["of"]["settings"]["losses by rows"] = "LlamaForCausalLM"
+        with pytest.raises(mimose.StateMismatchError, match="losses by rows"):
             other.load_state_dict(state)
-    with mimose.attach(model, "1TiB", actions=ACTIONS) as other:
-        other.load_state_dict(old)
+
+
+def test_it_goes_by_rows_where_the_budget_asks_for_it(toys, monkeypatch):
+    """With all recomputed a plain loss would pass the budget; in a large one it runs."""
+    went, loss_of = [], by_rows.loss_of
+    monkeypatch.setattr(by_rows, "loss_of", lambda *a: (went.append(0), loss_of(*a))[1])
+    config = llama().config
+    config.vocab_size = 20_000
+    lengths = [20, 30, 40, 50, 25, 35, 45, 28, 38, 48] * 2
+    ids = [torch.arange(2 * n).view(2, n) for n in lengths]
+    batches = [{"input_ids": each, "labels": each} for each in ids]
+
+    def trained(budget, **options):
+        torch.manual_seed(7)
+        model = transformers.LlamaForCausalLM(config).train()
+        with (
+            toys.counting() as meter,
+            mimose.attach(model, budget, meter=meter, **options) as session,
+        ):
+            return toys.train(model, batches), session.peak_bytes
+
+    bare, least = trained("1GiB", planner="full")
+    kept, _ = trained("1GiB")
+    assert [] == toys.differences(bare, kept)
+    assert len(went) <= 1  # the first, whose logits may be any
+    budget = least - 8 * 2**20
+    by_row, peak = trained(budget)
+    assert [] == toys.differences(bare, by_row)
+    assert peak <= budget
+    assert went
 
 
 def test_late_upcast_is_a_tensor_to_all_others():
@@ -235,10 +248,9 @@ def test_explain_says_what_the_head_costs(toys, meter):
         {"input_ids": ids, "labels": ids}
         for ids in (torch.arange(n * 2).view(2, n) for n in (20, 30, 40, 50) * 3)
     ]
-    for actions, by_row in ((ACTIONS, True), ("exact", False)):
-        with mimose.attach(model, "1TiB", meter=meter, actions=actions) as session:
-            toys.train(model, batches)
-            text = " ".join(session.explain().split())
-        assert "the head takes" in text
-        assert "Liger's fused linear cross-entropy" in text
-        assert by_row == ("mimose.cross_entropy" not in text)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        toys.train(model, batches)
+        text = " ".join(session.explain().split())
+    assert "the head takes" in text
+    assert "Liger's fused linear cross-entropy" in text
+    assert "mimose.cross_entropy" not in text

@@ -37,7 +37,7 @@ from mimose.budget import format_bytes
 from mimose.predictors import LEAST_ROUNDS
 from mimose.report.page.looks import counted, format_seconds
 
-_NO_PLAN = {"sdpa": "fused attention", "rows": "a loss by chunks of rows"}
+_NO_PLAN = {"sdpa": "fused attention"}
 """Free memory that nothing has to be recomputed for."""
 _NOTABLE = 0.01
 """Of plain training's peak; less is not worth a sentence."""

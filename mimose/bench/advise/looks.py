@@ -30,6 +30,5 @@ LOOKS: Mapping[str, Look] = {
     "offload": Look("#CC79A7", "9 4", "triangle"),
     "accumulate": Look("#56B4E9", "10 3 2 3", "ring"),
     "sdpa": Look("#56B4E9", symbol="diamond"),
-    "rows": Look("#E69F00", "10 3 2 3", "circle"),
 }
 """By method; lines of lossy ones are dotted."""

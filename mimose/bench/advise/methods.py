@@ -113,11 +113,6 @@ METHODS: Mapping[str, Method] = {
             why_not=_why_no_sdpa,
         ),
         Method(
-            name="rows",
-            what="plain training with the loss taken a few rows at a time",
-            options={"planner": "none"},
-        ),
-        Method(
             name="mimose-fine",
             what="as mimose, with every exact way in which a layer can hold less",
             options={"actions": "fine", "cost": "seconds"},

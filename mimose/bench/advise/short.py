@@ -19,7 +19,7 @@ from mimose.predictors import LEAST_ROUNDS
 from mimose.predictors.throughput import REACH
 from mimose.report.page.looks import counted
 
-_MAY_BE_FASTER = ("sdpa", "rows", "accumulate")
+_MAY_BE_FASTER = ("sdpa", "accumulate")
 """At a batch that fits: the others do all that plain training does, and more."""
 
 

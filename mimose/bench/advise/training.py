@@ -119,13 +119,6 @@ class Training:
                     shapes[point] = session.records[-1].shape
             return session.state_dict(), shapes
 
-    @property
-    def goes_by_rows(self) -> bool:
-        """Whether a session takes the loss by chunks of rows."""
-        if self.session is None:
-            return False
-        return "losses by rows" in self.session.state_dict()["of"]
-
     def prepare(self, point: Point) -> None:
         """Have a batch of these sizes ready on the device, and no other."""
         if point not in self._batches:

@@ -8,7 +8,7 @@ from mimose.bench.advise.advice import Advice
 from mimose.bench.advise.methods import METHODS
 from mimose.predictors.throughput import REACH
 
-_NOT_FOR_ALL = ("sdpa", "rows", "offload")
+_NOT_FOR_ALL = ("sdpa", "offload")
 """Of these nothing is measured where a model cannot have them."""
 _UNREACHED = re.compile(r"no time was left for (?P<names>[^:]*)")
 """A note of measuring: these methods are not among those measured."""

@@ -79,8 +79,6 @@ class Worker:
         self._weighed = training_of(self._task, model, sample)
         if not self._method.plans:
             self._weighed.attach(None, self._meter)
-        if self._task.method == "rows" and not self._weighed.goes_by_rows:
-            return "the model's loss is none that goes by rows"
         return ""
 
     def learn(

@@ -56,12 +56,12 @@ def test_noise_gives_no_verdict(line, measurements):
     advice = advise_on(
         measurements(
             line("none", 10, 100, 0.1, 0.01, noise=0.02),
-            line("rows", 10, 100, 0.1001, 0.01, noise=0.02),
+            line("sdpa", 10, 100, 0.1001, 0.01, noise=0.02),
             budget_mib=500,
         )
     )
-    assert advice.of("rows").verdict == ""
-    assert "within 1% of plain" in advice.of("rows").no_verdict
+    assert advice.of("sdpa").verdict == ""
+    assert "within 1% of plain" in advice.of("sdpa").no_verdict
     assert advice.at_sample.is_tie
 
 
@@ -70,13 +70,13 @@ def test_of_those_that_are_as_fast_plain_training_is_chosen(line, measurements):
     advice = advise_on(
         measurements(
             line("none", 10, 100, 0.1, 0.01, noise=0.02),
-            line("rows", 10, 100, 0.0999, 0.01, noise=0.02),
+            line("sdpa", 10, 100, 0.0999, 0.01, noise=0.02),
             budget_mib=500,
         )
     )
     choice = advice.at_sample
     assert choice.is_tie
-    assert (choice.name, choice.runner_up) == ("none", "rows")
+    assert (choice.name, choice.runner_up) == ("none", "sdpa")
     assert choice.runner_up_samples_per_second > choice.samples_per_second
 
 

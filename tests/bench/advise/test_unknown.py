@@ -386,7 +386,6 @@ def test_a_recipe_is_what_was_measured(line, measurements):
         ("full", 'mimose.attach(model, "2GiB", planner="full")'),
         ("sdpa", 'model.set_attn_implementation("sdpa")'),
         ("accumulate", "    (loss_of(part) / 4).backward()"),
-        ("rows", 'mimose.attach(model, "2GiB", planner="none")'),
     ],
 )
 def test_every_way_to_train_is_written_out(name, said):
