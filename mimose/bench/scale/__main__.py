@@ -47,6 +47,8 @@ class ScaleRow(Row):
     first_plan: int | None = None
     planned_share: float | None = None
     """Of the steps after the tenth."""
+    kept_share: float | None = None
+    """Of these, those that keep all."""
     error_p50: float | None = None
     error_p99: float | None = None
     headroom_used: float | None = None
@@ -179,7 +181,7 @@ def _line(row: ScaleRow, base: float | None) -> str:
         return text
     return (
         f"{text} over {row.over} rerun {row.reruns} plan {row.first_plan} "
-        f"{row.planned_share or 0:4.0%} p99 {_percent(row.error_p99)} "
+        f"{row.planned_share or 0:4.0%} keep {row.kept_share or 0:4.0%} p99 {_percent(row.error_p99)} "
         f"used {_percent(row.headroom_used)} "
         f"frag {row.fragmentation or 0:.3f} {row.left_out} {row.reasons}"
     )

@@ -83,6 +83,11 @@ def _pictures(n: int, sizes: Sizes) -> Batch:
     }
 
 
+def _captioned(n: int, sizes: Sizes) -> Batch:
+    labels = torch.zeros(n, sizes[0], dtype=torch.long)
+    return {"pixel_values": torch.randn(n, 3, 384, 384), "labels": labels}
+
+
 def _speech(n: int, sizes: Sizes) -> Batch:
     labels = torch.zeros(n, sizes[0], dtype=torch.long)
     return {"input_features": torch.randn(n, 128, 3000), "labels": labels}
@@ -146,14 +151,12 @@ def _llama(
     return build
 
 
-def _with_lora(model: nn.Module) -> nn.Module:
+def _with_lora(model: nn.Module, targets: Any = "all-linear") -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(
-        r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear"
-    )
-    model = get_peft_model(model, config)
-    return model
+    config = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=targets)
+    adapted: nn.Module = get_peft_model(model, config)
+    return adapted
 
 
 def _t5() -> nn.Module:
@@ -173,17 +176,22 @@ def _t5() -> nn.Module:
     return T5ForConditionalGeneration(config)
 
 
-def _vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
+def _vit_config(**sizes: int) -> Any:
+    from transformers import ViTConfig
 
-    config = ViTConfig(
+    return ViTConfig(
         hidden_size=1280,
         num_hidden_layers=32,
         num_attention_heads=16,
         intermediate_size=5120,
-        patch_size=14,
+        **sizes,
     )
-    return ViTForImageClassification(config)
+
+
+def _vit() -> nn.Module:
+    from transformers import ViTForImageClassification
+
+    return ViTForImageClassification(_vit_config(patch_size=14))
 
 
 def _whisper() -> nn.Module:
@@ -203,6 +211,55 @@ def _whisper() -> nn.Module:
         use_cache=False,
     )
     return WhisperForConditionalGeneration(config)
+
+
+def _mixture() -> nn.Module:
+    """Build 12 of the 32 layers of Mixtral-8x7B, whose experts get equal shares."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register("balanced", _balanced)
+    config = MixtralConfig(num_hidden_layers=12, use_cache=False)
+    config._experts_implementation = "balanced"
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    return _with_lora(MixtralForCausalLM(config), attention)
+
+
+def _balanced(
+    experts: Any, states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Run experts on equal shares of the tokens: a hollow card knows no other.
+
+    Args:
+        experts: Those of a layer, with all their weights.
+        states: (T, H) of tokens.
+        chosen: (T, k) experts, by token.
+        weights: (T, k) of these.
+    """
+    n_chosen = chosen.shape[1]
+    order = chosen.flatten().argsort()
+    mine = states[order // n_chosen].view(experts.num_experts, -1, states.shape[1])
+    gate, up = mine.bmm(experts.gate_up_proj.transpose(1, 2)).chunk(2, dim=-1)
+    made = (experts.act_fn(gate) * up).bmm(experts.down_proj.transpose(1, 2))
+    weighted = made.flatten(0, 1) * weights.flatten()[order, None]
+    return torch.zeros_like(states).index_add(0, order // n_chosen, weighted)
+
+
+def _captions() -> nn.Module:
+    """Build a reader of pictures: an encoder of ViT-huge's size, TrOCR-large's decoder."""
+    from transformers import (
+        TrOCRConfig,
+        TrOCRForCausalLM,
+        VisionEncoderDecoderModel,
+        ViTModel,
+    )
+
+    sizes: dict[str, Any] = dict(d_model=1024, decoder_layers=12, use_cache=False)
+    encoder = ViTModel(_vit_config(image_size=384, patch_size=16))
+    decoder = TrOCRForCausalLM(TrOCRConfig(**sizes, cross_attention_hidden_size=1280))
+    model = VisionEncoderDecoderModel(encoder=encoder, decoder=decoder)
+    model.config.decoder_start_token_id = model.config.pad_token_id = 0
+    return model
 
 
 _BERT = Workload(
@@ -247,6 +304,14 @@ WORKLOADS: Mapping[str, Workload] = {
         rows=32,
         spans=((100, 600),),
         cards=(24,),
+    ),
+    "mixtral-12-layers": replace(_LLAMA_8B, build=_mixture, rows=4, cards=(80,)),
+    "picture-reader": Workload(
+        build=_captions,
+        batch=_captioned,
+        rows=48,
+        spans=((16, 512),),
+        cards=(80,),
     ),
 }
 """By name; a workload's cards are those on which some of its batches do not fit."""

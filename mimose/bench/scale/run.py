@@ -287,6 +287,7 @@ def _told_by(session: mimose.Session) -> dict[str, Any]:
         "reruns": summary.retries,
         "first_plan": planned[0].step if planned else None,
         "planned_share": sum(r.phase == "plan" for r in late) / max(1, len(late)),
+        "kept_share": sum(set(r.actions) == {"keep"} for r in late) / max(1, len(late)),
         "error_p50": summary.error_p50,
         "error_p99": summary.error_p99,
         "headroom_used": statistics.median(shares) if shares else None,
