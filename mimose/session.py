@@ -526,7 +526,7 @@ class Session:
             shape=table.named(facts.sizes),
             seconds=self._engine.policy.event_seconds(facts, plan.actions),
             why=why,
-            by_rows=any(loss.can_go_by_rows for loss in self._engine.driver.losses),
+            by_rows=self._engine.can_go_by_rows,
             width=terminal_width(),
         )
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     Sizes = tuple[int, ...]
     Readings = Mapping[Sizes, Sequence[float]]
 
-EXTRAPOLATION = 4.0
-"""How far beyond the largest size seen an exact fit is trusted."""
+EXTRAPOLATION = 1.5
+"""How far beyond the largest size seen an exact fit is trusted, ..."""
+FAR_EXTRAPOLATION = 4.0
+"""... and one that explains many shapes: the longest batch comes long before its like."""
 NOISY_EXTRAPOLATION = 1.25
 """The same for a fit of physical readings."""
 REPEATS = 2
@@ -115,7 +117,9 @@ class Trust:
 
 def reach(fit: VaryingFit) -> float:
     """Return how many times the largest size measured a trusted fit may be asked at."""
-    return EXTRAPOLATION if fit.is_exact else NOISY_EXTRAPOLATION
+    if not fit.is_exact:
+        return NOISY_EXTRAPOLATION
+    return FAR_EXTRAPOLATION if fit.n_shapes > _FEW_SHAPES else EXTRAPOLATION
 
 
 def is_near(fit: VaryingFit, tolerance: float) -> bool:

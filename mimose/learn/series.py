@@ -7,7 +7,7 @@ from collections.abc import Callable
 from statistics import median
 
 from mimose.learn.samples import Samples, Verdict, failure_text
-from mimose.predictors import EXTRAPOLATION, VaryingFit
+from mimose.predictors import VaryingFit
 from mimose.predictors.trust import REPEATS
 from mimose.types import Sizes
 
@@ -94,7 +94,7 @@ class Series:
         fit = verdict.fit
         if fit is None or not (fit.is_exact and verdict.is_trusted):
             return None
-        if not fit.same_structure(sizes) or fit.outside(sizes, EXTRAPOLATION):
+        if not fit.same_structure(sizes) or fit.outside(sizes, verdict.reach):
             return None
         value = _answer(fit.predict, sizes)[0]
         is_whole = abs(value - round(value)) < _WHOLE if math.isfinite(value) else False

@@ -144,6 +144,7 @@ class _Past:
     sizes: dict[str, Any]
     agreement_use: AgreementUse | None
     never_called: Sequence[str]
+    can_go_by_rows: bool
 
 
 class Engine:
@@ -368,6 +369,7 @@ class Engine:
                 sizes=self.describer.state_dict(),
                 agreement_use=self.agreement.use(),
                 never_called=self.overlooked.never_called,
+                can_go_by_rows=self.can_go_by_rows,
             )
             for name in _OF_THE_MODEL:
                 delattr(self, name)
@@ -377,6 +379,13 @@ class Engine:
         """What was run last, with the names of its sizes; None before."""
         past = self._past
         return (self.driver.last or self.describer.last) if past is None else past.last
+
+    @property
+    def can_go_by_rows(self) -> bool:
+        """Whether a loss of the model's goes by rows where the budget asks for it."""
+        if self._past is not None:
+            return self._past.can_go_by_rows
+        return any(loss.can_go_by_rows for loss in self.driver.losses)
 
     @property
     def memory(self) -> Memory:

@@ -156,7 +156,9 @@ def test_padded_and_unpadded_batches(sim, toys, name, order):
     """Each variant is measured, then planned: exact, within the budget, at no wait."""
     model = _model(name).to(DEVICE)
     batches = _batches(toys, name, ORDERS[order], 48 if name == "t5" else 32)
-    is_equal, session, waits, learned = _compare(sim, toys, model, batches, 0.7)
+    is_equal, session, waits, learned = _compare(
+        sim, toys, model, batches, 0.8 if name == "t5" else 0.7
+    )
 
     assert all(is_equal)
     assert 0 == session.summary().steps_over

@@ -181,8 +181,8 @@ def _line(row: ScaleRow, base: float | None) -> str:
         return text
     return (
         f"{text} over {row.over} rerun {row.reruns} plan {row.first_plan} "
-        f"{row.planned_share or 0:4.0%} keep {row.kept_share or 0:4.0%} p99 {_percent(row.error_p99)} "
-        f"used {_percent(row.headroom_used)} "
+        f"{row.planned_share or 0:4.0%} keep {row.kept_share or 0:4.0%} "
+        f"p99 {_percent(row.error_p99)} used {_percent(row.headroom_used)} "
         f"frag {row.fragmentation or 0:.3f} {row.left_out} {row.reasons}"
     )
 

@@ -246,7 +246,7 @@ def _balanced(
 
 
 def _captions() -> nn.Module:
-    """Build a reader of pictures: an encoder of ViT-huge's size, TrOCR-large's decoder."""
+    """Build a reader of pictures: ViT-huge's layers, and TrOCR-large's decoder."""
     from transformers import (
         TrOCRConfig,
         TrOCRForCausalLM,

@@ -93,7 +93,7 @@ def test_methods_that_were_left_out_count(answer):
     """Nobody knows whether one without a turn would be faster."""
     note = "no time was left for sdpa, rows: --minutes 1 is too short"
     assert answer(1200, PLAIN, FULL, notes=(note,)) == (
-        "Not known whether sdpa or rows is faster: train as you do, your batch fits."
+        "Not known whether sdpa is faster: train as you do, your batch fits."
     )
 
 
