@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -91,6 +92,10 @@ class TimedEvent(NamedTuple):
     seconds: EventSeconds
 
 
+_UNHELD = 2
+"""References to a tensor that only graphs hold: theirs, and that of who counts."""
+
+
 @dataclass(slots=True)
 class Measured:
     """What was learned of one event."""
@@ -117,6 +122,10 @@ class Measured:
     """Bytes of the larger storages that it reads, by identity."""
     saved_inputs: set[int] = field(default_factory=set)
     """Those of them that it would hold if it were kept."""
+    given: Mapping[int, Callable[[], object]] = field(default_factory=dict)
+    """Weak references to the tensors that these came in, by identity."""
+    passed: dict[int, int] = field(default_factory=dict)
+    """How many layers behind it are left before others let go of one, if any are."""
     host_bytes: dict[str, float] = field(default_factory=dict)
     """By action, what it held on the host."""
     output_bytes: dict[str, float] = field(default_factory=dict)
@@ -203,6 +212,11 @@ class Measured:
                 root was left one more than there are.
             is_last: Whether what goes later goes for another reason.
         """
+        for key, tensor in self.given.items():
+            if tensor() is not None and sys.getrefcount(tensor()) > _UNHELD:
+                self.passed[key] = n_passed + 1
+        if is_last:
+            self.given = {}
         if self.is_gone is None:
             return
         if self.is_gone():

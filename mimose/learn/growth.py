@@ -77,12 +77,6 @@ def plan_growth(
     laid_out = lay_out(problem, choice)
     levels = laid_out.level_bytes - problem.start_bytes
     peaks = laid_out.peak_bytes_by_segment - problem.start_bytes
-    for side in side_tensors(model, facts):
-        if all(actions[reader] == first for reader in side.readers):
-            # From behind the last reader's forward up to the first one's backward.
-            span = slice(2 * side.readers[-1] + 2, 3 * n_events - side.readers[0] + 1)
-            levels[span] -= side.n_bytes
-            peaks[span] -= side.n_bytes
     counted_twice = 0.0  # until the context ends: Note: [Copies]
     for index, n_bytes in enumerate(copies(model, facts)):
         if actions[index] == first and n_bytes:
@@ -90,17 +84,23 @@ def plan_growth(
             span = slice(2 * index + 2, 2 * n_events + 1)
             levels[span] -= n_bytes
             peaks[span] -= n_bytes
-    gone_in_loss = 0.0
+    away = [
+        (side.goes_before, 3 * n_events - side.readers[0] + 1, side.n_bytes)
+        for side in side_tensors(model, facts)
+        if all(actions[reader] == first for reader in side.readers)
+    ]
     for gone in gone_inputs(model, facts, problem, actions):
         backward = 3 * n_events - gone.event
         if gone.has_second:
             peaks[backward] -= gone.n_bytes
-        if gone.goes_before == gone.event + 1:
-            continue  # which the problem knows
-        span = slice(2 * min(gone.goes_before, n_events) + 1, backward)
-        levels[span] -= gone.n_bytes
-        peaks[span] -= gone.n_bytes
-        gone_in_loss += gone.n_bytes if gone.goes_before == n_events else 0.0
+        if gone.goes_before > gone.event + 1:  # else the problem knows
+            away.append((gone.goes_before, backward, gone.n_bytes))
+    gone_in_loss = 0.0
+    for goes_before, end, n_bytes in away:
+        span = slice(2 * min(goes_before, n_events) + 1, end)
+        levels[span] -= n_bytes
+        peaks[span] -= n_bytes
+        gone_in_loss += n_bytes if goes_before == n_events else 0.0
     of_head = head(model, facts, actions[-1] if actions else first)
     start = levels[2 * n_events]
     before = [0.0, start + of_head.before_release_bytes, *peaks[: 2 * n_events]]

@@ -69,7 +69,9 @@ def with_step(
     pattern = _pattern(before, facts, ran, events, sample, between)
     sides = measured_sides(events)
     known = {event.place for event in before.events} if before else ()
-    pattern, side_bytes = known_sides(pattern, known, ran, sides or {})
+    pattern, side_bytes = known_sides(
+        pattern, known, ran, sides.n_bytes if sides else {}
+    )
     copied = dict(model.copied)
     for event in events:
         if event.copied_bytes:
@@ -90,6 +92,10 @@ def with_step(
         for group, n_bytes in side_bytes.items():
             key = "exact", facts.context, "side", group
             step.add(key, facts.sizes, float(n_bytes))
+            readers = tuple(i for i, e in enumerate(ran) if e.place in group)
+            n_passed = float(sides.n_passed.get(readers, 0))
+            key = "exact", facts.context, "side passes", group
+            step.add(key, facts.sizes, n_passed)
     step.add_events(sample.events)
     step.add_outside(sample)
     learned = seen.with_readings(step.readings)

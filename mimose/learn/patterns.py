@@ -417,12 +417,15 @@ class SideTensor(NamedTuple):
     """A tensor that events read and would not hold if they were kept.
 
     The measured steps recompute everything, and hold it for the recomputations. Under
-    a plan that keeps all its readers it goes after the last of them.
+    a plan that keeps all its readers it goes once others let go of it.
     """
 
     readers: tuple[int, ...]
     """Positions of the events that read it, of those that run."""
     n_bytes: float
+    goes_before: int
+    """The position of the event that is entered next when others have let go of it; of
+    the root's exit the number of events, and one more behind that."""
 
 
 def as_tuples(value: Any) -> Any:

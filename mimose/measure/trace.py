@@ -22,6 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -259,6 +260,13 @@ class Trace:
                 self.mark("gradient", index)
 
         return hook
+
+
+def input_tensors(
+    inputs: Sequence[torch.Tensor],
+) -> dict[int, weakref.ref[torch.Tensor]]:
+    """Return weak references to tensors, by the identity of their storages."""
+    return {key: weakref.ref(t) for t in inputs for key in storages_in(t)}
 
 
 def input_storages(inputs: Sequence[torch.Tensor]) -> dict[int, int]:

@@ -25,7 +25,7 @@ from mimose.measure.gauges import (
     by_saved,
 )
 from mimose.measure.stopwatch import Stopwatch
-from mimose.measure.trace import Trace, input_storages
+from mimose.measure.trace import Trace, input_storages, input_tensors
 from mimose.run.actions.base import Action, Probe, UnitCall
 from mimose.run.actions.offload.away import handed_over
 from mimose.run.counting import RecomputationFlops
@@ -517,6 +517,7 @@ class EventRunner:
             action=name,
             part=step.part,
             inputs=input_storages(inputs),
+            given=input_tensors(inputs),
         )
         handed = handed_over(args, kwargs)
         if handed is not None:

@@ -189,6 +189,49 @@ def test_a_few_shapes_by_turns(meter, lengths):
         assert expected == record.predicted_peak_bytes - record.start_bytes
 
 
+class _Doubling(nn.Module):
+    """Saves twice its input, and not the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(64, 128)
+        self.down = nn.Linear(128, 64)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(2 * x)))
+
+
+class _States(nn.Module):
+    """Holds all states, or the last one, until the blocks have run."""
+
+    def __init__(self, n_held):
+        super().__init__()
+        self.n_held = n_held
+        self.blocks = nn.ModuleList(_Doubling() for _ in range(8))
+
+    def forward(self, x):
+        return self.encode(2 * x).square().mean()
+
+    def encode(self, x):
+        states = [x]
+        for block in self.blocks:
+            states.append(block(states[-1]))
+            del states[: -self.n_held]
+        return states[-1]
+
+
+@pytest.mark.parametrize("n_held", [1, 3, 9])
+def test_states_that_the_model_holds(toys, meter, n_held):
+    """Where no layer saves its input, it goes as late as the model lets go of it."""
+    batches = [torch.randn(n, 64) for n in (64, 48, 80, 56, 72, 68, 52, 76, 60, 50, 70)]
+    _, session = toys.compare(_States(n_held), batches, meter=meter)
+    planned = [r for r in session.records if r.predicted_peak_bytes is not None]
+    assert len(planned) >= 4
+    for record in planned:
+        expected = pytest.approx(record.observed_growth_bytes, rel=2e-3)
+        assert expected == record.predicted_growth_bytes
+
+
 class _WithTarget(torch.nn.Module):
     """A chain that adds something of a second argument, where it is given one."""
 
