@@ -107,9 +107,9 @@ def attach(
             qualified name, several of these, or a predicate over ``(module)`` or
             ``(name, module)``.
         actions: What may happen to a layer's activations: ``"exact"`` to keep or
-            recompute whole layers; ``"fine"`` for the exact actions between these as
-            well, which rebuild tensors one by one; ``"all"`` for lossy ones and those
-            that use the host's memory as well; or names, such as ``("keep", "lean",
+            recompute whole layers; ``"fine"`` for ``"lean"`` as well, which rebuilds
+            what its cheap operators have made; ``"all"`` for lossy ones and those that
+            use the host's memory as well; or names, such as ``("keep", "lean",
             "recompute")``. Only ``"all"``, ``"pool"``, ``"pool4"``, ``"quantize"`` and
             ``"quantize4"`` change gradients.
         planner: ``"auto"``, ``"marginal"``, ``"optimal"``, ``"greedy"`` (Mimose's

@@ -56,9 +56,6 @@ class ActionSpec:
 
 KEEP = ActionSpec(name="keep", code="k")
 LEAN = ActionSpec(name="lean", code="l", resources=frozenset({"replay"}))
-LEAN_10 = ActionSpec(name="lean10", code="1", resources=frozenset({"replay"}))
-LEAN_50 = ActionSpec(name="lean50", code="5", resources=frozenset({"replay"}))
-LEAN_80 = ActionSpec(name="lean80", code="8", resources=frozenset({"replay"}))
 POOL = ActionSpec(
     name="pool", code="p", is_exact=False, resources=frozenset({"replay", "pack"})
 )
@@ -162,7 +159,7 @@ class Menu:
         return "".join(self.spec(action).code for action in actions)
 
 
-FINE_MENU = Menu((KEEP, LEAN, LEAN_10, LEAN_50, LEAN_80, RECOMPUTE))
+FINE_MENU = Menu((KEEP, LEAN, RECOMPUTE))
 """All exact actions that stay on the device."""
 
 LOSSY = (POOL, POOL_4, QUANTIZE, QUANTIZE_4)

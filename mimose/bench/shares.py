@@ -10,16 +10,16 @@ from mimose.report.page.looks import ACTION_COLOURS, ACTION_WORDS, OTHER_COLOUR
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_REBUILDS = "what some of its operators rebuild is let go"
 _MORE_WORDS = {
-    **{name: f"{name}: {_REBUILDS}" for name in ("lean", "lean10", "lean50", "lean80")},
+    "lean": "lean: what some of its operators rebuild is let go",
     "pool4": "pool4: its activations are held in a much smaller form",
     "quantize4": "quantize4: its activations are held in half as many bits",
     "offload_input": "offload_input: recomputed, and its input waits on the host",
 }
 _MORE_COLOURS = {
-    **{"lean": "#C6DBEF", "lean10": "#9ECAE1", "lean50": "#6BAED6"},
-    **{"lean80": "#3182BD", "pool4": "#A65628", "quantize4": "#7B3294"},
+    "lean": "#C6DBEF",
+    "pool4": "#A65628",
+    "quantize4": "#7B3294",
     "offload_input": "#00563F",
 }
 COLOURS: Mapping[str, str] = {**_MORE_COLOURS, **ACTION_COLOURS}

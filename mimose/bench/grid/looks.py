@@ -8,9 +8,6 @@ from mimose.bench.grid.registry import STRATEGIES
 # Okabe and Ito's palette for our own, paler colours for the peers.
 _EVERYWHERE = {
     "lean": "#E7BA52",
-    "lean10": "#BD9E39",
-    "lean50": "#AD494A",
-    "lean80": "#843C39",
     "pool": "#F768A1",
     "pool4": "#AE017E",
     "quantize": "#66C2A4",

@@ -1,4 +1,4 @@
-"""What does a layer free under each finer action, and what does that take?
+"""What does a layer free under each exact action, and what does that take?
 
 A layer is run alone: bare, and under each action. Bytes are those that are held less
 after the forward, as a share of what it saves beyond its input and output. FLOPs are
@@ -32,7 +32,7 @@ from mimose.bench.proofs.common import (
 )
 from mimose.bench.rows import Row
 
-QUESTION = "What does a layer free under each finer action, and what does it cost?"
+QUESTION = "What does a layer free under each exact action, and what does it cost?"
 OPTIONS = (device("cpu"), count("--rounds", 15), count("--batch", 4, "rows"))
 
 _LAYERS = ("bert", "bert-eager", "gpt2", "t5", "llama", "vit", "resnet")
@@ -110,15 +110,6 @@ def _judge(rows: Sequence[LayerRow]) -> Iterator[Bar]:
     yield Bar("products that lean runs again", sum(r.recomputed_flops for r in lean), 0)
     mean = statistics.mean(row.extra_time for row in lean)
     yield Bar("extra time of lean, in the mean", mean, _MOST_TIME, is_share=True)
-    at = {(row.model, row.action): row for row in rows}
-    for model in dict.fromkeys(row.model for row in rows):
-        near, whole = at[model, "lean80"], at[model, "recompute"]
-        what = f"{model}: time of lean80 over that of recompute"
-        yield Bar(what, near.extra_time - whole.extra_time, 0.0, is_share=True)
-        if whole.backward_peak_bytes:
-            what = f"{model}: backward's peak of lean80 over that of recompute"
-            more = near.backward_peak_bytes / whole.backward_peak_bytes - 1.0
-            yield Bar(what, more, 0.0, is_share=True)
 
 
 # ------------------------------------------------------------------------- the child

@@ -2,15 +2,14 @@
 
 After a unit's forward its part of autograd's graph is looked at. What activations,
 norms, dropout and products of tensors have saved is let go, and rebuilt in backward by
-running these operators again on what is still there. Of what takes products of matrices
-as much is let go as a share of them allows. How it is found out what that is: see
-`mimose.run.actions.replay`.
+running these operators again on what is still there. What takes products of matrices
+stays. How it is found out what that is: see `mimose.run.actions.replay`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from mimose.exact.late_answers import LateAnswers
 from mimose.exceptions import RecomputationError
@@ -29,28 +28,23 @@ from mimose.watch.shapes import argument_tensors
 
 _MOST_NODES = 4096
 
-AddFlops: TypeAlias = Callable[[int], None]
-
 
 class Lean:
     """Holds what products of matrices have made, and rebuilds the rest.
 
     Args:
         spec: The action's.
-        share: The products that may run again nevertheless, as a share of those that
-            rebuilding everything would take.
     """
 
-    def __init__(self, spec: ActionSpec, share: float) -> None:
+    def __init__(self, spec: ActionSpec) -> None:
         self.spec = spec
         self._keep = Keep()
-        self._share = share
-        self._book = RecipeBook(share)
+        self._book = RecipeBook()
 
     def anew(self, means: Means) -> Lean:
         """Return the same action, which knows no recipe yet."""
         del means
-        return Lean(self.spec, self._share)
+        return Lean(self.spec)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what calls let go, ready for JSON."""
@@ -125,7 +119,7 @@ class Lean:
         """Let go what a recipe rebuilds; return the bytes that went."""
         if found.recipe is None:
             return 0.0
-        return drop(found.recipe, ran, CallWatch(self.spec.name, call, probe))
+        return drop(found.recipe, ran, CallWatch(self.spec.name, call))
 
     def _kept_bytes(self, probe: Probe) -> float:
         """Return what the call holds as long as nothing is let go."""
@@ -140,21 +134,13 @@ class Lean:
 class CallWatch:
     """Is told of what happens in a call's backward; holds nothing of the call."""
 
-    __slots__ = ("_action", "_add_flops", "_unit", "answers", "stopwatch")
+    __slots__ = ("_action", "_unit", "answers", "stopwatch")
 
-    def __init__(self, action: str, call: UnitCall, probe: Probe | None) -> None:
+    def __init__(self, action: str, call: UnitCall) -> None:
         self.answers: LateAnswers = call.notes.answers
         self.stopwatch = call.stopwatch
         self._action = action
         self._unit = call.unit
-        self._add_flops = call.add_flops
-        if probe is not None:
-            self._add_flops = probe.trace.events[probe.index].add_flops
-
-    def add_flops(self, node: int, flops: int) -> None:
-        """Take in what running a node's operator again has computed."""
-        del node
-        self._add_flops(flops)
 
     def refuse(self, why: str) -> NoReturn:
         """Raise the error that names the unit, which is not run so any more.

@@ -11,9 +11,6 @@ from mimose.planners.actions import (
     EXACT_MENU,
     FINE_MENU,
     LEAN,
-    LEAN_10,
-    LEAN_50,
-    LEAN_80,
     POOL,
     POOL_4,
     QUANTIZE,
@@ -31,10 +28,7 @@ from mimose.run.actions.recompute import Recompute
 
 _ACTIONS: list[Action] = [
     Keep(),
-    Lean(LEAN, 0.0),
-    Lean(LEAN_10, 0.1),
-    Lean(LEAN_50, 0.5),
-    Lean(LEAN_80, 0.8),
+    Lean(LEAN),
     Packing(POOL, lambda _: Pool(2)),
     Packing(POOL_4, lambda _: Pool(4)),
     Packing(QUANTIZE, lambda _: Quantize(8)),
@@ -68,7 +62,7 @@ def choose(actions: str | Sequence[str], means: Means = NO_MEANS) -> tuple[Actio
 
     Args:
         actions: ``"exact"`` for whole layers, kept or recomputed (and exact actions
-            that were registered); ``"fine"`` for those between them as well; ``"all"``
+            that were registered); ``"fine"`` with ``lean`` between them; ``"all"``
             for all there are, lossy ones among them; or names.
         means: What the session gives them.
 

@@ -104,18 +104,18 @@ def chosen(grid, monkeypatch):
     lossy = replace(STRATEGIES["mimose-all"], is_exact=False)
     monkeypatch.setitem(STRATEGIES, "mimose-all", lossy)
     mine = [row for row in grid if row.strategy == "mimose"]
-    return [*grid, *(replace(row, strategy="mimose-all", plan="klr8") for row in mine)]
+    return [*grid, *(replace(row, strategy="mimose-all", plan="klrp") for row in mine)]
 
 
 def test_what_was_chosen_among_all_actions_is_told(chosen, tmp_path):
     """In the text, in a picture, and layer by layer on the page."""
     pytest.importorskip("matplotlib")
     (cell,) = [s for s in summarise(chosen) if s.strategy == "mimose-all"]
-    shares = (("keep", 0.25), ("lean", 0.25), ("lean80", 0.25), ("recompute", 0.25))
+    shares = (("keep", 0.25), ("lean", 0.25), ("pool", 0.25), ("recompute", 0.25))
     assert cell.action_shares == shares
     out = io.StringIO()
     show(summarise(chosen), Console(file=out, width=150))
-    told = "mimose-all, tc-bert at 0.5: keep 25%, lean 25%, lean80 25%, recompute 25%"
+    told = "mimose-all, tc-bert at 0.5: keep 25%, lean 25%, pool 25%, recompute 25%"
     assert told in out.getvalue()
     drawn = draw_all(summarise(chosen), tmp_path)
     assert drawn["actions"] == tmp_path / "actions.png"

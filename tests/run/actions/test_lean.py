@@ -109,15 +109,15 @@ class AnyPlan:
 
 
 def test_any_mixture_is_foretold_where_layers_save_their_outputs(toys, meter):
-    """What a layer frees depends on the one in front of it: never too low."""
+    """What a layer frees depends on the one in front of it: off by a few percent."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(Halving(512 // 2**i) for i in range(5)))
     rows = random.Random(0)
-    how = {"meter": meter, "planner": AnyPlan(toys), "cost": "flops", "units": Halving}
+    how = {"meter": meter, "planner": AnyPlan(toys), "units": Halving, "refine": False}
     with mimose.attach(model, "1TiB", actions="fine", **how) as session:
         for _ in range(100):
             model(torch.randn(16 * rows.randint(1, 5), 512)).square().mean().backward()
             model.zero_grad()
     errors = [record.prediction_error for record in list(session.records)[60:]]
     assert len(errors) - errors.count(None) >= 30
-    assert max(abs(error) for error in errors if error is not None) < 1e-3
+    assert max(abs(error) for error in errors if error is not None) < 0.05

@@ -13,12 +13,10 @@ from torch.nn import functional
 import mimose
 from mimose.exceptions import RecomputationError
 from mimose.planners import Everywhere
-from mimose.planners.actions import FINE_MENU
 from mimose.run.actions.replay import noise
 from mimose.run.actions.replay.book import RecipeBook
 
 WIDTH = 64
-LEAST_AND_MOST = ("lean", "lean80")
 
 
 class _Layer(nn.Module):
@@ -86,8 +84,8 @@ class Model(nn.Module):
         return self.layer(x * 1.0, **options)
 
 
-def _attach(model, action, **others):
-    options = {"actions": FINE_MENU.names, "planner": Everywhere(action), **others}
+def _attach(model, **others):
+    options = {"actions": "fine", "planner": Everywhere("lean"), **others}
     return mimose.attach(model, "1TiB", **{"units": ["layer"], **options})
 
 
@@ -108,12 +106,11 @@ def _same(one, other):
     return all(itertools.starmap(torch.equal, zip(one, other, strict=True)))
 
 
-@pytest.mark.parametrize("action", LEAST_AND_MOST)
-def test_an_edit_that_begins_later_is_an_error(action):
+def test_an_edit_that_begins_later_is_an_error():
     """In one column alone; then the layer does not run so any more."""
     model = Model(Edited())
     bare = copy.deepcopy(model)
-    with _attach(model, action) as session:
+    with _attach(model) as session:
         for _ in range(4):
             assert _same(_gradients(model, _x()), _gradients(bare, _x()))
         model.layer.is_on = bare.layer.is_on = True
@@ -124,34 +121,31 @@ def test_an_edit_that_begins_later_is_an_error(action):
     assert len(session.records) == 7
 
 
-@pytest.mark.parametrize("action", LEAST_AND_MOST)
-def test_a_mask_that_hides_nothing_at_first(action):
+def test_a_mask_that_hides_nothing_at_first():
     """It is not taken for what gave the same by chance."""
     model = Model(Masked())
     bare = copy.deepcopy(model)
     nothing, something = torch.zeros(128, WIDTH), torch.zeros(128, WIDTH)
     something[64:, 32:] = 1.0
-    with _attach(model, action):
+    with _attach(model):
         for mask in [nothing] * 4 + [something] * 4:
             found, expected = (_gradients(m, _x(), mask=mask) for m in (model, bare))
             assert _same(found, expected)
 
 
-@pytest.mark.parametrize("action", LEAST_AND_MOST)
-def test_arguments_that_change_places(action):
+def test_arguments_that_change_places():
     """What was given as one is given as another."""
     model = Model(Masked())
     bare = copy.deepcopy(model)
     one, other = (torch.rand(128, WIDTH) for _ in range(2))
     calls = [{"mask": one, "then": other}] * 4 + [{"then": one, "mask": other}] * 3
-    with _attach(model, action):
+    with _attach(model):
         for options in calls:
             found, expected = (_gradients(m, _x(), **options) for m in (model, bare))
             assert _same(found, expected)
 
 
-@pytest.mark.parametrize("action", LEAST_AND_MOST)
-def test_two_parts_of_a_graph_one_after_the_other(action):
+def test_two_parts_of_a_graph_one_after_the_other():
     """Without keeping it: what the second needs is there yet."""
     model = Model(Branched())
     bare = copy.deepcopy(model)
@@ -161,13 +155,12 @@ def test_two_parts_of_a_graph_one_after_the_other(action):
         first = torch.autograd.grad(a.square().sum(), [one.layer.a.weight])
         return [*first, *torch.autograd.grad(b.square().sum(), [one.layer.b.weight])]
 
-    with _attach(model, action):
+    with _attach(model):
         for _ in range(4):
             assert _same(gradients(model), gradients(bare))
 
 
-@pytest.mark.parametrize("action", LEAST_AND_MOST)
-def test_layers_of_one_kind_that_are_put_together_otherwise(action):
+def test_layers_of_one_kind_that_are_put_together_otherwise():
     """Their graphs are equal, and their norms have other names."""
 
     class Two(nn.Module):
@@ -189,7 +182,7 @@ def test_layers_of_one_kind_that_are_put_together_otherwise(action):
 
     model = Two()
     bare = copy.deepcopy(model)
-    with _attach(model, action, units=["one", "two"]):
+    with _attach(model, units=["one", "two"]):
         for _ in range(4):
             assert _same(_gradients(model, _x()), _gradients(bare, _x()))
 
@@ -199,7 +192,7 @@ def test_empty_and_single_rows(n_rows):
     """Nothing is held of nothing."""
     model = Model(Normed())
     bare = copy.deepcopy(model)
-    with _attach(model, "lean"):
+    with _attach(model):
         for n in n_rows:
             assert _same(_gradients(model, _x(n)), _gradients(bare, _x(n)))
 
@@ -208,11 +201,11 @@ def test_another_session_finds_out_by_itself():
     """What a first one has tried is not taken for granted."""
     model = Model(Edited())
     bare = copy.deepcopy(model)
-    with _attach(model, "lean"):
+    with _attach(model):
         for _ in range(3):
             _gradients(model, _x())
     model.layer.is_on = bare.layer.is_on = True
-    with _attach(model, "lean"):
+    with _attach(model):
         for _ in range(3):
             assert _same(_gradients(model, _x()), _gradients(bare, _x()))
 
@@ -220,7 +213,7 @@ def test_another_session_finds_out_by_itself():
 def test_a_norm_in_two_precisions_needs_one_recipe(freed):
     """Under autocast its statistics are more precise than what it is given."""
     model = Model(Normed())
-    with _attach(model, "lean"):
+    with _attach(model):
         for _ in range(20):
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(_x()).float().square().sum()
@@ -240,8 +233,7 @@ def test_masks_of_an_accelerator_come_back_whole(sim, n_elements):
     assert found.untyped_storage().nbytes() == n_elements
 
 
-@pytest.mark.parametrize("action", LEAST_AND_MOST)
-def test_weights_that_are_trained_need_no_other_recipe(action, monkeypatch):
+def test_weights_that_are_trained_need_no_other_recipe(monkeypatch):
     """They are edited in place between any two calls."""
     made, make = [], RecipeBook._make
 
@@ -253,7 +245,7 @@ def test_weights_that_are_trained_need_no_other_recipe(action, monkeypatch):
     model = Model(Normed())
     bare = copy.deepcopy(model)
     optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in (model, bare)]
-    with _attach(model, action):
+    with _attach(model):
         for _ in range(6):
             assert _same(_gradients(model, _x()), _gradients(bare, _x()))
             for optimizer in optimizers:
@@ -278,7 +270,7 @@ class Attending(nn.Module):
 def _settled(*lengths, state=None):
     """Return the state of a session that has met some lengths."""
     model = nn.Sequential(Attending(), Attending())
-    options = {"actions": "fine", "planner": Everywhere("lean50")}
+    options = {"actions": "fine", "planner": Everywhere("lean")}
     with mimose.attach(model, "1TiB", **options) as session:
         if state is not None:
             session.load_state_dict(json.loads(json.dumps(state)))
@@ -288,18 +280,20 @@ def _settled(*lengths, state=None):
         return session.state_dict()
 
 
-def test_what_goes_is_the_same_after_a_state_was_loaded():
-    """What is worth its products depends on the length; what is held is learned."""
-    long, short = _settled(512, 513), _settled(40, 41)
-    went = long["actions"]["lean50"]
-    assert went
-    assert went != short["actions"]["lean50"]
-    assert went == _settled(40, 41, state=long)["actions"]["lean50"]
+def test_what_goes_is_the_same_after_a_state_was_loaded(freed):
+    """No other tensors go than those that the state names."""
+    state = _settled(512, 513)
+    most = sum(freed)
+    for slots in state["actions"]["lean"].values():
+        del slots[1:]
+    freed.clear()
+    assert state["actions"] == _settled(512, 513, state=state)["actions"]
+    assert 0 < sum(freed) < most
 
 
 def test_a_small_call_settles_nothing():
     """Noise of a few elements cannot be told; what comes later is not bound by it."""
-    assert {} == _settled(2, 3)["actions"]["lean50"]
+    assert {} == _settled(2, 3)["actions"]["lean"]
     for state in (None, _settled(2, 3)):
         small_first = _settled(2, 3, 512, 513, state=state)
         assert _settled(512, 513)["actions"] == small_first["actions"]

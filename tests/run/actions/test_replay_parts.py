@@ -1,6 +1,4 @@
-"""The parts of replaying: seals, looks, noise as bits, points of a menu."""
-
-import copy
+"""The parts of replaying: seals and noise as bits."""
 
 import pytest
 import torch
@@ -8,11 +6,10 @@ from torch.nn import functional
 
 import mimose
 from mimose.bench.grid.strategies import Everywhere
-from mimose.bench.proofs.single_layers import LAYERS, alone
+from mimose.bench.proofs.single_layers import alone
 from mimose.exceptions import RecomputationError
 from mimose.planners.actions import FINE_MENU
 from mimose.run.actions.replay import noise, rebuild
-from mimose.run.actions.replay.operators import causal_mask
 from mimose.run.actions.replay.seal import is_broken, seal
 
 FINER = FINE_MENU.names[1:-1]
@@ -72,13 +69,6 @@ def test_elements_of_a_seal_lie_in_many_columns():
         assert len(at) > 16, width
 
 
-def test_the_mask_that_attention_makes_for_itself():
-    """Minus infinity ahead of each query."""
-    mask = causal_mask(torch.zeros(2, 3, 4))
-    assert (mask == 0).tolist() == [[k <= q for k in range(4)] for q in range(3)]
-    assert torch.isinf(mask).sum() == 6
-
-
 def test_what_is_rebuilt_otherwise_is_an_error_before_any_gradient(monkeypatch):
     """Something that shows in no graph: the seal of what was let go is broken."""
     monkeypatch.setattr(rebuild.Rebuild, "_run", _wrong(rebuild.Rebuild._run))
@@ -106,33 +96,3 @@ def _wrong(run):
         return made
 
     return changed
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_more_products_free_more(name):
-    """Each point frees no less than the one before, to the bit; FLOPs are told."""
-    torch.manual_seed(0)
-    model, x = alone(name, 1)
-    expected = _trained(copy.deepcopy(model), x)
-    flops = []
-    for action in FINER:
-        own = copy.deepcopy(model)
-        options = {"actions": FINE_MENU.names, "planner": Everywhere(action)}
-        with mimose.attach(own, "1TiB", units=["layers.0"], **options) as session:
-            found = _trained(own, x)
-        assert all(map(torch.equal, expected, found))
-        flops.append(session.records[-1].recomputed_flops)
-    assert flops == sorted(flops)
-    assert flops[0] == 0 < flops[-1]
-
-
-def _trained(model, x):
-    found = []
-    for number in range(3):
-        model.zero_grad()
-        x.grad = None
-        torch.manual_seed(number)
-        loss = model(x)
-        loss.backward()
-        found += [loss.detach(), x.grad, *(p.grad for p in model.parameters())]
-    return found

@@ -48,7 +48,7 @@ class Packing(Lean):
         make_codec: Callable[[Means], Codec],
         means: Means = NO_MEANS,
     ) -> None:
-        super().__init__(spec, 0.0)
+        super().__init__(spec)
         self._make_codec = make_codec
         self._codec = make_codec(means)
         self._bits = Bits()
@@ -114,7 +114,7 @@ class Packing(Lean):
             freed += drop(
                 recipe,
                 ran,
-                CallWatch(self.spec.name, call, probe),
+                CallWatch(self.spec.name, call),
                 inputs=stash.inputs,
                 lent=stash.lent,
                 inexact=stash.inexact,

@@ -5,12 +5,11 @@ call that it is made of, and by each unit in its first calls where there is room
 What is rebuilt is compared in every call: see `mimose.run.actions.replay.seal`.
 
 Note: [What went before]
-What is worth its FLOPs depends on the sizes, and a recipe is made at whichever come
-first. All that are made later for that kind of graph let go none but the same tensors,
+What is too small to be let go depends on the sizes, and a recipe is made at whichever
+come first. All made later for that kind of graph let go none but the same tensors,
 in this process and in those to come: else what an action holds, as it was learned,
-would not be what it holds. Chosen anew after a state was loaded, BERT's growth was
-predicted 21% too low. Small calls settle nothing, and their recipes are for small calls
-alone: noise of less than 256 elements is not told from anything else, and stays.
+would not be what it holds. Small calls settle nothing, and their recipes are for small
+calls alone: noise of less than 256 elements is not told from anything else, and stays.
 """
 
 from __future__ import annotations
@@ -78,15 +77,9 @@ NOTHING = Found()
 
 
 class RecipeBook:
-    """The recipes of one action in one session.
+    """The recipes of one action in one session."""
 
-    Args:
-        share: The products that may run again, as a share of those that rebuilding
-            everything would take.
-    """
-
-    def __init__(self, share: float) -> None:
-        self._share = share
+    def __init__(self) -> None:
         self._known: MutableMapping[_Key, list[_Known]] = cachetools.LRUCache(_KEYS)
         self._small_nothing: MutableMapping[_Key, bool] = cachetools.LRUCache(_KEYS)
         """Kinds of which small calls can let nothing go."""
@@ -147,15 +140,13 @@ class RecipeBook:
         n_made = self._n_made.get(ran.module, 0)
         if n_made >= _MOST_MADE:
             return None
-        graph, watch = UnitGraph(ran), _Trial()
+        graph = UnitGraph(ran)
         own = (s.n_bytes for s in graph.storages.values() if not s.is_fixed)
         is_small = _is_small(ran) and max(own, default=0) < _SMALL_BYTES
         self._n_made[ran.module] = n_made + 1
-        trial = partial(evaluate, ran=ran, slots=graph.slots, watch=watch)
-        is_dear = self._share > 0.0
-        choice = Choice(ran, graph, trial, watch.flops, is_dear=is_dear)
+        trial = partial(evaluate, ran=ran, slots=graph.slots, watch=_Trial())
         kind = digest((type(ran.module).__qualname__, key[1]))
-        recipe = choice.recipe(self._share, self._goes.get(kind, ()))
+        recipe = Choice(ran, graph, trial).recipe(self._goes.get(kind, ()))
         if is_small and recipe is None:
             self._small_nothing[key] = True
             return None
@@ -197,21 +188,12 @@ def _is_small(ran: Ran) -> bool:
 
 
 class _Trial:
-    """Is told of a trial.
-
-    Attributes:
-        flops: By node, what its products take.
-    """
+    """Is told of a trial."""
 
     stopwatch = UNTIMED
 
     def __init__(self) -> None:
         self.answers = LateAnswers()
-        self.flops: dict[int, int] = {}
-
-    def add_flops(self, node: int, flops: int) -> None:
-        """Take in what a node's operator computes."""
-        self.flops[node] = flops
 
     def refuse(self, why: str) -> NoReturn:
         """Raise: it does not come out."""

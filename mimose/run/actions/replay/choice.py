@@ -1,9 +1,4 @@
-"""Which tensors of a call are let go, and that they come out again to the last bit.
-
-What cheap operators rebuild goes first. Then, of what takes products of matrices, the
-one that frees most bytes for the FLOPs that it adds, as long as all of it stays within
-a share of what rebuilding everything would take.
-"""
+"""Which tensors of a call are let go, and that they come out again to the last bit."""
 
 from __future__ import annotations
 
@@ -45,35 +40,21 @@ class Choice:
         ran: The call.
         graph: Its graph, all saved tensors there.
         trial: Runs a recipe on that very call.
-        flops: By node, what its products take; filled by `trial`.
-        is_dear: Whether products of matrices may run again.
     """
 
-    def __init__(
-        self,
-        ran: Ran,
-        graph: UnitGraph,
-        trial: Trial,
-        flops: Mapping[int, int],
-        *,
-        is_dear: bool,
-    ) -> None:
+    def __init__(self, ran: Ran, graph: UnitGraph, trial: Trial) -> None:
         self._ran = ran
         self._graph = graph
         self._trial = trial
-        self._flops = flops
-        self._is_dear = is_dear
         self._owners = owners_in(ran.module)
         self._found: dict[Unknown, Step] = {}
 
-    def recipe(self, share: float, before: Collection[Slot] = ()) -> Recipe | None:
+    def recipe(self, before: Collection[Slot] = ()) -> Recipe | None:
         """Return how to rebuild what goes; None where nothing can.
 
         Args:
-            share: Of the FLOPs of rebuilding everything, as much may be spent.
             before: What went in another call with such a graph. Nothing else goes
-                here: what is worth it depends on the sizes, and what an action holds
-                is learned over all of them.
+                here: what an action holds is learned over all sizes.
         """
         droppable = self._droppable()
         if before:
@@ -83,19 +64,14 @@ class Choice:
                 if any(slot in before for slot in s.slots)
             }
         droppable = self._come_out(droppable)
-        if self._is_dear and not before:
-            droppable = self._come_out(self._affordable(droppable, share))
         if not droppable:
             return None
         made = self._program(droppable).recipe(droppable.values())
         found = looks(made.slots, self._ran)
         return None if found is None else replace(made, looks=found)
 
-    def _program(self, dropped: Iterable[int], *, is_dear: bool = True) -> Program:
-        is_dear = is_dear and self._is_dear
-        return Program(self._graph, self._owners, dropped, self._found, is_dear=is_dear)
-
-    # ----------------------------------------------------------------- what can go
+    def _program(self, dropped: Iterable[int]) -> Program:
+        return Program(self._graph, self._owners, dropped, self._found)
 
     def _droppable(self) -> Storages:
         return {
@@ -119,11 +95,11 @@ class Choice:
     def _resolve(self, unknown: Unknown, key: int, storage: Saved) -> bool:
         """Find what the operand of a sum was, such as a mask, by what it gives.
 
-        Of the call's own tensors without gradient, and the mask that attention makes
-        for itself. Two that give the same are no answer.
+        Of the call's own tensors without gradient. Two that give the same are no
+        answer.
         """
         fitting = []
-        for candidate in self._candidates(unknown):
+        for candidate in self._candidates():
             self._found[unknown] = candidate
             try:
                 recipe = self._program((key,)).recipe([storage])
@@ -137,14 +113,12 @@ class Choice:
         self._found[unknown] = fitting[0]
         return True
 
-    def _candidates(self, unknown: Unknown) -> list[Step]:
-        node, _ = unknown
-        given = [
+    def _candidates(self) -> list[Step]:
+        return [
             Step(Source.INPUT, told=number)
             for number, tensor in enumerate(self._ran.inputs)
             if _tells(tensor)
         ]
-        return [*given, Step(Source.CAUSAL, node)]
 
     def _come_out(self, dropped: Storages) -> Storages:
         """Return those that come out where all of them are gone."""
@@ -160,44 +134,6 @@ class Choice:
                 break
             dropped = right
         return dropped
-
-    # ------------------------------------------------------------- what is worth it
-
-    def _affordable(self, droppable: Storages, share: float) -> Storages:
-        """Return what goes for a share of the FLOPs."""
-        chosen = {
-            key: storage
-            for key, storage in droppable.items()
-            if self._is_cheap(key, storage)
-        }
-        rest = {k: s for k, s in droppable.items() if k not in chosen}
-        most = share * self._cost(droppable)
-        spent = 0
-        while rest:
-            costs = {key: self._cost((*chosen, key)) for key in rest}
-            within = [key for key in rest if costs[key] <= most]
-            if not within:
-                break
-            best = max(within, key=lambda k: rest[k].n_bytes / (costs[k] - spent + 1))
-            chosen[best], spent = rest.pop(best), costs[best]
-        return chosen
-
-    def _is_cheap(self, key: int, storage: Saved) -> bool:
-        value = storage.shown or storage.root
-        if value is None:
-            return True
-        try:
-            self._program((key,), is_dear=False).value(value)
-        except BarrierError:
-            return False
-        return True
-
-    def _cost(self, dropped: Iterable[int]) -> int:
-        """Return the FLOPs of rebuilding storages."""
-        keys = set(dropped)
-        program = self._program(keys)
-        program.recipe(self._graph.storages[key] for key in keys)
-        return sum(self._flops.get(node, 0) for node in program.dear_nodes())
 
 
 def _tells(tensor: torch.Tensor) -> bool:

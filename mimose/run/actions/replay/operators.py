@@ -18,13 +18,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
-from torch.utils.flop_counter import flop_registry
 
-from mimose.measure.tracker import attention_flops
 from mimose.torch_private import output_of, saved_value
-
-Flops: TypeAlias = Callable[..., int]
-"""Takes the settings, the operands, and ``out_val``: what the operator returned."""
 
 Settings: TypeAlias = Callable[[Any], Any]
 """Reads from a node what its operator was told besides tensors."""
@@ -38,8 +33,6 @@ class Given(enum.Enum):
 
     NUMBER = enum.auto()
     """A number, or a tensor without gradient, that was not saved."""
-    BIAS = enum.auto()
-    """Perhaps nowhere: a convolution may have none."""
     EPSILON = enum.auto()
     """An attribute of the module whose parameter edge 1 leads to."""
 
@@ -79,9 +72,6 @@ class Operator:
     positions: str = ""
     """Under this name it saves positions in the planes of its first operand: they are
     held in fewer bytes, and not found again."""
-    flops: Flops | None = None
-    """Of the dear ones: products of matrices, convolutions and attention. None for
-    what waits for memory alone."""
 
 
 _aten: Any = torch.ops.aten
@@ -184,44 +174,6 @@ _AVERAGE = (
 def _sized(node: Any, *told: Any) -> list[Any]:
     scales = [saved_value(node, f"scales_{axis}") for axis in "hw"]
     return [saved_value(node, "output_size"), *told, *scales]
-
-
-def _beta_alpha(node: Any) -> dict[str, Any]:
-    return {name: saved_value(node, name) for name in ("beta", "alpha")}
-
-
-_CONVOLUTION = (
-    "stride",
-    "padding",
-    "dilation",
-    "transposed",
-    "output_padding",
-    "groups",
-)
-_ATTENTION = ("dropout_p", "is_causal", "scale")
-
-
-def _product_flops(operator: Any) -> Flops:
-    formula = flop_registry[operator]
-    return lambda _, *operands, out_val: int(formula(*operands, out_val=out_val))
-
-
-def _convolution_flops(told: Any, x: Any, weight: Any, _: Any, *, out_val: Any) -> int:
-    is_transposed = told[_CONVOLUTION.index("transposed")]
-    places = (x if is_transposed else out_val)[:, 0].numel()
-    return 2 * int(places * weight.numel())
-
-
-def _cpu_attention(told: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:
-    dropout, is_causal, scale = told
-    return _aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, dropout, is_causal, attn_mask=mask, scale=scale
-    )
-
-
-def _attention_flops(_: Any, *operands: Any, out_val: Any) -> int:
-    del out_val
-    return attention_flops(*operands[:3])
 
 
 OPERATORS: Mapping[str, Operator] = {
@@ -409,64 +361,12 @@ OPERATORS: Mapping[str, Operator] = {
         is_view=True,
         has_many=True,
     ),
-    # ------------------------------------------------------------- products, the dear
-    "MmBackward0": Operator(
-        (Operand(0, "self"), Operand(1, "mat2")),
-        lambda _, x, weight: torch.mm(x, weight),
-        flops=_product_flops(_aten.mm),
-    ),
-    "AddmmBackward0": Operator(
-        (Operand(0), Operand(1, "mat1"), Operand(2, "mat2")),
-        lambda told, bias, x, weight: torch.addmm(bias, x, weight, **told),
-        _beta_alpha,
-        flops=_product_flops(_aten.addmm),
-    ),
-    "BmmBackward0": Operator(
-        (Operand(0, "self"), Operand(1, "mat2")),
-        lambda _, x, other: torch.bmm(x, other),
-        flops=_product_flops(_aten.bmm),
-    ),
-    "BaddbmmBackward0": Operator(
-        (Operand(0), Operand(1, "batch1"), Operand(2, "batch2")),
-        lambda told, bias, x, other: torch.baddbmm(bias, x, other, **told),
-        _beta_alpha,
-        flops=_product_flops(_aten.baddbmm),
-    ),
-    "ConvolutionBackward0": Operator(
-        (Operand(0, "input"), Operand(1, "weight"), Operand(2, given=Given.BIAS)),
-        lambda told, x, weight, bias: torch.convolution(x, weight, bias, *told),
-        lambda node: [saved_value(node, name) for name in _CONVOLUTION],
-        is_fresh=True,
-        flops=_convolution_flops,
-    ),
-    "ScaledDotProductFlashAttentionForCpuBackward0": Operator(
-        (
-            Operand(0, "query"),
-            Operand(1, "key"),
-            Operand(2, "value"),
-            Operand(None, "attn_mask"),
-        ),
-        _cpu_attention,
-        lambda node: [saved_value(node, name) for name in _ATTENTION],
-        has_many=True,
-        flops=_attention_flops,
-    ),
 }
-"""By the name of the node. What is not in it ends what can be rebuilt."""
+"""By the name of the node. What is not in it ends what can be rebuilt: products of
+matrices, convolutions and attention among it."""
 
 
 def settings_of(kind: str, node: Any) -> Any:
     """Return what a node's operator was told besides tensors; None for nothing."""
     settings = OPERATORS[kind].settings
     return None if settings is None else settings(node)
-
-
-def causal_mask(scores: torch.Tensor) -> torch.Tensor:
-    """Return the mask that attention makes for itself: minus infinity ahead.
-
-    Args:
-        scores: (..., queries, keys).
-    """
-    mask = scores.new_zeros(scores.shape[-2:])
-    ahead = torch.ones_like(mask, dtype=torch.bool).tril_().logical_not_()
-    return mask.masked_fill_(ahead, float("-inf"))

@@ -23,7 +23,6 @@ from mimose.measure.stopwatch import Stopwatch
 from mimose.run.actions.replay import noise, positions
 from mimose.run.actions.replay.operators import (
     OPERATORS,
-    causal_mask,
     settings_of,
 )
 from mimose.run.actions.replay.recipe import Recipe, Source, Step, placed
@@ -38,9 +37,6 @@ from mimose.torch_private import (
     saved_value,
 )
 
-AddFlops = Callable[[int, int], None]
-"""Takes a node and the FLOPs of its operator, which has run again."""
-
 
 class Watch(Protocol):
     """Who is told of what happens in a call's backward."""
@@ -49,10 +45,6 @@ class Watch(Protocol):
     """Tells what only an accelerator knows."""
     stopwatch: Stopwatch
     """Times the rebuilding."""
-
-    def add_flops(self, node: int, flops: int) -> None:
-        """Take in what running a node's operator again has computed."""
-        ...
 
     def refuse(self, why: str) -> NoReturn:
         """Raise the error that names the unit."""
@@ -242,8 +234,6 @@ class Rebuild:
             return self._run(step, source)
         if step.source is Source.PART:
             return self.value(step.operands[0])[step.told]
-        if step.source is Source.CAUSAL:
-            return causal_mask(self.value(step.operands[0]))
         if step.source not in _TENSORS:
             return source
         held, counted = source
@@ -261,11 +251,7 @@ class Rebuild:
         run = operator.run
         if operator.edit is not None and self._is_mine(step.operands[0]):
             run = operator.edit
-        made = run(told, *operands)
-        if operator.flops is not None:
-            flops = operator.flops(told, *operands, out_val=made)
-            self._watch.add_flops(step.node, flops)
-        return made
+        return run(told, *operands)
 
     def _is_mine(self, index: int) -> bool:
         """Whether what a step comes to is new, and read once in a backward."""
@@ -281,7 +267,7 @@ _LENT = -1
 """In the place of a version: the tensor is held otherwise."""
 _OTHERWISE = "what it saved was rebuilt to something else"
 _PACKED = frozenset((Source.NOISE, Source.POSITIONS))
-_MADE = _PACKED | {Source.RUN, Source.PART, Source.CAUSAL}
+_MADE = _PACKED | {Source.RUN, Source.PART}
 _TENSORS = _PACKED | {Source.SAVED, Source.WHOLE, Source.INPUT, Source.WEIGHT}
 
 

@@ -57,8 +57,6 @@ class Source(enum.Enum):
     POSITIONS = enum.auto()
     """Where a pool found what it took, held in few bytes."""
     NUMBER = enum.auto()
-    CAUSAL = enum.auto()
-    """The mask that attention makes for itself, of the first operand's shape."""
     EPSILON = enum.auto()
     NOTHING = enum.auto()
 
@@ -184,7 +182,6 @@ class Program:
         owners: Whose parameter is whose.
         dropped: Keys of the storages that are gone.
         found: What stands for operands that are not on the graph.
-        is_dear: Whether products of matrices may run again.
     """
 
     def __init__(
@@ -193,13 +190,10 @@ class Program:
         owners: Owners,
         dropped: Iterable[int],
         found: Mapping[Unknown, Step],
-        *,
-        is_dear: bool,
     ) -> None:
         self._graph = graph
         self._owners = owners
         self._found = found
-        self._is_dear = is_dear
         self._witnesses: set[Slot] = set()
         self._dropped = set(dropped)
         self._roots = graph.roots()
@@ -259,11 +253,6 @@ class Program:
                 stack.extend(self._steps[one].operands)
         return tuple(sorted(found))
 
-    def dear_nodes(self) -> set[int]:
-        """Return the nodes whose products run again."""
-        runs = (step for step in self._steps if step.source is Source.RUN)
-        return {step.node for step in runs if OPERATORS[step.name].flops is not None}
-
     def _add(self, key: object, step: Step) -> int:
         if key not in self._at:
             self._at[key] = len(self._steps)
@@ -311,7 +300,7 @@ class Program:
         if key in self._at:
             return self._at[key]
         operator = OPERATORS.get(kind)
-        if operator is None or (operator.flops is not None and not self._is_dear):
+        if operator is None:
             raise BarrierError(kind)
         operands: list[int] = []
         for place, operand in enumerate(self._operands(node, operator)):
@@ -351,9 +340,6 @@ class Program:
 
     def _is_absent(self, node: int, operand: Operand) -> bool:
         """Whether the operator had no such operand."""
-        if operand.given is Given.BIAS:
-            sizes = saved_value(self._graph.nodes.nodes[node], "bias_sym_sizes_opt")
-            return not any(sizes or ())
         is_hidden = operand.saved in self._graph.hidden[node]
         return bool(operand.saved) and not is_hidden
 
@@ -388,11 +374,6 @@ class Program:
         step = self._found.get((node, place), _NO_STEP)
         if step is _NO_STEP:
             raise UnknownError(kind, (node, place))
-        if step.source is Source.CAUSAL:
-            if place != 1:
-                raise BarrierError(kind)
-            scores = self._operand(node, 0, Operand(0))
-            return self._add(("causal", node), step._replace(operands=(scores,)))
         return self._add(("input", step.told, 0), step)
 
 
