@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXTRAPOLATION = 1.5
 """How far beyond the largest size seen an exact fit is trusted, ..."""
 FAR_EXTRAPOLATION = 4.0
-"""... and one that explains many shapes: the longest batch comes long before its like."""
+"""... and one that explains some shapes: the longest batch may come early."""
 NOISY_EXTRAPOLATION = 1.25
 """The same for a fit of physical readings."""
 REPEATS = 2

@@ -1,4 +1,4 @@
-"""Models and cards of their true size: what the table in ``docs/results`` has to show."""
+"""Models and cards of their true size: what the table of results has to show."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_a_state_of_before_is_refused():
 
 
 def test_it_goes_by_rows_where_the_budget_asks_for_it(toys, monkeypatch):
-    """With all recomputed a plain loss would pass the budget; in a large one it runs."""
+    """Recomputing all under a plain loss passes the budget; in a large one it runs."""
     went, loss_of = [], by_rows.loss_of
     monkeypatch.setattr(by_rows, "loss_of", lambda *a: (went.append(0), loss_of(*a))[1])
     config = llama().config

@@ -176,7 +176,7 @@ def _t5() -> nn.Module:
     return T5ForConditionalGeneration(config)
 
 
-def _vit_config(**sizes: int) -> Any:
+def _vit_config(**sizes: Any) -> Any:
     from transformers import ViTConfig
 
     return ViTConfig(
