@@ -13,7 +13,6 @@ def check_choices(
     cache_size: int,
     max_records: int,
     round_to: int | Mapping[str, int],
-    cost: str,
 ) -> None:
     """Make sure that the arguments that are plain values can be used.
 
@@ -22,9 +21,6 @@ def check_choices(
     """
     if on_infeasible not in ("raise", "warn"):
         msg = f"on_infeasible must be 'raise' or 'warn', got {on_infeasible!r}"
-        raise ValueError(msg)
-    if cost not in ("auto", "seconds", "flops"):
-        msg = f"cost must be 'auto', 'seconds' or 'flops', got {cost!r}"
         raise ValueError(msg)
     for name, count in (("cache_size", cache_size), ("max_records", max_records)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:

@@ -25,8 +25,6 @@ _NUMBERS = (
     "recomputed_flops",
     "retries",
     "seconds",
-    "predicted_extra_seconds",
-    "extra_seconds",
     "reserved_peak_bytes",
     "allocated_peak_bytes",
     "alloc_retries",

@@ -82,14 +82,6 @@ class StepRecord:
     seconds: float | None = None
     """From the start of the forward to the end of backward, as the host sees it; None
     until then."""
-    predicted_extra_seconds: float | None = None
-    """That the plan adds to the step, as it was predicted; None before anything was
-    timed."""
-    extra_seconds: float | None = None
-    """That it has added: what dropping and rebuilding took, on a CPU of the thread's
-    own time. None where other things took time, too: in steps that are measured, and
-    where something is counted, compared or tried. On an accelerator it is told of the
-    first 64 steps and then of one in five, when it is known."""
     reserved_peak_bytes: int | None = None
     """On an accelerator the most that the allocator had taken from the device."""
     allocated_peak_bytes: int | None = None
@@ -214,12 +206,6 @@ class Summary:
     gradient_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By lossy action and layer: the largest change of the layer's gradient that was
     measured, as a part of its norm."""
-    timed_plans: int = 0
-    """Recorded steps in which a plan added time that was predicted and measured."""
-    extra_seconds: float | None = None
-    """Added in these steps; None where there were none."""
-    extra_error_p50: float | None = None
-    """Median of |added − predicted| seconds, as a share of the predicted, there."""
     plans_ready: int = 0
     """New shapes whose plan was made before they came."""
     proven_plans: int = 0

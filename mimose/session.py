@@ -80,7 +80,6 @@ def attach(
     record_to: str | PathLike[str] | None = None,
     max_records: int = 10_000,
     wall: bool = True,
-    cost: str = "auto",
     max_error: float | None = None,
     host_budget: float | str | None = None,
     agree: str | ProcessGroup | None = "auto",
@@ -123,8 +122,7 @@ def attach(
         cache_size: The most plans kept.
         refine: Whether a thread beside training makes fits, makes plans for shapes
             that are on their way and replaces plans by proven optimal ones. Without it
-            all but the latter is done in the steps, and equal runs make equal plans
-            (with ``cost="flops"``).
+            all but the latter is done in the steps, and equal runs make equal plans.
         on_infeasible: ``"raise"`` or ``"warn"`` and train on with the least plan.
         meter: Where memory is read: None to choose by the device, a name or an object
             (see `mimose.measure.meters.make_meter`).
@@ -136,9 +134,6 @@ def attach(
             (``set_per_process_memory_fraction``), from a training forward to the end of
             its backward. At the wall it frees its cached blocks, and fails only where
             that is not enough. Without effect on a CPU.
-        cost: What plans are to save: ``"seconds"``, learned from the steps;
-            ``"flops"``, so that equal runs make equal plans; or ``"auto"``, seconds
-            where an action is in use whose FLOPs do not tell its time.
         max_error: The largest change of a layer's gradient by a lossy action, as a
             part of the gradient's norm, such as 0.01. It is measured on each layer, in
             its first call under the action and, where a step has room for it, again
@@ -177,7 +172,7 @@ def attach(
     check_agree(agree)
     meeting = Meeting(agree)
     with meeting.telling():
-        check_choices(on_infeasible, cache_size, max_records, round_to, cost)
+        check_choices(on_infeasible, cache_size, max_records, round_to)
         check_max_error(max_error)
         if max_error is not None and not any_lossy(actions):
             msg = (
@@ -202,7 +197,6 @@ def attach(
             record_to=record_to,
             max_records=max_records,
             wall=wall,
-            cost=cost,
             refine=refine,
             meeting=meeting,
         )
@@ -524,7 +518,6 @@ class Session:
             problem,
             lay_out(problem, choice),
             shape=table.named(facts.sizes),
-            seconds=self._engine.policy.event_seconds(facts, plan.actions),
             why=why,
             by_rows=self._engine.can_go_by_rows,
             width=terminal_width(),

@@ -75,23 +75,6 @@ ANY_HEADROOM = Headroom(math.inf, math.inf)
 """Where nobody plans: one call's tensors are on their way while another computes."""
 
 
-class EventSeconds(NamedTuple):
-    """How long an event's action took: see `mimose.measure.stopwatch`."""
-
-    added: float
-    """Beyond what the event takes if it is kept."""
-    forward: float
-    """Of its forward, which runs under every action."""
-
-
-class TimedEvent(NamedTuple):
-    """One call that was timed."""
-
-    action: str
-    """Under which it ran."""
-    seconds: EventSeconds
-
-
 _UNHELD = 2
 """References to a tensor that only graphs hold: theirs, and that of who counts."""
 
@@ -169,10 +152,6 @@ class Measured:
         """Take note that it was kept, whatever was meant to be done."""
         self.action = action
         self.handed_bytes, self.is_gone = 0.0, None
-
-    def add_flops(self, flops: int) -> None:
-        """Take in what its backward has run again."""
-        self.flops += flops
 
     def tell_held(self, action: str, n_bytes: float) -> None:
         """Take in what was held under the action that it ran under."""

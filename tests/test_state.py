@@ -73,6 +73,16 @@ def test_it_goes_into_a_checkpoint(toys, meter, tmp_path):
         assert state == resumed.state_dict()
 
 
+def test_a_state_with_seconds_loads(toys, meter, learned):
+    """Sessions of before learned what actions take; that is left out."""
+    model, state = learned
+    timed = copy.deepcopy(state)
+    timed["cost_model"]["seconds"] = [["a", "lean", [4], [0.0, 8.0, False, True], [1]]]
+    with mimose.attach(model, "1GiB", meter=meter) as resumed:
+        resumed.load_state_dict(timed)
+        assert state == _round_trip(resumed.state_dict())
+
+
 def test_the_same_as_if_it_had_gone_on(toys, meter):
     """What was loaded predicts exactly as what was saved."""
     model, session = _trained(toys, meter)

@@ -24,8 +24,6 @@ class Decision:
     """Recomputed by each event under the plan, as far as they are known."""
     uncounted: Uncounted = field(default_factory=dict)
     """Recomputations whose FLOPs are not known yet."""
-    extra_seconds: float | None = None
-    """That the plan is predicted to add; None before anything was timed."""
     cache_hit: bool = False
     released_bytes: float = 0.0
     """Outputs of the last step that were taken to go in this one."""

@@ -10,7 +10,7 @@ import numpy as np
 from mimose.decide.headroom import headrooms
 from mimose.decide.plan_cache import CachedPlan
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.learn.costs import event_seconds, extra_flops
+from mimose.learn.costs import extra_flops
 from mimose.learn.growth import ExactShape, Growth, plan_growth
 from mimose.learn.model import CostModel
 from mimose.learn.problem import Memory, fill_problem
@@ -229,10 +229,9 @@ def at_sizes(
     """
     facts = facts._replace(calls=chosen.calls)  # of the bucket's upper end
     exact, actions = chosen.exact.get(facts.sizes), chosen.plan.actions
-    is_new = exact is not None and exact.rates is model.seconds
-    if exact is not None and is_new and not exact.uncounted:
+    if exact is not None and not exact.uncounted:
         return exact
-    if exact is not None:  # counted since, or timed
+    if exact is not None:  # counted since
         growth = exact.growth
     else:
         problem, released = fill_problem(model, facts, memory), memory.released_bytes
@@ -275,9 +274,7 @@ def _exact(
     model: CostModel, facts: StepInput, growth: Growth, actions: Sequence[str]
 ) -> ExactShape:
     flops, uncounted = extra_flops(model, facts, actions)
-    by_event = event_seconds(model, facts, actions)
-    seconds = None if by_event is None else sum(by_event)
-    return ExactShape(growth, flops, uncounted, seconds, model.seconds)
+    return ExactShape(growth, flops, uncounted)
 
 
 def _settled(problem: PlanningProblem, ran: Sequence[str]) -> PlanningProblem:

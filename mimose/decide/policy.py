@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from mimose.decide.plans import Plans, under
 from mimose.decide.reserve import PredictedStep, Reserve
 from mimose.decide.trying import Tries, trying, worth_trying
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.learn.costs import event_seconds
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel
 from mimose.learn.problem import (
@@ -147,7 +146,6 @@ class Policy:
             raw_growth_bytes=told.raw_growth_bytes,
             flops=told.flops,
             uncounted=told.uncounted,
-            extra_seconds=told.extra_seconds,
         )
 
     def distrust_plans(self) -> None:
@@ -462,17 +460,6 @@ class Policy:
         """
         return fill_problem(self._learner.model, facts, memory)
 
-    def event_seconds(
-        self, facts: StepInput, actions: Sequence[str]
-    ) -> list[float] | None:
-        """Return what a plan adds to each event; None before anything was timed.
-
-        Args:
-            facts: The step's context and sizes.
-            actions: The plan's, one an event.
-        """
-        return event_seconds(self._learner.model, facts, actions)
-
     # ------------------------------------------------------------------ making plans
 
     def _is_good(self, cached: CachedPlan, memory: Memory) -> bool:
@@ -525,7 +512,6 @@ class Policy:
             raw,
             exact.flops,
             exact.uncounted,
-            exact.seconds,
             cache_hit,
             memory.released_bytes,
         )

@@ -13,7 +13,6 @@ from mimose.learn.copies import copies
 from mimose.learn.elsewhere import gone_inputs
 from mimose.learn.heads import head
 from mimose.learn.model import CostModel
-from mimose.learn.seconds import Seconds
 from mimose.learn.side_tensors import side_tensors
 from mimose.planners import PlanningProblem, lay_out
 from mimose.types import StepInput, Uncounted
@@ -45,10 +44,6 @@ class ExactShape(NamedTuple):
     """Recomputed by each event, as far as they are known."""
     uncounted: Uncounted
     """Recomputations whose FLOPs are not."""
-    seconds: float | None
-    """Added by the plan; None before anything was timed."""
-    rates: Seconds | None
-    """By which it is told."""
 
 
 def plan_growth(

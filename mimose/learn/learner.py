@@ -13,23 +13,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 from mimose.daemon import Background, Inline, Lane
 from mimose.daemon.forks import lock
 from mimose.learn.measured_step import with_step
 from mimose.learn.model import CostModel
-from mimose.learn.seconds import Timings
-from mimose.learn.timed_step import tell
 from mimose.types import (
     Context,
     CostOf,
     Measured,
     StepInput,
     StepSample,
-    TimedEvent,
 )
 
 Lesson: TypeAlias = Callable[[CostModel], CostModel]
@@ -57,7 +52,6 @@ class Learner:
         self.model = model
         self.background = background or Inline()
         self.n_steps = model.n_steps
-        self._timings = Timings()
         self._last_step: tuple[CostModel, CostModel] | None = None
         """The model before and after it, in the lessons' order."""
         self._lessons: deque[Lesson] = deque(maxlen=_MOST_WAITING)
@@ -126,44 +120,6 @@ class Learner:
         """Take in the FLOPs of one call's action, as it stopped early."""
         self._teach(lambda model: model.with_cost(*cost_of, float(flops)))
 
-    def absorb_seconds(
-        self,
-        facts: StepInput,
-        events: Mapping[tuple[int, int], TimedEvent],
-        *,
-        is_measured: bool = False,
-    ) -> None:
-        """Take in how long the calls of a step took longer than if they were kept.
-
-        Args:
-            facts: What was known of the step before it ran.
-            events: By unit and call, the action and its times.
-            is_measured: Whether all that their forwards did was counted as well.
-        """
-        if events:
-            self._teach(partial(self._with_seconds, facts, events, is_measured))
-
-    def _with_seconds(
-        self,
-        facts: StepInput,
-        events: Mapping[tuple[int, int], TimedEvent],
-        is_measured: bool,
-        model: CostModel,
-    ) -> CostModel:
-        timings = self._timings
-        if facts.context not in model.patterns:
-            return model
-        if not (is_measured or timings.is_due()):
-            return model
-        tell(timings, model, facts, events, has_forwards=not is_measured)
-        is_other = timings.look()
-        if timings.seconds is model.seconds:
-            return model
-        timings.keep(model.families)
-        if is_other and model.plans_by_seconds:
-            return model.distrusted(seconds=timings.seconds)
-        return model.changed(seconds=timings.seconds)
-
     def _teach(self, lesson: Lesson) -> None:
         self._lessons.append(lesson)
         self.background.submit(Lane.LEARN, self, self._take_in)
@@ -216,7 +172,7 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Return all that was learned, ready for JSON."""
         self.background.catch_up()
-        return {**self.model.state_dict(), "seconds": self._timings.state_dict()}
+        return self.model.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over all that another one learned, in place of what is here.
@@ -226,9 +182,7 @@ class Learner:
         """
         self.background.catch_up()
         with self._lock:
-            self._timings.load_state_dict(state.get("seconds", ()))
-            seconds = self._timings.seconds
-            self.model = replace(self.model.loaded(state), seconds=seconds)
+            self.model = self.model.loaded(state)
             self.n_steps = self.model.n_steps
         if not self.background.is_inline:
             self.background.submit(Lane.LEARN, (self, "fits"), self.model.make_fits)

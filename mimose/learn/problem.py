@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimose.learn.again import planned_rise
-from mimose.learn.costs import cost_of, work_of
+from mimose.learn.costs import call_cost
 from mimose.learn.elsewhere import (
     boundaries,
     elsewhere,
@@ -264,10 +264,10 @@ class _Layer:
         cost = [0.0]
         for spec, own in zip(self._menu.specs[1:], held[1:], strict=True):
             give_way()
-            work = work_of(self._model, self._family, spec, sizes, held[0] - own)
-            cost.append(cost_of(self._model, self._family, spec.name, work))
+            freed = held[0] - own
+            cost.append(call_cost(self._model, self._family, spec, sizes, freed))
         for index, spec in enumerate(self._menu.specs):
-            if spec.recomputes and spec.needs_host:  # whatever a lucky reading says
+            if spec.recomputes and spec.needs_host:
                 cost[index] = max(cost[index], _AND_COPIES * cost[-1])
         told = elsewhere(self._model, self._family, self._around, sizes)
         return np.array((held, forward, backward, net, cost, *told))

@@ -79,11 +79,6 @@ def summarise(
         if record.phase == "plan" and record.prediction_error is not None
     ]
     totals = records.totals()
-    timed = [r for r in records if r.extra_seconds and r.predicted_extra_seconds]
-    misses = [
-        abs((r.extra_seconds or 0.0) / (r.predicted_extra_seconds or 1.0) - 1.0)
-        for r in timed
-    ]
     return Summary(
         steps=totals.steps,
         phases=dict(totals.phases),
@@ -109,9 +104,6 @@ def summarise(
         flushes=flushes,
         inexact_units=inexact_units,
         gradient_errors=gradient_errors,
-        timed_plans=len(timed),
-        extra_seconds=sum(r.extra_seconds or 0.0 for r in timed) if timed else None,
-        extra_error_p50=float(np.quantile(misses, 0.5)) if misses else None,
         largest_to_come=largest_to_come,
         least_peak_to_come=least_peak_to_come,
         host=host,
@@ -226,12 +218,6 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
             f"off by {summary.error_p50:.2%} of the growth (median), "
             f"{summary.error_p99:.2%} (99th percentile)",
         )
-    if summary.extra_seconds is not None and summary.extra_error_p50 is not None:
-        yield (
-            "added time",
-            f"{summary.extra_seconds:.2f} s by {summary.timed_plans} plans that were "
-            f"timed, each predicted to {summary.extra_error_p50:.0%} (median)",
-        )
     if summary.host is not None:
         yield "host", _host(summary.host)
     if summary.agreement is not None:
@@ -264,13 +250,10 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
     names = {tuple(name for name, _ in shape) for shape in last}
     is_alike = len(names) == 1
     titles = "shape", "steps", "phase", "recomputed", "predicted", "observed"
-    has_times = any(r.predicted_extra_seconds is not None for r in last.values())
-    rows = [(*titles, "adds ms") if has_times else titles]
+    rows = [titles]
     steps = Counter(shapes)
     for shape in by_growth[:_MOST_SHAPES]:
         record = last[shape]
-        added = record.predicted_extra_seconds
-        times = ("–" if added is None else f"{1e3 * added:.1f}",) if has_times else ()
         rows.append(
             (
                 sizes_text(shape) if is_alike else shape_text(shape),
@@ -279,7 +262,6 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
                 f"{record.n_recomputed}/{len(record.actions)}",
                 _bytes_or_dash(record.predicted_peak_bytes),
                 _bytes_or_dash(record.observed_peak_bytes),
-                *times,
             )
         )
     if len(rows) == 1:
@@ -319,7 +301,6 @@ def explain(
     laid_out: Timeline,
     *,
     shape: Mapping[str, int],
-    seconds: Sequence[float] | None,
     why: str,
     by_rows: bool,
     width: int,
@@ -330,27 +311,25 @@ def explain(
         problem: The step, at exact sizes.
         laid_out: The step under the plan.
         shape: Its sizes by name.
-        seconds: Added by the plan, event by event; None where only FLOPs are known.
         why: How the plan came about.
         by_rows: Whether the head's loss is computed by rows where that pays.
         width: Columns of the terminal.
     """
     names = laid_out.segments
     peaks = dict(zip(names, laid_out.peak_bytes_by_segment.tolist(), strict=True))
-    adds = "GFLOP" if seconds is None else "adds ms"
-    rows = [("event", "action", "holds", "could free", adds, "peak fwd", "peak bwd")]
+    titles = "event", "action", "holds", "could free", "GFLOP", "peak fwd", "peak bwd"
+    rows = [titles]
     for index, event in enumerate(problem.events):
         action = int(laid_out.choice[index])
         held = problem.held_bytes[index]
         cost = problem.cost[index, action] / 1e9
-        added = f"{cost:.3f}" if seconds is None else f"{1e3 * seconds[index]:.2f}"
         rows.append(
             (
                 event,
                 problem.actions[action],
                 format_bytes(held[action]),
                 format_bytes(held[0] - held.min()),
-                added,
+                f"{cost:.3f}",
                 format_bytes(peaks[f"forward of {event}"]),
                 format_bytes(peaks[f"backward of {event}"]),
             )
@@ -364,8 +343,6 @@ def explain(
         f"held there: {holders}",
         *head_advice(laid_out, by_rows=by_rows),
     ]
-    if seconds is not None:
-        told.append(f"adds {1e3 * sum(seconds):.1f} ms to the step")
     head = _listed(f"Shape {shape_text(tuple(shape.items()))}: {why}", told, width)
     return "\n".join([*head, "", *table(rows, width, fewer=_SHORT_PLAN)])
 

@@ -40,7 +40,6 @@ from mimose.run.refusals import Refusals
 from mimose.run.retry import Call, Retry, release_memory
 from mimose.run.rollback import Rollback
 from mimose.run.step import Step
-from mimose.run.timing import Clock
 from mimose.run.window import Window
 from mimose.torch_private import count_graphs, drop_saved_hooks, top_saved_hooks
 from mimose.types import Sizes, StepInput
@@ -130,7 +129,6 @@ class Driver:
         self.last: tuple[StepInput, Table] | None = None
         """What was planned last, with the names of its sizes."""
         self._retry = parts.retry
-        self._clock = Clock(parts.device)
         self._graphs_at_clean_up = 0
         self._is_running = False
         self._safest_once = False
@@ -287,7 +285,6 @@ class Driver:
             began=began,
             menu=self._parts.menu,
             action_at=self._parts.action_at,
-            clock=self._clock,
         )
         self._let_go_by_rows(step, is_by_rows=self._goes_by_rows)
         if is_again:

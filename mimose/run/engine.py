@@ -21,7 +21,7 @@ from mimose.exact.handed import Knowledge
 from mimose.exact.late_answers import LateAnswers
 from mimose.exact.random_state import refuse_unsaveable
 from mimose.learn.learner import Learner
-from mimose.learn.model import CostModel, kinds_of
+from mimose.learn.model import CostModel, flops_of_a_byte, kinds_of
 from mimose.learn.problem import Memory
 from mimose.learn.windows import Windows
 from mimose.measure.meters import BasicMeter, Meter, make_meter
@@ -102,8 +102,6 @@ class Options:
     record_to: str | PathLike[str] | None = None
     max_records: int = 10_000
     wall: bool = True
-    cost: str = "auto"
-    """What plans save."""
     refine: bool = True
     """Whether there is a daemon, and plans are refined."""
     host: OffloadCodec | None = None
@@ -195,11 +193,10 @@ class Engine:
         if self.host_memory is not None:
             host_budget = float(self.host_memory.budget_bytes)
         menu = menu_of(options.actions)
-        replays = any(spec.replays for spec in menu.specs)
-        by_seconds = replays if options.cost == "auto" else options.cost == "seconds"
         self.background = make_background(is_inline=not options.refine)
         self.learner = Learner(
-            CostModel(kinds, menu, plans_by_seconds=by_seconds), self.background
+            CostModel(kinds, menu, byte_flops=flops_of_a_byte(self.device.type)),
+            self.background,
         )
         reserve = options.reserve or Reserve(meter.noise_bytes)
         self.policy = Policy(

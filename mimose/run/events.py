@@ -24,7 +24,6 @@ from mimose.measure.gauges import (
     by_operators,
     by_saved,
 )
-from mimose.measure.stopwatch import Stopwatch
 from mimose.measure.trace import Trace, input_storages, input_tensors
 from mimose.run.actions.base import Action, Probe, UnitCall
 from mimose.run.actions.offload.away import handed_over
@@ -101,10 +100,6 @@ class RunningStep(Protocol):
 
     def add_flops(self, flops: int) -> None:
         """Take in the FLOPs of a recomputation."""
-        ...
-
-    def stopwatch(self, unit: int, call: int, action: str) -> Stopwatch:
-        """Return what times a call that is not kept."""
         ...
 
 
@@ -385,9 +380,7 @@ class EventRunner:
         if step.trace is not None:
             return self._measure(step, step.trace, unit, planned, args, kwargs)
         name = planned or self._unplanned(step)
-        call = UnitCall(
-            unit, args, kwargs, self, step.add_flops, is_whole=step.is_whole
-        )
+        call = UnitCall(unit, args, kwargs, self, is_whole=step.is_whole)
         if name == self.first:
             return self._actions[name].run(call, None)
         if not torch.is_grad_enabled():
@@ -397,10 +390,9 @@ class EventRunner:
             return call.forward()
         if name in self._recomputing and not step.knows_flops:
             call = call._replace(on_recompute=self._counted(step, call))
-        watch = step.stopwatch(unit.index, unit.calls - 1, name)
         if name in self._on_host:
             call = call._replace(headroom=self._headroom(unit, planned))
-        return self._act(name, call._replace(stopwatch=watch), None)
+        return self._act(name, call, None)
 
     def _act(self, name: str, call: UnitCall, probe: Probe | None) -> Any:
         """Run a call under an action.
@@ -499,7 +491,7 @@ class EventRunner:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        call = UnitCall(unit, args, kwargs, self, _not_counted)
+        call = UnitCall(unit, args, kwargs, self)
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
         has_storages = top_transform() is None
         if not (has_storages and _makes_gradients(unit.module, inputs)):
@@ -527,9 +519,6 @@ class EventRunner:
         probe = None
         if not is_free:
             probe = Probe(trace, index, self._gauge(unit, args, kwargs), inputs)
-        if self._actions[name].spec.replays and self.step is not None:
-            watch = self.step.stopwatch(unit.index, unit.calls - 1, name)
-            call = call._replace(stopwatch=watch)
         output = self._act(name, call, probe)
         ranks = trace.leave(index, inputs, output)
         alike = family_key(self._mode.unit_keys[unit.index], shape, self._device)
@@ -577,10 +566,6 @@ def _surroundings(unit: Unit) -> str:
     ):
         return "inside parametrize.cached()"
     return ""
-
-
-def _not_counted(_: int) -> None:
-    """Leave FLOPs to the event, which is measured."""
 
 
 def _makes_gradients(module: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:

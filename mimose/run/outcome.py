@@ -10,7 +10,6 @@ from mimose.measure.analysis import analyse
 from mimose.measure.trace import Trace
 from mimose.planners import Menu
 from mimose.records import StepRecord
-from mimose.run.timing import Timing
 from mimose.types import Measured, SegmentSample, StepInput, StepSample
 
 
@@ -82,5 +81,3 @@ class StepOutcome:
     """Whether forwards ran before its backward that were no part of it."""
     has_compiled: bool
     """Whether a compiler's memory was part of what it held."""
-    timing: Timing
-    """How long what its plan did took."""

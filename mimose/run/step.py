@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 from mimose.decide.decision import Decision
 from mimose.measure.meters import Meter
 from mimose.measure.retained import RetainedOutputs
-from mimose.measure.stopwatch import Stopwatch
 from mimose.measure.trace import Trace
 from mimose.planners import Menu
 from mimose.records import Phase, StepRecord
@@ -18,11 +17,8 @@ from mimose.run.backward import Backward, Stage
 from mimose.run.baseline import ActionAt, Unplanned
 from mimose.run.events import FirstCallSeen
 from mimose.run.outcome import Measurement, StepOutcome
-from mimose.run.timing import Clock, Timing
 from mimose.run.window import Window
 from mimose.types import Measured, StepInput, Uncounted
-
-_UNTIMED = Timing()
 
 SharesParts: TypeAlias = Callable[
     [Mapping[str, int], tuple[str, ...], tuple[str, ...]],
@@ -44,7 +40,6 @@ class Step:
         began: When the root was entered, by `time.perf_counter`.
         menu: The actions in use.
         action_at: A baseline's, by position; None where plans are made.
-        clock: Times calls that are not kept.
     """
 
     def __init__(
@@ -60,7 +55,6 @@ class Step:
         began: float,
         menu: Menu,
         action_at: ActionAt | None,
-        clock: Clock,
     ) -> None:
         self.number = number
         self.facts = facts
@@ -88,12 +82,9 @@ class Step:
         self._is_baseline = action_at is not None
         self._menu = menu
         self._unplanned = Unplanned(menu, action_at)
-        self._clock = clock
         self.start_bytes = int(window.memory.start_bytes)
-        self._timing = _UNTIMED
         if window.steps:
             self.start_bytes = window.steps[0].start_bytes
-            self._timing = window.steps[0]._timing
         self._events: list[Measured] | None = None
         """What was read of its events; None where nothing was."""
         self._began = began
@@ -115,7 +106,6 @@ class Step:
         self.is_whole = decision.is_whole
         """Whether what is recomputed runs to its end: see `run.agreement`."""
         self.growth_bytes = decision.growth_bytes
-        self.extra_seconds = decision.extra_seconds
         is_planned = decision.chosen is not None and not decision.is_measured
         self.is_measured = not self._is_baseline and not is_planned
         """Whether its boundaries are to be read."""
@@ -175,7 +165,6 @@ class Step:
             self._go_on()
             return
         self.trace = self._spare = None
-        self._timing = self._clock.timing(self.number)
         if self.is_measured:
             self.start_bytes = meter.settled_bytes(0)
             self.window.begin_at(self.start_bytes)
@@ -213,10 +202,6 @@ class Step:
         """Take in the FLOPs of a recomputation."""
         self._flops += flops
 
-    def stopwatch(self, unit: int, call: int, action: str) -> Stopwatch:
-        """Return what times a call that is not kept."""
-        return self._timing.stopwatch(unit, call, action)
-
     def ran(self, decision: Decision | None) -> None:
         """Take note of what its forward has run.
 
@@ -228,7 +213,6 @@ class Step:
         if decision is not None:
             self.decision = decision
             self.growth_bytes = decision.growth_bytes
-            self.extra_seconds = decision.extra_seconds
             self.reason = self.reason or decision.reason
             return
         chosen = self.decision.chosen
@@ -260,7 +244,7 @@ class Step:
 
     def withdraw(self, reason: str) -> None:
         """Predict nothing any more, for a reason."""
-        self.growth_bytes = self.extra_seconds = None
+        self.growth_bytes = None
         self.reason = reason
         self.decision = replace(self.decision, growth_bytes=None)
 
@@ -293,7 +277,7 @@ class Step:
 
     def predict_as(self, last: Step) -> None:
         """Predict what the last forward of the window did: it knew all of them."""
-        self.growth_bytes, self.extra_seconds = last.growth_bytes, None
+        self.growth_bytes = last.growth_bytes
 
     def be_alone(self) -> None:
         """Be no part of a window any more, for its backward went past this one."""
@@ -348,7 +332,6 @@ class Step:
             released_bytes=self._released_bytes(),
             is_shared=window.is_shared,
             has_compiled=has_compiled,
-            timing=self._timing,
         )
 
     def _released_bytes(self) -> float:
@@ -361,15 +344,6 @@ class Step:
         if trace is None or window.is_shared or not self.backward.n_ended:
             return None
         return Measurement.of(trace, self._menu, window.released_bytes)
-
-    def _extra_seconds(self) -> float | None:
-        """Return what its plan added; None where other things took time as well."""
-        if self._events is not None or self.retries or not self.backward.n_ended:
-            return None
-        if self is not self.window.steps[-1]:  # the last one tells for all
-            return None
-        times = self._timing.read()
-        return times and times.extra_seconds
 
     def record(self) -> StepRecord:
         """Return what can be told of the step by now."""
@@ -391,8 +365,6 @@ class Step:
             reason=self.reason,
             events=events,
             seconds=self._seconds,
-            predicted_extra_seconds=self.extra_seconds,
-            extra_seconds=self._extra_seconds() if self.backward.n_ended else None,
             reserved_peak_bytes=peaks and peaks.reserved_bytes,
             allocated_peak_bytes=peaks and peaks.allocated_bytes,
             alloc_retries=peaks and peaks.n_retries,

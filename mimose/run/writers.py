@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from dataclasses import replace
 
 from mimose.budget import format_bytes
 from mimose.decide.policy import Policy
@@ -19,9 +17,6 @@ from mimose.run.outcome import Measurement, StepOutcome
 from mimose.run.refusals import Refusals
 
 _log = logging.getLogger(__name__)
-
-_MOST_UNTOLD = 8
-"""Steps whose times are not known yet; then the oldest is given up."""
 
 
 class Writers:
@@ -58,7 +53,6 @@ class Writers:
         self._records = records
         self._reads_peak = meter.reads_peak
         self.plans = plans
-        self._untold: deque[StepOutcome] = deque(maxlen=_MOST_UNTOLD)
 
     def absorb(self, outcome: StepOutcome, *, has_ended: bool) -> None:
         """Take in a step.
@@ -72,38 +66,10 @@ class Writers:
                 self._learn(outcome, outcome.measurement)
             self._observe(outcome)
         self._records.close(outcome.record)
-        if self._untold:
-            self.tell_late()
-        if has_ended and not outcome.is_shared and not self._teach_seconds(outcome):
-            self._untold.append(outcome)
 
     def take_back(self) -> None:
         """Forget what the last step has taught: it was only a part of one."""
         self._learner.take_back()
-
-    def tell_late(self) -> None:
-        """Take in the times that an accelerator has told since; wait for none."""
-        while self._untold and self._teach_seconds(self._untold[0]):
-            outcome = self._untold.popleft()
-            record, times = outcome.record, outcome.timing.read()
-            if outcome.measurement is None and times is not None:
-                extra = times.extra_seconds
-                self._records.close(replace(record, extra_seconds=extra))
-
-    def _teach_seconds(self, outcome: StepOutcome) -> bool:
-        """Let the learner know what a plan added; return whether that is known.
-
-        See Note: [Which steps teach].
-        """
-        timing, retries = outcome.timing, outcome.record.retries
-        if timing.is_off or retries or outcome.has_compiled or not self.plans:
-            return True
-        times = timing.read()
-        if times is not None:
-            self._learner.absorb_seconds(
-                outcome.facts, times.events, is_measured=outcome.measurement is not None
-            )
-        return times is not None
 
     def _learn(self, outcome: StepOutcome, read: Measurement) -> None:
         sample = read.sample

@@ -862,13 +862,3 @@ def test_size_of_a_batch(shape, written, size):
     """It is the number of elements, as far as it varies, and says how it is made."""
     assert written == formula(tuple(shape))
     assert size == n_elements(tuple(shape.items()))
-
-
-def test_the_map_says_what_plans_add(tmp_path):
-    """Median and most, of the plans that add anything and are known to."""
-    records = [
-        _record(i, 50 + i, n_layers=3 + i % 2, predicted_extra_seconds=seconds)
-        for i, seconds in enumerate((None, 0.0, 0.01, 0.02, 0.03))
-    ]
-    page = unescape(_page(records, tmp_path))
-    assert "predicted to add 20 ms to its step in the median, and at most 30 ms" in page

@@ -1,6 +1,6 @@
 """What a session's own planner says of batch sizes that were not run.
 
-The costs are those that the session plans with: nothing is estimated a second time.
+The costs are those that the session plans with, at the seconds that a FLOP took.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mimose.bench.advise.training import Point
+from mimose.bench.flop_seconds import flop_seconds
 from mimose.planners import InfeasibleBudgetError, Plan
 from mimose.session import Session
 
@@ -43,10 +44,10 @@ def foretell(
         least that needs no plan; and ``seconds``, what the plans of `N_SHARES` budgets
         from one to the other, in equal steps, add to plain training's.
     """
-    found = []
+    found, rate = [], flop_seconds(session)
     until = time.monotonic() + most_seconds
     for point in points:
-        row = _row(session, _scaled(shapes, point), point)
+        row = _row(session, _scaled(shapes, point), point, rate)
         if row is not None:
             found.append(row)
         if time.monotonic() > until:
@@ -55,7 +56,7 @@ def foretell(
 
 
 def _row(
-    session: Session, shape: dict[str, int], point: Point
+    session: Session, shape: dict[str, int], point: Point, rate: float
 ) -> dict[str, Any] | None:
     def plan(budget_bytes: float) -> Plan | None:
         try:
@@ -82,7 +83,9 @@ def _row(
         "length": point.length,
         "least_bytes": least,
         "keep_bytes": keep,
-        "seconds": [most if each is None else each.extra_cost for each in plans],
+        "seconds": [
+            rate * (most if each is None else each.extra_cost) for each in plans
+        ],
     }
 
 

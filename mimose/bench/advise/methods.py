@@ -83,7 +83,7 @@ METHODS: Mapping[str, Method] = {
             name="mimose",
             what="for each input size, as many layers as fit keep what backward needs; "
             "the others compute it a second time",
-            options={"actions": "exact", "cost": "seconds"},
+            options={"actions": "exact"},
             plans=True,
             passes=4,
         ),
@@ -115,7 +115,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             name="mimose-fine",
             what="as mimose, with every exact way in which a layer can hold less",
-            options={"actions": "fine", "cost": "seconds"},
+            options={"actions": "fine"},
             plans=True,
             passes=10,
         ),

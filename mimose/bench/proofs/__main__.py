@@ -41,7 +41,6 @@ PROOFS = (
     "prediction",
     "ranks",
     "scale",
-    "seconds",
     "sequences",
     "settings",
     "soak",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mimose.bench.flop_seconds import flop_seconds
 from mimose.bench.grid.menu import ALL_MENU, EVERYTHING
 from mimose.bench.grid.workload import Workload
 from mimose.bench.grid.workloads import workload_named
@@ -76,10 +77,12 @@ class _Cells:
             for _ in range(self._task["timed"]):
                 for shape in self._shapes:
                     loop.step(self._batch(shape))
-            return [
+            problems = [
                 session.planning_problem(argument_sizes(self._batch(shape)))
                 for shape in self._shapes
             ]
+            rate = flop_seconds(session)
+        return [replace(each, cost=rate * each.cost) for each in problems]
 
     def _shows_more(self, loop: Loop, session: Session) -> bool:
         """Run every shape once; return whether an action was still to be tried."""
@@ -132,7 +135,6 @@ class _Cells:
             cache_size=1,  # so that a shape that comes again gets a plan of its own
             refine=False,
             meter=loop.meter,
-            cost="seconds",
         )
 
     def _batch(self, shape: Mapping[str, int]) -> Batch:

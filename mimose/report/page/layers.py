@@ -14,7 +14,6 @@ from mimose.report.page.looks import (
     OTHER_COLOUR,
     Figure,
     counted,
-    format_seconds,
     nothing,
 )
 from mimose.report.page.steps import Steps
@@ -71,8 +70,7 @@ def layers(steps: Steps) -> Figure:
         words={action: _WORDS.get(action, action) for action in actions},
         x_title=_size_title(steps),
     )
-    told = _caption(columns, shown, rows, drawn, len(plans))
-    caption = " ".join((*told, *_added(steps, list(last.values()))))
+    caption = " ".join(_caption(columns, shown, rows, drawn, len(plans)))
     return Figure("layers", title, caption, draw_map(map_, title))
 
 
@@ -121,19 +119,6 @@ def _caption(
         )
     if len(drawn) < len(rows):
         yield f"{len(drawn)} of these rows are drawn, evenly chosen."
-
-
-def _added(steps: Steps, shown: Sequence[int]) -> Iterator[str]:
-    """Say how much time the plans of some steps add, where that is known."""
-    added = [steps.records[i].predicted_extra_seconds for i in shown]
-    known = sorted(seconds for seconds in added if seconds)
-    if known:
-        middle, most = known[len(known) // 2], known[-1]
-        yield (
-            f"Where not all is kept, a plan is predicted to add "
-            f"{format_seconds(middle)} to its step in the median, and at most "
-            f"{format_seconds(most)}."
-        )
 
 
 def _columns(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mimose.exact.input_watch import Marks
 from mimose.exact.late_answers import LateAnswers
 from mimose.measure.gauges import Counted, Gauge
-from mimose.measure.stopwatch import UNTIMED, Stopwatch
 from mimose.measure.trace import Trace
 from mimose.planners import ActionSpec
 from mimose.run.actions.offload.codec import OffloadCodec
@@ -56,12 +54,8 @@ class UnitCall(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     notes: StepNotes
-    add_flops: Callable[[int], None]
-    """Takes the FLOPs of what its backward runs again, where that is no forward."""
     on_recompute: OnRecompute | None = None
     """Has to see the forward run again, such as to count its FLOPs."""
-    stopwatch: Stopwatch = UNTIMED
-    """Times what the action does beyond the forward."""
     is_whole: bool = False
     """Whether a recomputation is to run to its end."""
     headroom: Headroom = NO_HEADROOM

@@ -32,7 +32,6 @@ from mimose.exact.guard import Entered, GuardState, ModuleGuard
 from mimose.exact.handed import Handed, HandedObjects
 from mimose.exact.input_watch import Marks, is_edited, marks
 from mimose.exact.random_state import RandomState, accelerators
-from mimose.measure.stopwatch import UNTIMED, Stopwatch
 from mimose.run.actions.offload.away import AwayInput
 from mimose.torch_private import (
     is_checkpoint_debugged,
@@ -62,7 +61,6 @@ def recompute(
     handed: HandedObjects | None = None,
     early_stop: bool = True,
     branches: Branches | None = None,
-    stopwatch: Stopwatch = UNTIMED,
     away: AwayInput | None = None,
 ) -> Any:
     """Call `forward` now without keeping its activations, and again in backward.
@@ -85,7 +83,6 @@ def recompute(
         early_stop: Whether the recomputation may end at the last tensor that is
             needed.
         branches: Knows which calls' may not.
-        stopwatch: Times the recomputation, and is told to leave the forward out.
         away: One of the tensors, which is held elsewhere until then.
 
     Returns:
@@ -114,7 +111,6 @@ def recompute(
         guard,
         entered,
         devices,
-        stopwatch,
         sent,
         branches,
         names=names,
@@ -198,7 +194,6 @@ class _Region:
         "_rebuild",
         "_sent",
         "_state",
-        "_stopwatch",
         "_way",
     )
 
@@ -212,7 +207,6 @@ class _Region:
         guard: ModuleGuard | None,
         entered: Entered | None,
         devices: tuple[torch.device, ...],
-        stopwatch: Stopwatch,
         sent: _Sent | None,
         branches: Branches | None,
         *,
@@ -227,7 +221,6 @@ class _Region:
         self._guard = guard
         self._devices = devices
         self._names = names
-        self._stopwatch = stopwatch
         self._sent = sent
         self._branches = branches
         self._way = Way(0, 0)
@@ -242,11 +235,7 @@ class _Region:
         if self._is_first:
             self._is_first = False
             return self._first(given, others)
-        began = self._stopwatch.start()
-        try:
-            return self._recompute(given, others)
-        finally:
-            self._stopwatch.stop(began)
+        return self._recompute(given, others)
 
     def _recompute(self, given: Sequence[Any], others: Mapping[str, Any]) -> Any:
         guard, before = self._guard, self._state
@@ -289,7 +278,6 @@ class _Region:
         self._random = RandomState(devices)
         hooks = None if entered is None else entered.hooks
         first_node = next_sequence_number()
-        began = self._stopwatch.start()
         with (
             contextlib.nullcontext() if hooks is None else hooks.watched(),
             Count() as count,
@@ -300,7 +288,6 @@ class _Region:
         branches = self._branches
         if branches is not None and not branches.is_known(self._way):
             branches.note(output, first_node)
-        self._stopwatch.leave_out(began)
         if self._handed is not None and self._objects:
             self._handed.settle(self._objects)
             self._objects = ()

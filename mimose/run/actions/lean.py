@@ -72,9 +72,7 @@ class Lean:
         given = list(argument_tensors(call.args, call.kwargs))
         inputs = [tensor for _, tensor in given]
         versions = list(map(version, inputs))
-        entered = call.stopwatch.start()
         output = self._keep.run(call, probe)
-        call.stopwatch.leave_out(entered)
         has_room = has_spare = False
         if probe is not None:
             probe.trace.mark("ran", probe.index)
@@ -101,9 +99,6 @@ class Lean:
             call.unit.exclude(self.spec.name, f"{type(error).__name__}: {error}")
         else:
             freed = self._let_go(found, ran, call, probe)
-        if found.is_trial:
-            call.stopwatch.spoil()
-        call.stopwatch.stop(entered)
         if probe is not None:
             event = probe.trace.events[probe.index]
             if found.is_put_off:
@@ -134,11 +129,10 @@ class Lean:
 class CallWatch:
     """Is told of what happens in a call's backward; holds nothing of the call."""
 
-    __slots__ = ("_action", "_unit", "answers", "stopwatch")
+    __slots__ = ("_action", "_unit", "answers")
 
     def __init__(self, action: str, call: UnitCall) -> None:
         self.answers: LateAnswers = call.notes.answers
-        self.stopwatch = call.stopwatch
         self._action = action
         self._unit = call.unit
 

@@ -41,13 +41,7 @@ class Recompute:
         return ""
 
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
-        """Run the forward, timed; a first call tells what it changes."""
-        entered = call.stopwatch.start()
-        output = self._run(call, probe)
-        call.stopwatch.stop(entered)
-        return output
-
-    def _run(self, call: UnitCall, probe: Probe | None) -> Any:
+        """Run the forward; a first call tells what it changes."""
         unit, on_recompute = call.unit, call.on_recompute
         unit.is_proven = unit.is_proven or unit.is_compared
         away = self._send_away(call, probe)
@@ -57,7 +51,7 @@ class Recompute:
             if not has_outer_modes():
                 inputs = Inputs.of(call.args, call.kwargs, away)
             if inputs is not None:
-                region = Region(unit, inputs, call.stopwatch)
+                region = Region(unit, inputs)
                 output = region.run(call.args, call.kwargs)
                 call.notes.note_read(unit, inputs.noted)
                 return output
@@ -74,8 +68,6 @@ class Recompute:
             unit.guard.begin_anew()
         elif unit.buffers:
             buffers = SavedBuffers(unit.buffers)
-        if comparison is not None or first is not None or on_recompute is not None:
-            call.stopwatch.spoil()
         is_whole = not is_short or comparison is not None or unit.is_compiled
         began = next_sequence_number()
         try:
@@ -90,7 +82,6 @@ class Recompute:
                 handed=unit.handed,
                 early_stop=not is_whole,
                 branches=unit.branches,
-                stopwatch=call.stopwatch,
                 away=away,
             )
         except RuntimeError as error:

@@ -31,7 +31,6 @@ from mimose.exact.early_saves import Way
 from mimose.exact.guard import Entered, GuardState
 from mimose.exact.input_watch import Marks
 from mimose.exact.random_state import RandomState, accelerators
-from mimose.measure.stopwatch import Stopwatch
 from mimose.run.actions.offload.away import AwayInput
 from mimose.run.unit import Unit
 from mimose.torch_private import (
@@ -183,7 +182,6 @@ class Region:
     Args:
         unit: The unit.
         inputs: What it is called with.
-        stopwatch: Times the recomputation, and is told to leave the forward out.
     """
 
     __slots__ = (
@@ -194,14 +192,12 @@ class Region:
         "_kinds",
         "_random",
         "_state",
-        "_stopwatch",
         "_unit",
     )
 
-    def __init__(self, unit: Unit, inputs: Inputs, stopwatch: Stopwatch) -> None:
+    def __init__(self, unit: Unit, inputs: Inputs) -> None:
         self._unit = unit
         self._inputs = inputs
-        self._stopwatch = stopwatch
         self._holders: list[weakref.ref[_Holder]] = []
         self._entered: Entered | None = None
         """What the forward has found, as long as it runs."""
@@ -226,7 +222,6 @@ class Region:
         if guard.is_other:
             return self._unit.forward(*args, **kwargs)
         first_node = next_sequence_number()
-        began = self._stopwatch.start()
         outer = top_saved_hooks(False)
         try:
             push_saved_hooks(self._pack, self._unpack)
@@ -237,7 +232,6 @@ class Region:
                     output = self._unit.forward(*args, **kwargs)
         finally:
             drop_saved_hooks(outer)
-        self._stopwatch.leave_out(began)
         self._state, self._entered = guard.leave(entered), None
         branches = self._unit.branches
         if not branches.is_known(Way(len(self._holders), entered.variant)):
@@ -272,7 +266,6 @@ class Region:
             ChangedWeightsError: The weights are not those of the forward any more.
             RecomputationError: The arguments are not, or other tensors were saved.
         """
-        began = self._stopwatch.start()
         guard, before = self._unit.guard, self._state
         setting: contextlib.AbstractContextManager[None] | None
         if before is not None:
@@ -296,7 +289,6 @@ class Region:
                 self._state = guard.refreshed(before)
         if not is_same or task not in wanted:
             guard.naming.refuse_other_tensors()
-        self._stopwatch.stop(began)
 
     def _recompute_cast(self, task: int, only: _Holder | None) -> bool:
         """Recompute in the forward's autocast."""

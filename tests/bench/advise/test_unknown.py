@@ -382,7 +382,7 @@ def test_a_recipe_is_what_was_measured(line, measurements):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("mimose", 'mimose.attach(model, "2GiB", actions="exact", cost="seconds")'),
+        ("mimose", 'mimose.attach(model, "2GiB", actions="exact")'),
         ("full", 'mimose.attach(model, "2GiB", planner="full")'),
         ("sdpa", 'model.set_attn_implementation("sdpa")'),
         ("accumulate", "    (loss_of(part) / 4).backward()"),

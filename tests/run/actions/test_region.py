@@ -15,7 +15,6 @@ from mimose.exact.attributes import HeldObjects
 from mimose.exact.handed import Knowledge
 from mimose.exact.late_answers import LateAnswers
 from mimose.exceptions import ChangedWeightsError, RecomputationError
-from mimose.measure.stopwatch import UNTIMED
 from mimose.run.actions import checkpointing, region
 from mimose.run.actions.region import Inputs, Region
 from mimose.run.findings import Findings
@@ -46,7 +45,7 @@ def _regional(module):
     def call(*args, **kwargs):
         inputs = Inputs.of(args, kwargs)
         assert inputs is not None
-        return Region(unit, inputs, UNTIMED).run(args, kwargs)
+        return Region(unit, inputs).run(args, kwargs)
 
     call.unit = unit
     return call

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from mimose.measure.stopwatch import Stopwatch
 from mimose.planners import ActionSpec
 from mimose.run.actions.base import NO_MEANS, Means, Probe, UnitCall
 from mimose.run.actions.lean import CallWatch, Lean
@@ -19,7 +18,6 @@ from mimose.run.actions.packing.gradient_error import (
     Trial,
     unrepeatable,
 )
-from mimose.run.actions.packing.held import Part
 from mimose.run.actions.packing.stash import Stash, pack
 from mimose.run.actions.replay.book import Found
 from mimose.run.actions.replay.rebuild import drop
@@ -81,7 +79,6 @@ class Packing(Lean):
             if probe is not None:
                 probe.trace.mark("let_go", probe.index)
             return self._pack(self._codec, found, ran, call, probe)
-        call.stopwatch.spoil()
         if why := unrepeatable(ran):
             self._refuse(unbounded(why), call, probe)
             return 0.0
@@ -107,8 +104,8 @@ class Packing(Lean):
         call: UnitCall,
         probe: Probe | None,
     ) -> float:
-        recipe, give = found.recipe, _Give(call.stopwatch)
-        stash = pack(recipe, ran, self._bits, codec, give)
+        recipe = found.recipe
+        stash = pack(recipe, ran, self._bits, codec)
         freed = stash.freed_bytes
         if recipe is not None:
             freed += drop(
@@ -149,19 +146,3 @@ class Gone:
     def __call__(self) -> bool:
         """Return True once it has."""
         return self._reference() is None
-
-
-class _Give:
-    """Returns packed tensors, and times that."""
-
-    __slots__ = ("_stopwatch",)
-
-    def __init__(self, stopwatch: Stopwatch) -> None:
-        self._stopwatch = stopwatch
-
-    def __call__(self, part: Part) -> torch.Tensor:
-        began = self._stopwatch.start()
-        try:
-            return part.lend()
-        finally:
-            self._stopwatch.stop(began)

@@ -18,7 +18,7 @@ bits a value: the gradient was off by 33% of its norm without.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -35,8 +35,6 @@ from mimose.torch_private import saved_handle, storage_key
 _SOURCES = frozenset((Source.SAVED, Source.WHOLE, Source.INPUT))
 
 Slots: TypeAlias = Sequence[Slot]
-Give: TypeAlias = Callable[[Part], torch.Tensor]
-"""Takes what stands for a tensor; returns the tensor, in a backward."""
 
 
 class Stash(NamedTuple):
@@ -61,9 +59,7 @@ class Stash(NamedTuple):
     """Of these, that they still hold."""
 
 
-def pack(
-    recipe: Recipe | None, ran: Ran, bits: Codec, codec: Codec, give: Give
-) -> Stash:
+def pack(recipe: Recipe | None, ran: Ran, bits: Codec, codec: Codec) -> Stash:
     """Pack what a recipe does not rebuild: Note: [What is packed].
 
     Args:
@@ -71,21 +67,20 @@ def pack(
         ran: The call, nothing dropped yet.
         bits: Packs what is read for its signs or sizes alone.
         codec: Packs the others.
-        give: Returns packed tensors, in backward.
 
     Raises:
         RuntimeError: A codec failed. What was packed before it stays so.
     """
-    return _Packer(recipe, ran, bits, codec, give).run()
+    return _Packer(recipe, ran, bits, codec).run()
 
 
 class _Packer:
     """Packs one call: its arguments are those of `pack`."""
 
     def __init__(
-        self, recipe: Recipe | None, ran: Ran, bits: Codec, codec: Codec, give: Give
+        self, recipe: Recipe | None, ran: Ran, bits: Codec, codec: Codec
     ) -> None:
-        self._ran, self._bits, self._codec, self._give = ran, bits, codec, give
+        self._ran, self._bits, self._codec = ran, bits, codec
         self._graph = UnitGraph(ran)
         self._recipe = recipe
         self._dropped = {slot for slot, _ in recipe.drops} if recipe else set[Slot]()
@@ -173,7 +168,7 @@ class _Packer:
 
     def _hook(self, slot: Slot, part: Part) -> None:
         node = self._ran.nodes.nodes[slot.node]
-        saved_handle(node, slot.name).register_hooks(_Instead(part), self._give)
+        saved_handle(node, slot.name).register_hooks(_Instead(part), Part.lend)
 
     def _packed(self, key: int, saved: SavedStorage) -> tuple[Codec, Packed | None]:
         if self._bits.takes(saved):

@@ -24,7 +24,6 @@ import torch
 from torch import nn
 
 from mimose.exact.late_answers import LateAnswers
-from mimose.measure.stopwatch import UNTIMED
 from mimose.run.actions.replay.choice import Choice, comes_out
 from mimose.run.actions.replay.givens import hold
 from mimose.run.actions.replay.looks import looks
@@ -67,8 +66,6 @@ class Found(NamedTuple):
 
     recipe: Recipe | None = None
     """Gives what is there; None where nothing can be let go."""
-    is_trial: bool = False
-    """Whether it took a trial, which later calls do not."""
     is_put_off: bool = False
     """Whether a recipe was to be made, and was not."""
 
@@ -127,14 +124,14 @@ class RecipeBook:
                     continue
                 is_trial = may_try and self._is_new(each, ran)
                 if not is_trial or self._comes_out(each, ran):
-                    return Found(each.recipe, is_trial=is_trial)
+                    return Found(each.recipe)
             if key in self._known and not known:
                 return NOTHING
             if key in self._small_nothing and _is_small(ran):
                 return NOTHING
             if not may_make:
                 return Found(is_put_off=True)
-            return Found(self._make(key, known, ran), is_trial=True)
+            return Found(self._make(key, known, ran))
 
     def _make(self, key: _Key, known: list[_Known], ran: Ran) -> Recipe | None:
         n_made = self._n_made.get(ran.module, 0)
@@ -189,8 +186,6 @@ def _is_small(ran: Ran) -> bool:
 
 class _Trial:
     """Is told of a trial."""
-
-    stopwatch = UNTIMED
 
     def __init__(self) -> None:
         self.answers = LateAnswers()

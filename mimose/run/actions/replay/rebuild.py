@@ -19,7 +19,6 @@ import torch
 from mimose.exact.late_answers import LateAnswers
 from mimose.exceptions import RecomputationError, first_line
 from mimose.measure.out_of_memory import is_out_of_memory
-from mimose.measure.stopwatch import Stopwatch
 from mimose.run.actions.replay import noise, positions
 from mimose.run.actions.replay.operators import (
     OPERATORS,
@@ -43,8 +42,6 @@ class Watch(Protocol):
 
     answers: LateAnswers
     """Tells what only an accelerator knows."""
-    stopwatch: Stopwatch
-    """Times the rebuilding."""
 
     def refuse(self, why: str) -> NoReturn:
         """Raise the error that names the unit."""
@@ -161,15 +158,7 @@ class Rebuild:
         return _held_bytes(self._sources[step][0])
 
     def unpack(self, place: Place) -> torch.Tensor:
-        """Return a dropped tensor, as a hook on it has to; that is timed."""
-        began = self._watch.stopwatch.start()
-        try:
-            return self._unpack(place)
-        finally:
-            self._watch.stopwatch.stop(began)
-
-    def _unpack(self, place: Place) -> torch.Tensor:
-        """Return a dropped tensor.
+        """Return a dropped tensor, as a hook on it has to.
 
         Each backward counts its readers anew: one may be of a part of the graph.
 

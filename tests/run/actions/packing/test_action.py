@@ -87,7 +87,7 @@ def test_it_is_learned_and_planned(toys, away, meter):
     with toys.untracked():
         bare = toys.train(copy.deepcopy(model), batches)
     budget = toys.budget_between(model, batches[:2], 0.6, meter)
-    how = {"meter": meter, "actions": ("keep", "away", "recompute"), "cost": "flops"}
+    how = {"meter": meter, "actions": ("keep", "away", "recompute")}
     with mimose.attach(model, budget, **how) as session:
         trained = toys.train(model, batches)
         problem = session.planning_problem()
