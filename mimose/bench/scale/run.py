@@ -1,4 +1,8 @@
-"""One run: a workload on a card under a strategy, in a process of its own."""
+"""One run: a workload on a card under a strategy, in a process of its own.
+
+Sessions learn in the steps, not in a thread beside them: how far that lags behind depends
+on what else the host does, and so would the rows.
+"""
 
 from __future__ import annotations
 
@@ -217,7 +221,8 @@ def _applied(
         known, longest = _learned(run, all_sizes, task["gib"])
         planner = Static(shape=longest) if strategy == "static" else Oracle(budget)
     actions = "fine" if strategy == "fine" else "exact"
-    options = {"actions": actions, "planner": planner, **task.get("options", {})}
+    options = {"actions": actions, "planner": planner, "refine": False}
+    options |= task.get("options", {})
     with mimose.attach(run.model, budget, **options) as session:
         if known is not None:
             session.load_state_dict(known)
