@@ -437,8 +437,8 @@ class Session:
 
         Raises:
             StateMismatchError: It is of another model, device, torch or predictor, of
-                of before losses went by rows as budgets ask for, or it is damaged.
-                Nothing has changed then.
+                a time when losses went by rows in all steps, or it is damaged. Nothing
+                has changed then.
             MimoseError: The session was detached.
         """
         refuse_other(state, self._description(self._refuse_detached()))

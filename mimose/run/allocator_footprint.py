@@ -197,7 +197,8 @@ class ReservedFootprint(Footprint):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over another allocator's allowance, if there is one."""
-        told = state.get("allowances", ())
+        before = [state["allowance"]] * 2 if "allowance" in state else ()
+        told = state.get("allowances", before)
         for own, said in zip(self._allowances, told, strict=False):
             own.load_state_dict(said)
 

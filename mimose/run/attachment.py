@@ -55,7 +55,7 @@ class Attachment:
         if engine.driver.plans:
             losses = list(map(LeanLoss, modules_with_loss(model)))
             self._patches.extend(losses)
-            engine.driver.losses = losses
+            engine.driver.loss.losses = losses
 
     def remove(self) -> None:
         """Give everything back as it was. Harmless twice."""

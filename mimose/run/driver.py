@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,6 @@ from torch import nn
 from mimose.decide.decision import Decision
 from mimose.decide.policy import Policy
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.head.loss_function import LeanLoss
 from mimose.learn.learner import Learner
 from mimose.learn.problem import Memory
 from mimose.learn.windows import Windows
@@ -33,6 +31,7 @@ from mimose.run.events import EventRunner
 from mimose.run.expected import Expectations
 from mimose.run.footprint import Footprint
 from mimose.run.foresight import Foresight
+from mimose.run.loss_choice import Decide, LossChoice
 from mimose.run.optimizer_watch import OptimizerWatch
 from mimose.run.others import is_told_alone
 from mimose.run.overlooked import Overlooked
@@ -42,24 +41,12 @@ from mimose.run.rollback import Rollback
 from mimose.run.step import Step
 from mimose.run.window import Window
 from mimose.torch_private import count_graphs, drop_saved_hooks, top_saved_hooks
-from mimose.types import Sizes, StepInput
+from mimose.types import StepInput
 from mimose.watch.describe import Describer
 from mimose.watch.sharding import after_hooks, is_sharded
 from mimose.watch.size_table import SizeTable, Table
 
 _log = logging.getLogger(__name__)
-
-_LARGE_LOGITS = 1 / 64
-"""Logits of a smaller share of the budget decide no plan: their loss is left alone."""
-_COPIES = 4
-"""Of logits in float32: so many a plain loss holds beyond one by rows, at the most."""
-_MOST_UNTOLD = 16
-"""Steps that a plain loss gets to be learned in."""
-_MOST_SHAPES = 256
-"""Whose logits are remembered."""
-_ROWS_COST = 0.1
-"""Layers that could as well be recomputed, as a share of all: so much a loss by rows
-costs, for it takes each log-softmax twice."""
 
 _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
@@ -68,9 +55,6 @@ _OTHER_VARIANT = "another variant of the step ran than the ranks have agreed on"
 _NO_LAYER = "no layer was called"
 _NO_GRADIENTS = "layers that were planned for ran without gradients"
 _REFUSED = "the budget is too small for the variant that was expected"
-
-
-Decide: TypeAlias = Callable[[StepInput], Decision]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +116,9 @@ class Driver:
         self._graphs_at_clean_up = 0
         self._is_running = False
         self._safest_once = False
-        self.losses: Sequence[LeanLoss] = ()
-        """Those that can go by rows."""
-        self._goes_by_rows = False
-        """Whether the loss of the last step did."""
-        self._n_untold = 0
-        """Steps that might have taught what a plain loss takes."""
-        self._logit_bytes: dict[Sizes, int] = {}
-        """By shape, of logits in float32."""
+        self.loss = LossChoice(
+            parts.describer, parts.learner, parts.footprint, parts.budget_bytes
+        )
 
     # ------------------------------------------------------------------ the root
 
@@ -179,7 +158,7 @@ class Driver:
         while error is not None and self._retry.prepare(step, error, call):
             error = None  # its traceback pins the tensors of the failed forward
             self._retry.rewind(step)
-            self._let_go_by_rows(step, is_by_rows=bool(self.losses))
+            self.loss.apply(step, is_again=True)
             self._raise_wall(step)
             step.start(self._parts.meter)
             output, error = self._attempt(step, forward, call)
@@ -268,11 +247,15 @@ class Driver:
         is_again, self._safest_once = self._safest_once, False
         is_shared = self._ends.open.expects_shared or backward.is_running()
         window.give_up(_unplanned(facts, is_shared=is_shared, is_again=is_again))
-        if self.plans and not window.steps:
-            self._parts.epoch.check(facts, table, window.memory)
+        least = self.loss.least(facts, is_first=not self._ends.open.n_begun)
+        if self.plans and not window.steps and least is not None:
+            self._parts.epoch.check(least, table, window.memory)
         is_first = self._ends.open.n_begun == 0
         decide = partial(self._decide, table, window, is_first)
-        facts, decision = self._with_loss(facts, window, decide, is_again=is_again)
+        expect = partial(self._expect, decide=decide)
+        facts, decision = self.loss.decide(facts, window, expect, is_again=is_again)
+        if self.loss.has_probed and window.planned is not None and self.last:
+            self.last = window.planned, self.last[1]
         decision = self._agree(decision, facts, window)
         step = Step(
             self._ends.open.begin(),
@@ -286,7 +269,7 @@ class Driver:
             menu=self._parts.menu,
             action_at=self._parts.action_at,
         )
-        self._let_go_by_rows(step, is_by_rows=self._goes_by_rows)
+        self.loss.apply(step)
         if is_again:
             step.run_again("the step is run again")
         if facts.base and self.plans:
@@ -362,7 +345,8 @@ class Driver:
             self._refuse_infeasible(facts, memory)
             return Decision("fallback", None, reason=expected)
         whole, named = expected.whole, expected.table
-        self.last = whole, named
+        if not self.loss.is_probing:
+            self.last = whole, named
         found = window.goes_on_as(whole)
         if found is None and expected.sizes is None:
             found = self._policy.cached(whole, named, memory, window.ran)
@@ -396,7 +380,7 @@ class Driver:
         return agreed
 
     def _refuse_infeasible(self, facts: StepInput, memory: Memory) -> None:
-        if self._learner.model.varies(facts.context):
+        if self.loss.is_probing or self._learner.model.varies(facts.context):
             return  # it may run less than those measured
         state = float(self._parts.optimizers.state_bytes)
         self._parts.refusals.refuse_infeasible(facts, memory.start_bytes, state)
@@ -414,91 +398,11 @@ class Driver:
                 raise
             return Decision("fallback", None, reason=_REFUSED)
 
-    # ------------------------------------------------------------------ the loss
-
-    def _with_loss(
-        self, facts: StepInput, window: Window, decide: Decide, *, is_again: bool
-    ) -> tuple[StepInput, Decision]:
-        """Decide, for a loss by rows where a plain one would cost more.
-
-        A plain one is cheaper where next to nothing has to be recomputed for it. It is
-        learned in steps that have room for it, whatever it takes.
-
-        Returns:
-            What is known of the step with that loss, and the decision.
-        """
-        losses = [loss for loss in self.losses if loss.can_go_by_rows]
-        most = max(self._logit_bytes.values(), default=0)
-        by_rows = self._parts.describer.by_rows(facts)
-        if (losses and is_again) or (window.steps and self._goes_by_rows):
-            self._use_loss(window, is_by_rows=True)
-            return by_rows, self._expect(by_rows, decide)
-        self._use_loss(window, is_by_rows=False)
-        if window.steps or most < _LARGE_LOGITS * self._parts.budget_bytes:
-            # Before any were seen they may be large: so they go by rows.
-            self._goes_by_rows = bool(losses) and not most
-            return facts, self._expect(facts, decide)
-        try:
-            plain = self._expect(facts, decide)
-        except InfeasibleBudgetError:
-            plain = None
-        if plain is not None and _recomputed(plain) <= _ROWS_COST:
-            return facts, plain
-        planned = window.planned, window.n_expected, window.decision
-        last = self.last
-        self._use_loss(window, is_by_rows=True)
-        found = self._expect(by_rows, decide)
-        logits = min(
-            (n for sizes, n in self._logit_bytes.items() if _holds(sizes, facts.sizes)),
-            default=math.inf,
-        )
-        room = window.memory.headroom_bytes - _COPIES * logits
-        if plain is None or self._is_better(found, plain, room):
-            return by_rows, found
-        self._use_loss(window, is_by_rows=False)
-        self.last = last
-        window.planned, window.n_expected, window.decision = planned
-        return facts, plain
-
-    def _use_loss(self, window: Window, *, is_by_rows: bool) -> None:
-        """Count with a loss that goes by rows, or with a plain one."""
-        self._goes_by_rows = is_by_rows
-        self._footprint.use_loss(is_by_rows=is_by_rows)
-        if not window.steps:
-            start, memory = window.memory.start_bytes, window.memory
-            window.memory = memory._replace(
-                budget_bytes=self._footprint.level_budget(start),
-                reserved_ratio=self._footprint.reserved_ratio(start),
-            )
-
-    def _is_better(self, by_rows: Decision, plain: Decision, room: float) -> bool:
-        """Whether a loss by rows is better than one whose plan recomputes some.
-
-        Args:
-            by_rows: What is to be done with it.
-            plain: What is to be done with the other.
-            room: Bytes by which a step by rows may grow for the other to fit as well.
-        """
-        if plain.phase == "plan":
-            return _recomputed(by_rows) + _ROWS_COST < _recomputed(plain)
-        growth = by_rows.growth_bytes
-        has_room = growth is not None and growth <= room and not _recomputed(by_rows)
-        self._n_untold += has_room
-        return not has_room or self._n_untold > _MOST_UNTOLD
-
-    def _let_go_by_rows(self, step: Step, *, is_by_rows: bool) -> None:
-        """Have a step's loss go by rows, or not."""
-        self._goes_by_rows = is_by_rows
-        self._footprint.use_loss(is_by_rows=is_by_rows)
-        for loss in self.losses:
-            loss.is_on, loss.went_by_rows, loss.logit_bytes = is_by_rows, False, 0
-        step.loss_can_be_safer = bool(self.losses) and not is_by_rows
-
     def _settle_variant(
         self,
         step: Step,
         table: SizeTable,
-        decide: Callable[[StepInput], Decision],
+        decide: Decide,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
@@ -534,10 +438,10 @@ class Driver:
             step.trace.mark("root_exit")
             if is_sharded(self._parts.model):
                 after_hooks(self._parts.model, step.trace.leave_hooks)
+        self.loss.note(step)
         self._footprint.forward_ended()
         self._parts.ran(step.facts)
         self._parts.overlooked.note_calls()
-        self._note_logits(step)
         calls = tuple(map(_CALLS, self._events.units))
         before = step.calls_before or (0,) * len(calls)
         facts = step.window.planned or step.facts
@@ -556,19 +460,6 @@ class Driver:
                 step.withdraw(_NO_LAYER)
         elif self._events.lacks_gradients:
             step.withdraw(_NO_GRADIENTS)
-
-    def _note_logits(self, step: Step) -> None:
-        """Take note of the logits of a step, and of which context it was."""
-        found = max((loss.logit_bytes for loss in self.losses), default=0)
-        if found:
-            if len(self._logit_bytes) >= _MOST_SHAPES:
-                self._logit_bytes.clear()
-            self._logit_bytes[step.facts.sizes] = found
-        if any(loss.went_by_rows for loss in self.losses):
-            before, window = step.facts, step.window
-            step.facts = self._parts.describer.by_rows(before)
-            if window.planned == before:
-                window.planned = step.facts
 
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""
@@ -592,19 +483,6 @@ class Driver:
     def memory_now(self) -> Memory:
         """Return what is held now, as if a step began."""
         return self._memory(self._parts.meter.live_bytes(), 0)
-
-
-def _holds(sizes: Sizes, other: Sizes) -> bool:
-    """Whether one shape is at least as large as another in all sizes."""
-    return len(sizes) == len(other) and all(map(operator.ge, sizes, other))
-
-
-def _recomputed(decision: Decision) -> float:
-    """Return the share of the layers that are not kept."""
-    if decision.chosen is None:
-        return 1.0
-    actions = decision.chosen.plan.actions
-    return sum(action != "keep" for action in actions) / max(1, len(actions))
 
 
 def _unplanned(facts: StepInput, *, is_shared: bool, is_again: bool) -> str:

@@ -382,7 +382,7 @@ class Engine:
         """Whether a loss of the model's goes by rows where the budget asks for it."""
         if self._past is not None:
             return self._past.can_go_by_rows
-        return any(loss.can_go_by_rows for loss in self.driver.losses)
+        return self.driver.loss.can_go_by_rows
 
     @property
     def memory(self) -> Memory:

@@ -141,7 +141,10 @@ class Refusals:
 
     def _refuse(self, error: InfeasibleBudgetError) -> None:
         if not self.warns:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, and the caller's tensors
         if not self._has_warned:
             self._has_warned = True
             _log.warning("mimose: %s Training goes on with the least plan.", error)

@@ -12,7 +12,7 @@ import mimose
 from mimose.head import cross_entropy as by_rows
 from mimose.head import loss_function, rows
 from mimose.head.late_upcast import LateUpcast, late
-from mimose.run import driver
+from mimose.run import loss_choice
 
 _OWN = "_loss_function"
 
@@ -23,8 +23,8 @@ def calls(monkeypatch):
     for module in (by_rows, loss_function):
         monkeypatch.setattr(module, "LEAST_BYTES", 0)
     monkeypatch.setitem(rows._CHUNK_BYTES, "cpu", 4096)
-    monkeypatch.setattr(driver, "_LARGE_LOGITS", 0)
-    monkeypatch.setattr(driver, "_ROWS_COST", -1)
+    monkeypatch.setattr(loss_choice, "_LARGE_LOGITS", 0)
+    monkeypatch.setattr(loss_choice, "_ROWS_COST", -1)
     found, loss_of = [], by_rows.loss_of
 
     def noted(*args):
@@ -201,7 +201,7 @@ def test_it_goes_by_rows_where_the_budget_asks_for_it(toys, monkeypatch):
     monkeypatch.setattr(by_rows, "loss_of", lambda *a: (went.append(0), loss_of(*a))[1])
     config = llama().config
     config.vocab_size = 20_000
-    lengths = [20, 30, 40, 50, 25, 35, 45, 28, 38, 48] * 2
+    lengths = [2, 50, *[20, 30, 40, 50, 25, 35, 45, 28, 38, 48] * 2]
     ids = [torch.arange(2 * n).view(2, n) for n in lengths]
     batches = [{"input_ids": each, "labels": each} for each in ids]
 

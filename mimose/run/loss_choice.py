@@ -1,0 +1,229 @@
+"""Whether a step's loss goes by rows, decided with its plan.
+
+By rows a loss takes a third of the memory, and each log-softmax twice. So it goes by
+rows where a plain one would have layers recomputed, and where nobody knows what a plain
+one takes. Each way is a context of its own; the plain one is learned in steps that have
+room for it, whatever it takes.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from mimose.decide.decision import Decision
+from mimose.exceptions import InfeasibleBudgetError
+from mimose.head.loss_function import LeanLoss
+from mimose.learn.learner import Learner
+from mimose.run.footprint import Footprint
+from mimose.run.step import Step
+from mimose.run.window import Window
+from mimose.types import Sizes, StepInput
+from mimose.watch.describe import Describer
+
+_LARGE_LOGITS = 1 / 64
+"""Logits of a smaller share of the budget decide no plan: their loss is left alone."""
+_COPIES = 4
+"""Of logits in float32: so many a plain loss holds beyond one by rows, at the most."""
+_MOST_UNTOLD = 16
+"""Steps that a plain loss gets to be learned in."""
+_ROWS_COST = 0.1
+"""Layers that could as well be recomputed, as a share of all: what rows cost."""
+_MOST_SHAPES = 256
+"""Whose logits are remembered."""
+
+Decide: TypeAlias = Callable[[StepInput], Decision]
+
+
+class LossChoice:
+    """Decides how the losses of a model's steps are computed.
+
+    Args:
+        describer: Tells a step by rows from a plain one.
+        learner: Knows which of them was measured.
+        footprint: Counts the bytes of either.
+        budget_bytes: The budget.
+
+    Attributes:
+        losses: Those of the model that may go by rows; none in a baseline.
+        is_probing: Whether a decision is asked for that may not be taken.
+        has_probed: Whether that of the last step was.
+    """
+
+    def __init__(
+        self,
+        describer: Describer,
+        learner: Learner,
+        footprint: Footprint,
+        budget_bytes: int,
+    ) -> None:
+        self._describer = describer
+        self._learner = learner
+        self._footprint = footprint
+        self._budget_bytes = budget_bytes
+        self.losses: Sequence[LeanLoss] = ()
+        self.is_probing = self.has_probed = False
+        self._goes_by_rows = False
+        self._n_untold = 0
+        self._logit_bytes: dict[Sizes, int] = {}
+        """By shape, of logits in float32."""
+
+    @property
+    def can_go_by_rows(self) -> bool:
+        """Whether some loss may go by rows as of now."""
+        return any(loss.can_go_by_rows for loss in self.losses)
+
+    def least(self, facts: StepInput, *, is_first: bool) -> StepInput | None:
+        """Return a step with the loss that takes least; None where none is known yet.
+
+        Args:
+            facts: The step.
+            is_first: Whether it is the session's first.
+        """
+        if not self.can_go_by_rows or self._is_small(facts.sizes):
+            return facts
+        if not self._logit_bytes:
+            return None if is_first else facts
+        return self._describer.by_rows(facts)
+
+    def decide(
+        self, facts: StepInput, window: Window, decide: Decide, *, is_again: bool
+    ) -> tuple[StepInput, Decision]:
+        """Decide for the loss that costs less.
+
+        Args:
+            facts: What is known of the step.
+            window: Its window.
+            decide: Decides for a step with one loss or the other.
+            is_again: Whether the step is run again.
+
+        Returns:
+            What is known of the step with that loss, and the decision.
+
+        Raises:
+            InfeasibleBudgetError: The budget cannot be kept with either.
+        """
+        self.has_probed = False
+        if not self.can_go_by_rows:
+            self._use(window, is_by_rows=False)
+            return facts, decide(facts)
+        by_rows = self._describer.by_rows(facts)
+        if is_again or (window.steps and self._goes_by_rows):
+            self._use(window, is_by_rows=True)
+            return by_rows, decide(by_rows)
+        if window.steps or not self._logit_bytes or self._is_small(facts.sizes):
+            self._use(window, is_by_rows=False)
+            # Before any logits were seen they may be large: so they go by rows.
+            self._goes_by_rows = not self._logit_bytes
+            return facts, decide(facts)
+        self._use(window, is_by_rows=True)
+        found = decide(by_rows)
+        plain = self._plain(facts, window, decide, found)
+        return (by_rows, found) if plain is None else (facts, plain)
+
+    def _plain(
+        self, facts: StepInput, window: Window, decide: Decide, by_rows: Decision
+    ) -> Decision | None:
+        """Return what a step does with a plain loss, where that is better."""
+        room = window.memory.headroom_bytes - _COPIES * self._logits_at(facts.sizes)
+        growth = by_rows.growth_bytes
+        has_room = growth is not None and growth <= room and not _recomputed(by_rows)
+        has_room = has_room and self._n_untold < _MOST_UNTOLD
+        if not has_room and facts.context not in self._learner.model.patterns:
+            return None
+        before = window.planned, window.n_expected, window.decision, window.reason
+        self._use(window, is_by_rows=False)
+        self.is_probing = True
+        try:
+            plain = decide(facts)
+        except InfeasibleBudgetError as error:
+            error.__traceback__ = None  # it would hold what the caller holds
+        else:
+            is_better = _recomputed(plain) <= _recomputed(by_rows) + _ROWS_COST
+            if plain.phase != "plan":
+                self._n_untold += has_room
+                is_better = has_room
+            if is_better:
+                self.has_probed = True
+                return plain
+        finally:
+            self.is_probing = False
+        self._use(window, is_by_rows=True)
+        window.planned, window.n_expected, window.decision, window.reason = before
+        return None
+
+    def _use(self, window: Window, *, is_by_rows: bool) -> None:
+        """Count with a loss that goes by rows, or with a plain one."""
+        self._goes_by_rows = is_by_rows
+        self._footprint.use_loss(is_by_rows=is_by_rows)
+        if not window.steps:
+            start = window.memory.start_bytes
+            window.memory = window.memory._replace(
+                budget_bytes=self._footprint.level_budget(start),
+                reserved_ratio=self._footprint.reserved_ratio(start),
+            )
+
+    def apply(self, step: Step, *, is_again: bool = False) -> None:
+        """Have the losses of a step go as was decided.
+
+        Args:
+            step: It.
+            is_again: Whether its forward runs again: by rows then.
+        """
+        if is_again and self.can_go_by_rows:
+            self._goes_by_rows = True
+            self._footprint.use_loss(is_by_rows=True)
+        for loss in self.losses:
+            loss.is_on, loss.went_by_rows = self._goes_by_rows, False
+            loss.logit_bytes = 0
+        step.loss_can_be_safer = self.can_go_by_rows and not self._goes_by_rows
+
+    def note(self, step: Step) -> None:
+        """Take note of the logits of a step's forward, and of how its loss went.
+
+        Args:
+            step: It; its facts are those of the loss that it had.
+        """
+        found = max((loss.logit_bytes for loss in self.losses), default=0)
+        if found:
+            self._logit_bytes.setdefault(step.facts.sizes, found)
+            if len(self._logit_bytes) > _MOST_SHAPES:
+                del self._logit_bytes[next(iter(self._logit_bytes))]
+        before, window = step.facts, step.window
+        by_rows = self._describer.by_rows(before)
+        went = any(loss.went_by_rows for loss in self.losses)
+        if went and before != by_rows:
+            step.facts = by_rows
+            if window.planned == before:
+                window.planned = by_rows
+        elif not went and before != by_rows:
+            self._goes_by_rows = False
+            self._footprint.use_loss(is_by_rows=False)
+
+    def _is_small(self, sizes: Sizes) -> bool:
+        """Whether logits of a shape, of one seen or of any, decide no plan."""
+        logits = self._logits_at(sizes)
+        if math.isinf(logits) and self._logit_bytes:
+            largest, most = max(self._logit_bytes.items(), key=operator.itemgetter(1))
+            logits = most * max(1.0, math.prod(sizes) / max(1, math.prod(largest)))
+        return logits < _LARGE_LOGITS * self._budget_bytes
+
+    def _logits_at(self, sizes: Sizes) -> float:
+        """Return the logits of the smallest shape seen that is at least as large."""
+        larger = (n for seen, n in self._logit_bytes.items() if _holds(seen, sizes))
+        return min(larger, default=math.inf)
+
+
+def _holds(sizes: Sizes, other: Sizes) -> bool:
+    """Whether one shape is at least as large as another in all sizes."""
+    return len(sizes) == len(other) and all(map(operator.ge, sizes, other))
+
+
+def _recomputed(decision: Decision) -> float:
+    """Return the share of the layers that are not kept."""
+    if decision.chosen is None:
+        return 1.0
+    actions = decision.chosen.plan.actions
+    return sum(action != "keep" for action in actions) / max(1, len(actions))
