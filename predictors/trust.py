@@ -35,6 +35,8 @@ _OF_NOISE, _OF_SCALE = 20, 0.02
 """An error within so many times the noise, or this share of the scale, is nothing."""
 _MANY_SHAPES = 8
 """So many shapes tell noise from an excess that is fitted wrong."""
+_SOME_SHAPES = 4
+"""So many exact readings that one polynomial explains go on like it."""
 _FEW_SHAPES = 5
 """So many exact readings are worth another search for what explains them."""
 _FIRST_SHAPES = 4
@@ -115,11 +117,16 @@ class Trust:
             yield coarsest
 
 
-def reach(fit: VaryingFit) -> float:
-    """Return how many times the largest size measured a trusted fit may be asked at."""
+def reach(fit: VaryingFit, n_shapes: int) -> float:
+    """Return how many times the largest size measured a trusted fit may be asked at.
+
+    Args:
+        fit: The fit.
+        n_shapes: Shapes that bear it out, those that came after it included.
+    """
     if not fit.is_exact:
         return NOISY_EXTRAPOLATION
-    return FAR_EXTRAPOLATION if fit.n_shapes > _FEW_SHAPES else EXTRAPOLATION
+    return FAR_EXTRAPOLATION if n_shapes >= _SOME_SHAPES else EXTRAPOLATION
 
 
 def is_near(fit: VaryingFit, tolerance: float) -> bool:

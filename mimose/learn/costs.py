@@ -8,6 +8,10 @@ from mimose.learn.model import CostModel, numbers
 from mimose.planners import ActionSpec
 from mimose.types import CostOf, Sizes, StepInput, Uncounted
 
+_COPIED = 48.0
+"""Bytes that are rebuilt while one is copied to the host and none is computed: 3 TB/s,
+2.5 bytes moved for each, beside 25 GB/s."""
+
 
 def call_cost(
     model: CostModel, family: str, spec: ActionSpec, sizes: Sizes, freed_bytes: float
@@ -26,7 +30,8 @@ def call_cost(
         counted = model.exact(family, "whole cost", spec.name)
     flops = counted.predict(sizes)
     if spec.replays:
-        flops += model.byte_flops * max(0.0, freed_bytes)
+        times = _COPIED if "transfer" in spec.resources else 1.0
+        flops += times * model.byte_flops * max(0.0, freed_bytes)
     return flops or 1.0
 
 

@@ -142,7 +142,9 @@ class Samples:
             allowance = trust.allowance(fit) if trust.is_excess else 0.0
         except Exception as error:  # anybody's predictor, in anybody's step
             return Verdict(scale, fit, counted, why_not=failure_text(error))
-        return Verdict(scale, fit, counted, is_trusted, reach(fit), allowance)
+        return Verdict(
+            scale, fit, counted, is_trusted, reach(fit, len(counted)), allowance
+        )
 
     def _trust(self, scale: float, n_shapes: int) -> Trust:
         return Trust(self.kind.noise, scale, self.kind.is_excess, n_shapes)

@@ -183,7 +183,7 @@ def test_it_is_learned_and_planned(sim, toys, sent, monkeypatch, action):
     That is so although storages are sent for early, where the plan leaves room.
     """
     # Layers as narrow as these are recomputed for less.
-    monkeypatch.setattr(engine, "flops_of_a_byte", lambda _: 25.0)
+    monkeypatch.setattr(engine, "flops_of_a_byte", lambda _: 0.5)
     sim.empty_cache()
     sim.set_expandable_segments(True)
     model = toys.chain(5, width=128).to("sim")
