@@ -25,7 +25,7 @@ _STATE = "__getstate__"
 _THEIRS = "transformers."
 
 
-class LeanLoss:
+class LossByRows:
     """A model's loss function, replaced on the instance until `remove`.
 
     Copies and pickles of the model are made without it, and have the original.
@@ -115,7 +115,7 @@ class LeanLoss:
 
 
 def _without(state: Mapping[str, Any], given: Any) -> dict[str, Any]:
-    """Return a model's attributes with nothing of a `LeanLoss` among them.
+    """Return a model's attributes with nothing of a `LossByRows` among them.
 
     Args:
         state: The attributes.

@@ -112,9 +112,10 @@ class ReservedFootprint(Footprint):
         del start_bytes
         return self.allowance.value
 
-    def use_loss(self, *, is_by_rows: bool) -> None:
+    def use_loss(self, *, is_by_rows: bool) -> bool:
         """Count with the allowance of steps with such a loss from now on."""
-        self.allowance = self._allowances[is_by_rows]
+        before, self.allowance = self.allowance, self._allowances[is_by_rows]
+        return before is not self.allowance
 
     @property
     def _room_bytes(self) -> float:

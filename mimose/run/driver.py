@@ -247,7 +247,7 @@ class Driver:
         is_again, self._safest_once = self._safest_once, False
         is_shared = self._ends.open.expects_shared or backward.is_running()
         window.give_up(_unplanned(facts, is_shared=is_shared, is_again=is_again))
-        least = self.loss.least(facts, is_first=not self._ends.open.n_begun)
+        least = self.loss.begin(facts, is_first=not self._ends.open.n_begun)
         if self.plans and not window.steps and least is not None:
             self._parts.epoch.check(least, table, window.memory)
         is_first = self._ends.open.n_begun == 0

@@ -104,12 +104,17 @@ class Footprint:
         del start_bytes
         return 1.0
 
-    def use_loss(self, *, is_by_rows: bool) -> None:
+    def use_loss(self, *, is_by_rows: bool) -> bool:
         """Count the bytes of steps with such a loss from now on.
 
         Args:
             is_by_rows: Whether it goes by rows, in blocks that leave smaller gaps.
+
+        Returns:
+            Whether they are counted otherwise than before.
         """
+        del is_by_rows
+        return False
 
     def raise_wall(self) -> None:
         """Let whoever hands out memory keep the limit, where that can be asked for."""

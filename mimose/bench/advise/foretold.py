@@ -6,12 +6,13 @@ The costs are those that the session plans with, at the seconds that a FLOP took
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mimose.bench.advise.training import Point
-from mimose.bench.flop_seconds import flop_seconds
+from mimose.exceptions import MimoseError
 from mimose.planners import InfeasibleBudgetError, Plan
 from mimose.session import Session
 
@@ -129,3 +130,26 @@ def _line(shapes: Mapping[int, Mapping[str, int]], at: int) -> dict[str, int]:
         name: size + (shapes[high][name] - size) * (at - low) // (high - low)
         for name, size in shapes[low].items()
     }
+
+
+def flop_seconds(session: Session) -> float:
+    """Return what a FLOP took, the median of the steps that ran.
+
+    Training a layer takes three times its forward, which is what recomputing it costs.
+
+    Args:
+        session: One that has learned.
+    """
+    found, trained = [], dict[tuple[tuple[str, int], ...], float]()
+    for record in session.records:
+        shape = tuple(record.shape.items())
+        try:
+            if shape not in trained:
+                problem = session.planning_problem(record.shape)
+                trained[shape] = 3.0 * float(problem.cost[:, -1].sum())
+        except MimoseError:
+            continue
+        flops = trained[shape] + record.recomputed_flops
+        if record.seconds and flops:
+            found.append(record.seconds / flops)
+    return statistics.median(found)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mimose.bench.flop_seconds import flop_seconds
+from mimose.bench.advise.foretold import flop_seconds
 from mimose.bench.grid.menu import ALL_MENU, EVERYTHING
 from mimose.bench.grid.workload import Workload
 from mimose.bench.grid.workloads import workload_named
