@@ -1,11 +1,11 @@
 """What do a language model's logits, their loss and its gradients take?
 
-Two models with large vocabularies, on a text of 512 tokens: once bare and once within a
-session that keeps all layers, so that their heads alone differ. The head's peak is the
-highest reading between the last layer's exit and the first gradient at its output, over
-what was held at that exit. A loop may let the model's outputs go and keep the loss, or
-hold them until the next step: then the logits stay. Losses and all gradients are
-compared as they are.
+Two models with large vocabularies, on a text of 512 tokens: once as they are and once
+with their loss by rows, as sessions take it where the budget asks for it. The head's
+peak is the highest reading between the last layer's exit and the first gradient at its
+output, over what was held at that exit. A loop may let the model's outputs go and keep
+the loss, or hold them until the next step: then the logits stay. Losses and all
+gradients are compared as they are.
 
 Then each model trains on texts of mixed lengths, within a budget that needs plans: are
 steps with such a head predicted?
@@ -40,13 +40,13 @@ from mimose.bench.proofs.numbers import mebibytes, percent, quantile
 from mimose.bench.rows import Row
 from mimose.bench.step_meter import step_meter
 from mimose.bench.zoo import builder
+from mimose.head.loss_function import LossByRows, modules_with_loss
 from mimose.session import Session, attach
 from mimose.watch.units import find_units
 
 QUESTION = "What do a language model's logits, their loss and its gradients take?"
 OPTIONS = (device("sim"), count("--steps", 60, "of mixed lengths, a model"))
 
-_ACTIONS = "keep", "lean", "recompute"
 _VOCABULARIES = 32_000, 128_256
 _PRECISIONS = "bfloat16", "float32"
 _LENGTH, _LAYERS, _WIDTH = 512, 4, 128
@@ -90,7 +90,7 @@ class HeadRow(Row):
     logits_bytes: int
     plain_bytes: int | None
     """The bare head's peak."""
-    lean_bytes: int | None
+    by_rows_bytes: int | None
     """The session's."""
     compared: int
     """The loss, and gradients of weights."""
@@ -101,9 +101,9 @@ class HeadRow(Row):
     @property
     def share(self) -> float | None:
         """What of the bare head's peak is left."""
-        if self.plain_bytes is None or self.lean_bytes is None:
+        if self.plain_bytes is None or self.by_rows_bytes is None:
             return None
-        return self.lean_bytes / self.plain_bytes
+        return self.by_rows_bytes / self.plain_bytes
 
     @property
     def error(self) -> float | None:
@@ -138,7 +138,7 @@ def _line(row: HeadRow) -> Mapping[str, object]:
     return {
         "logits MiB": mebibytes(row.logits_bytes),
         "plain MiB": mebibytes(row.plain_bytes),
-        "lean MiB": mebibytes(row.lean_bytes),
+        "by rows MiB": mebibytes(row.by_rows_bytes),
         "left": percent(row.share, 1),
         "compared": row.compared,
         "different": row.different,
@@ -193,17 +193,20 @@ def _compare(task: Mapping[str, Any]) -> Mapping[str, Any]:
     bare = _HeadStep(model, task["seed"], holds_outputs=task["holds"])
     bare.run(ids)  # what a first step alone needs
     plain_bytes, expected = bare.run(ids)
-    options: dict[str, Any] = {"planner": "none", "actions": _ACTIONS}
-    with attach(model, AMPLE_BYTES, meter=bare.meter, **options):
-        bare.run(ids)
-        lean_bytes, actual = bare.run(ids)
+    losses = list(map(LossByRows, modules_with_loss(model)))
+    for loss in losses:
+        loss.is_on = True
+    bare.run(ids)
+    by_rows_bytes, actual = bare.run(ids)
+    for loss in losses:
+        loss.remove()
     return {
         **{name: task[name] for name in ("model", "vocabulary", "precision")},
         **{"holds_outputs": task["holds"], "length": _LENGTH, "phase": ""},
         "needs_plan": False,
         "logits_bytes": ids.numel() * vocabulary * dtype.itemsize,
         "plain_bytes": plain_bytes,
-        "lean_bytes": lean_bytes,
+        "by_rows_bytes": by_rows_bytes,
         "compared": len(expected),
         "different": len(differing(expected, actual)),
         "predicted_growth_bytes": None,
@@ -264,14 +267,12 @@ def _train(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     peaks = []
     for planner in ("full", "none"):
         loop.meter.resting_bytes()
-        options: dict[str, Any] = {"planner": planner, "actions": _ACTIONS}
+        options: dict[str, Any] = {"planner": planner}
         with attach(loop.model, AMPLE_BYTES, meter=loop.meter, **options):
             peaks.append(loop.step(batch).peak_bytes)
     least, most = peaks
     budget_bytes = int(least + _SHARE * (most - least))
-    with attach(
-        loop.model, budget_bytes, actions=_ACTIONS, meter=loop.meter
-    ) as session:
+    with attach(loop.model, budget_bytes, meter=loop.meter) as session:
         for length in drawn.tolist():
             loop.step(_batch(length, vocabulary, task["seed"]))
             yield _step_row(task["model"], vocabulary, length, session)
@@ -289,9 +290,9 @@ def _step_row(
     return {
         **{"model": model, "vocabulary": vocabulary, "precision": "float32"},
         **{"holds_outputs": False, "length": length, "phase": record.phase},
-        "needs_plan": set(record.actions) != {_ACTIONS[0]},
+        "needs_plan": set(record.actions) != {"keep"},
         "logits_bytes": _BATCH * length * vocabulary * torch.float32.itemsize,
-        **{"plain_bytes": None, "lean_bytes": None, "compared": 0, "different": 0},
+        **{"plain_bytes": None, "by_rows_bytes": None, "compared": 0, "different": 0},
         "predicted_growth_bytes": record.predicted_growth_bytes,
         "observed_growth_bytes": record.observed_growth_bytes,
     }
