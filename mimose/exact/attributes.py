@@ -134,16 +134,15 @@ class Attributes:
         self._containers = tuple(
             i for i, (table, name) in enumerate(found) if _is_container(table[name])
         )
-        self._last = self._read()
+        self._last = self._copied_now()
         chosen = [value for value in self._last if isinstance(value, _CHOICES)]
         self.variant = hash(tuple(chosen))
 
-    def _read(self) -> State:
+    def _copied_now(self) -> State:
         found = list(map(_get, self._tables, self._names))
-        if self._containers:
-            copies: dict[int, Any] = {}
-            for i in self._containers:
-                found[i] = _copied(found[i], copies)
+        copies: dict[int, Any] = {}
+        for i in self._containers:
+            found[i] = _copied(found[i], copies)
         return found
 
     def read(self) -> State:
@@ -160,7 +159,7 @@ class Attributes:
         if state is not self._last:
             return True
         try:
-            is_same = self._read() == state
+            is_same = list(map(_get, self._tables, self._names)) == state
         except Exception:  # whatever a class of the user's raises
             return True
         return not is_same or sum(map(len, self._growing)) != self._n_growing
