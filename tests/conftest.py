@@ -95,7 +95,7 @@ def sim() -> Iterator[Any]:
     and none later: so backwards run in the caller's.
     """
     torch = pytest.importorskip("torch")
-    from mimose.bench.sim import use, why_not
+    from benchmarks.sim import use, why_not
 
     reason = why_not()
     if reason:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.bench.proofs import plancost
+from benchmarks.proofs import plancost
 
 
 def test_an_impossible_budget(toys, meter):

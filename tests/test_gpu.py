@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mimose.bench.check import (
+from benchmarks.check import (
     budget,
     exactness,
     meter,
@@ -19,7 +19,7 @@ from mimose.bench.check import (
     waits,
     workspaces,
 )
-from mimose.bench.check.line import MISSED
+from benchmarks.check.line import MISSED
 
 _CHECKS = (
     versions.hardware,

@@ -14,10 +14,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKED = ("planners", "predictors")
-LEFT_OUT = (
-    "mimose.bench.scale",
-    "mimose.bench.sim",
-)  # for a checkout: they compile C++
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "setup.cfg").exists(), reason="runs in a checkout"
@@ -48,19 +44,19 @@ def _packages_in_checkout() -> set[str]:
 
 
 def test_packages_are_complete(options: configparser.ConfigParser) -> None:
-    """Each folder with code is listed, or left out of the wheel on purpose."""
+    """Each folder with code is listed."""
     listed = _lines(options["options"]["packages"])
 
-    assert sorted(_packages_in_checkout()) == sorted([*listed, *LEFT_OUT])
+    assert sorted(_packages_in_checkout()) == sorted(listed)
 
 
-def test_simulated_accelerator_is_not_in_the_wheel(
-    options: configparser.ConfigParser,
-) -> None:
-    """Neither its modules nor its sources are installed; the sdist has both."""
-    assert set(LEFT_OUT).isdisjoint(_lines(options["options"]["packages"]))
+def test_benchmarks_are_not_in_the_wheel(options: configparser.ConfigParser) -> None:
+    """Neither modules nor sources are installed; the sdist has both."""
+    packages = _lines(options["options"]["packages"])
+
+    assert not [name for name in packages if name.startswith("benchmarks")]
     assert not options["options"].getboolean("include_package_data")
-    assert "graft mimose/bench/sim" in _lines(
+    assert "graft benchmarks" in _lines(
         (ROOT / "MANIFEST.in").read_text(encoding="utf-8")
     )
 

@@ -59,7 +59,7 @@ def prepare(task: Mapping[str, Any]) -> None:
     if kind_of(name) == SIM:
         import torch
 
-        from mimose.bench import sim
+        from benchmarks import sim
 
         sim.use()
         if is_expandable:

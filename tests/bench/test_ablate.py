@@ -10,9 +10,9 @@ from torch import nn
 
 pytest.importorskip("transformers")
 
-from mimose.bench.proofs import ablate, left_out
-from mimose.bench.proofs.__main__ import main
-from mimose.bench.proofs.models import ModelSpec
+from benchmarks.proofs import ablate, left_out
+from benchmarks.proofs.__main__ import main
+from benchmarks.proofs.models import ModelSpec
 from mimose.bench.rows import read
 from mimose.bench.step_meter import MeasuredStep
 from mimose.decide.reserve import PredictedStep, Reserve

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from benchmarks.proofs import accuracy
+from benchmarks.proofs.accuracy import AccuracyRow
+from benchmarks.proofs.common import Settings
 from mimose.bench.grid import digits
-from mimose.bench.proofs import accuracy
-from mimose.bench.proofs.accuracy import AccuracyRow
-from mimose.bench.proofs.common import Settings
 
 N_IMAGES = 64
 

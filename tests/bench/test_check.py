@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mimose.bench.check import groups, meter, waits
-from mimose.bench.check.exactness import same_weights
-from mimose.bench.check.groups import GROUPS, Group, run_group
-from mimose.bench.check.line import (
+from benchmarks.check import groups, meter, waits
+from benchmarks.check.exactness import same_weights
+from benchmarks.check.groups import GROUPS, Group, run_group
+from benchmarks.check.line import (
     HOLDS,
     INFORMATION,
     MISSED,
@@ -28,11 +28,11 @@ from mimose.bench.check.line import (
     impossible,
     told,
 )
-from mimose.bench.check.prediction import errors_told
-from mimose.bench.check.training import Room
-from mimose.bench.proofs import check
-from mimose.bench.proofs.common import Settings, format_table
-from mimose.bench.sim import why_not
+from benchmarks.check.prediction import errors_told
+from benchmarks.check.training import Room
+from benchmarks.proofs import check
+from benchmarks.proofs.common import Settings, format_table
+from benchmarks.sim import why_not
 from mimose.records import StepRecord
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -244,12 +244,12 @@ import sys
 for name in ("transformers", "tokenizers", "pandas", "datasets", "matplotlib", "plotly",
              "rich", "accelerate", "lightning", "optuna", "filelock"):
     sys.modules[name] = None  # to import it is an error from here on
-from mimose.bench import sim
+from benchmarks import sim
 sim.use()
 import torch
-import mimose.bench.proofs.__main__
-from mimose.bench.check import waits
-from mimose.bench.check.groups import GROUPS, run_group
+import benchmarks.proofs.__main__
+from benchmarks.check import waits
+from benchmarks.check.groups import GROUPS, run_group
 waits._LENGTHS = 4  # enough for plans
 for name in ("versions", "meter", "random", "waits"):
     for line in run_group(GROUPS[name], torch.device("sim", 0)):

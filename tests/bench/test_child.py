@@ -103,7 +103,7 @@ def test_limit_makes_allocations_fail(
 def test_one_that_takes_too_long_is_ended() -> None:
     """And the error says how long it had."""
     with pytest.raises(RunFailedError, match=r"check took more than 0\.01 s"):
-        list(run_child("mimose.bench.proofs.check", {}, 1, limit_seconds=0.01))
+        list(run_child("benchmarks.proofs.check", {}, 1, limit_seconds=0.01))
 
 
 def test_a_dead_process_can_be_asked_and_closed() -> None:

@@ -15,8 +15,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench import device
-from mimose.bench.proofs import (
+from benchmarks.proofs import (
     exact,
     falls,
     hostcost,
@@ -26,8 +25,9 @@ from mimose.bench.proofs import (
     soak_run,
     tight,
 )
-from mimose.bench.proofs.common import Answer, Bar, Settings
-from mimose.bench.proofs.models import ModelSpec
+from benchmarks.proofs.common import Answer, Bar, Settings
+from benchmarks.proofs.models import ModelSpec
+from mimose.bench import device
 
 MIB = 2**20
 
@@ -38,7 +38,7 @@ def run(sim: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
 
     def ask(proof: ModuleType, *models: str, **options: Any) -> Answer:
         monkeypatch.setattr(
-            "mimose.bench.proofs.common.run_child", lambda _, task, __: proof.work(task)
+            "benchmarks.proofs.common.run_child", lambda _, task, __: proof.work(task)
         )
         settings = Settings(device="sim", models=models)
         return proof.ask(settings, argparse.Namespace(**options))
@@ -266,7 +266,7 @@ def test_sequences_trains_bare_and_within_the_budget(
     run: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of dropped layers are equal to the bare ones, and judged by their phase."""
-    monkeypatch.setattr("mimose.bench.proofs.varying._LENGTHS", (32, 64, 8))
+    monkeypatch.setattr("benchmarks.proofs.varying._LENGTHS", (32, 64, 8))
     answer = run(sequences, cases=["layerdrop"], steps=10, share=0.9)
     (line,) = answer.table
     assert "layerdrop" == line["case"]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.proofs import menu, menu_bytes, menu_picture, menu_times
+from benchmarks.proofs.common import Settings
+from benchmarks.proofs.menu_times import MenuTimeRow, PlanTimes
 from mimose.bench.child import RunFailedError
 from mimose.bench.grid.rows import NOTHING, GridRow
 from mimose.bench.grid.settings import GridSettings
-from mimose.bench.proofs import menu, menu_bytes, menu_picture, menu_times
-from mimose.bench.proofs.common import Settings
-from mimose.bench.proofs.menu_times import MenuTimeRow, PlanTimes
 from mimose.bench.rows import read, write
 from mimose.usage import UsageError
 

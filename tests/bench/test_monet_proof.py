@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench.proofs import monet, monet_runs
-from mimose.bench.proofs.common import Settings
-from mimose.bench.proofs.monet_cases import CASES
-from mimose.bench.proofs.monet_page import page
-from mimose.bench.proofs.monet_published import CURVES, published
+from benchmarks.proofs import monet, monet_runs
+from benchmarks.proofs.common import Settings
+from benchmarks.proofs.monet_cases import CASES
+from benchmarks.proofs.monet_page import page
+from benchmarks.proofs.monet_published import CURVES, published
 from mimose.bench.rows import read
 from mimose.planners import Optimal, PlanningProblem
 

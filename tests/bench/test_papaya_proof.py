@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mimose.bench.proofs import papaya
-from mimose.bench.proofs.common import Settings
-from mimose.bench.proofs.papaya_published import MIB, ROWS, SERIES
+from benchmarks.proofs import papaya
+from benchmarks.proofs.common import Settings
+from benchmarks.proofs.papaya_published import MIB, ROWS, SERIES
 from mimose.bench.rows import Row, read
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

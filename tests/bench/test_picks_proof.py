@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from benchmarks.proofs import picks, picks_picture, picks_runs
+from benchmarks.proofs.common import Settings
+from benchmarks.proofs.picks import BARE, PLANNED, RAN, PickRow
+from benchmarks.proofs.picks_menus import Anything, budget_at, restricted
 from mimose.bench.menus import draw_whole_menu
-from mimose.bench.proofs import picks, picks_picture, picks_runs
-from mimose.bench.proofs.common import Settings
-from mimose.bench.proofs.picks import BARE, PLANNED, RAN, PickRow
-from mimose.bench.proofs.picks_menus import Anything, budget_at, restricted
 from mimose.bench.rows import write
 from mimose.planners import PlanningProblem, peak_bytes
 

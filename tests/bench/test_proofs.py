@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench.proofs import common, models, numbers, soak
-from mimose.bench.proofs.__main__ import PROOFS, main
-from mimose.bench.proofs.common import Answer, Bar, Settings
+from benchmarks.proofs import common, models, numbers, soak
+from benchmarks.proofs.__main__ import PROOFS, main
+from benchmarks.proofs.common import Answer, Bar, Settings
 from mimose.usage import UsageError
 
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_asked(
     assert main([*arguments, "--out", str(tmp_path)]) == 2
 
     error = capsys.readouterr().err
-    assert error.startswith(f"python -m mimose.bench.proofs: {complaint}")
+    assert error.startswith(f"python -m benchmarks.proofs: {complaint}")
     assert 1 == error.count("\n")
     assert [] == list(tmp_path.iterdir())
 

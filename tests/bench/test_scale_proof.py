@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mimose.bench.problems import draw_problem
-from mimose.bench.proofs import scale
-from mimose.bench.proofs.scale_balance import (
+from benchmarks.proofs import scale
+from benchmarks.proofs.scale_balance import (
     Costs,
     accumulated,
     agreed,
@@ -23,12 +22,13 @@ from mimose.bench.proofs.scale_balance import (
     static,
     step_seconds,
 )
-from mimose.bench.proofs.scale_network import (
+from benchmarks.proofs.scale_network import (
     NETWORKS,
     Network,
     all_reduce_seconds,
     measured_seconds,
 )
+from mimose.bench.problems import draw_problem
 from mimose.bench.rows import read
 from mimose.run.agreement import vector_bytes
 

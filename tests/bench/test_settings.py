@@ -14,10 +14,10 @@ import torch
 
 pytest.importorskip("transformers")
 
-from mimose.bench.proofs import settings as proof
-from mimose.bench.proofs.common import Answer, Settings
-from mimose.bench.proofs.settings.apart import DiedError, apart
-from mimose.bench.proofs.settings.case import SETTINGS, World
+from benchmarks.proofs import settings as proof
+from benchmarks.proofs.common import Answer, Settings
+from benchmarks.proofs.settings.apart import DiedError, apart
+from benchmarks.proofs.settings.case import SETTINGS, World
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "patterns.md"
 
@@ -119,7 +119,7 @@ def run(sim: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
 
     def ask(*cases: str, steps: int) -> Answer:
         monkeypatch.setattr(
-            "mimose.bench.proofs.common.run_child", lambda _, task, __: proof.work(task)
+            "benchmarks.proofs.common.run_child", lambda _, task, __: proof.work(task)
         )
         monkeypatch.setattr(proof, "apart", lambda work: work())
         options = argparse.Namespace(cases=cases, steps=steps)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.scale.__main__ import ScaleRow, main
 from mimose.bench.rows import read
-from mimose.bench.scale.__main__ import ScaleRow, main
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench.proofs import unbiased
-from mimose.bench.proofs.common import Settings
+from benchmarks.proofs import unbiased
+from benchmarks.proofs.common import Settings
 
 
 @pytest.fixture(scope="module")

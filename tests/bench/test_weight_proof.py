@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench.proofs import weight
-from mimose.bench.proofs.common import Settings
-from mimose.bench.proofs.numbers import MIB
+from benchmarks.proofs import weight
+from benchmarks.proofs.common import Settings
+from benchmarks.proofs.numbers import MIB
 from mimose.usage import UsageError
 
 

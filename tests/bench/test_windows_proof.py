@@ -9,10 +9,10 @@ import torch
 
 pytest.importorskip("transformers")
 
-from mimose.bench.proofs import windows as proof
-from mimose.bench.proofs.common import Settings
-from mimose.bench.proofs.settings.case import World
-from mimose.bench.proofs.window_patterns import PATTERNS
+from benchmarks.proofs import windows as proof
+from benchmarks.proofs.common import Settings
+from benchmarks.proofs.settings.case import World
+from benchmarks.proofs.window_patterns import PATTERNS
 
 
 def _row(**changes: Any) -> proof.WindowRow:

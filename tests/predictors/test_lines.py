@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mimose.bench.proofs.papaya_published import SERIES
+from benchmarks.proofs.papaya_published import SERIES
 from mimose.predictors import Series, fit_series
 from mimose.predictors._hinges import Hinge, best_knee, relative_errors
 

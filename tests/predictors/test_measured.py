@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mimose.bench.proofs.papaya_published import MB, MIB
-from mimose.bench.proofs.papaya_published import SERIES as PUBLISHED
+from benchmarks.proofs.papaya_published import MB, MIB
+from benchmarks.proofs.papaya_published import SERIES as PUBLISHED
 from mimose.predictors import EnvelopeRegressor, PolynomialRegressor
 
 # Model, method, unit: mean absolute percentage error of a line, noise of a reading.

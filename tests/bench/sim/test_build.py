@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mimose.bench.sim import SimUnavailableError, build, why_not
-from mimose.bench.sim.build import library_path
+from benchmarks.sim import SimUnavailableError, build, why_not
+from benchmarks.sim.build import library_path
 
 
 @pytest.fixture

@@ -179,6 +179,6 @@ def test_streams(sim):
 
 def test_use_is_harmless_twice(sim):
     """A second call finds what the first has made."""
-    from mimose.bench.sim import use
+    from benchmarks.sim import use
 
     assert use() is sim is torch.sim

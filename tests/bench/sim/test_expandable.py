@@ -141,7 +141,7 @@ def test_not_switched_while_memory_is_held(sim, take):
 def test_the_environment_switches_them_on():
     """PYTORCH_ALLOC_CONF is read at use(), as CUDA's allocator reads it."""
     code = (
-        "import torch; from mimose.bench.sim import use; sim = use()\n"
+        "import torch; from benchmarks.sim import use; sim = use()\n"
         "block = torch.empty(21 * 2**20, dtype=torch.uint8, device='sim')\n"
         "assert sim.memory_reserved() == 40 * 2**20, sim.memory_reserved()\n"
         "del block; sim.reset()\n"

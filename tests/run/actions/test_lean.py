@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mimose
-from mimose.bench.proofs.single_layers import alone, saved_bytes
+from benchmarks.proofs.single_layers import alone, saved_bytes
 
 ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
 ACTIONS = ("keep", "lean", "recompute")

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 import mimose
+from benchmarks.proofs.single_layers import alone
 from mimose.bench.grid.strategies import Everywhere
-from mimose.bench.proofs.single_layers import alone
 from mimose.exceptions import RecomputationError
 from mimose.planners.actions import FINE_MENU
 from mimose.run.actions.replay import noise, rebuild

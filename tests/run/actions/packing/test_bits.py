@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mimose.bench.proofs.packed_call import packed_call
+from benchmarks.proofs.packed_call import packed_call
 from mimose.run.actions.packing.base import Reader, Role, SavedStorage
 from mimose.run.actions.packing.bits import Bits, give_signs, signs_of
 

@@ -1,0 +1,137 @@
+"""The proofs' command line: ``python -m benchmarks.proofs soak --steps 100``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.proofs.common import Settings, publish
+from mimose import usage
+from mimose.bench.device import SIM, is_cpu, kind_of, need_device
+
+PROOFS = (
+    "ablate",
+    "accuracy",
+    "advise",
+    "ahead",
+    "check",
+    "collection",
+    "daemon",
+    "exact",
+    "falls",
+    "hard",
+    "head",
+    "held",
+    "hostcost",
+    "layers",
+    "looks",
+    "menu",
+    "menuchain",
+    "monet",
+    "optimum",
+    "packing",
+    "papaya",
+    "picks",
+    "plancost",
+    "plangap",
+    "prediction",
+    "ranks",
+    "scale",
+    "sequences",
+    "settings",
+    "soak",
+    "stepcost",
+    "tight",
+    "trainer",
+    "unbiased",
+    "weight",
+    "windows",
+)
+
+_TEXTS = (("bench", ("tokenizers", "transformers")),)
+_NEEDED: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "ahead": _TEXTS,
+    "check": (),
+    "daemon": (),
+    "hard": (("dev", ("peft", "transformers")),),
+    "menuchain": (),
+    "optimum": _TEXTS,
+    "papaya": (),
+    "plancost": (("bench", ("matplotlib",)),),
+    "ranks": (),
+    "scale": (),
+    "stepcost": _TEXTS,
+    "trainer": (*_TEXTS, ("transformers", ("accelerate",))),
+}
+"""Extras, and what each brings that a proof needs."""
+_OTHERS = (("bench", ("transformers",)),)
+"""What proofs need that are not named there: the zoo's models."""
+
+_RESULTS = Path("docs/results")
+_PROGRAM = "python -m benchmarks.proofs"
+_UNUSABLE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Ask one question.
+
+    Returns:
+        1 if a bar was missed; 2 where it cannot be asked.
+    """
+    try:
+        return _ask(_parser().parse_args(arguments))
+    except usage.UsageError as error:
+        sys.stderr.write(f"{_PROGRAM}: {error}\n")
+        return _UNUSABLE
+
+
+def _ask(options: argparse.Namespace) -> int:
+    for extra, packages in _NEEDED.get(options.proof, _OTHERS):
+        usage.need(extra, *packages)
+    device = getattr(options, "device", "cpu")
+    if kind_of(device) != SIM:  # that is the child's to load
+        need_device(device)
+    if is_cpu(device) and getattr(options, "expandable", False):
+        msg = "--expandable is about an accelerator's allocator: give a --device"
+        raise usage.UsageError(msg)
+    settings = Settings(
+        seed=options.seed,
+        threads=options.threads,
+        device=device,
+        models=tuple(options.models or ()),
+        out=options.out or _RESULTS / kind_of(device),
+    )
+    answer = _proof(options.proof).ask(settings, options)
+    publish(options.proof, answer, settings.out)
+    return int(not all(bar.holds for bar in answer.bars))
+
+
+def _proof(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.proofs.{name}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = Settings()
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        description="Measure whether the library keeps one of its promises.",
+    )
+    proofs = parser.add_subparsers(dest="proof", required=True)
+    for name in PROOFS:
+        module = _proof(name)
+        own = proofs.add_parser(name, help=module.QUESTION, description=module.QUESTION)
+        own.add_argument("--seed", type=usage.seed, default=defaults.seed)
+        own.add_argument("--threads", type=usage.at_least_one, default=defaults.threads)
+        own.add_argument("--models", nargs="+", help="some of the zoo's only")
+        own.add_argument("--out", type=Path, help=f"{_RESULTS}/DEVICE by default")
+        for option, how in module.OPTIONS:
+            own.add_argument(option, **how)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""What does it cost that ranks agree on each forward, and does each keep its budget?
+
+    python -m benchmarks.proofs ranks
+    python -m benchmarks.proofs ranks --steps 200
+
+Two processes train one model, sharded by `fully_shard` with two groups inside of each
+layer, so that a recomputation gathers weights again. Every batch has a random length,
+another one on each rank, so that plans differ by rank and come at other times; the
+ranks agree before each forward. A process that hangs is ended, and the proof fails.
+
+Peaks are the resident set's, judged as they are read; readings repeat to about a MiB.
+In bare training of this model the resident set rises, too, by a MiB per hundred steps:
+oneDNN keeps code for GELU by shape, some 70 KiB a length (none of it stays where
+``ONEDNN_PRIMITIVE_CACHE_CAPACITY`` is 0). So each length is trained once before the
+session begins. What is held between steps is told every hundred steps, and has a bar.
+
+What an exchange takes is told twice: in training, where the rank that is ahead waits in
+it for the other one (as it would in the next weights' gathering), and by itself, when
+both begin at the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.proofs.common import Answer, Bar, Settings, count, progress
+from benchmarks.proofs.numbers import MIB, percent
+from mimose.bench.child import Child
+from mimose.bench.rows import Row
+from mimose.run.agreement import Together
+from mimose.session import Session, attach
+
+QUESTION = "What does agreement between ranks cost, and does each keep its budget?"
+OPTIONS = (count("--steps", 2000, "on each rank"),)
+
+_N_RANKS = 2
+_THREADS = 1
+_WIDTH = 64
+_N_BLOCKS = 3
+_BATCH = 8
+_LENGTHS = 16, 256
+_BUDGET = "+26MiB"
+"""With everything recomputed the longest batch grows by 10 MiB, with everything kept by
+23, from some 10 MiB more than what is held as the session begins."""
+_STEPS_A_ROW = 100
+_N_ALONE = 50
+"""Exchanges timed by themselves."""
+_SECONDS_A_STEP = 2.0
+_SECONDS_TO_START = 120.0
+_MOST_SHARE = 0.02
+"""Of a step's time, for an exchange by itself."""
+_LEAST_PLANNED = 0.9
+_MOST_RISE = 2 * MIB
+"""Of what is held between steps, in all hundreds of steps behind the first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RanksRow(Row):
+    """A hundred steps of one rank; seconds are medians of a step."""
+
+    rank: int
+    first_step: int
+    steps: int
+    planned: int
+    """Those that ran under a plan and knew their peak beforehand."""
+    changed: int
+    """Those that did something else than the rank had decided."""
+    exchanges: int
+    over: int
+    budget_bytes: int
+    highest_bytes: int
+    partly_recomputed: int
+    """Steps that recomputed something, and not everything."""
+    resting_bytes: int
+    """Held between two steps at the end, the heap trimmed."""
+    median_seconds: float
+    agreement_seconds: float
+    """Waiting for the other rank included."""
+    alone_seconds: float
+    """An exchange by itself, both ranks ready."""
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Train on all ranks at once."""
+    limit = _SECONDS_TO_START + _SECONDS_A_STEP * options.steps
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        task = {
+            "seed": settings.seed,
+            "device": settings.device,
+            "steps": options.steps,
+            "store": str(Path(folder) / "store"),
+        }
+
+        def told(rank: int) -> list[RanksRow]:
+            child = Child(
+                f"rank {rank}",
+                f"{__package__}.ranks",
+                {**task, "rank": rank},
+                _THREADS,
+                limit_seconds=limit,
+            )
+            found = []
+            with closing(child):
+                for said in child.answers():
+                    found.append(RanksRow(**said, **settings.provenance()))
+                    progress(f"rank {rank}: {found[-1].first_step + found[-1].steps}")
+            return found
+
+        with ThreadPoolExecutor(_N_RANKS) as pool:
+            by_rank = list(pool.map(told, range(_N_RANKS)))
+    answer = Answer()
+    for rank, rows in enumerate(by_rank):
+        line, bars = _summarise(rows, options.steps)
+        answer.add(f"rank {rank}", rows, line, bars, head="rank")
+    return answer
+
+
+def _summarise(
+    rows: Sequence[RanksRow], steps: int
+) -> tuple[dict[str, Any], list[Bar]]:
+    n_steps = sum(row.steps for row in rows)
+    planned = sum(row.planned for row in rows) / max(1, n_steps)
+    over = sum(row.over for row in rows)
+    step = statistics.median(row.median_seconds for row in rows)
+    waited = statistics.median(row.agreement_seconds for row in rows)
+    alone = statistics.median(row.alone_seconds for row in rows)
+    # Paired by row, for the load differs by row, and by it what a step takes.
+    of_step = [row.alone_seconds / row.median_seconds for row in rows]
+    waiting = [row.agreement_seconds / row.median_seconds for row in rows]
+    share = statistics.median(of_step)
+    rise = rows[-1].resting_bytes - rows[0].resting_bytes
+    line = {
+        "steps": n_steps,
+        "planned": percent(planned, 1),
+        "partly": sum(row.partly_recomputed for row in rows),
+        "changed": sum(row.changed for row in rows),
+        "exchanges": sum(row.exchanges for row in rows),
+        "over": over,
+        "budget MiB": rows[0].budget_bytes / MIB,
+        "highest MiB": max(row.highest_bytes for row in rows) / MIB,
+        "rise MiB": rise / MIB,
+        "step ms": 1e3 * step,
+        "agreeing ms": 1e3 * waited,
+        "of a step": percent(statistics.median(waiting), 1),
+        "exchange ms": 1e3 * alone,
+        "by itself": percent(share, 2),
+        "load": statistics.median(row.load_average for row in rows),
+    }
+    return line, [
+        Bar("steps that ended", n_steps, at_least=steps),
+        Bar("steps over the budget", over, at_most=0),
+        Bar("steps under a plan", planned, at_least=_LEAST_PLANNED, is_share=True),
+        Bar("MiB more held between steps", rise / MIB, at_most=_MOST_RISE / MIB),
+        Bar("an exchange, of a step", share, _MOST_SHARE, is_share=True),
+    ]
+
+
+# ------------------------------------------------------------------ in the child
+
+
+class Half(nn.Module):
+    """Half a layer: two products with what is pointwise around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.up = nn.Linear(_WIDTH, 2 * _WIDTH)
+        self.down = nn.Linear(2 * _WIDTH, _WIDTH)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Map (batch, length, width) to the same."""
+        inner = torch.tanh(nn.functional.gelu(self.up(self.norm(states))))
+        output: torch.Tensor = states + self.drop(self.down(inner))
+        return output
+
+
+class Layer(nn.Module):
+    """Two halves, a sharded group each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Half()
+        self.second = Half()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Map (batch, length, width) to the same."""
+        output: torch.Tensor = self.second(self.first(states))
+        return output
+
+
+class Stack(nn.Module):
+    """Layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(_N_BLOCKS))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Map (batch, length, width) to a loss."""
+        for layer in self.layers:
+            states = layer(states)
+        loss: torch.Tensor = states.square().mean()
+        return loss
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Train as one of the ranks."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    rank = task["rank"]
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{task['store']}", rank=rank, world_size=_N_RANKS
+    )
+    torch.manual_seed(task["seed"])
+    mesh = init_device_mesh("cpu", (_N_RANKS,))
+    model = Stack()
+    for module in list(model.modules()):
+        if isinstance(module, Half):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    generator = torch.Generator().manual_seed(1 + 1000 * task["seed"] + rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    low, high = _LENGTHS
+    for length in range(high, low - 1, -1):
+        _train(model, optimizer, length)
+    with attach(model, _BUDGET, max_records=2 * _STEPS_A_ROW) as session:
+        agreement = session._engine.agreement
+        assert isinstance(agreement, Together)
+        for first in range(0, task["steps"], _STEPS_A_ROW):
+            steps = min(_STEPS_A_ROW, task["steps"] - first)
+            before = agreement.n_changed, agreement.exchange.n_exchanges
+            times = []
+            for _ in range(steps):
+                waited = agreement.exchange.seconds
+                length = int(torch.randint(low, high + 1, (), generator=generator))
+                step = _train(model, optimizer, length)
+                times.append((step, agreement.exchange.seconds - waited))
+            yield {
+                "rank": rank,
+                "first_step": first,
+                "steps": steps,
+                **_read(session, steps),
+                "changed": agreement.n_changed - before[0],
+                "exchanges": agreement.exchange.n_exchanges - before[1],
+                "median_seconds": statistics.median(step for step, _ in times),
+                "agreement_seconds": statistics.median(waited for _, waited in times),
+                "alone_seconds": _alone(agreement),
+            }
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, length: int) -> float:
+    """Train one step; return its seconds."""
+    states = torch.randn(_BATCH, length, _WIDTH)
+    began = time.perf_counter()
+    model(states).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return time.perf_counter() - began
+
+
+def _read(session: Session, steps: int) -> dict[str, int]:
+    records = list(session.records)[-steps:]
+    return {
+        "planned": sum(record.predicted_peak_bytes is not None for record in records),
+        "over": sum(record.is_over for record in records),
+        "budget_bytes": session.budget_bytes,
+        "highest_bytes": max(record.highest_bytes or 0 for record in records),
+        "partly_recomputed": sum(
+            0 < record.n_recomputed < len(record.actions) for record in records
+        ),
+        "resting_bytes": session._engine.meter.settled_bytes(0.0),
+    }
+
+
+def _alone(agreement: Together) -> float:
+    """Return the median of exchanges with nothing in between."""
+    seconds = []
+    for _ in range(_N_ALONE):
+        before = agreement.exchange.seconds
+        agreement.meet(("an exchange by itself",))
+        seconds.append(agreement.exchange.seconds - before)
+    return statistics.median(seconds)

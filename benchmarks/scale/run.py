@@ -1,0 +1,302 @@
+"""One run: a workload on a card under a strategy, in a process of its own.
+
+Sessions learn in the steps, not in a thread beside them: how far that lags behind
+depends on what else the host does, and so would the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import mimose
+from benchmarks.scale.models import WORKLOADS, Sizes, Workload
+from benchmarks.sim import use
+from benchmarks.sim.hollow import Clock
+from mimose.bench.grid.strategies import Oracle
+from mimose.planners import Static
+
+_GIB = 2**30
+STRATEGIES: Mapping[str, str] = {
+    "plain": "keep everything",
+    "hf": "transformers' own checkpointing",
+    "full": "recompute every layer",
+    "static": "one plan for the longest batch, told everything",
+    "whole": "mimose, whole layers",
+    "fine": "mimose, all exact actions",
+    "oracle": "the exact optimum of whole layers, told everything",
+}
+_BUDGET = 0.95
+"""The share of the card that strategies which plan are given."""
+_FIRST = 10
+"""The steps before are left out of means."""
+_MOST_OOMS = 10
+"""Then plain training ends."""
+_TAUGHT = 24
+"""Sizes that the told ones learn from, spread evenly over the run's."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the card tells of one."""
+
+    sizes: Sizes
+    clock: Any
+    cpu_seconds: float
+    n_flushes: int
+    reserved_bytes: int
+    is_oom: bool = False
+    is_infeasible: bool = False
+
+
+class _Hollow:
+    """The simulated card, of any size, with a clock of its own."""
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        self._sim = use()
+        self.most_gib = 16 * task["gib"]
+        self.limit(task["gib"])
+        self._sim.set_hollow(self._sim.CARDS[task["card"]])
+        self.stats: Callable[[], Mapping[str, int]] = self._sim.memory_stats
+
+    def limit(self, gib: float) -> None:
+        """Be of a size."""
+        self._sim.set_total_memory(int(gib * _GIB))
+
+    def clock(self) -> Clock:
+        """Return the card's own time."""
+        now: Clock = self._sim.clock()
+        return now
+
+
+class _Real:
+    """A card that is there, less of it where the allocator is given a limit."""
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        self._total = torch.cuda.get_device_properties(0).total_memory
+        self.most_gib = int(0.9 * self._total / _GIB)
+        self.limit(task["gib"])
+        self.stats: Callable[[], Mapping[str, int]] = torch.cuda.memory_stats
+
+    def limit(self, gib: float) -> None:
+        """Be of a size, or whole."""
+        share = gib * _GIB / self._total
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+
+    def clock(self) -> Clock:
+        """Return the time as all that was launched has ended."""
+        torch.cuda.synchronize()
+        return Clock(time.perf_counter(), 0.0, 0, 0.0)
+
+
+@dataclass
+class _Run:
+    workload: Workload
+    device: str
+    card: _Hollow | _Real
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    steps: list[_Step] = field(default_factory=list)
+
+    def train(self, sizes: Sizes) -> None:
+        """Run one step of the loop that a user writes."""
+        with torch.device(self.device):
+            batch = self.workload.batch(self.workload.rows, sizes)
+        is_amp = self.workload.dtype == "amp"
+        with torch.autocast(self.device, torch.bfloat16, enabled=is_amp):
+            loss = self.model(**batch).loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def watched(self, sizes: Sizes) -> _Step:
+        """Run one, and note what the card tells of it."""
+        before, flushes = self.card.clock(), self._flushes()
+        began = time.process_time()
+        failed: BaseException | None = None
+        try:
+            self.train(sizes)
+        except (torch.OutOfMemoryError, mimose.InfeasibleBudgetError) as error:
+            failed = error.with_traceback(None)
+            self.optimizer.zero_grad()
+        step = _Step(
+            sizes,
+            self.card.clock().since(before),
+            time.process_time() - began,
+            self._flushes() - flushes,
+            self.card.stats()["reserved_bytes.all.peak"],
+            isinstance(failed, torch.OutOfMemoryError),
+            isinstance(failed, mimose.InfeasibleBudgetError),
+        )
+        self.steps.append(step)
+        return step
+
+    def _flushes(self) -> int:
+        return int(self.card.stats()["num_alloc_retries"])
+
+
+def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run a strategy on a workload; yield its numbers.
+
+    Args:
+        task: ``workload``, ``strategy``, ``device`` (``"sim"`` is hollow, of ``card``'s
+            speed), ``gib``, ``card``, ``steps``, ``seed`` and
+            ``options``, further arguments of `mimose.attach`.
+    """
+    warnings.filterwarnings("ignore")
+    run = _built(task)
+    all_sizes = list(run.workload.sizes(task["steps"], task["seed"]))
+    strategy = task["strategy"]
+    with _applied(strategy, run, all_sizes, task) as session:
+        for sizes in all_sizes:
+            step = run.watched(sizes)
+            if task.get("is_verbose"):
+                _tell(step, session)
+            ooms = sum(step.is_oom for step in run.steps)
+            if strategy == "plain" and ooms > _MOST_OOMS:
+                break
+        yield {**_told(run), **(_told_by(session) if session else {})}
+
+
+def _tell(step: _Step, session: mimose.Session | None) -> None:
+    """Write a line about a step to standard error."""
+    record = session.records[-1] if session and session.records else None
+    failed = "OOM" if step.is_oom else "infeasible" if step.is_infeasible else ""
+    told = [
+        f"{'x'.join(map(str, step.sizes)):>9} {1e3 * step.clock.kernels:7.1f} ms",
+        f"+{1e3 * step.clock.allocator:6.1f} flush {step.n_flushes} {failed}",
+    ]
+    if record is not None and session is not None:
+        told.append(
+            f"{record.phase:9} start {_gib(record.start_bytes)} "
+            f"predicted {_gib(record.predicted_peak_bytes)} "
+            f"observed {_gib(record.observed_peak_bytes)} "
+            f"reserved {_gib(record.reserved_peak_bytes)} "
+            f"{dict(Counter(record.actions))} "
+            f"{session.summary().fragmentation:.3f} {record.reason[:90]}"
+        )
+    sys.stderr.write(" ".join(told) + "\n")
+
+
+def _gib(n_bytes: float | None) -> str:
+    return "  –  " if n_bytes is None else f"{n_bytes / _GIB:5.2f}"
+
+
+def _built(task: Mapping[str, Any]) -> _Run:
+    device = task["device"]
+    card = _Hollow(task) if device == "sim" else _Real(task)
+    workload = WORKLOADS[task["workload"]]
+    dtype = torch.float32 if workload.dtype == "amp" else getattr(torch, workload.dtype)
+    torch.set_default_dtype(dtype)
+    with torch.device(device):
+        model = workload.build().to(dtype).train()
+    torch.set_default_dtype(torch.float32)
+    trained = (weight for weight in model.parameters() if weight.requires_grad)
+    return _Run(workload, device, card, model, torch.optim.AdamW(trained))
+
+
+@contextlib.contextmanager
+def _applied(
+    strategy: str, run: _Run, all_sizes: list[Sizes], task: Mapping[str, Any]
+) -> Iterator[mimose.Session | None]:
+    if strategy == "hf":
+        run.model.gradient_checkpointing_enable()  # type: ignore[operator]
+    if strategy in ("plain", "hf"):
+        yield None
+        return
+    budget = int(_BUDGET * task["gib"] * _GIB)
+    known: Mapping[str, Any] | None = None
+    planner: Any = "full" if strategy == "full" else "auto"
+    if strategy in ("static", "oracle"):
+        known, longest = _learned(run, all_sizes, task["gib"])
+        planner = Static(shape=longest) if strategy == "static" else Oracle(budget)
+    actions = "fine" if strategy == "fine" else "exact"
+    options = {"actions": actions, "planner": planner, "refine": False}
+    options |= task.get("options", {})
+    with mimose.attach(run.model, budget, **options) as session:
+        if known is not None:
+            session.load_state_dict(known)
+        torch.accelerator.reset_peak_memory_stats()
+        yield session
+
+
+def _learned(
+    run: _Run, all_sizes: list[Sizes], gib: int
+) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """Let a session learn sizes of the whole run, on a card that holds any.
+
+    Returns:
+        What it has learned, and the shape of the longest batch.
+    """
+    known = sorted(set(all_sizes))
+    every = max(1, len(known) // _TAUGHT)
+    most = run.card.most_gib
+    run.card.limit(most)
+    with mimose.attach(run.model, most * _GIB, wall=False) as teacher:
+        for sizes in [*known[::every], run.workload.longest] * 2:
+            run.train(sizes)
+        learned, longest = teacher.state_dict(), teacher.records[-1].shape
+    torch.accelerator.empty_cache()
+    run.card.limit(gib)
+    return learned, longest
+
+
+def _told(run: _Run) -> dict[str, Any]:
+    """Return what the card tells of the run; means are over the steps that fitted."""
+    steps = [s for s in run.steps[_FIRST:] if not (s.is_oom or s.is_infeasible)]
+
+    def mean(of: Callable[[_Step], float]) -> float | None:
+        return statistics.fmean(map(of, steps)) if steps else None
+
+    left_out = sorted({s.sizes for s in run.steps if s.is_infeasible})
+    peak = max(step.reserved_bytes for step in run.steps)
+    return {
+        "n_steps": len(run.steps),
+        "ooms": sum(step.is_oom for step in run.steps),
+        "left_out": " ".join("x".join(map(str, sizes)) for sizes in left_out),
+        "seconds": mean(lambda step: step.clock.seconds),
+        "kernel_seconds": mean(lambda step: step.clock.kernels),
+        "allocator_seconds": mean(lambda step: step.clock.allocator),
+        "n_kernels": mean(lambda step: step.clock.n_kernels),
+        "cpu_seconds": statistics.median(s.cpu_seconds for s in steps)
+        if steps
+        else None,
+        "flushes": sum(step.n_flushes for step in run.steps),
+        "reserved_bytes": peak,
+    }
+
+
+def _told_by(session: mimose.Session) -> dict[str, Any]:
+    """Return what the session tells of the run."""
+    summary, records = session.summary(), list(session.records)
+    planned = [record for record in records if record.phase == "plan"]
+    late = records[_FIRST:]
+    shares = [
+        r.observed_growth_bytes / (r.budget_bytes - r.start_bytes)
+        for r in planned
+        if set(r.actions) != {"keep"} and r.observed_growth_bytes
+    ]
+    return {
+        "reserved_bytes": session.peak_bytes,
+        "over": summary.steps_over,
+        "reruns": summary.retries,
+        "first_plan": planned[0].step if planned else None,
+        "planned_share": sum(r.phase == "plan" for r in late) / max(1, len(late)),
+        "kept_share": sum(set(r.actions) == {"keep"} for r in late) / max(1, len(late)),
+        "error_p50": summary.error_p50,
+        "error_p99": summary.error_p99,
+        "headroom_used": statistics.median(shares) if shares else None,
+        "n_needed": len(shares),
+        "fragmentation": summary.fragmentation,
+        "reasons": " | ".join(sorted({r.reason[:80] for r in records if r.reason})[:4]),
+    }

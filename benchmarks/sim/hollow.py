@@ -1,0 +1,119 @@
+"""The hollow card: the simulated accelerator at the true size of models and cards.
+
+A hollow device computes nothing. Shapes, types, strides, aliases and every byte of the
+allocator are as on the device that computes; a clock tells what a card of given rates
+would have taken. So an 8B model trains on an 80 GiB card in a tenth of a second a step,
+in half a GiB of host memory.
+
+Note: [What a hollow card does not model]
+Every kernel takes its launch and, by the roofline, the more of its FLOPs and its bytes
+at the card's rates: large products and small ones reach the same share of the peak.
+Kernels and host do not run side by side: the clock adds what the device does.
+Workspaces are those of cuBLAS and of the attention backwards; cuDNN, cuBLASLt, cub, the
+CUDA context and NCCL take none. What is read of a tensor of more than 256 bytes (of
+integers, a MiB) is zero, so that no value of a loss or a gradient means anything;
+operators whose result's size depends on the data of a large tensor raise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.sim.indices import Device, index_of
+
+__all__ = ["CARDS", "Card", "Clock", "clock", "set_hollow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a card reaches, a second; see `CARDS` for the sources.
+
+    The costs of the allocator's calls and of a kernel that does nothing are those that
+    `benchmarks.check` has told of an H200 (``docs/results/nvidia-h200``), and taken
+    to be alike on all cards.
+    """
+
+    half_flops: float
+    """FLOPs of products in bfloat16 and float16."""
+    single_flops: float
+    """FLOPs in float32, without TF32."""
+    memory_bytes: float
+    """Bytes to and from its memory."""
+    host_bytes: float
+    """Bytes between it and pinned host memory."""
+    blas_workspace: float
+    """Bytes that cuBLAS holds from the first product on."""
+    launch: float = 1e-6
+    """Seconds of a kernel that does nothing."""
+    segment: float = 5e-5
+    """Seconds of a ``cudaMalloc`` or ``cudaFree``, ..."""
+    segment_byte: float = 3.3e-13
+    """... and of each byte, in the mean of both: a GiB takes 0.15 ms, and 0.55 to free.
+    """
+    granule: float = 3.7e-5
+    """Seconds of mapping or unmapping 20 MiB of an expandable segment."""
+
+
+# Dense peaks and bandwidths are those of NVIDIA's data sheets: H100 SXM5 989 and 67
+# TFLOP/s, 3.35 TB/s; A100 SXM4 80 GB 312 and 19.5, 2.04; RTX 4090 165 and 82.6, 1.01;
+# A10 125 and 31.2, 0.6. Training reaches about half of an H100's half-precision peak,
+# 60 to 70% of the others', and 90% of a bandwidth, 80% on an A100. PCIe 5.0 x16 copies
+# 50 GB/s at best, of which 25 are counted; 4.0 copies 20. Workspaces are torch's:
+# `CUBLAS_WORKSPACE_CONFIG` in its documentation.
+# An H200's are those that training was seen to reach on one: its products ran at 700 to
+# 767 TFLOP/s, copies at 4.2 TB/s, those to the host at 55 GB/s.
+CARDS = {
+    "h200": Card(680e12, 50e12, 4.0e12, 50e9, 32 << 20),
+    "h100": Card(480e12, 42e12, 3.0e12, 25e9, 32 << 20),
+    "a100": Card(187e12, 13.7e12, 1.6e12, 20e9, 8 << 20),
+    "rtx4090": Card(115e12, 49e12, 0.9e12, 20e9, 8 << 20),
+    "a10": Card(80e12, 20e12, 0.54e12, 20e9, 8 << 20),
+}
+"""Cards by name."""
+
+
+class Clock(NamedTuple):
+    """What a device has done since the process began."""
+
+    kernels: float
+    """Seconds in kernels and copies."""
+    allocator: float
+    """Seconds in calls that get segments from the device or free them."""
+    n_kernels: int
+    flops: float
+
+    def since(self, before: Clock) -> Clock:
+        """Return what has passed since another reading."""
+        return Clock(
+            self.kernels - before.kernels,
+            self.allocator - before.allocator,
+            self.n_kernels - before.n_kernels,
+            self.flops - before.flops,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.kernels + self.allocator
+
+
+def set_hollow(card: Card | None) -> None:
+    """Let the devices compute nothing from now on, before anything is on them.
+
+    `reset` makes them compute again.
+
+    Args:
+        card: How fast they are; None lets them compute.
+    """
+    if card is not None:
+        torch.ops.sim.set_card(*map(float, astuple(card)))
+    torch.ops.sim.set_hollow(card is not None)
+
+
+def clock(device: Device = None) -> Clock:
+    """Return a device's virtual clock."""
+    kernels, allocator, n_kernels, flops = torch.ops.sim.clock(index_of(device))
+    return Clock(kernels, allocator, n_kernels, flops)

@@ -1,0 +1,38 @@
+"""Making the simulated accelerator a device of torch's, called ``sim``."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch.utils import backend_registration
+
+from benchmarks.sim import device, random
+from benchmarks.sim.build import build
+
+_loaded = False
+
+
+def use() -> ModuleType:
+    """Load the simulated accelerator into this process; return ``torch.sim``.
+
+    From then on it is the process's accelerator, as ``torch.accelerator`` sees it, and
+    the CPU's allocator is wrapped. Harmless twice. Its allocator is set up as
+    ``PYTORCH_ALLOC_CONF`` says: ``expandable_segments``,
+    ``garbage_collection_threshold`` and ``max_split_size_mb``.
+
+    Raises:
+        SimUnavailableError: It cannot be built here.
+    """
+    global _loaded
+    if not _loaded:
+        torch.ops.load_library(str(build()))  # type: ignore[no-untyped-call]
+        backend_registration.rename_privateuse1_backend("sim")
+        torch.ops.sim.start()
+        random.fill_default_generators()
+        device.default_generators = random.default_generators
+        # Private, and the one way to name the module of a device of one's own.
+        torch._register_device_module("sim", device)  # type: ignore[no-untyped-call]
+        backend_registration.generate_methods_for_privateuse1_backend()
+        _loaded = True
+    return device
