@@ -12,7 +12,7 @@ import pytest
 
 import mimose.planners
 import mimose.predictors
-from mimose.bench.problems import draw_problem, with_budget
+from benchmarks.problems import draw_problem, with_budget
 from mimose.pauses import give_way, giving_way
 from mimose.planners import Marginal
 from mimose.planners.pauses import give_way as give_way_of_planners

@@ -26,6 +26,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from benchmarks import digits
 from benchmarks.proofs.common import (
     AMPLE_BYTES,
     Answer,
@@ -35,7 +36,6 @@ from benchmarks.proofs.common import (
     progress,
     rows_of,
 )
-from mimose.bench.grid import digits
 from mimose.bench.rows import Row
 from mimose.planners import Everywhere
 from mimose.session import Session, attach

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from benchmarks.proofs.common import Answer, Bar, Settings, count, recorded, rows_of
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.numbers import percent
-from mimose.bench.grid.docstrings import N_TEXTS, OURS, collate
+from mimose.bench.grid.workloads import N_TEXTS, OURS, collate
 from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.session import Session, attach

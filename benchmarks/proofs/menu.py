@@ -31,7 +31,7 @@ from benchmarks.proofs.common import Answer, Bar, Settings, count, device, flag
 from benchmarks.proofs.menu_bytes import MENU, STRATEGIES, bytes_of
 from benchmarks.proofs.menu_times import MenuTimeRow, PlanTimes, times_of
 from benchmarks.proofs.numbers import mean, percent
-from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.runner import GridRow
 from mimose.bench.grid.workloads import DEFAULT, SCALES
 from mimose.usage import positive
 

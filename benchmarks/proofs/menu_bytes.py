@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.proofs.common import Settings, progress
-from mimose.bench.grid.rows import GridRow
-from mimose.bench.grid.runner import WorkloadRun
-from mimose.bench.grid.settings import GridSettings
+from mimose.bench.grid.runner import GridRow, GridSettings, WorkloadRun
 from mimose.bench.rows import Row, RowsFile, RunSettings, read
 from mimose.usage import UsageError
 

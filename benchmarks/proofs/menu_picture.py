@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.proofs.menu import extra_times
 from benchmarks.proofs.menu_times import MenuTimeRow
-from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.runner import GridRow
 from mimose.bench.pictures import BLUE, GREY, ORANGE, measured_on, save, tidy, title
 from mimose.bench.rows import read
 

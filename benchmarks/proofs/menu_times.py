@@ -29,10 +29,9 @@ from torch import nn
 from benchmarks.proofs.common import AMPLE_BYTES, Settings, progress
 from benchmarks.proofs.menu_bytes import kept
 from mimose.bench.child import RunFailedError, run_child
-from mimose.bench.grid.menu import FINE, menu_named
-from mimose.bench.grid.rows import GridRow
-from mimose.bench.grid.workload import Workload
-from mimose.bench.grid.workloads import workload_named
+from mimose.bench.grid.runner import GridRow
+from mimose.bench.grid.strategies import FINE, menu_named
+from mimose.bench.grid.workloads import Workload, workload_named
 from mimose.bench.machine import HEAP_IS_KEPT
 from mimose.bench.rows import Row, RowsFile
 from mimose.bench.zoo import moved

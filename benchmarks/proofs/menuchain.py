@@ -1,6 +1,6 @@
 """Does a plan cost more where there are more actions to choose from? It should not.
 
-Problems of twelve actions are drawn at random (see `mimose.bench.menus`): in half of
+Problems of twelve actions are drawn at random (see `benchmarks.menus`): in half of
 them what an action frees depends on the layer before, and in most the host has room for
 a part of what could be copied there. Each is planned by ``marginal``
 and by ``optimal`` with four menus, each of which has all actions of the one before it:
@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.menus import MENUS, draw_whole_menu, with_budgets, with_menu
+from benchmarks.problems import KINDS
 from benchmarks.proofs.common import Answer, Bar, Settings, count, progress
 from benchmarks.proofs.numbers import mean, percent, quantile, worst
-from mimose.bench.menus import MENUS, draw_whole_menu, with_budgets, with_menu
-from mimose.bench.problems import KINDS
 from mimose.bench.rows import Row
 from mimose.planners import (
     InfeasibleBudgetError,

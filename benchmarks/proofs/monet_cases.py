@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.bench import convnets
-from mimose.bench.unet import UNet
+from benchmarks import convnets
+from benchmarks.unet import UNet
 from mimose.bench.zoo import ZOO, Batch
 
 

@@ -28,7 +28,7 @@ from benchmarks.proofs.common import Answer, Bar, Settings, count, recorded, sai
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import volume
 from benchmarks.proofs.numbers import mean, mebibytes, percent
-from mimose.bench.grid.docstrings import OURS
+from mimose.bench.grid.workloads import OURS
 from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.measure.tracker import StorageTracker

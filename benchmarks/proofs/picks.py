@@ -32,7 +32,7 @@ from benchmarks.proofs.common import (
 )
 from benchmarks.proofs.numbers import percent, worst
 from benchmarks.proofs.picks_menus import MENUS
-from mimose.bench.grid.menu import ALL, ALL_MENU
+from mimose.bench.grid.strategies import ALL, ALL_MENU
 from mimose.bench.grid.workloads import SCALES
 from mimose.bench.rows import Row
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mimose.bench.grid.menu import ALL, ALL_MENU, FINE
+from mimose.bench.grid.strategies import ALL, ALL_MENU, FINE
 from mimose.planners import Plan, PlanningProblem
 from mimose.planners.choices import keep_choice, least_choice
 from mimose.planners.timeline import judge, peak_bytes

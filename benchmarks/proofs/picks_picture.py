@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from benchmarks.proofs.picks import PLANNED, PickRow
 from benchmarks.proofs.picks_menus import MENUS
-from mimose.bench.grid.menu import ALL
+from benchmarks.shares import draw_shares
+from mimose.bench.grid.strategies import ALL
 from mimose.bench.pictures import measured_on, save, tidy, title
 from mimose.bench.rows import read
-from mimose.bench.shares import draw_shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.digits import workload_named
 from benchmarks.proofs.common import AMPLE_BYTES
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.menu_times import Playback
@@ -19,9 +20,8 @@ from benchmarks.proofs.models import argument_sizes
 from benchmarks.proofs.picks import BARE, PLANNED, RAN
 from benchmarks.proofs.picks_menus import MENUS, Anything, budget_at, restricted
 from mimose.bench.advise.foretold import flop_seconds
-from mimose.bench.grid.menu import ALL_MENU, EVERYTHING
-from mimose.bench.grid.workload import Workload
-from mimose.bench.grid.workloads import workload_named
+from mimose.bench.grid.strategies import ALL_MENU, EVERYTHING
+from mimose.bench.grid.workloads import Workload
 from mimose.bench.zoo import Batch
 from mimose.planners import Marginal, Planner, PlanningProblem
 from mimose.session import Session, attach

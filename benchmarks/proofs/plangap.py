@@ -1,7 +1,7 @@
 """How far from the optimum are plans, and what do they take, with up to six actions?
 
 Problems are drawn at random, with the proportions of measured layers (see
-`mimose.bench.problems`), and recorded from sessions that train the zoo's models under
+`benchmarks.problems`), and recorded from sessions that train the zoo's models under
 random plans of a menu. Each gets a budget between its least peak and keeping
 everything, and is planned by ``marginal`` and by ``optimal``. Then ``marginal`` alone
 is timed, by numbers of events and of actions, in rounds that go through all problems:
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.problems import KINDS, draw_problem, with_budget
 from benchmarks.proofs.common import (
     AMPLE_BYTES,
     Answer,
@@ -37,7 +38,6 @@ from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, by_name, names_of
 from benchmarks.proofs.numbers import mean, percent, quantile, worst
 from mimose.bench.exploring import Exploring
-from mimose.bench.problems import KINDS, draw_problem, with_budget
 from mimose.bench.rows import Row
 from mimose.planners import Marginal, Optimal, Plan, PlanningProblem
 from mimose.session import attach

@@ -44,7 +44,7 @@ from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, Sizes, by_name, names_of
 from benchmarks.proofs.numbers import MIB, mebibytes, percent, quantile, worst
 from mimose.bench.device import is_cpu
-from mimose.bench.grid.menu import menu_named
+from mimose.bench.grid.strategies import menu_named
 from mimose.bench.rows import Row
 from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
 from mimose.planners.actions import EXACT_MENU

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.problems import draw_problem
 from benchmarks.proofs.common import Answer, Bar, Settings, count, progress
 from benchmarks.proofs.numbers import percent, quantile
 from benchmarks.proofs.scale_balance import (
@@ -33,7 +34,6 @@ from benchmarks.proofs.scale_network import (
     measured_seconds,
 )
 from mimose.bench.grid.traces import SizeTrace, bell_with_spike, long_tail
-from mimose.bench.problems import draw_problem
 from mimose.bench.rows import Row
 from mimose.run.agreement import vector_bytes
 

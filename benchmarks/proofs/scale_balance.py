@@ -2,7 +2,7 @@
 
 All ranks wait for the slowest. A batch's seconds are those of plain training, three
 forwards, and what its plan recomputes. Bytes and seconds of a layer are those of
-`mimose.bench.problems` at a reference length: bytes grow with the length, seconds as
+`benchmarks.problems` at a reference length: bytes grow with the length, seconds as
 products of matrices and attention do.
 """
 
@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.bench.problems import with_budget
+from benchmarks.problems import with_budget
 from mimose.planners import Marginal, PlanningProblem
 
 _Floats: TypeAlias = NDArray[np.float64]

@@ -34,7 +34,7 @@ from benchmarks.proofs.common import (
     said_by,
 )
 from benchmarks.proofs.numbers import percent, quantile
-from mimose.bench.grid.docstrings import DOCSTRINGS, OURS
+from mimose.bench.grid.workloads import DOCSTRINGS, OURS
 from mimose.bench.rows import Row
 from mimose.bench.zoo import Output
 from mimose.measure.meters import ProcessMeter

@@ -36,7 +36,7 @@ from benchmarks.proofs.common import (
 from benchmarks.proofs.numbers import mebibytes, percent, quantile, worst
 from mimose.bench.child import RunFailedError
 from mimose.bench.corpus import encode_corpus, load_corpus
-from mimose.bench.grid.docstrings import N_TEXTS, Docstrings, collate, encoder_config
+from mimose.bench.grid.workloads import N_TEXTS, Docstrings, collate, encoder_config
 from mimose.bench.rows import Row
 from mimose.bench.step_meter import MeasuredStep, RunningStep, step_meter
 

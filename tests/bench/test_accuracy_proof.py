@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from benchmarks import digits
 from benchmarks.proofs import accuracy
 from benchmarks.proofs.accuracy import AccuracyRow
 from benchmarks.proofs.common import Settings
-from mimose.bench.grid import digits
 
 N_IMAGES = 64
 

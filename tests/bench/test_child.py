@@ -17,8 +17,8 @@ pytest.importorskip("transformers")
 
 from mimose.bench.child import Child, RunFailedError, run_child
 from mimose.bench.corpus import EncodedCorpus
-from mimose.bench.grid.docstrings import Docstrings
 from mimose.bench.grid.worker import Task
+from mimose.bench.grid.workloads import Docstrings
 from mimose.bench.step_meter import RunningStep, StepMeter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mimose.bench import convnets
-from mimose.bench.unet import UNet
+from benchmarks import convnets
+from benchmarks.unet import UNet
 
 
 def _published(model):

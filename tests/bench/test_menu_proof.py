@@ -13,8 +13,7 @@ from benchmarks.proofs import menu, menu_bytes, menu_picture, menu_times
 from benchmarks.proofs.common import Settings
 from benchmarks.proofs.menu_times import MenuTimeRow, PlanTimes
 from mimose.bench.child import RunFailedError
-from mimose.bench.grid.rows import NOTHING, GridRow
-from mimose.bench.grid.settings import GridSettings
+from mimose.bench.grid.runner import NOTHING, GridRow, GridSettings
 from mimose.bench.rows import read, write
 from mimose.usage import UsageError
 

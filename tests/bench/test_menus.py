@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from benchmarks.menus import MENUS, draw_whole_menu, with_budgets, with_menu
+from benchmarks.problems import KINDS
 from benchmarks.proofs.common import Settings
 from benchmarks.proofs.menuchain import MenuChainRow, _dearer, ask
-from mimose.bench.menus import MENUS, draw_whole_menu, with_budgets, with_menu
-from mimose.bench.problems import KINDS
 from mimose.planners import safest_plan
 from mimose.planners.prefix import prefix_form
 

@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from benchmarks.menus import draw_whole_menu
 from benchmarks.proofs import picks, picks_picture, picks_runs
 from benchmarks.proofs.common import Settings
 from benchmarks.proofs.picks import BARE, PLANNED, RAN, PickRow
 from benchmarks.proofs.picks_menus import Anything, budget_at, restricted
-from mimose.bench.menus import draw_whole_menu
 from mimose.bench.rows import write
 from mimose.planners import PlanningProblem, peak_bytes
 

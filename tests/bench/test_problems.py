@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mimose.bench.problems import ACTIONS, KINDS, draw_problem, with_budget
+from benchmarks.problems import ACTIONS, KINDS, draw_problem, with_budget
 from mimose.planners import peak_bytes, safest_plan
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.problems import draw_problem
 from benchmarks.proofs import scale
 from benchmarks.proofs.scale_balance import (
     Costs,
@@ -28,7 +29,6 @@ from benchmarks.proofs.scale_network import (
     all_reduce_seconds,
     measured_seconds,
 )
-from mimose.bench.problems import draw_problem
 from mimose.bench.rows import read
 from mimose.run.agreement import vector_bytes
 

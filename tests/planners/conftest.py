@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from mimose.bench.menus import draw_whole_menu
-from mimose.bench.problems import draw_problem
+from benchmarks.menus import draw_whole_menu
+from benchmarks.problems import draw_problem
 from mimose.planners import PlanningProblem, host_bytes, peak_bytes, safest_plan
 
 MIB = 2.0**20

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mimose.bench.problems import KINDS, with_budget
+from benchmarks.problems import KINDS, with_budget
 from mimose.planners import Marginal, Optimal, peak_bytes
 from mimose.planners.dive import dive
 from mimose.planners.limits import limits_of

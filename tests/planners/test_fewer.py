@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mimose.bench.menus import MENUS, with_budgets, with_menu
+from benchmarks.menus import MENUS, with_budgets, with_menu
 from mimose.planners import InfeasibleBudgetError, Marginal
 from mimose.planners.fewer import with_actions, with_fewer_actions
 

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from mimose.bench.problems import KINDS, with_budget
+from benchmarks.problems import KINDS, with_budget
 from mimose.planners import (
     InfeasibleBudgetError,
     Marginal,

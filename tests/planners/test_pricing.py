@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mimose.bench.menus import with_budgets, with_menu
+from benchmarks.menus import with_budgets, with_menu
 from mimose.planners import Marginal, Optimal, host_bytes, peak_bytes, pricing
 from mimose.planners.choices import cheapest_choice
 from mimose.planners.prefix import prefix_form

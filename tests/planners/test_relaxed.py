@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mimose.bench.problems import KINDS, with_budget
+from benchmarks.problems import KINDS, with_budget
 from mimose.planners import peak_bytes
 from mimose.planners.prefix import least_suffix, prefix_form
 from mimose.planners.relaxed import relaxed_rests

@@ -10,10 +10,10 @@ from pathlib import Path
 from mimose.bench.grid.looks import COLOURS, marked
 from mimose.bench.grid.menu import ALL_MENU
 from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.shares import colour_of, words_of
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.table import sentences
 from mimose.bench.grid.workload import size_of
-from mimose.bench.shares import colour_of, words_of
 from mimose.report.page.cells import Map, draw_map
 from mimose.report.page.document import document
 from mimose.report.page.looks import Figure, nothing

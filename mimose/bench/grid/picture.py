@@ -13,9 +13,9 @@ from mimose.bench.grid.page import is_off_the_scale
 from mimose.bench.grid.peers import PEERS
 from mimose.bench.grid.published import PUBLISHED
 from mimose.bench.grid.scaling import AXES, SCALED, SCALING, name_of
+from mimose.bench.grid.shares import draw_shares
 from mimose.bench.grid.summary import CellSummary, picked
 from mimose.bench.pictures import save, tidy
-from mimose.bench.shares import draw_shares
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

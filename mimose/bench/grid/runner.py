@@ -21,8 +21,13 @@ from mimose.bench.child import Child, RunFailedError
 from mimose.bench.device import kind_of
 from mimose.bench.grid.recomputation import PLAIN, fill_in
 from mimose.bench.grid.registry import STRATEGIES
-from mimose.bench.grid.rows import INTERRUPTED, NOTHING, GridRow
-from mimose.bench.grid.settings import Cell, GridSettings, sizes_of
+from mimose.bench.grid.rows import INTERRUPTED as INTERRUPTED
+from mimose.bench.grid.rows import NOTHING as NOTHING
+from mimose.bench.grid.rows import GridRow as GridRow
+from mimose.bench.grid.settings import Cell as Cell
+from mimose.bench.grid.settings import GridSettings as GridSettings
+from mimose.bench.grid.settings import refuse_workload as refuse_workload
+from mimose.bench.grid.settings import sizes_of as sizes_of
 from mimose.bench.grid.summary import TURN
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.worker import Task

@@ -18,14 +18,13 @@ from filelock import FileLock
 from torch import nn
 
 from mimose.bench.device import is_cpu
-from mimose.bench.grid.menu import (
-    ALL_MENU,
-    BETWEEN,
-    EVERYTHING,
-    FINE,
-    WHOLE_LAYERS,
-    menu_named,
-)
+from mimose.bench.grid.menu import ALL as ALL
+from mimose.bench.grid.menu import ALL_MENU as ALL_MENU
+from mimose.bench.grid.menu import BETWEEN as BETWEEN
+from mimose.bench.grid.menu import EVERYTHING as EVERYTHING
+from mimose.bench.grid.menu import FINE as FINE
+from mimose.bench.grid.menu import WHOLE_LAYERS as WHOLE_LAYERS
+from mimose.bench.grid.menu import menu_named as menu_named
 from mimose.bench.grid.traces import Sizes
 from mimose.measure.meters import Meter
 from mimose.planners import (

@@ -4,7 +4,7 @@ Models are built from configurations, with the published batch sizes at ``base``
 a quarter of them at ``small`` and models much smaller at ``tiny``; nothing is
 downloaded. Tokens and pixels are random, for memory and time do not depend on them;
 their numbers do, and come from `traces`. Texts and images that can be learned are those
-of `docstrings` and `digits`.
+of `docstrings`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from torch import Generator, nn
 
 from mimose.bench.by_name import called_by_name
 from mimose.bench.grid.detector import Detector
-from mimose.bench.grid.digits import DIGITS
-from mimose.bench.grid.docstrings import DOCSTRINGS
+from mimose.bench.grid.docstrings import DOCSTRINGS as DOCSTRINGS
+from mimose.bench.grid.docstrings import N_TEXTS as N_TEXTS
+from mimose.bench.grid.docstrings import OURS as OURS
+from mimose.bench.grid.docstrings import ClassifierOutput as ClassifierOutput
+from mimose.bench.grid.docstrings import DocstringClassifier as DocstringClassifier
+from mimose.bench.grid.docstrings import Docstrings as Docstrings
+from mimose.bench.grid.docstrings import collate as collate
+from mimose.bench.grid.docstrings import encoder_config as encoder_config
 from mimose.bench.grid.scaling import SCALING
 from mimose.bench.grid.traces import (
     SizeTrace,
@@ -29,7 +35,9 @@ from mimose.bench.grid.traces import (
     long_tail,
     pairs,
 )
-from mimose.bench.grid.workload import Workload
+from mimose.bench.grid.workload import Workload as Workload
+from mimose.bench.grid.workload import largest as largest
+from mimose.bench.grid.workload import size_of as size_of
 from mimose.bench.zoo import builder
 
 _Sizes: TypeAlias = Mapping[str, int]
@@ -244,7 +252,6 @@ WORKLOADS: Mapping[str, Workload] = {
             sizes=("height", "width"),
             trace=_images_trace,
         ),
-        *DIGITS,
         DOCSTRINGS,
     )
 }

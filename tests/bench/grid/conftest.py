@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from mimose.bench.child import RunFailedError
-from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.runner import GridRow
 
 MIB = 2**20
 

@@ -11,8 +11,7 @@ pytest.importorskip("matplotlib")
 from mimose.bench.child import RunFailedError
 from mimose.bench.grid import command
 from mimose.bench.grid.command import bench, prepare, show_again
-from mimose.bench.grid.rows import GridRow
-from mimose.bench.grid.settings import GridSettings
+from mimose.bench.grid.runner import GridRow, GridSettings
 from mimose.bench.rows import read, write
 
 SETTINGS = GridSettings(

@@ -19,8 +19,8 @@ pytest.importorskip("transformers")
 from mimose.bench.child import RunFailedError
 from mimose.bench.corpus import EncodedCorpus
 from mimose.bench.grid.demo import SETTINGS, demo
-from mimose.bench.grid.docstrings import OURS
-from mimose.bench.grid.rows import INTERRUPTED, GridRow
+from mimose.bench.grid.runner import INTERRUPTED, GridRow
+from mimose.bench.grid.workloads import OURS
 from mimose.bench.rows import read
 from mimose.usage import UsageError
 

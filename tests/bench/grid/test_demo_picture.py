@@ -10,7 +10,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
 from mimose.bench.grid.demo_picture import draw, spread
-from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.runner import GridRow
 from mimose.bench.rows import write
 
 

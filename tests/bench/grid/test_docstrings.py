@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("transformers")
 
 from mimose.bench.corpus import EncodedCorpus
-from mimose.bench.grid.docstrings import Docstrings, collate
+from mimose.bench.grid.workloads import Docstrings, collate
 
 
 @pytest.fixture

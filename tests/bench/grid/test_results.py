@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.runner import GridRow
 from mimose.bench.grid.summary import compare, rank, summarise
 from mimose.bench.rows import read
 

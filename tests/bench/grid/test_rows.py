@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.runner import GridRow
 from mimose.bench.rows import RowsFile, read, write
 
 

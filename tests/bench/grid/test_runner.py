@@ -7,9 +7,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from mimose.bench.child import RunFailedError
-from mimose.bench.grid.rows import INTERRUPTED
-from mimose.bench.grid.runner import WorkloadRun
-from mimose.bench.grid.settings import GridSettings
+from mimose.bench.grid.runner import INTERRUPTED, GridSettings, WorkloadRun
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mimose.bench.grid.rows import INTERRUPTED
+from mimose.bench.grid.runner import INTERRUPTED
 from mimose.bench.grid.summary import compare, rank, summarise
 
 

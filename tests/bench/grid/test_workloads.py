@@ -8,9 +8,15 @@ import torch
 
 pytest.importorskip("transformers")
 
-from mimose.bench.grid.docstrings import OURS
-from mimose.bench.grid.workload import largest, size_of
-from mimose.bench.grid.workloads import DEFAULT, SCALES, WORKLOADS, from_function
+from mimose.bench.grid.workloads import (
+    DEFAULT,
+    OURS,
+    SCALES,
+    WORKLOADS,
+    from_function,
+    largest,
+    size_of,
+)
 from mimose.watch.units import find_units
 
 

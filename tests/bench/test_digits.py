@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from mimose.bench.grid import digits
+from benchmarks import digits
 from mimose.bench.grid.workloads import WORKLOADS
 from mimose.watch.units import find_units
 

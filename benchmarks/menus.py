@@ -1,6 +1,6 @@
 """Made-up planning problems with every action: also those that pack and offload.
 
-Made of the problems of `mimose.bench.problems`: what a layer has left under ``lean``,
+Made of the problems of `benchmarks.problems`: what a layer has left under ``lean``,
 and its input, is pooled, quantized or copied to the host. Where layers end with an
 activation and save their own outputs, as those of convolutional nets do, what packing
 an input frees depends on the layer before.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.bench.problems import draw_problem
+from benchmarks.problems import draw_problem
 from mimose.planners import PlanningProblem, peak_bytes, safest_plan
 from mimose.planners.fewer import with_actions
 
@@ -53,7 +53,7 @@ def draw_whole_menu(
 
     Args:
         rng: What to draw from.
-        kind: One of `mimose.bench.problems.KINDS`.
+        kind: One of `benchmarks.problems.KINDS`.
         n_events: Events of the step.
         pairs: Whether layers save their own outputs, as long as they are not packed.
         jitter: By how much the costs and bytes of like layers differ.

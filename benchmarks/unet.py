@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mimose.bench.convnets import basic
+from benchmarks.convnets import basic
 from mimose.bench.zoo import Output
 
 

@@ -18,8 +18,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from mimose.bench.grid import workloads
 from mimose.bench.grid.traces import Sizes, SizeTrace
-from mimose.bench.grid.workload import Workload
+from mimose.bench.grid.workloads import Workload
 from mimose.bench.zoo import builder
 
 N_CLASSES = 10
@@ -191,3 +192,13 @@ DIGITS = (
     ),
 )
 """The workloads: images of one number a batch, and of several."""
+
+
+def workload_named(name: str) -> Workload:
+    """Return one of these, or one that the library's own comparison knows.
+
+    Raises:
+        ValueError: There is none of this name.
+    """
+    own = {each.name: each for each in DIGITS}
+    return own[name] if name in own else workloads.workload_named(name)
