@@ -66,30 +66,3 @@ def test_no_line_is_missed(device, check):
 
     assert lines
     assert [] == [line for line in lines if line.verdict == MISSED]
-
-
-@pytest.mark.gpu
-def test_autosac_saves_memory(tmp_path):
-    """With its own time model, which needs a device: losses are plain training's."""
-    pytest.importorskip("transformers")
-    pytest.importorskip("pulp")
-    pytest.importorskip("pwlf")
-    from mimose.bench.grid.worker import Task, Worker
-
-    lengths = (64, 256, 160)
-    task = {
-        "workload": "tc-bert", "scale": "tiny", "seed": 0, "dtype": "float32",
-        "sizes": [{"length": length} for length in lengths], "longest": None,
-        "device": str(torch.accelerator.current_accelerator()), "threads": 2,
-        "shared": str(tmp_path),
-    }  # fmt: skip
-    plain = Worker(Task(strategy="none", headroom_bytes=None, **task))
-    growth = plain.probe()["growth_bytes"]
-    losses = [plain.step(i)["loss"] for i in range(len(lengths))]
-    plain.close()
-    planned = Worker(Task(strategy="autosac", headroom_bytes=growth * 3 // 4, **task))
-    rows = [planned.step(i) for i in range(len(lengths))]
-    planned.close()
-    assert [row["loss"] for row in rows] == losses
-    most = max(row["peak_bytes"] - row["start_bytes"] for row in rows)
-    assert most < 0.9 * growth

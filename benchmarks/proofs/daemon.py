@@ -250,7 +250,7 @@ def _work_path() -> Iterator[Mapping[str, Any]]:
     """Train the same batches without a thread, with it, and looking ahead as well."""
     workload = workload_named(_WORKLOAD)
     assert workload.trace is not None
-    sizes = workload.trace("tiny")(np.random.default_rng(0), _PATH_STEPS)
+    sizes = workload.trace(np.random.default_rng(0), _PATH_STEPS)
     for kind in ("inline", "thread", "watched"):
         torch.manual_seed(0)
         model = workload.build("tiny")

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +22,10 @@ from mimose.usage import UsageError, need
 
 if TYPE_CHECKING:
     from mimose.bench.advise.settings import Settings as AdviseSettings
-    from mimose.bench.grid.settings import GridSettings
+    from mimose.bench.grid.runner import GridSettings
     from mimose.bench.grid.strategies import Strategy
     from mimose.bench.grid.traces import Sizes
-    from mimose.bench.grid.workload import Workload
+    from mimose.bench.grid.workloads import Workload
     from mimose.records import StepRecord
     from mimose.report.page.headline import Headline
 
@@ -38,7 +38,7 @@ INTERRUPTED = 130
 UNREAD = 141
 """The output was closed before all of it was written (128 + SIGPIPE)."""
 
-_BENCH = ("filelock", "matplotlib", "rich", "sympy", "tokenizers", "transformers")
+_BENCH = ("filelock", "matplotlib", "rich", "tokenizers", "transformers")
 """Packages that a grid needs."""
 _RECORDS = "records.jsonl"
 _OUT = Path("runs/bench")
@@ -91,7 +91,7 @@ def bench(options: argparse.Namespace) -> int:
     """
     need("bench", *_BENCH)
     from mimose.bench.grid.command import bench, prepare, show_again
-    from mimose.bench.grid.registry import STRATEGIES
+    from mimose.bench.grid.strategies import STRATEGIES
     from mimose.bench.grid.workloads import WORKLOADS
 
     if options.list:
@@ -99,10 +99,7 @@ def bench(options: argparse.Namespace) -> int:
     with _told_as_usage():
         if options.show:
             out = options.out or options.show.parent
-            return show_again(options.show, out, options.against)
-        if options.against:
-            msg = "--against compares with the rows of --show: give both"
-            raise UsageError(msg)
+            return show_again(options.show, out)
         settings = _grid(options)
         out = options.out or _OUT
         rows = prepare(settings, out, resume=options.resume)
@@ -133,25 +130,13 @@ def _told_of_files() -> Iterator[None]:
 def _grid(options: argparse.Namespace) -> GridSettings:
     """Return what ``mimose bench`` was asked to compare."""
     from mimose.bench.device import need_device
-    from mimose.bench.grid.registry import STRATEGIES
-    from mimose.bench.grid.scaling import SCALED, SCALING
-    from mimose.bench.grid.settings import GridSettings, refuse_workload
+    from mimose.bench.grid.runner import GridSettings, refuse_workload
+    from mimose.bench.grid.strategies import STRATEGIES
 
     if options.model and ":" not in options.model:
         msg = f"--model {options.model}: give it as module:function"
         raise UsageError(msg)
-    if options.scaling:
-        others = ("workloads", "model", "lengths", "dataset")
-        given = [f"--{name}" for name in others if getattr(options, name)]
-        if given:
-            msg = (
-                f"--scaling has workloads and lengths of its own; leave {given[0]} out"
-            )
-            raise UsageError(msg)
-        named: Iterable[str] = SCALING
-        options.strategies = options.strategies or SCALED
-    else:
-        named = options.workloads or ([] if options.model else _by_default(options))
+    named = options.workloads or ([] if options.model else _by_default(options))
     workloads = tuple(dict.fromkeys([*named, *filter(None, [options.model])]))
     strategies = tuple(dict.fromkeys(["none", *(options.strategies or STRATEGIES)]))
     unknown = [name for name in strategies if name not in STRATEGIES]
@@ -192,12 +177,12 @@ def _grid(options: argparse.Namespace) -> GridSettings:
 def _by_default(options: argparse.Namespace) -> list[str]:
     """Return the workloads to run: with lengths given, those that they are for."""
     from mimose.bench.grid.traces import columns_of
-    from mimose.bench.grid.workloads import ALL, DEFAULT
+    from mimose.bench.grid.workloads import DEFAULT, WORKLOADS
 
     if not options.lengths and not options.dataset:
         return list(DEFAULT)
     given = columns_of(options.lengths) if options.lengths else ("length",)
-    found = [name for name in DEFAULT if set(ALL[name].sizes) <= set(given)]
+    found = [name for name in DEFAULT if set(WORKLOADS[name].sizes) <= set(given)]
     if not found:
         msg = (
             f"{options.lengths} has columns {', '.join(given)}: no workload of the "
@@ -229,7 +214,6 @@ def _trace(options: argparse.Namespace, workloads: Sequence[str]) -> tuple[Sizes
 
 
 def _list(workloads: Mapping[str, Workload], strategies: Mapping[str, Strategy]) -> int:
-    from mimose.bench.grid.scaling import SCALING
     from mimose.report.columns import named, terminal_width
 
     works = [
@@ -240,19 +224,7 @@ def _list(workloads: Mapping[str, Workload], strategies: Mapping[str, Strategy])
         )
         for each in workloads.values()
     ]
-    works.append(
-        (
-            "--scaling",
-            "language models of which one thing grows; or one of them: "
-            + ", ".join(SCALING),
-        )
-    )
-    chosen = []
-    for strategy in strategies.values():
-        why = strategy.why_not("cpu")
-        chosen.append(
-            (strategy.name, strategy.what + (f" (on a CPU: {why})" if why else ""))
-        )
+    chosen = [(each.name, each.what) for each in strategies.values()]
     width = terminal_width()
     _write(["workloads", *named(works, width), "strategies", *named(chosen, width)])
     return OK

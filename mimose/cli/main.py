@@ -106,8 +106,8 @@ def _add_demo(subparsers: Commands) -> None:
         help="train the same batches four ways and show what each needs",
         description="Train the same batches of real text four ways (keep everything, "
         "recompute\neverything, one plan for the longest batch, mimose), then under a "
-        "hard memory\nlimit. Leaves a table, a picture and the rows behind them; the "
-        "last line is\nJSON. Ctrl-C shows what there is so far.",
+        "hard memory\nlimit. Leaves a table, a picture and the rows behind them. "
+        "Ctrl-C shows what\nthere is so far.",
         epilog="examples:\n"
         "  mimose demo\n"
         "  mimose demo --steps 20 --out elsewhere\n\n"
@@ -205,21 +205,18 @@ def _add_bench(subparsers: Commands) -> None:
         description="Which memory strategy should a model be trained with, at a "
         "budget? Every strategy\ntrains on the same batches from the same weights, in "
         "a process of its own; they\ntake turns. Peaks are physical, recomputation is "
-        "counted. Leaves the rows, a page,\na picture and a summary; the last line is "
-        "JSON. Ctrl-C keeps the steps that ran.",
+        "counted. Leaves the rows, a\npicture and a summary. Ctrl-C keeps the steps "
+        "that ran.",
         epilog="examples:\n"
         "  mimose bench --list\n"
         "  mimose bench --workloads qa-bert --strategies none,full,static,mimose\n"
-        "  mimose bench --workloads lm-gpt2 --lengths mine.csv --budgets 0.3,0.6\n"
+        "  mimose bench --workloads tc-bert --lengths mine.csv --budgets 0.3,0.6\n"
         "  mimose bench --model mypackage.models:small_one --lengths mine.csv\n"
-        "  mimose bench --scaling --strategies full,static,mimose --budgets 0.5\n"
         "  mimose bench --resume --out runs/bench\n"
-        "  mimose bench --show runs/bench/rows.csv --against other/rows.csv\n\n"
+        "  mimose bench --show runs/bench/rows.csv\n\n"
         "exit status:\n"
         "  0    all went well\n"
-        "  1    a workload could not be run, or two runs rank strategies differently\n"
-        + _UNUSABLE
-        + "  130  Ctrl-C\n",
+        "  1    a workload could not be run\n" + _UNUSABLE + "  130  Ctrl-C\n",
     )
     bench.add_argument(
         "--list", action="store_true", help="name workloads and strategies, and end"
@@ -229,12 +226,6 @@ def _add_bench(subparsers: Commands) -> None:
         type=names,
         metavar="A,B",
         help="which (default: the Mimose paper's four language tasks)",
-    )
-    bench.add_argument(
-        "--scaling",
-        action="store_true",
-        help="language models whose depth, length, batch or number of shapes grows, in "
-        "place of the workloads",
     )
     bench.add_argument(
         "--strategies", type=names, metavar="A,B", help="which (default: all)"
@@ -291,12 +282,6 @@ def _add_bench(subparsers: Commands) -> None:
         type=Path,
         metavar="ROWS.csv",
         help="run nothing: show the rows of a run that is over",
-    )
-    bench.add_argument(
-        "--against",
-        type=Path,
-        metavar="ROWS.csv",
-        help="with --show: rows of another run, to tell what the two rank differently",
     )
     bench.set_defaults(do=commands.bench)
 

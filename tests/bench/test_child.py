@@ -3,52 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
 
 from mimose.bench.child import Child, RunFailedError, run_child
-from mimose.bench.corpus import EncodedCorpus
-from mimose.bench.grid.worker import Task
-from mimose.bench.grid.workloads import Docstrings
 from mimose.bench.step_meter import RunningStep, StepMeter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 MIB = 2**20
-_WORKER = "mimose.bench.grid.worker"
-
-
-@pytest.fixture
-def task(tmp_path: Path, toy_corpus: EncodedCorpus) -> Task:
-    """A task for a model that trains in milliseconds."""
-    Docstrings(toy_corpus).prepare(tmp_path)
-    return Task(
-        workload="tc-docstrings",
-        strategy="mimose",
-        scale="tiny",
-        sizes=[{"length": length} for length in (12, 20, 7)],
-        longest=None,
-        headroom_bytes=2**33,
-        seed=0,
-        device="cpu",
-        dtype="float32",
-        threads=1,
-        shared=str(tmp_path),
-    )
-
-
-def _start(task: Task, **changes: Any) -> contextlib.closing[Child]:
-    values = {**dataclasses.asdict(task), **changes}
-    return contextlib.closing(Child(values["strategy"], _WORKER, values, 1))
 
 
 def test_a_step_is_seen_past_resets() -> None:
@@ -83,17 +53,20 @@ def make():
 
 @pytest.mark.slow
 def test_limit_makes_allocations_fail(
-    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step that needs more than the budget and the slack ends with a message."""
     (tmp_path / "mine_of_child.py").write_text(_LARGE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    limited = {"headroom_bytes": 1, "is_limited": True, "strategy": "none"}
-    # Each layer makes 16 MiB, and the slack is 32.
-    large = {"workload": "mine_of_child:make", "sizes": [{"rows": 2**18}]}
+    task = {
+        **{"workload": "mine_of_child:make", "strategy": "none", "scale": "tiny"},
+        "sizes": [{"rows": 2**18}],  # each layer makes 16 MiB, and the slack is 32
+        **{"longest": None, "headroom_bytes": 1, "is_limited": True, "seed": 0},
+        **{"device": "cpu", "dtype": "float32", "threads": 1, "shared": str(tmp_path)},
+    }
 
     with (
-        _start(task, **limited, **large) as child,
+        contextlib.closing(Child("none", "mimose.bench.grid.worker", task, 1)) as child,
         pytest.raises(RunFailedError, match="can't allocate memory"),
     ):
         child.receive()

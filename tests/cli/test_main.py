@@ -474,11 +474,8 @@ def test_bench_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Every workload and every strategy, and why some cannot run."""
     assert main(["bench", "--list"]) == 0
     listed = capsys.readouterr().out
-    for name in ("qa-bert", "tr-t5", "mimose-paper", "oracle", "rockmate"):
+    for name in ("qa-bert", "tr-t5", "mimose-paper", "oracle", "hf-full"):
         assert name in listed
-    assert 1 == len(re.findall(r"^  \S*scaling ", listed, re.MULTILINE))
-    assert not re.search(r"^  lm-depth", listed, re.MULTILINE)
-    assert "lm-depth-24" in listed
 
 
 @needs_bench
@@ -492,7 +489,6 @@ def test_bench_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         (["--lengths", "missing.csv"], "missing.csv: No such file"),
         (["--strategies", "none,full"], "none of these heeds a budget"),
         (["--device", "abacus"], "torch knows no such device"),
-        (["--against", "rows.csv"], "give both"),
         (["--show", "missing.csv"], "missing.csv: No such file"),
         (["--dataset", "missing.csv"], "--dataset missing.csv: "),
     ],
@@ -577,14 +573,15 @@ def test_bench_runs_and_resumes(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the processes that train
     options = ["bench", "--model", "mine_to_run:make", "--lengths", str(lengths)]
-    options += ["--strategies", "full,mimose,hf-offload"]
+    options += ["--strategies", "full,mimose,hf-full"]
     options += ["--steps", "2", "--warm-up", "1", "--budgets", "0.5"]
     options += ["--threads", "1", "--out", str(tmp_path / "out")]
     assert main(options) == 0
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "mimose" in capsys.readouterr().out
+    document = json.loads((tmp_path / "out" / "summary.json").read_text())
     cells = {cell["strategy"]: cell for cell in document["cells"]}
-    assert set(cells) == {"none", "full", "mimose", "hf-offload"}
-    assert cells.pop("hf-offload")["loss_is_equal"] is None
+    assert set(cells) == {"none", "full", "mimose", "hf-full"}
+    assert cells.pop("hf-full")["loss_is_equal"] is None
     assert all(cell["loss_is_equal"] for cell in cells.values())
     assert cells["full"]["recomputed_flops"] > cells["none"]["recomputed_flops"] == 0
     assert all(Path(path).exists() for path in document["files"].values())

@@ -1,39 +1,30 @@
 """``mimose demo``: real text four ways, then under a hard memory limit.
 
-A grid of one workload at one budget; here its rows become a table, a picture, a few
-sentences, and one line of JSON.
+A grid of one workload at one budget; its rows become a table, a picture and a few
+sentences.
 """
 
 from __future__ import annotations
 
-import functools
 import statistics
-import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mimose.bench.child import RunFailedError
-from mimose.bench.grid.demo_picture import draw
-from mimose.bench.grid.docstrings import DOCSTRINGS
-from mimose.bench.grid.progress import progress
-from mimose.bench.grid.rows import INTERRUPTED, GridRow
-from mimose.bench.grid.runner import WorkloadRun
-from mimose.bench.grid.settings import GridSettings
-from mimose.bench.grid.summary import CellSummary, summarise
-from mimose.bench.grid.table import publish
+from mimose.bench.grid.picture import draw_demo, headline
+from mimose.bench.grid.runner import INTERRUPTED, GridRow, GridSettings, measure
+from mimose.bench.grid.summary import CellSummary, new_table, publish, summarise
+from mimose.bench.grid.workloads import DOCSTRINGS
 from mimose.bench.rows import write
-from mimose.exceptions import first_line
 from mimose.usage import UsageError
 
 _LAST = 10
 """Steps over which the final loss is averaged."""
-_FAILED, _INTERRUPTED = 1, 130
 _MIB = 2**20
 _GIGA = 1e9
 
@@ -52,6 +43,10 @@ batch; a plan for every length."""
 def demo(settings: GridSettings, out: Path) -> int:
     """Run the demonstration, show its results and write them down.
 
+    Args:
+        settings: `SETTINGS`, or like them.
+        out: The folder for ``rows.csv``, ``demo.png`` and ``summary.json``.
+
     Returns:
         The exit status: 0; 1 where something failed that should not have; 130, as a
         shell expects, after Ctrl-C.
@@ -65,27 +60,9 @@ def demo(settings: GridSettings, out: Path) -> int:
         msg = f"--out {out}: it cannot be a folder: {error.strerror}"
         raise UsageError(msg) from error
     rows: list[GridRow] = []
-    status = _measure(settings, rows)
+    status = measure(settings, settings.workloads, rows.extend, "demo")
     _show(settings, rows, out)
     return status or int(any(_is_unexpected(row) for row in rows))
-
-
-def _measure(settings: GridSettings, rows: list[GridRow]) -> int:
-    """Run the grid; put what ran into the rows, and return an exit status."""
-    run = None
-    try:
-        with progress(settings.n_steps) as tell:
-            name = DOCSTRINGS.name
-            run = WorkloadRun(settings, name, functools.partial(tell, name))
-            run.run()
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except RunFailedError as error:
-        sys.stderr.write(f"mimose demo: {first_line(error)}\n")
-        return _FAILED
-    finally:
-        rows += run.rows if run is not None else ()
-    return 0
 
 
 def _is_unexpected(row: GridRow) -> bool:
@@ -93,32 +70,29 @@ def _is_unexpected(row: GridRow) -> bool:
     return bool(row.problem) and not (row.is_limited and row.strategy == "none")
 
 
-def _is_complete(settings: GridSettings, rows: Sequence[GridRow]) -> bool:
-    limited = {row.strategy for row in rows if row.is_limited}
-    return limited == set(settings.limited) and settings.is_complete(rows)
-
-
 def _show(settings: GridSettings, rows: Sequence[GridRow], out: Path) -> None:
-    """Write the files and print what they say; JSON is the last line."""
+    """Write the files and print what they say."""
     console = Console(soft_wrap=True, highlight=False)
     files = {"rows": out / "rows.csv", "summary": out / "summary.json"}
     write(files["rows"], GridRow, rows)
-    is_complete = _is_complete(settings, rows)
     ran = [row for row in rows if not row.problem]
-    shown = [_summary(cell, ran) for cell in summarise(ran)]
+    cells = summarise(ran)
+    limited = {row.strategy for row in rows if row.is_limited}
+    is_complete = limited == set(settings.limited) and settings.is_complete(rows)
     if not is_complete:
         console.print("Cut short: this is what was measured until then.")
+    shown = [_summary(cell, ran) for cell in cells]
     if shown:
         files["picture"] = out / "demo.png"
-        draw(files["rows"], files["picture"])
+        draw_demo(rows, files["picture"])
         console.print(_table(shown))
+        console.print(f"{headline(cells)}.", markup=False)
     for sentence in _sentences(settings, rows):
         console.print(sentence, markup=False)
-    free = [replace(row, is_limited=False) for row in ran if row.is_limited]
     document = {
         "is_complete": is_complete,
         "strategies": shown,
-        "limit": [_summary(cell, free) for cell in summarise(free)],
+        "limit": dict(Counter(row.strategy for row in ran if row.is_limited)),
         "failures": _failures(rows),
     }
     publish(document, files, console)
@@ -145,18 +119,11 @@ def _failures(rows: Sequence[GridRow]) -> dict[str, str]:
 
 
 def _table(shown: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("strategy", no_wrap=True)
-    for title in (
-        "growth\n(MiB)",
-        "over\nbudget",
-        "ms\na step",
-        "time",
-        "redone\n(GFLOP)",
-        "loss",
-        "accuracy",
-    ):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = new_table(
+        "strategy",
+        *("growth\n(MiB)", "over\nbudget", "ms\na step", "time"),
+        *("redone\n(GFLOP)", "loss", "accuracy"),
+    )
     for cell in shown:
         ratio, accuracy = cell["seconds_ratio"], cell["accuracy"]
         table.add_row(
@@ -173,7 +140,7 @@ def _table(shown: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _sentences(settings: GridSettings, rows: Sequence[GridRow]) -> Iterator[str]:
-    """Say what the table means, and what the hard limit showed."""
+    """Say what the budget was, who failed, and what the hard limit showed."""
     headroom = next((row.headroom_bytes for row in rows if row.headroom_bytes), None)
     if headroom is not None:
         yield f"Budget: {headroom / _MIB:.0f} MiB for a step's growth."

@@ -1,267 +1,280 @@
-"""A grid as pictures: time against budget, beside the published, and as things grow."""
+"""The pictures of `mimose bench` and `mimose demo`, made from their rows alone."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimose.bench.grid.looks import COLOURS, marked
-from mimose.bench.grid.menu import ALL
-from mimose.bench.grid.page import is_off_the_scale
-from mimose.bench.grid.peers import PEERS
-from mimose.bench.grid.published import PUBLISHED
-from mimose.bench.grid.scaling import AXES, SCALED, SCALING, name_of
-from mimose.bench.grid.shares import draw_shares
-from mimose.bench.grid.summary import CellSummary, picked
-from mimose.bench.pictures import save, tidy
+from mimose.bench.grid.runner import GridRow
+from mimose.bench.grid.summary import CellSummary, summarise
+from mimose.bench.grid.workloads import size_of
+from mimose.bench.pictures import draw_budget, measured_on, save, tidy, title
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
+# Okabe and Ito's palette for our own, paler colours for the others.
+_COLOURS = {
+    "none": "#555555",
+    "full": "#E69F00",
+    "every-2": "#CC79A7",
+    "static": "#56B4E9",
+    "static-menu": "#393B79",
+    "oracle": "#009E73",
+    "oracle-menu": "#637939",
+    "eviction": "#F0E442",
+    "mimose-paper": "#D55E00",
+    "mimose-menu": "#6B6ECF",
+    "mimose": "#0072B2",
+    "hf-full": "#8C564B",
+    "hf-every-2": "#C49C94",
+}
+_OTHER_COLOUR = "#999999"
+_OFF_THE_SCALE = 1.8
+"""Times plain training; who takes longer on the average is not drawn."""
 _COLUMNS = 2
-_CALLS = "calls of layers (%)"
-_PEERS = {peer.name for peer in PEERS}
-_COMPARED = {"mimose": "mimose", "static": "static", "eviction": "DTR"}
-"""Our strategies beside the paper's of another name."""
-_MILLI = 1e3
+_MIB = 2**20
+_GIGA = 1e9
+
+_PUBLISHED = {
+    "mc-roberta": "3.36 9.95"
+    "; 4 1.19 5 1.065 6 1.06 7 1.045 8 1.04"
+    "; 3.5 1.37 4.4 1.345 6 1.295 7 1.22 8 1.175",
+    "tr-t5": "5.8 19.7"
+    "; 6.65 1.36 9.15 1.385 12.75 1.125 13.8 1.065"
+    "; 6.65 1.535 9.15 1.26 12.7 1.29 13.8 1.135",
+    "qa-bert": "3.1 9.5"
+    "; 4 1.26 5 1.165 6 1.10 7 1.07 8 1.02"
+    "; 4 1.39 5 1.31 5.9 1.26 6.9 1.22 7.9 1.165",
+    "tc-bert": "3.6 13.4"
+    "; 4 1.055 5 1.045 6 1.01 7 1.02 8 1.02"
+    "; 4 1.31 5 1.30 5.9 1.28 6.9 1.22 7.9 1.19",
+}
+"""What the Mimose paper (IPDPS 2023, a V100 in fp32) reports, by workload.
+
+GB with every layer recomputed and with none; then GB and time ÷ plain training of
+Mimose, and of Sublinear, the paper's planner frozen at the longest input. Read off its
+Fig. 10 (±0.02).
+"""
 
 
-def draw_all(summaries: Sequence[CellSummary], folder: Path) -> dict[str, Path]:
-    """Draw every picture that there are numbers for.
-
-    Returns:
-        The files, by what they are.
+def draw_grid(summaries: Sequence[CellSummary], path: Path) -> None:
+    """Draw time against budget for each workload, and what the paper reports.
 
     Raises:
         ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
     """
-    names = {summary.workload for summary in summaries}
-    plain = {s.workload for s in summaries if s.relative_to == "none"}
-    pictures: tuple[tuple[str, set[str], Callable[..., None]], ...] = (
-        ("picture", names - SCALING.keys(), draw),
-        ("published", plain & PUBLISHED.keys(), draw_published),
-        ("scaling", names & SCALING.keys(), draw_scaling),
-        ("actions", {s.workload for s in picked(summaries)}, draw_actions),
-    )
-    drawn = {}
-    for name, wanted, function in pictures:
-        own = [summary for summary in summaries if summary.workload in wanted]
-        if any(summary.steps for summary in own):
-            path = folder / ("bench.png" if name == "picture" else f"{name}.png")
-            function(own, path)
-            drawn[name] = path
-    return drawn
-
-
-def draw(summaries: Sequence[CellSummary], path: Path) -> None:
-    """Draw time against budget, for each workload."""
-    workloads = list(dict.fromkeys(summary.workload for summary in summaries))
-    title = (
-        "Time of a step, plain training being 1 (where it failed: full), at budgets "
-        "between everything\nrecomputed (0) and kept (1). Crosses broke the budget, or "
-        "failed"
-    )
-    if all(summary.relative_to == "none" for summary in summaries):
-        title = title.replace(" (where it failed: full)", "")
-    with _figure(len(workloads), _COLUMNS, title, path) as grid:
-        for axes, workload in zip(grid, workloads, strict=True):
-            own = [s for s in summaries if s.workload == workload]
-            _draw_workload(axes, workload, own)
-
-
-def draw_published(summaries: Sequence[CellSummary], path: Path) -> None:
-    """Draw our times and those of the Mimose paper at the same shares of memory."""
-    workloads = [
-        name for name in PUBLISHED if any(s.workload == name for s in summaries)
-    ]
-    title = (
-        "Ours (lines) and the Mimose paper's (dashes; V100, full size, Fig. 10): time, "
-        "plain training being 1,\nagainst the share of memory between everything "
-        "recomputed and everything kept"
-    )
-    with _figure(len(workloads), _COLUMNS, title, path) as grid:
-        for axes, workload in zip(grid, workloads, strict=True):
-            for ours, theirs in _COMPARED.items():
-                own = [
-                    s
-                    for s in summaries
-                    if (s.workload, s.strategy) == (workload, ours)
-                    and s.keeps_budget
-                    and s.seconds_ratio
-                ]
-                if own:
-                    axes.plot(
-                        [s.budget_share for s in own],
-                        [s.seconds_ratio or 0.0 for s in own],
-                        color=COLOURS[ours],
-                        marker="o",
-                        linewidth=2.2,
-                        label=f"{ours} (ours)",
-                    )
-                shares, times = zip(*PUBLISHED[workload].shares(theirs), strict=True)
-                axes.plot(
-                    shares,
-                    times,
-                    color=COLOURS[ours],
-                    marker="s",
-                    markersize=4,
-                    linestyle="--",
-                    linewidth=1.2,
-                    label=f"{theirs} (paper)",
-                )
-            _finish(axes, workload)
-
-
-def draw_scaling(summaries: Sequence[CellSummary], path: Path) -> None:
-    """Draw what a step, and a plan, cost as one thing grows."""
-    from matplotlib.ticker import LogLocator
-
-    budgets = sorted({s.budget_share for s in summaries})
-    budget = budgets[len(budgets) // 2]
-    found = {
-        (s.workload, s.strategy): s
-        for s in summaries
-        if s.budget_share == budget and s.keeps_budget
-    }
-    title = (
-        "A language model of which one thing grows: time of a step, plain training "
-        f"being 1, at the budget {budget:g} (above);\nmilliseconds to make a plan, and "
-        "to find one made before (below)"
-    )
-    with _figure(2 * len(AXES), len(AXES), title, path, shares_x=False) as grid:
-        for column, (axis, values) in enumerate(AXES.items()):
-            above, below = grid[column], grid[column + len(AXES)]
-            for strategy in SCALED:
-                _draw_growing(
-                    above,
-                    strategy,
-                    COLOURS[strategy],
-                    _points(found, axis, values, strategy, lambda s: s.seconds_ratio),
-                )
-            for label, pick in _PLAN_TIMES.items():
-                points = _points(found, axis, values, "mimose", pick)
-                colour = COLOURS["mimose" if "make" in label else "oracle"]
-                _draw_growing(below, label, colour, points)
-            below.set_yscale("log")
-            below.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            below.yaxis.set_major_formatter("{x:g}")
-            for axes in (above, below):
-                _finish(axes, axis)
-                axes.set_xscale("log", base=2)
-                axes.set_xticks(values, [str(value) for value in values])
-                axes.minorticks_off()
-
-
-def draw_actions(summaries: Sequence[CellSummary], path: Path) -> None:
-    """Draw, for each workload, which actions are chosen where all may be."""
-    cells = picked(summaries)
-    workloads = list(dict.fromkeys(cell.workload for cell in cells))
-    title = (
-        "Which action layers run under, where all may be chosen, at budgets between "
-        "everything\nrecomputed (0) and kept (1)"
-    )
-    with _figure(len(workloads), _COLUMNS, title, path, shares_x=False) as grid:
-        for axes, workload in zip(grid, workloads, strict=True):
-            own = [cell for cell in cells if cell.workload == workload]
-            budgets = [f"{cell.budget_share:g}" for cell in own]
-            shares = [dict(cell.action_shares) for cell in own]
-            draw_shares(axes, budgets, shares, ALL)
-            axes.set_ylabel(_CALLS)
-            _finish(axes, workload)
-
-
-_PLAN_TIMES: Mapping[str, Callable[[CellSummary], float | None]] = {
-    "make a plan, ms": lambda s: s.miss_seconds and s.miss_seconds * _MILLI,
-    "find a plan, ms": lambda s: s.hit_seconds and s.hit_seconds * _MILLI,
-}
-
-
-def _points(
-    found: Mapping[tuple[str, str], CellSummary],
-    axis: str,
-    values: Sequence[int],
-    strategy: str,
-    pick: Callable[[CellSummary], float | None],
-) -> list[tuple[int, float]]:
-    points = []
-    for value in values:
-        cell = found.get((name_of(axis, value), strategy))
-        number = None if cell is None else pick(cell)
-        if number is not None:
-            points.append((value, number))
-    return points
-
-
-def _draw_growing(
-    axes: Axes, label: str, colour: str, points: Sequence[tuple[int, float]]
-) -> None:
-    if points:
-        x, y = zip(*points, strict=True)
-        axes.plot(x, y, color=colour, marker="o", markersize=4, label=label)
-
-
-@contextlib.contextmanager
-def _figure(
-    n_panels: int, n_columns: int, title: str, path: Path, *, shares_x: bool = True
-) -> Iterator[list[Axes]]:
-    """Yield so many panels; then write the picture, with one legend for all."""
     from matplotlib.figure import Figure
 
-    n_rows = -(-n_panels // n_columns)
-    figure = Figure(figsize=(11, 3.2 * n_rows + 0.9), dpi=130, layout="constrained")
-    grid = list(figure.subplots(n_rows, n_columns, squeeze=False, sharex=shares_x).flat)
-    yield grid[:n_panels]
-    for axes in grid[n_panels:]:
-        axes.set_visible(False)
+    workloads = list(dict.fromkeys(summary.workload for summary in summaries))
+    n_rows = -(-len(workloads) // _COLUMNS)
+    figure = Figure(figsize=(11, 3.4 * n_rows + 0.9), dpi=130, layout="constrained")
+    grid = list(figure.subplots(n_rows, _COLUMNS, squeeze=False, sharex=True).flat)
     handles: dict[str, Artist] = {}
-    for axes in grid:
+    for axes, workload in zip(grid, workloads, strict=False):
+        _draw_workload(axes, [s for s in summaries if s.workload == workload])
+        if workload in _PUBLISHED:
+            _draw_published(axes, workload)
+        axes.set_title(workload, loc="left", fontsize=10, weight="bold")
+        tidy(axes)
         found, names = axes.get_legend_handles_labels()
         handles |= dict(zip(names, found, strict=True))
+    for axes in grid[len(workloads) :]:
+        axes.set_visible(False)
     figure.legend(
         list(handles.values()),
         list(handles),
-        handlelength=3,
         loc="outside lower center",
-        ncols=7,
+        ncols=6,
         frameon=False,
     )
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    text = (
+        "Time of a step, plain training being 1, at budgets between everything "
+        "recomputed (0) and kept (1).\nCrosses broke the budget, or failed"
+    )
+    figure.suptitle(text, x=0.01, ha="left", fontsize=11)
     save(figure, path)
 
 
-def _finish(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10, weight="bold")
-    tidy(axes)
-
-
-def _draw_workload(axes: Axes, workload: str, cells: Sequence[CellSummary]) -> None:
+def _draw_workload(axes: Axes, cells: Sequence[CellSummary]) -> None:
     for strategy in dict.fromkeys(cell.strategy for cell in cells):
-        own = [c for c in cells if c.strategy == strategy and c.seconds_ratio]
-        if not own or is_off_the_scale(own):
+        timed = {
+            cell.budget_share: (cell, cell.seconds_ratio)
+            for cell in cells
+            if cell.strategy == strategy and cell.seconds_ratio is not None
+        }
+        ratios = [ratio for _, ratio in timed.values()]
+        if not ratios or statistics.fmean(ratios) > _OFF_THE_SCALE:
             continue
         is_mine = strategy == "mimose"
-        colour = COLOURS[strategy]
-        shares = [cell.budget_share for cell in own]
-        ratios = [cell.seconds_ratio or 0.0 for cell in own]
+        colour = _COLOURS.get(strategy, _OTHER_COLOUR)
         axes.plot(
-            shares,
+            list(timed),
             ratios,
             color=colour,
             linewidth=2.6 if is_mine else 1.1,
-            linestyle="--" if strategy in _PEERS else "-",
             zorder=3 if is_mine else 2,
-            label=marked(strategy),
+            label=strategy,
         )
-        for cell, ratio in zip(own, ratios, strict=True):
-            axes.plot(
-                cell.budget_share,
-                ratio,
-                color=colour,
-                marker="o" if cell.keeps_budget else "x",
-                markersize=6 if is_mine else 4,
-                zorder=4 if is_mine else 2,
-            )
-    _finish(axes, workload)
+        for share, (cell, ratio) in timed.items():
+            marker = "o" if cell.keeps_budget else "x"
+            size = 6 if is_mine else 4
+            axes.plot(share, ratio, marker, color=colour, markersize=size, zorder=4)
+
+
+def _draw_published(axes: Axes, workload: str) -> None:
+    ends, *series = (
+        [float(number) for number in text.split()]
+        for text in _PUBLISHED[workload].split(";")
+    )
+    for strategy, points in zip(("mimose", "static"), series, strict=True):
+        axes.plot(
+            [(gb - ends[0]) / (ends[1] - ends[0]) for gb in points[::2]],
+            points[1::2],
+            ":s",
+            color=_COLOURS[strategy],
+            linewidth=1.2,
+            markersize=3,
+            label=f"{strategy}, as the paper reports",
+        )
+
+
+# ------------------------------------------------------------- demonstration
+
+_EXPLAINED = {
+    "none": "none\nkeep everything",
+    "full": "full\nrecompute everything",
+    "static": "static\none plan for the longest",
+    "mimose": "mimose\na plan for every length",
+}
+
+
+def draw_demo(rows: Sequence[GridRow], path: Path) -> None:
+    """Draw peaks against lengths, and the price of each strategy beside them.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
+    """
+    from matplotlib.figure import Figure
+
+    ran = [row for row in rows if not (row.is_limited or row.problem)]
+    summaries = [summary for summary in summarise(ran) if summary.steps]
+    figure = Figure(figsize=(11, 5.6), dpi=150, layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(2.2, 1))
+    _draw_peaks(figure.add_subplot(grid[:, 0]), ran)
+    seconds = {s.strategy: sum(t for _, t in s.turns) / s.steps for s in summaries}
+    flops = {s.strategy: (s.recomputed_flops or 0) / s.steps for s in summaries}
+    _draw_bars(figure.add_subplot(grid[0, 1]), seconds, 1e3, "time (ms a step)")
+    label = "recomputed (GFLOP a step)"
+    _draw_bars(figure.add_subplot(grid[1, 1]), flops, 1 / _GIGA, label)
+    limited = [row for row in rows if row.is_limited]
+    note = f"{rows[0].threads} threads, {measured_on(rows[0])}"
+    if limited:
+        taken = Counter(row.strategy for row in limited if not row.problem)
+        n_steps = 1 + max(row.step for row in ran)
+        names = dict.fromkeys(row.strategy for row in limited)
+        told = ", ".join(f"{name} took {taken[name]} of {n_steps}" for name in names)
+        note = f"With the budget as a hard limit on the process: {told} steps.\n{note}"
+    title(figure, headline(summaries), note)
+    save(figure, path)
+
+
+def headline(summaries: Sequence[CellSummary]) -> str:
+    """Say what mimose did, in a sentence without its full stop."""
+    by_name = {summary.strategy: summary for summary in summaries}
+    if "mimose" not in by_name:
+        return "Peak memory of a training step, by the length of its batch"
+    mimose = by_name["mimose"]
+    within = mimose.steps - mimose.steps_over
+    kept = "all" if within == mimose.steps else f"{within} of"
+    text = f"mimose kept {kept} {mimose.steps} steps within the budget"
+    full = by_name.get("full")
+    if full is None or not full.recomputed_flops or full.steps != mimose.steps:
+        return text
+    ratio = (mimose.recomputed_flops or 0) / full.recomputed_flops
+    return f"{text}, and recomputed {ratio:.0%} of what full checkpointing does"
+
+
+def _draw_peaks(axes: Axes, rows: Sequence[GridRow]) -> None:
+    sizes = [size_of(row.shape) for row in rows]
+    tops: dict[str, float] = {}
+    for strategy in dict.fromkeys(row.strategy for row in rows):
+        own = [row for row in rows if row.strategy == strategy]
+        growths = [row.growth_bytes / _MIB for row in own]
+        tops[strategy] = max(growths)
+        axes.scatter(
+            [size_of(row.shape) for row in own],
+            growths,
+            s=26 if strategy == "mimose" else 16,
+            color=_COLOURS[strategy],
+            alpha=0.85,
+            linewidths=0,
+            zorder=3 if strategy == "mimose" else 2,
+        )
+    # Over what was held before training began, as the peaks are
+    predicted = [
+        (size_of(row.shape), row.start_bytes - row.base_bytes + growth)
+        for row in rows
+        if row.strategy == "mimose" and (growth := row.predicted_growth_bytes)
+    ]
+    if predicted:
+        axes.scatter(
+            [length for length, _ in predicted],
+            [peak / _MIB for _, peak in predicted],
+            s=44,
+            facecolors="none",
+            edgecolors="black",
+            linewidths=0.7,
+            zorder=4,
+            label="ring: mimose's prediction before the step\n"
+            "(no ring: still measuring)",
+        )
+        axes.legend(loc="upper left", frameon=False, fontsize=9, handletextpad=0.2)
+    headroom = next((row.headroom_bytes for row in rows if row.headroom_bytes), None)
+    if headroom is not None:
+        draw_budget(axes, sizes, headroom / _MIB)
+    _name_strategies(axes, tops, min(sizes), max(sizes))
+    axes.set_xlabel("longest text in the batch (tokens)")
+    axes.set_ylabel("peak memory of a step, over what is held anyway (MiB)")
+    tidy(axes)
+
+
+def _name_strategies(
+    axes: Axes, tops: Mapping[str, float], shortest: int, longest: int
+) -> None:
+    """Write each strategy's name beside its longest batch, none over another."""
+    low, high = axes.get_ylim()
+    floor = low
+    for strategy in sorted(tops, key=lambda name: tops[name]):
+        height = max(tops[strategy], floor)
+        floor = height + 0.09 * (high - low)
+        axes.text(
+            longest + 0.025 * (longest - shortest),
+            height,
+            _EXPLAINED[strategy],
+            color=_COLOURS[strategy],
+            fontsize=9,
+            va="center",
+            weight="bold" if strategy == "mimose" else "normal",
+        )
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0 < tick <= longest])
+    axes.set_xlim(right=longest + 0.44 * (longest - shortest))
+
+
+def _draw_bars(
+    axes: Axes, values: Mapping[str, float], factor: float, label: str
+) -> None:
+    heights = [value * factor for value in values.values()]
+    bars = axes.barh(list(values), heights, color=[_COLOURS[name] for name in values])
+    axes.bar_label(bars, [f"{height:.3g}" for height in heights], padding=3)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    axes.margins(x=0.25)
+    axes.set_xticks([])
+    tidy(axes)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="y", length=0)

@@ -3,40 +3,247 @@
 Each strategy, at each budget it heeds, trains in a process of its own, with the same
 weights, batches, threads and allocator settings. They take turns by a few steps each,
 in an order that rotates, so that whatever else the machine does meets all of them.
-Then FLOPs are counted where a strategy does not tell them (`recomputation`), and those
-that are to meet a hard limit train once more, each alone.
+Then FLOPs are counted where a strategy does not tell them, and those that are to meet a
+hard limit train once more, each alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
 from mimose.bench.child import Child, RunFailedError
 from mimose.bench.device import kind_of
-from mimose.bench.grid.recomputation import PLAIN, fill_in
-from mimose.bench.grid.registry import STRATEGIES
-from mimose.bench.grid.rows import INTERRUPTED as INTERRUPTED
-from mimose.bench.grid.rows import NOTHING as NOTHING
-from mimose.bench.grid.rows import GridRow as GridRow
-from mimose.bench.grid.settings import Cell as Cell
-from mimose.bench.grid.settings import GridSettings as GridSettings
-from mimose.bench.grid.settings import refuse_workload as refuse_workload
-from mimose.bench.grid.settings import sizes_of as sizes_of
-from mimose.bench.grid.summary import TURN
+from mimose.bench.grid.strategies import STRATEGIES
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.worker import Task
-from mimose.bench.grid.workloads import workload_named
+from mimose.bench.grid.workloads import Workload, workload_named
 from mimose.bench.machine import available_bytes
+from mimose.bench.rows import Row, RunSettings
 from mimose.exceptions import first_line
 
+INTERRUPTED = "interrupted"
+"""The `problem` of a strategy that was stopped from outside."""
+TURN = 4
+"""Steps that a strategy takes before it is the next one's turn."""
 _MODULE = "mimose.bench.grid.worker"
 _GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridRow(Row):
+    """One training step; or, with `problem`, why there is none."""
+
+    workload: str
+    scale: str
+    """``"tiny"``, ``"small"`` or ``"base"``."""
+    is_synthetic: bool
+    """Whether the lengths were generated."""
+    strategy: str
+    budget_share: float | None
+    """How far the budget lies from recomputing everything on the longest batch (0) to
+    keeping everything (1); None for strategies that know no budget."""
+    headroom_bytes: int | None
+    """The budget less what is held when training begins."""
+    step: int
+    """Counts from 0; -1 where the strategy did not run at all."""
+    is_measured: bool
+    """Whether the warm-up is over."""
+    sizes: str
+    """The batch's sizes by name, as JSON."""
+    phase: str = ""
+    """The planner's own word; empty without one."""
+    plan: str = ""
+    """A letter for each layer call: k keep, r recompute; empty if not known."""
+    base_bytes: int = 0
+    """Held before training began, the optimizer's state included."""
+    start_bytes: int = 0
+    """Held when the step began."""
+    peak_bytes: int = 0
+    """The most held at any moment of forward, backward and optimizer step."""
+    reserved_bytes: int = 0
+    """The most an allocator had taken from its device so far; on a CPU the peak."""
+    host_bytes: int | None = None
+    """The most pinned memory of the host that the process had taken so far, in blocks
+    of powers of two; 0 on a CPU, None where an accelerator does not tell."""
+    predicted_growth_bytes: float | None = None
+    seconds: float = 0.0
+    """Forward, backward and optimizer step."""
+    plan_seconds: float = 0.0
+    cache_hit: bool = False
+    recomputed_flops: int | None = None
+    """None where they cannot be counted."""
+    retries: int = 0
+    loss: float = float("nan")
+    problem: str = ""
+    """Why the strategy did not run, or did not go on; empty if all went well."""
+    dtype: str
+    is_limited: bool = False
+    """Whether the system enforced the budget."""
+    accuracy: float | None = None
+    """On held-out data after the last step, where the workload has any."""
+
+    @property
+    def growth_bytes(self) -> int:
+        """The peak over what was held before training began."""
+        return self.peak_bytes - self.base_bytes
+
+    @property
+    def shape(self) -> Mapping[str, int]:
+        """The batch's sizes by name."""
+        sizes: Mapping[str, int] = json.loads(self.sizes)
+        return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A strategy at one budget; None for those that know no budget."""
+
+    strategy: str
+    share: float | None = None
+    headroom_bytes: int | None = None
+    is_limited: bool = False
+    """Whether the system enforces the budget."""
+
+
+_PLAIN, _FULL = Cell("none"), Cell("full")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridSettings(RunSettings):
+    """What a grid compares, and on which batches."""
+
+    workloads: tuple[str, ...]
+    strategies: tuple[str, ...]
+    budgets: tuple[float, ...] = (0.35, 0.5, 0.7)
+    """Shares of the way from recomputing everything to keeping everything."""
+    limited: tuple[str, ...] = ()
+    """Strategies that train once more at each budget, alone, with the budget as a hard
+    limit on their process; on a CPU."""
+    steps: int = 60
+    """Measured steps a cell."""
+    warm_up: int = 12
+    """Steps before them, told apart: for learning, and for caches to fill."""
+    scale: str = "tiny"
+    dtype: str = "float32"
+    trace: tuple[Sizes, ...] = ()
+    """Sizes of the batches, in place of the workloads' own."""
+
+    @property
+    def n_batches(self) -> int:
+        """Batches a strategy trains on."""
+        return self.warm_up + self.steps
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps a workload takes if nothing fails."""
+        n_limited = len(self.limited) * len(self.budgets)
+        return (len(self.places()) + n_limited) * self.n_batches
+
+    def cells(self, growths: Mapping[str, int]) -> list[Cell]:
+        """Return what runs beside each other.
+
+        Args:
+            growths: What the longest batch needs, ``"none"`` with everything kept and
+                ``"full"`` with everything recomputed, in bytes.
+        """
+        return [
+            Cell(name, share, None if share is None else _headroom(share, growths))
+            for name, share in self.places()
+        ]
+
+    def limited_cells(self, growths: Mapping[str, int]) -> list[Cell]:
+        """Return what runs behind it, under a hard limit."""
+        return [
+            Cell(name, share, _headroom(share, growths), is_limited=True)
+            for share in self.budgets
+            for name in self.limited
+        ]
+
+    def is_complete(self, rows: Sequence[GridRow]) -> bool:
+        """Whether one workload's rows are all that is asked for, limits aside."""
+        cells: dict[tuple[str, float | None], list[GridRow]] = {}
+        for row in rows:
+            if not row.is_limited:
+                cells.setdefault((row.strategy, row.budget_share), []).append(row)
+        return (
+            not any(row.problem == INTERRUPTED for row in rows)
+            and cells.keys() >= set(self.places())
+            and all(
+                len(own) == self.n_batches or any(row.problem for row in own)
+                for own in cells.values()
+            )
+        )
+
+    def places(self) -> list[tuple[str, float | None]]:
+        """Return every strategy, at each budget if it heeds one."""
+        return [
+            (name, share)
+            for name in self.strategies
+            for share in (self.budgets if STRATEGIES[name].heeds_budget else (None,))
+        ]
+
+
+def _headroom(share: float, growths: Mapping[str, int]) -> int:
+    least, most = growths["full"], growths["none"]
+    return least + int(share * (most - least))
+
+
+def sizes_of(settings: GridSettings, workload: str) -> list[Sizes]:
+    """Return the sizes of a workload's batches, the same for every strategy.
+
+    Raises:
+        ValueError: As `refuse_workload` does.
+    """
+    refuse_workload(settings, workload)
+    own = workload_named(workload)
+    if own.trace is not None and not settings.trace:
+        return own.trace(np.random.default_rng(settings.seed), settings.n_batches)
+    batches = itertools.islice(itertools.cycle(settings.trace), settings.n_batches)
+    return [{name: each[name] for name in own.sizes} for each in batches]
+
+
+def refuse_workload(settings: GridSettings, workload: str) -> None:
+    """Make sure that a workload is there, and can be run with the given lengths.
+
+    Raises:
+        ValueError: There is no such workload, or the given lengths are of another kind,
+            or it has none.
+    """
+    own = workload_named(workload)
+    if settings.trace and not set(own.sizes) <= settings.trace[0].keys():
+        msg = (
+            f"the given lengths have {', '.join(settings.trace[0])}, and {workload} "
+            f"needs {', '.join(own.sizes)}"
+        )
+        raise ValueError(msg)
+    if own.trace is None and not settings.trace:
+        raise ValueError(_no_lengths(own))
+
+
+def _no_lengths(workload: Workload) -> str:
+    """Say how to give the sizes that a model of the user's own is trained on."""
+    names = ",".join(workload.sizes)
+    msg = (
+        f"{workload.name} has no lengths of its own, and what is best depends on them: "
+        f"give those you train on, with --lengths mine.csv, a file with the line "
+        f"'{names}' and then a line of numbers for each batch"
+    )
+    if workload.sizes == ("length",):
+        msg += ", or with --dataset texts.jsonl --column text, from your texts"
+    return msg
 
 
 class WorkloadRun:
@@ -52,7 +259,7 @@ class WorkloadRun:
         self._workload = workload_named(workload)
         self._sizes = sizes_of(settings, workload)
         self._longest: Sizes | None = None
-        self._kind = kind_of(settings.device)
+        self._is_on_cpu = kind_of(settings.device) == "cpu"
         self._on_step = on_step
         self._stack = contextlib.ExitStack()
         self._shared = ""
@@ -78,14 +285,11 @@ class WorkloadRun:
         except RunFailedError:
             raise
         except BaseException:
-            self._note_interruption()
+            for cell in self._children:
+                own = self._rows.setdefault(cell, [])
+                step = min(len(own), self._settings.n_batches - 1)
+                own.append(self._failure(cell, step, INTERRUPTED))
             raise
-
-    def _note_interruption(self) -> None:
-        for cell in self._children:
-            own = self._rows.setdefault(cell, [])
-            step = min(len(own), self._settings.n_batches - 1)
-            own.append(self._failure(cell, step, INTERRUPTED))
 
     @property
     def rows(self) -> list[GridRow]:
@@ -102,21 +306,18 @@ class WorkloadRun:
     def _probe(self) -> dict[str, int]:
         """Return what the longest batch needs, everything kept and recomputed.
 
-        Where it cannot be kept, that is what the device has.
+        Raises:
+            RunFailedError: Memory runs out, or there is nothing to plan.
         """
-        growths: dict[str, Any] = {}
-        rooms: list[int | None] = []
-        for name in ("none", "full"):
-            child = self._start(Cell(name, None, None))
+        growths: dict[str, int] = {}
+        for cell in (_PLAIN, _FULL):
+            child = self._start(cell)
             child.receive()
             said = child.ask(["probe", {}])
             self._longest = said["longest"]
-            growths[name] = said["growth_bytes"]
-            rooms.append(said["room_bytes"])
-        if None in growths.values():
-            growths["none"] = self._room(growths, rooms)
+            growths[cell.strategy] = said["growth_bytes"]
         if "full" not in self._settings.strategies:
-            self._children.pop(Cell("full", None, None)).close()
+            self._children.pop(_FULL).close()
         if growths["none"] <= growths["full"]:
             msg = (
                 f"there is nothing to plan: on the longest batch a step grows by "
@@ -124,57 +325,30 @@ class WorkloadRun:
                 f"{growths['full']} with every layer recomputed"
             )
             raise RunFailedError(msg)
-        private = said["private_bytes"]
-        self._refuse_too_many(None if private is None else private + growths["none"])
+        private, available = said["private_bytes"], available_bytes()
+        n_more = len(self._settings.places()) - len(self._children)
+        if private is not None and available is not None:
+            each = private + growths["none"]
+            if n_more * each > available:
+                msg = (
+                    f"{n_more} more processes of {each / _GIB:.1f} GiB each need more "
+                    f"than the {available / _GIB:.1f} GiB that are available: choose "
+                    f"fewer strategies or budgets, or a smaller scale"
+                )
+                raise RunFailedError(msg)
         return growths
 
-    def _room(self, growths: Mapping[str, Any], rooms: Sequence[int | None]) -> int:
-        """Return what a step can have where everything kept is too much.
-
-        The other strategies' processes will take of it what the second one took.
-        """
-        longest = json.dumps(self._longest)
-        before, after = rooms
-        if growths["full"] is None or before is None or after is None:
-            msg = f"memory ran out on the longest batch, {longest}"
-            raise RunFailedError(msg)
-        if "full" not in self._settings.strategies:
-            msg = (
-                f"plain training runs out of memory on the longest batch, {longest}: "
-                f"add full to the strategies, to compare the others with it"
-            )
-            raise RunFailedError(msg)
-        n_more = self._settings.n_cells - len(rooms)
-        return after - n_more * max(0, before - after)
-
-    def _refuse_too_many(self, each_bytes: int | None) -> None:
-        """Make sure that all processes can start beside each other on a CPU."""
-        available = available_bytes()
-        if self._kind != "cpu" or each_bytes is None or available is None:
-            return
-        n_more = self._settings.n_cells - len(self._children)
-        if n_more * each_bytes > available:
-            msg = (
-                f"{n_more} more processes of {each_bytes / _GIB:.1f} GiB each need "
-                f"more than the {available / _GIB:.1f} GiB that are available: choose "
-                f"fewer strategies or budgets, or a smaller scale"
-            )
-            raise RunFailedError(msg)
-
     def _start_all(self, growths: Mapping[str, int]) -> None:
-        started = []
-        for cell in self._settings.cells(growths):
-            why = STRATEGIES[cell.strategy].why_not(self._kind)
-            if why:
-                self._rows[cell] = [self._failure(cell, -1, why)]
-            elif cell not in self._children:
-                started.append(cell)
-                with self._noting_failure(cell, -1):
-                    self._start(cell)
-                    if self._kind != "cpu":  # they share its memory
-                        self._children[cell].receive()
+        started = [
+            cell for cell in self._settings.cells(growths) if cell not in self._children
+        ]
         for cell in started:
-            if cell in self._children and self._kind == "cpu":
+            with self._noting_failure(cell, -1):
+                self._start(cell)
+                if not self._is_on_cpu:  # they share its memory
+                    self._children[cell].receive()
+        for cell in started:
+            if cell in self._children and self._is_on_cpu:
                 with self._noting_failure(cell, -1):
                     self._children[cell].receive()
 
@@ -194,9 +368,8 @@ class WorkloadRun:
             threads=settings.threads,
             shared=self._shared,
         )
-        child = Child(
-            cell.strategy, _MODULE, dataclasses.asdict(task), settings.threads
-        )
+        values = dataclasses.asdict(task)
+        child = Child(cell.strategy, _MODULE, values, settings.threads)
         self._stack.callback(child.close)
         self._children[cell] = child
         return child
@@ -212,27 +385,44 @@ class WorkloadRun:
                     if cell in self._children:
                         self._on_step(cell)
                         with self._noting_failure(cell, step):
-                            self._step(cell, step)
-                self._rest(cell, last - 1)
+                            said = self._children[cell].ask(["step", {"index": step}])
+                            row = self._row(cell, step, **said)
+                            self._rows.setdefault(cell, []).append(row)
+                if not self._is_on_cpu and cell in self._children:
+                    with self._noting_failure(cell, last - 1):  # the others' memory
+                        self._children[cell].ask(["rest", {}])
             order = order[1:] + order[:1]
 
-    def _step(self, cell: Cell, step: int) -> None:
-        said = self._children[cell].ask(["step", {"index": step}])
-        self._rows.setdefault(cell, []).append(self._row(cell, step, **said))
-
-    def _rest(self, cell: Cell, step: int) -> None:
-        """Have a strategy leave an accelerator's memory to the others."""
-        if self._kind != "cpu" and cell in self._children:
-            with self._noting_failure(cell, step):
-                self._children[cell].ask(["rest", {}])
-
     def _count(self) -> None:
-        """Count what strategies do not tell."""
-        if PLAIN in self._children:
-            rows = {cell: self._rows.get(cell, []) for cell in self._children}
-            self._rows |= fill_in(rows, self._sizes, self._count_one)
+        """Count the FLOPs that strategies do not tell, with the clock off.
 
-    def _count_one(self, cell: Cell, step: int, phase: str) -> int | None:
+        What a strategy recomputes are those of a forward and backward, less those of
+        plain training on the same batch. Steps alike are counted once.
+        """
+        if _PLAIN not in self._children:
+            return
+        plain: dict[str, int | None] = {}
+        for cell in [c for c in self._children if c != _PLAIN]:
+            own: dict[tuple[str, str, str], int | None] = {}
+            for i, row in enumerate(self._rows.get(cell, [])):
+                if row.recomputed_flops is not None or row.problem:
+                    continue
+                if row.sizes not in plain:
+                    plain[row.sizes] = self._flops(_PLAIN, row.step, "")
+                case = row.sizes, row.phase, row.plan
+                if case not in own:
+                    own[case] = self._flops(cell, row.step, row.phase)
+                total, base = own[case], plain[row.sizes]
+                if total is not None and base is not None:
+                    counted = dataclasses.replace(row, recomputed_flops=total - base)
+                    self._rows[cell][i] = counted
+        self._rows[_PLAIN] = [
+            dataclasses.replace(row, recomputed_flops=0)
+            for row in self._rows.get(_PLAIN, [])
+        ]
+
+    def _flops(self, cell: Cell, step: int, phase: str) -> int | None:
+        """Count a forward and backward by running it; None where it fails."""
         message = ["count", {"index": step, "phase": phase}]
         try:
             flops: int | None = self._children[cell].ask(message)["flops"]
@@ -265,7 +455,6 @@ class WorkloadRun:
 
     def _row(self, cell: Cell, step: int, **said: Any) -> GridRow:
         settings = self._settings
-        values: dict[str, Any] = {"problem": "", **said, **settings.provenance()}
         return GridRow(
             workload=self._workload.name,
             scale=settings.scale,
@@ -277,9 +466,55 @@ class WorkloadRun:
             step=step,
             is_measured=step >= settings.warm_up,
             dtype=settings.dtype,
-            **values,
+            **said,
+            **settings.provenance(),
         )
 
     def _failure(self, cell: Cell, step: int, why: str) -> GridRow:
         sizes = "{}" if step < 0 else json.dumps(self._sizes[step])
-        return self._row(cell, step, **NOTHING, sizes=sizes, problem=why)
+        return self._row(cell, step, sizes=sizes, problem=why)
+
+
+def measure(
+    settings: GridSettings,
+    workloads: Sequence[str],
+    keep: Callable[[list[GridRow]], None],
+    command: str,
+) -> int:
+    """Run workloads one after the other, and show how far they are.
+
+    Args:
+        settings: What to compare.
+        workloads: Names.
+        keep: Is given a workload's rows, however its run ends.
+        command: Who says, on the standard error, what went wrong.
+
+    Returns:
+        The exit status: 0; 1 where a workload could not be run; 130, as a shell
+        expects, after Ctrl-C.
+    """
+    bar = Progress(console=Console(stderr=True))
+    line = bar.add_task("starting", total=len(workloads) * settings.n_steps)
+
+    def tell(cell: Cell) -> None:
+        share = "" if cell.share is None else f" at {cell.share:g}"
+        limit = ", a hard limit" if cell.is_limited else ""
+        text = f"{workload}: {cell.strategy}{share}{limit}"
+        bar.update(line, advance=1, description=text)
+
+    status = 0
+    try:
+        with bar:
+            for workload in workloads:
+                run = WorkloadRun(settings, workload, tell)
+                try:
+                    run.run()
+                except RunFailedError as error:
+                    text = f"{workload}: {first_line(error)}"
+                    sys.stderr.write(f"mimose {command}: {text}\n")
+                    status = 1
+                finally:
+                    keep(run.rows)
+    except KeyboardInterrupt:
+        status = 130
+    return status

@@ -1,34 +1,32 @@
 """Ways to train within a budget, all behind one small interface.
 
-Here are those of this library's own session; `paper` has the published system and
-`peers` what other libraries offer.
+This library's own session with its planners, the published Mimose system rebuilt, and
+transformers' activation checkpointing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from filelock import FileLock
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from mimose.bench.device import is_cpu
-from mimose.bench.grid.menu import ALL as ALL
-from mimose.bench.grid.menu import ALL_MENU as ALL_MENU
-from mimose.bench.grid.menu import BETWEEN as BETWEEN
-from mimose.bench.grid.menu import EVERYTHING as EVERYTHING
-from mimose.bench.grid.menu import FINE as FINE
-from mimose.bench.grid.menu import WHOLE_LAYERS as WHOLE_LAYERS
-from mimose.bench.grid.menu import menu_named as menu_named
+from mimose.bench.child import RunFailedError
 from mimose.bench.grid.traces import Sizes
+from mimose.bench.grid.workloads import size_of
 from mimose.measure.meters import Meter
 from mimose.planners import (
-    Everywhere,
+    Greedy,
     Menu,
     Optimal,
     Plan,
@@ -36,8 +34,23 @@ from mimose.planners import (
     PlanningProblem,
     Static,
 )
+from mimose.planners.actions import EXACT_MENU, FINE_MENU
+from mimose.run.actions.registry import choose, menu_of
 from mimose.session import Session, attach
-from mimose.watch.units import UnitsSpec
+from mimose.tensors import storages_in
+from mimose.watch.patch import Patch
+from mimose.watch.units import UnitsSpec, find_units
+
+WHOLE_LAYERS = EXACT_MENU.names
+"""Keep or recompute: what Mimose and most others choose among."""
+FINE = FINE_MENU.names
+"""All exact actions that stay on the device."""
+_AMPLE_BYTES = 2**50
+
+
+def menu_named(actions: str | tuple[str, ...]) -> Menu:
+    """Return the menu of a session that is given these names, or a word for some."""
+    return menu_of(choose(actions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +66,12 @@ class Setup:
     """Of the batches to come."""
     longest: Sizes
     """Of the batch that needs most memory."""
-    loss: Callable[[nn.Module, Mapping[str, int]], torch.Tensor]
-    """Runs a model's forward on a batch of these sizes; takes the model, or a copy."""
     try_step: Callable[[Mapping[str, int]], None]
     """Runs a forward and a backward on a batch of these sizes, and drops gradients."""
     shared: Path
     """A folder that all processes of a workload share."""
     units: UnitsSpec = None
-    """The modules that the workload wants planned; None to discover them."""
+    """The layers that the workload wants planned; None to discover them."""
 
     def budget_bytes(self) -> int:
         """Return what is held now and the headroom: the budget, if training began."""
@@ -78,8 +89,8 @@ class Facts(NamedTuple):
     cache_hit: bool = False
     retries: int = 0
     plan: str = ""
-    """A letter for each layer's call, as the session's menu has it: k kept, r
-    recomputed."""
+    """A letter for each layer call, as the session's menu has it: k keep, r
+    recompute."""
 
 
 class Applied:
@@ -116,21 +127,13 @@ class Strategy:
     apply: Callable[[Setup], Applied]
     heeds_budget: bool = False
     """Whether it does something else at another budget."""
-    why_not: Callable[[str], str] = lambda _: ""
-    """Takes a kind of device; says why it cannot run there, or nothing."""
-    is_counted: bool = True
-    """Whether its FLOPs can be counted where it does not tell them itself."""
-    is_exact: bool = True
-    """Whether gradients are those of plain training, to the last bit."""
+
+
+# ------------------------------------------------------------- this library
 
 
 class _Planned(Applied):
-    """A session of this library.
-
-    Args:
-        session: The session.
-        menu: The actions that it chooses among.
-    """
+    """A session of this library, and the menu of actions that it chooses among."""
 
     def __init__(self, session: Session, menu: Menu) -> None:
         self._session = session
@@ -160,9 +163,6 @@ class _Planned(Applied):
 
 
 _Actions = str | tuple[str, ...]
-_MOST_PASSES = 16
-"""Over all sizes, to learn beforehand."""
-_AMPLE_BYTES = 2**50
 
 
 def _attach(
@@ -179,33 +179,27 @@ def _attach(
     )
 
 
-def _planned(setup: Setup, planner: str | Planner, actions: _Actions) -> Applied:
-    session = _attach(setup, setup.budget_bytes(), planner, actions)
-    return _Planned(session, menu_named(actions))
-
-
-def _by_name(
-    planner: str, actions: _Actions = WHOLE_LAYERS
+def _session(
+    planner: str | Callable[[Setup], Planner], actions: _Actions = WHOLE_LAYERS
 ) -> Callable[[Setup], Applied]:
-    return lambda setup: _planned(setup, planner, actions)
+    """Return what attaches a session with a planner, by name or made for a setup."""
+
+    def apply(setup: Setup) -> Applied:
+        made = planner if isinstance(planner, str) else planner(setup)
+        session = _attach(setup, setup.budget_bytes(), made, actions)
+        return _Planned(session, menu_named(actions))
+
+    return apply
 
 
-def _static(setup: Setup) -> Applied:
-    return _planned(setup, Static(shape=_named(setup)), WHOLE_LAYERS)
+def _static(setup: Setup) -> Planner:
+    """Return a planner that makes one plan, for the longest batch.
 
-
-def _named(setup: Setup) -> Mapping[str, int]:
-    """Return the longest sizes by the names a session gives them.
-
-    A session names sizes by argument and dimension; a step on the longest batch tells.
+    A session names sizes by argument and dimension; a step on that batch tells.
     """
     with _attach(setup, _AMPLE_BYTES, "auto", "exact") as session:
         setup.try_step(setup.longest)
-        shape: Mapping[str, int] = session.records[-1].shape
-    return shape
-
-
-# ------------------------------------------------------------------ told beforehand
+        return Static(shape=session.records[-1].shape)
 
 
 class Oracle:
@@ -222,38 +216,42 @@ class Oracle:
         return Optimal().plan(whole)
 
 
-def _oracle(actions: _Actions) -> Callable[[Setup], Applied]:
-    """Learn on every size of the trace beforehand, then plan each exactly."""
-    return lambda setup: _told(setup, Oracle, actions)
-
-
-def _static_told(setup: Setup) -> Applied:
-    """Learn as the oracle does: what its one plan is made from is never better known.
-
-    A session on its own makes the plan as soon as it trusts predictions, before it has
-    tried what lies between keeping and recomputing.
-    """
-    planner = Static(shape=_named(setup))
-    return _told(setup, lambda _: planner, FINE)
+_MOST_PASSES = 16
+"""Over all sizes, to learn beforehand."""
 
 
 def _told(
-    setup: Setup, make_planner: Callable[[int], Planner], actions: _Actions
-) -> Applied:
-    """Return a session that has learned on every size of the trace beforehand.
+    make_planner: Callable[[Setup], Callable[[int], Planner]],
+    actions: _Actions = WHOLE_LAYERS,
+) -> Callable[[Setup], Applied]:
+    """Return what attaches a session that has learned on every size beforehand.
 
     The planner is made with the budget, which what learning has left held is part of.
     """
-    name = "-".join(menu_named(actions).names)
-    path = setup.shared / f"learned-{name}-{setup.headroom_bytes}.json"
-    with FileLock(path.with_suffix(".lock")):  # another may be told the same
-        if not path.exists():
-            path.write_text(json.dumps(_learned(setup, actions)), "utf-8")
-        learned = json.loads(path.read_text("utf-8"))
-    budget_bytes = setup.budget_bytes()
-    session = _attach(setup, budget_bytes, make_planner(budget_bytes), actions)
-    session.load_state_dict(learned)
-    return _Planned(session, menu_named(actions))
+
+    def apply(setup: Setup) -> Applied:
+        planner = make_planner(setup)
+        name = "-".join(menu_named(actions).names)
+        path = setup.shared / f"learned-{name}-{setup.headroom_bytes}.json"
+        with FileLock(path.with_suffix(".lock")):  # another may be told the same
+            if not path.exists():
+                path.write_text(json.dumps(_learned(setup, actions)), "utf-8")
+            learned = json.loads(path.read_text("utf-8"))
+        budget_bytes = setup.budget_bytes()
+        session = _attach(setup, budget_bytes, planner(budget_bytes), actions)
+        session.load_state_dict(learned)
+        return _Planned(session, menu_named(actions))
+
+    return apply
+
+
+def _oracle(_: Setup) -> Callable[[int], Planner]:
+    return Oracle
+
+
+def _static_told(setup: Setup) -> Callable[[int], Planner]:
+    planner = _static(setup)
+    return lambda _: planner
 
 
 def _learned(setup: Setup, actions: _Actions) -> Mapping[str, Any]:
@@ -284,82 +282,211 @@ def _shows_more(setup: Setup, teacher: Session) -> bool:
     return shows
 
 
-# ------------------------------------------------------------------ one for all
+# ------------------------------------------------------------- the published system
+
+_COLLECTED = 10
+"""Iterations of sheltered execution; the paper says 10 to 30."""
+_ROUND_TO = 5
+"""Tokens; the paper rounds height times width to 100 pixels."""
+_ROUND_PIXELS_TO = 100
 
 
-def _everywhere(action: str) -> Strategy:
-    first, last = WHOLE_LAYERS
-    spec = ALL_MENU.spec(action)
-    return Strategy(
-        action,
-        f"every layer under {action!r}",
-        lambda setup: _planned(setup, Everywhere(action), (first, action, last)),
-        why_not=_only_beside_a_host if spec.needs_host else lambda _: "",
-        is_exact=spec.is_exact,
+class _Block(Patch):
+    """One block's forward: kept, under a checkpoint, or run twice to be measured."""
+
+    def __init__(self, module: nn.Module, meter: Meter, device: torch.device) -> None:
+        super().__init__(module)
+        self._meter = meter
+        self._devices = [device] if device.type == "cuda" else []
+        self.is_measured = True
+        self.is_recomputed = True
+        self.sizes: list[tuple[int, float]] = []
+        """The input's size and the bytes that the block's activations took."""
+        self.activation_bytes = 0.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block as the phase and the plan say."""
+        if not torch.is_grad_enabled() or not (self.is_measured or self.is_recomputed):
+            return self.original(*args, **kwargs)
+        if self.is_measured:
+            self._measure(args, kwargs)
+        return checkpoint(self.original, *args, use_reentrant=False, **kwargs)
+
+    def _measure(self, args: Any, kwargs: Any) -> None:
+        with torch.random.fork_rng(devices=self._devices):
+            before = self._meter.live_bytes()
+            output = self.original(*args, **kwargs)
+            taken = self._meter.live_bytes() - before
+            own = sum(s.nbytes() for s in storages_in(output).values())
+            del output
+        self.activation_bytes += max(0.0, float(taken - own))
+
+
+class PaperMimose(Applied):
+    """The published Mimose at work, rebuilt as a baseline.
+
+    Liao et al., "Exploiting Input Tensor Dynamics in Activation Checkpointing for
+    Efficient Training on GPU", IPDPS 2023: Algorithm 1, and the system around it as its
+    sections describe it. In the first iterations every block's forward runs twice, once
+    to be measured and once under a checkpoint. One quadratic in one number, the input's
+    size, is fitted for each block and one for the whole model, once. Plans are made for
+    sizes rounded up to a multiple of 5, and never made anew. What the authors take off
+    the budget by hand against fragmentation, 0.5 to 1 GB of 4 to 8, is not taken off.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._meter = setup.meter
+        self.budget_bytes = setup.budget_bytes()
+        found = find_units(setup.model, setup.units)
+        self._names = tuple(name for name, _ in found)
+        self._blocks = [_Block(m, setup.meter, setup.device) for _, m in found]
+        self._whole: list[tuple[int, float]] = []
+        self._fits: tuple[Callable[[float], Any], ...] = ()
+        self._plans: dict[int, tuple[str, ...]] = {}
+        self._n_steps = 0
+        self._size = 0
+        self._start_bytes = 0
+        self._facts = Facts()
+        self._is_open = False
+
+    def before_step(self, sizes: Mapping[str, int]) -> None:
+        """Choose a plan for the batch, or measure."""
+        self._finish()
+        began = time.perf_counter()
+        self._size, self._start_bytes = size_of(sizes), self._meter.live_bytes()
+        self._is_open = True
+        if self._n_steps < _COLLECTED:
+            self._facts = Facts(phase="collect", plan="r" * len(self._blocks))
+            for block in self._blocks:
+                block.is_measured = block.is_recomputed = True
+            return
+        if not self._fits:
+            samples = (self._whole, *[block.sizes for block in self._blocks])
+            self._fits = tuple(map(_quadratic, samples))
+        step = _ROUND_PIXELS_TO if "height" in sizes else _ROUND_TO
+        key = -(-self._size // step) * step
+        is_known = key in self._plans
+        if not is_known:
+            self._plans[key] = self._plan(key)
+        for block, action in zip(self._blocks, self._plans[key], strict=True):
+            block.is_measured = False
+            block.is_recomputed = action != "keep"
+        self._facts = Facts(
+            phase="plan",
+            plan_seconds=time.perf_counter() - began,
+            cache_hit=is_known,
+            plan=EXACT_MENU.codes(self._plans[key]),
+        )
+
+    def facts(self) -> Facts:
+        """Tell about the last step, and take what was measured in it."""
+        self._finish()
+        return self._facts
+
+    def phase_of(self, phase: str) -> None:
+        """Behave as in sheltered execution again, or not."""
+        self._n_steps = 0 if phase == "collect" else _COLLECTED
+
+    def close(self) -> None:
+        """Give the blocks their forwards back."""
+        for block in self._blocks:
+            block.remove()
+
+    def _finish(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._n_steps += 1
+        if self._facts.phase != "collect":
+            return
+        total = 0.0
+        for block in self._blocks:
+            block.sizes.append((self._size, block.activation_bytes))
+            total += block.activation_bytes
+            block.activation_bytes = 0.0
+        peak = self._meter.peak_bytes()
+        self._whole.append((self._size, peak - self._start_bytes + total))
+
+    def _plan(self, size: int) -> tuple[str, ...]:
+        """Run Algorithm 1 with the estimates for a size."""
+        whole, *blocks = (float(fit(size)) for fit in self._fits)
+        held = np.array([[max(0.0, each), 0.0] for each in blocks])
+        rest = whole - float(held[:, 0].sum())
+        n_events = len(blocks)
+        zeros = np.zeros((n_events, 2))
+        problem = PlanningProblem(
+            events=self._names,
+            actions=WHOLE_LAYERS,
+            allowed=np.ones((n_events, 2), dtype=bool),
+            held_bytes=held,
+            forward_excess_bytes=zeros,
+            backward_excess_bytes=zeros,
+            backward_net_bytes=np.zeros(n_events),
+            cost=zeros,
+            gap_bytes=np.zeros(n_events + 1),
+            gap_excess_bytes=np.zeros(n_events + 1),
+            start_bytes=max(0.0, self._start_bytes + rest),
+            optimizer_state_bytes=0.0,
+            step_excess_bytes=0.0,
+            budget_bytes=float(self.budget_bytes or 0),
+            host_bytes=zeros,
+            host_budget_bytes=0.0,
+        )
+        return Greedy().plan(problem).actions
+
+
+def _quadratic(samples: list[tuple[int, float]]) -> Callable[[float], Any]:
+    sizes, values = np.array(samples, dtype=float).T
+    degree = min(2, len(set(sizes.tolist())) - 1)
+    return np.polynomial.Polynomial.fit(sizes, values, degree)
+
+
+# ------------------------------------------------------------- transformers
+
+
+class _Transformers(Applied):
+    """Activation checkpointing as transformers switches it on, with its options."""
+
+    def __init__(self, setup: Setup, **options: Any) -> None:
+        model: Any = setup.model
+        if not hasattr(model, "gradient_checkpointing_enable"):
+            msg = f"{type(model).__name__} is no model of transformers"
+            raise RunFailedError(msg)
+        name = "activation_checkpointing"  # as transformers 5 calls it
+        if not hasattr(model, f"{name}_enable"):
+            name = "gradient_checkpointing"
+        try:
+            getattr(model, f"{name}_enable")(**options)
+        except TypeError as error:
+            msg = f"this version of transformers: {error}"
+            raise RunFailedError(msg) from error
+        self._disable = getattr(model, f"{name}_disable")
+
+    def close(self) -> None:
+        """Switch it off."""
+        self._disable()
+
+
+_hf_every_2 = functools.partial(_Transformers, every_n_layers=2)
+_exact, _fine = _session("auto", "exact"), _session("auto", FINE)
+STRATEGIES: Mapping[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (
+        Strategy("none", "keep everything: plain training", lambda _: Applied()),
+        Strategy("full", "recompute every layer", _session("full")),
+        Strategy("every-2", "recompute every second layer", _session("every-2")),
+        Strategy("static", "one plan, for the longest batch", _session(_static), True),
+        Strategy("mimose", "this library, as it comes", _exact, True),
+        Strategy("oracle", "the optimum, told every batch", _told(_oracle), True),
+        Strategy(
+            "static-menu", "static, finer actions", _told(_static_told, FINE), True
+        ),
+        Strategy("mimose-menu", "mimose, with all exact actions", _fine, True),
+        Strategy("oracle-menu", "oracle, finer", _told(_oracle, FINE), True),
+        Strategy("eviction", "evict when full, as DTR", _session("eviction"), True),
+        Strategy("mimose-paper", "the published Mimose, rebuilt", PaperMimose, True),
+        Strategy("hf-full", "transformers: checkpoint every layer", _Transformers),
+        Strategy("hf-every-2", "transformers: every second layer", _hf_every_2),
     )
-
-
-def _only_beside_a_host(kind: str) -> str:
-    return "a model on a CPU is on the host already" if is_cpu(kind) else ""
-
-
-OWN = (
-    Strategy("none", "keep everything: plain training", lambda _: Applied()),
-    Strategy("full", "recompute every layer", _by_name("full")),
-    Strategy("every-2", "recompute every second layer", _by_name("every-2")),
-    Strategy(
-        "static", "one plan, made for the longest batch", _static, heeds_budget=True
-    ),
-    Strategy(
-        "mimose",
-        "this library as it comes: a plan for every shape, learned while training",
-        _by_name("auto", "exact"),
-        heeds_budget=True,
-    ),
-    Strategy(
-        "oracle",
-        "the exact optimum for every shape, all measured beforehand",
-        _oracle(WHOLE_LAYERS),
-        heeds_budget=True,
-    ),
-    Strategy(
-        "static-menu",
-        "one plan for the longest batch, of all exact actions, measured beforehand",
-        _static_told,
-        heeds_budget=True,
-    ),
-    Strategy(
-        "mimose-menu",
-        "this library, with all exact actions",
-        lambda setup: _planned(setup, "auto", FINE),
-        heeds_budget=True,
-    ),
-    Strategy(
-        "oracle-menu",
-        "the exact optimum of all exact actions, all measured beforehand",
-        _oracle(FINE),
-        heeds_budget=True,
-    ),
-    Strategy(
-        "eviction",
-        "evict where the step is full, in the manner of DTR (simulated)",
-        _by_name("eviction"),
-        heeds_budget=True,
-    ),
-    Strategy(
-        "mimose-all",
-        "this library, with all actions, lossy ones and those of the host among them",
-        lambda setup: _planned(setup, "auto", EVERYTHING),
-        heeds_budget=True,
-        is_exact=False,
-    ),
-    Strategy(
-        "oracle-all",
-        "the exact optimum of all actions, all measured beforehand",
-        _oracle(EVERYTHING),
-        heeds_budget=True,
-        is_exact=False,
-    ),
-    *map(_everywhere, BETWEEN),
-)
-"""The strategies of this library, plain training among them."""
+}
+"""All strategies, by name."""

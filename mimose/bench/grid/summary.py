@@ -1,29 +1,32 @@
-"""What the rows of a grid come to: a summary for each workload, budget and strategy."""
+"""What the rows of a grid come to, in numbers and in words."""
 
 from __future__ import annotations
 
 import functools
-import itertools
+import json
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-from mimose.bench.grid.menu import ALL_MENU
-from mimose.bench.grid.rows import GridRow
+from mimose.bench.grid.runner import INTERRUPTED, TURN, GridRow
+from mimose.bench.grid.workloads import WORKLOADS
 
-_CHOOSES = "mimose-all"
-"""The strategy that chooses among all actions."""
 _RESAMPLES = 2000
 _PERCENTILES = (2.5, 97.5)
 _LEAST_TURNS = 5
 """Fewer say nothing of how much they differ."""
-TURN = 4
-"""Steps that a strategy takes before it is the next one's turn."""
+_OTHERS = ("static", "mimose-paper", "full", "hf-full", "every-2", "oracle")
+"""With whom mimose is compared in a sentence."""
+_GIGA = 1e9
+_MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,10 +46,8 @@ class CellSummary:
     failed_at: str
     """In which step that was, and the batch's sizes; empty if it did not begin."""
     steps: int
-    relative_to: str
-    """The strategy whose time is 1: plain training, or ``full`` where that failed."""
     seconds_ratio: float | None
-    """Time ÷ that of the same steps under the other."""
+    """Time ÷ plain training's of the same steps."""
     seconds_low: float | None
     """Lower end of the ratio's 95% interval, by resampling turns; None where there are
     fewer than five."""
@@ -55,36 +56,13 @@ class CellSummary:
     """The same with the warm-up's steps."""
     recomputed_flops: int | None
     """None where they cannot be counted."""
-    warm_up_flops: int | None
-    """Recomputed in the warm-up's steps."""
     largest_growth_bytes: int
-    largest_reserved_bytes: int
-    """What an allocator took from its device; on a CPU the peak."""
-    host_bytes: int | None
-    """The most pinned memory of the host; None where it is not told."""
     steps_over: int
     """Steps, the warm-up's included, that grew beyond the headroom."""
-    needed: int
-    """Measured steps in which plain training grew beyond the headroom."""
-    use_p50: float | None
-    """Median of growth ÷ headroom over those."""
-    error_p50: float | None
-    """Median of |growth − predicted| ÷ growth over planned steps."""
-    error_p99: float | None
-    """The 99th percentile; of fewer than 100 planned steps, the largest."""
-    learning_steps: int
-    """Steps that measured, made a first careful plan, or had nothing to plan with."""
-    hit_seconds: float | None
-    """Median time to find a plan that was made before."""
-    miss_seconds: float | None
-    """Median time to make one."""
     loss_is_equal: bool | None
-    """Whether every loss is the other's to the last bit; None without steps."""
+    """Whether every loss is plain training's to the last bit; None without steps."""
     turns: tuple[tuple[int, float], ...]
     """Measured steps and their seconds, turn by turn."""
-    action_shares: tuple[tuple[str, float], ...]
-    """By action, what share of the layers' calls had it, in planned steps behind the
-    warm-up; empty where no plan is told."""
 
     @property
     def keeps_budget(self) -> bool:
@@ -104,31 +82,18 @@ def summarise(rows: Iterable[GridRow]) -> list[CellSummary]:
     return [cell for own in by_workload.values() for cell in _workload(own)]
 
 
-def _workload(rows: Sequence[GridRow]) -> list[CellSummary]:
+def _workload(rows: Sequence[GridRow]) -> Iterator[CellSummary]:
     cells: dict[tuple[str, float | None], list[GridRow]] = {}
     budgets: dict[float, int] = {}
     for row in rows:
         cells.setdefault((row.strategy, row.budget_share), []).append(row)
         if row.budget_share is not None and row.headroom_bytes is not None:
             budgets[row.budget_share] = row.headroom_bytes
-    base = _base(cells)
-    other, plain = (
-        {row.step: row for row in cells.get((who, None), []) if not row.problem}
-        for who in (base, "none")
-    )
-    return [
-        _cell(name, share, headroom, own, base, other, plain)
-        for share, headroom in sorted(budgets.items())
-        for (name, own_share), own in cells.items()
-        if own_share in (None, share)
-    ]
-
-
-def _base(cells: Mapping[tuple[str, float | None], Sequence[GridRow]]) -> str:
-    """Return whom the others are compared with: who keeps everything, if it can."""
-    plain, full = (cells.get((name, None), []) for name in ("none", "full"))
-    fails = any(row.problem for row in plain)
-    return "full" if fails and full and not any(r.problem for r in full) else "none"
+    plain = {r.step: r for r in cells.get(("none", None), []) if not r.problem}
+    for share, headroom in sorted(budgets.items()):
+        for (name, own_share), own in cells.items():
+            if own_share in (None, share):
+                yield _cell(name, share, headroom, own, plain)
 
 
 def _cell(
@@ -136,98 +101,48 @@ def _cell(
     share: float,
     headroom: int,
     rows: Sequence[GridRow],
-    base: str,
-    base_rows: Mapping[int, GridRow],
     plain: Mapping[int, GridRow],
 ) -> CellSummary:
     ran = [row for row in rows if not row.problem]
     failed = next((row for row in rows if row.problem), None)
-    pairs = [(row, base_rows[row.step]) for row in ran if row.step in base_rows]
+    pairs = [(row, plain[row.step]) for row in ran if row.step in plain]
     measured = [(row, other) for row, other in pairs if row.is_measured]
     mine = _turns(row for row, _ in measured)
     ratio = _paired((mine, _turns(other for _, other in measured)))
-    needs = {step for step, row in plain.items() if row.growth_bytes > headroom}
-    needing = [row for row in ran if row.is_measured and row.step in needs]
-    planned = [row for row in ran if row.phase == "plan"]
-    errors = _errors(planned)
+    plain_seconds = sum(other.seconds for _, other in pairs)
+    failed_at = ""
+    if failed is not None and failed.step >= 0:
+        sizes = ", ".join(f"{size} {n}" for size, n in failed.shape.items())
+        failed_at = f"step {failed.step}, {sizes}"
     return CellSummary(
         workload=rows[0].workload,
         strategy=name,
         budget_share=share,
         headroom_bytes=headroom,
         problem=failed.problem if failed else "",
-        failed_at=_place(failed),
+        failed_at=failed_at,
         steps=len(measured),
-        relative_to=base,
         seconds_ratio=ratio.value,
         seconds_low=ratio.low,
         seconds_high=ratio.high,
-        total_ratio=_ratio(pairs),
-        recomputed_flops=_flops(row for row, _ in measured),
-        warm_up_flops=_flops(row for row in ran if not row.is_measured),
-        largest_growth_bytes=max((row.growth_bytes for row in ran), default=0),
-        largest_reserved_bytes=max((row.reserved_bytes for row in ran), default=0),
-        host_bytes=max(
-            (row.host_bytes for row in ran if row.host_bytes is not None), default=None
-        ),
-        steps_over=sum(row.growth_bytes > headroom for row in ran),
-        needed=len(needing),
-        use_p50=_median(row.growth_bytes / headroom for row in needing),
-        error_p50=_median(errors),
-        error_p99=errors[min(len(errors) - 1, int(0.99 * len(errors)))]
-        if errors
+        total_ratio=sum(row.seconds for row, _ in pairs) / plain_seconds
+        if plain_seconds
         else None,
-        learning_steps=sum(row.phase not in ("", "plan") for row in ran),
-        hit_seconds=_median(row.plan_seconds for row in planned if row.cache_hit),
-        miss_seconds=_median(row.plan_seconds for row in planned if not row.cache_hit),
+        recomputed_flops=_sum(row.recomputed_flops for row, _ in measured),
+        largest_growth_bytes=max((row.growth_bytes for row in ran), default=0),
+        steps_over=sum(row.growth_bytes > headroom for row in ran),
         loss_is_equal=all(row.loss == other.loss for row, other in pairs)
         if pairs
         else None,
         turns=mine,
-        action_shares=_action_shares(row for row in planned if row.is_measured),
     )
 
 
-def _action_shares(rows: Iterable[GridRow]) -> tuple[tuple[str, float], ...]:
-    counts = Counter(itertools.chain.from_iterable(row.plan for row in rows))
-    return tuple(
-        (spec.name, counts[spec.code] / counts.total())
-        for spec in ALL_MENU.specs
-        if counts[spec.code]
-    )
-
-
-def picked(summaries: Iterable[CellSummary]) -> list[CellSummary]:
-    """Return the cells in which all actions could be chosen, and were."""
-    return [s for s in summaries if s.strategy == _CHOOSES and s.action_shares]
-
-
-def _place(failed: GridRow | None) -> str:
-    if failed is None or failed.step < 0:
-        return ""
-    sizes = ", ".join(f"{name} {size}" for name, size in failed.shape.items())
-    return f"step {failed.step}, {sizes}"
-
-
-def _errors(planned: Iterable[GridRow]) -> list[float]:
-    """Return how far off predictions were, as a share of growth, the least first."""
-    growths = (
-        (row.peak_bytes - row.start_bytes, row.predicted_growth_bytes)
-        for row in planned
-    )
-    return sorted(
-        abs(growth - predicted) / growth
-        for growth, predicted in growths
-        if predicted is not None and growth > 0
-    )
-
-
-def _ratio(pairs: Sequence[tuple[GridRow, GridRow]]) -> float | None:
-    below = sum(other.seconds for _, other in pairs)
-    return sum(row.seconds for row, _ in pairs) / below if below else None
-
-
-# ------------------------------------------------------------------ turns
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum; None where there is nothing to add, or one is not known."""
+    found = list(counts)
+    known = [count for count in found if count is not None]
+    return sum(known) if known and len(known) == len(found) else None
 
 
 class Ratio(NamedTuple):
@@ -288,21 +203,6 @@ def _resampled(n_turns: int) -> NDArray[np.int_]:
     return np.vstack((np.arange(n_turns), drawn))
 
 
-def paired_ratio(one: CellSummary, other: CellSummary) -> Ratio:
-    """Return the time of one strategy ÷ another's on the same batches."""
-    return _paired((one.turns, other.turns))
-
-
-def _flops(rows: Iterable[GridRow]) -> int | None:
-    counts = [row.recomputed_flops for row in rows]
-    return _sum(counts) if counts else None
-
-
-def _median(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return statistics.median(found) if found else None
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """mimose against another strategy, over the cells in which both keep the budget."""
@@ -333,48 +233,134 @@ def compare(summaries: Sequence[CellSummary], other: str) -> Comparison | None:
     return Comparison(other, len(kept), seconds, flops_ratio)
 
 
-def _sum(counts: Iterable[int | None]) -> int | None:
-    found = list(counts)
-    known = [count for count in found if count is not None]
-    return sum(known) if len(known) == len(found) else None
+# ------------------------------------------------------------- words
 
 
-class Rankings(NamedTuple):
-    """How two runs of a grid rank the strategies by their time."""
+def show(summaries: Sequence[CellSummary], console: Console) -> None:
+    """Print a table for each workload, one of all cells, and what they mean."""
+    for workload in dict.fromkeys(summary.workload for summary in summaries):
+        own = [summary for summary in summaries if summary.workload == workload]
+        console.print(_table(workload, own))
+    console.print(_overview(summaries))
+    for sentence in sentences(summaries):
+        console.print(sentence, markup=False)
 
-    pairs: int
-    """Pairs of strategies in one cell of which one is the faster in the first run."""
-    swapped: list[tuple[str, float, str, str]]
-    """Those of which the other is the faster in the second run: workload, budget, the
-    first run's faster one, the other."""
+
+def new_table(first: str, *others: str, title: str | None = None) -> Table:
+    """Return a table whose first column has names and whose others have numbers."""
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
-def rank(first: Sequence[CellSummary], second: Sequence[CellSummary]) -> Rankings:
-    """Compare how two runs of a grid rank the strategies.
+def _table(workload: str, summaries: Sequence[CellSummary]) -> Table:
+    """Return a table of times: strategies down, budgets across."""
+    budgets = {s.budget_share: s.headroom_bytes for s in summaries}
+    known = WORKLOADS.get(workload)
+    table = new_table(
+        "strategy",
+        *(
+            f"budget {each:g}\n{grown / _MIB:.0f} MiB"
+            for each, grown in budgets.items()
+        ),
+        title=workload if known is None else f"{workload}: {known.what}",
+    )
+    ran = sorted(summaries, key=lambda summary: not summary.steps)  # those first
+    for strategy in dict.fromkeys(summary.strategy for summary in ran):
+        own = {s.budget_share: s for s in summaries if s.strategy == strategy}
+        times = [_time(own.get(share)) for share in budgets]
+        table.add_row(strategy, *times, style="bold" if strategy == "mimose" else "")
+    return table
 
-    Only those that keep the budget in both are ranked. Two are as good as each other
-    where the interval of the ratio of their times, in either run, has 1 in it.
+
+def _time(summary: CellSummary | None) -> str:
+    if summary is None or summary.seconds_ratio is None:
+        return "failed" if summary and summary.failed_at else "not run"
+    if summary.problem not in ("", INTERRUPTED):
+        return "failed"
+    time = f"{summary.seconds_ratio:.2f}×"
+    if summary.seconds_high is not None and summary.seconds_low is not None:
+        time += f" ±{(summary.seconds_high - summary.seconds_low) / 2:.2f}"
+    if summary.steps_over:
+        time = f"[{time}] {summary.steps_over} over"
+    return f"({time})" if summary.problem else time
+
+
+def _gflop(flops: int | None) -> str:
+    return "?" if flops is None else f"{flops / _GIGA:,.1f}"
+
+
+def _overview(summaries: Sequence[CellSummary]) -> Table:
+    """Return a table of all cells of each strategy, over the budget or not."""
+    columns = ("budget kept", "time", "with warm-up", "redone, GFLOP")
+    table = new_table("strategy", *columns, title="All cells")
+    for strategy in dict.fromkeys(s.strategy for s in summaries if s.steps):
+        cells = [s for s in summaries if s.strategy == strategy]
+        own = [c for c in cells if not c.problem and c.seconds_ratio is not None]
+        if own:
+            table.add_row(
+                strategy,
+                f"{sum(cell.keeps_budget for cell in cells)} of {len(cells)}",
+                f"{statistics.fmean(c.seconds_ratio or 0.0 for c in own):.2f}×",
+                f"{statistics.fmean(c.total_ratio or 0.0 for c in own):.2f}×",
+                _gflop(_sum(cell.recomputed_flops for cell in own)),
+            )
+    return table
+
+
+def sentences(summaries: Sequence[CellSummary]) -> Iterator[str]:
+    """Say what the tables mean."""
+    ended = [s for s in summaries if s.problem != INTERRUPTED]
+    mine = [s for s in ended if s.strategy == "mimose"]
+    if mine:
+        kept = sum(s.keeps_budget for s in mine)
+        yield f"mimose kept the budget in {kept} of {len(mine)} cells."
+    for other in _OTHERS:
+        found = compare(summaries, other)
+        if found is not None:
+            yield _comparison(found)
+    where: dict[tuple[str, str], list[str]] = {}
+    for summary in summaries:
+        if summary.problem:
+            place = summary.workload
+            if summary.failed_at:
+                place += f" at {summary.budget_share:g} ({summary.failed_at})"
+            where.setdefault((summary.strategy, summary.problem), []).append(place)
+    for (strategy, why), places in where.items():
+        yield f"{strategy}, {', '.join(dict.fromkeys(places))}: {why}"
+    yield "[…] is over the budget, and counts for nothing; ± is half the 95% interval."
+    if any(s.problem == INTERRUPTED for s in summaries):
+        yield "(…) was interrupted, and counts for nothing."
+
+
+def _comparison(found: Comparison) -> str:
+    interval, redone = "", ""
+    if found.seconds.low is not None:
+        interval = f" ({found.seconds.low:.3f} to {found.seconds.high:.3f})"
+    if found.flops_ratio is not None:
+        redone = f", and recomputes {found.flops_ratio:.2f}× as much"
+    return (
+        f"mimose takes {found.seconds.value:.3f}{interval} of the time of "
+        f"{found.other}{redone}: {found.cells} cells in which both keep the budget."
+    )
+
+
+def publish(
+    document: Mapping[str, Any], files: Mapping[str, Path], console: Console
+) -> None:
+    """Write what was found down as JSON, and say where the files are.
+
+    Args:
+        document: What was found; the files' names are added.
+        files: By what they are; the document becomes the ``"summary"``.
+        console: Where words go.
     """
-    again = {(s.workload, s.budget_share, s.strategy): s for s in second}
-    pairs, found = 0, []
-    for a, b in itertools.permutations(first, 2):
-        place = a.workload, a.budget_share
-        if place != (b.workload, b.budget_share) or not _is_faster(a, b):
-            continue
-        other_a, other_b = (again.get((*place, s.strategy)) for s in (a, b))
-        if other_a is None or other_b is None:
-            continue
-        if not (other_a.keeps_budget and other_b.keeps_budget):
-            continue
-        pairs += 1
-        if _is_faster(other_b, other_a):
-            found.append((*place, a.strategy, b.strategy))
-    return Rankings(pairs, found)
-
-
-def _is_faster(one: CellSummary, other: CellSummary) -> bool:
-    """Whether both keep the budget, and one takes less time than the other."""
-    if not (one.keeps_budget and other.keeps_budget):
-        return False
-    high = paired_ratio(one, other).high
-    return high is not None and high < 1.0
+    names = {name: str(path) for name, path in files.items()}
+    text = json.dumps({**document, "files": names}) + "\n"
+    files["summary"].write_text(text, encoding="utf-8")
+    for name, path in names.items():
+        console.print(f"{name}: {path}", markup=False)

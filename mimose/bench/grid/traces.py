@@ -2,8 +2,7 @@
 
 The Mimose paper (Liao et al., IPDPS 2023, Fig. 3 and the tasks' table) gives the range
 of its batches' input sizes and draws their distribution. The generators here have
-those ranges and shapes; what they yield is synthetic, and the rows say so. Lengths of
-docstrings are those of real text (`mimose.bench.corpus`).
+those ranges and shapes; what they yield is synthetic, and the rows say so.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ SizeTrace: TypeAlias = Callable[[np.random.Generator, int], list[Sizes]]
 
 _SPIKE = 0.12
 """Part of SQuAD's batches that are cut to the longest length."""
-_TEXTS_A_BATCH = 8
 _KINDS = {
     ".csv": "csv",
     ".json": "json",
@@ -83,53 +81,6 @@ def pairs(least: int, most: int) -> SizeTrace:
         return found
 
     return trace
-
-
-def images(short: tuple[int, int], longest: int, step: int) -> SizeTrace:
-    """Return heights and widths as multi-scale detection training resizes images.
-
-    The short side is drawn from a range, the aspect ratio from that of photographs,
-    the long side is capped, and both are multiples of a step. Lying and standing
-    images come in the proportion of COCO, about three to one.
-    """
-
-    def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
-        found = []
-        for _ in range(n_batches):
-            side = generator.integers(short[0], short[1] + 1)
-            other = min(longest, side * generator.choice([1.0, 4 / 3, 1.5, 16 / 9]))
-            low, high = (max(step, round(x / step) * step) for x in (side, other))
-            is_lying = generator.random() < 0.75
-            height, width = (low, high) if is_lying else (high, low)
-            found.append({"height": int(height), "width": int(width)})
-        return found
-
-    return trace
-
-
-def docstrings(most: int) -> SizeTrace:
-    """Return the longest member's length of batches of docstrings cut to `most` tokens.
-
-    Raises:
-        ModuleNotFoundError: tokenizers is missing (``pip install 'mimose[bench]'``).
-    """
-
-    def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
-        from mimose.bench.corpus import encode_corpus, load_corpus
-
-        texts = encode_corpus(load_corpus(), most).train
-        lengths = [len(text.token_ids) for text in texts]
-        return draw_longest(lengths, _TEXTS_A_BATCH, generator, n_batches)
-
-    return trace
-
-
-def draw_longest(
-    lengths: Sequence[int], n_texts: int, generator: np.random.Generator, n_batches: int
-) -> list[Sizes]:
-    """Draw batches of some texts' lengths; return the longest member's of each."""
-    drawn = generator.choice(np.array(lengths), (n_batches, n_texts))
-    return [{"length": int(length)} for length in drawn.max(axis=1)]
 
 
 def from_file(path: Path, names: Sequence[str]) -> list[Sizes]:

@@ -7,7 +7,6 @@ A `Child` asks for it: the task is a `Task`, and the messages are methods of `Wo
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +17,10 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mimose.bench.grid.registry import STRATEGIES
-from mimose.bench.grid.strategies import Setup
+from mimose.bench.child import RunFailedError
+from mimose.bench.grid.strategies import STRATEGIES, Setup
 from mimose.bench.grid.traces import Sizes
-from mimose.bench.grid.workload import largest
-from mimose.bench.grid.workloads import workload_named
+from mimose.bench.grid.workloads import largest, workload_named
 from mimose.bench.limits import limit_memory
 from mimose.bench.machine import private_bytes
 from mimose.bench.serve import messages
@@ -88,17 +86,14 @@ class Worker:
             headroom_bytes=self._headroom,
             sizes=task.sizes,
             longest=task.longest or largest(task.sizes)[0],
-            loss=self._loss,
             try_step=self._try,
             shared=Path(task.shared),
             units=self._workload.units,
         )
-        self._strategy = STRATEGIES[task.strategy]
-        self._applied = self._strategy.apply(setup)
+        self._applied = STRATEGIES[task.strategy].apply(setup)
         told = self._applied.budget_bytes
         self._base_bytes = None if told is None else told - self._headroom
         self._batches = self._applied.watch(self._made_batches())
-        self._turns = itertools.count()
         self._making_seconds = 0.0
         torch.manual_seed(task.seed)
         self.rest()
@@ -106,29 +101,31 @@ class Worker:
     def probe(self) -> dict[str, Any]:
         """Measure what a step on the longest batch grows by, and say which that is.
 
-        Where memory runs out the growth is None, and what a step could have is told.
+        Raises:
+            RunFailedError: Memory runs out.
         """
         known = self._task.longest
         candidates = largest(self._task.sizes) if known is None else [known]
-        growths: list[int | None] = [self._growth(sizes) for sizes in candidates]
+        growths = [self._growth(sizes) for sizes in candidates]
         torch.manual_seed(self._task.seed)
         self.rest()
-        found = [growth for growth in growths if growth is not None]
-        most = max(found) if len(found) == len(growths) else None
         return {
-            "growth_bytes": most,
-            "longest": candidates[growths.index(most)],
-            "room_bytes": self._room(),
+            "growth_bytes": max(growths),
+            "longest": candidates[growths.index(max(growths))],
             "private_bytes": private_bytes(),
         }
 
-    def _growth(self, sizes: Sizes) -> int | None:
+    def _growth(self, sizes: Sizes) -> int:
         growths = []
         for _ in range(_PROBES):
             start = self._settled()
             step = RunningStep(self._meter, self._device)
             if not self._fits(sizes):
-                return None
+                msg = (
+                    f"memory runs out on the longest batch, {json.dumps(sizes)}: "
+                    f"choose a smaller scale, or shorter lengths"
+                )
+                raise RunFailedError(msg)
             growths.append(step.end().peak_bytes - start)
         return min(growths)
 
@@ -145,20 +142,13 @@ class Worker:
         self.rest()  # here the error, and what its frames hold, is gone
         return False
 
-    def _room(self) -> int | None:
-        """Return what a step can grow by on an accelerator; None if nobody tells."""
-        if self._device.type == "cpu":
-            return None
-        module = torch.get_device_module(self._device)
-        if not hasattr(module, "mem_get_info"):
-            return None
-        free, _ = module.mem_get_info(self._device)
-        return int(free)
-
     def step(self, index: int) -> dict[str, Any]:
-        """Train on one batch; return what `GridRow` wants to know of it."""
+        """Train on the next batch; return what `GridRow` wants to know of it.
+
+        Steps are asked for in their order.
+        """
         sizes = self._task.sizes[index]
-        batch, looking_seconds = self._next_batch(index)
+        batch, looking_seconds = self._next_batch()
         start = self._settled()
         if self._base_bytes is None:
             self._base_bytes = start
@@ -166,7 +156,7 @@ class Worker:
             limit_memory(self._base_bytes + self._headroom, start)
         step = RunningStep(self._meter, self._device)
         self._applied.before_step(sizes)
-        loss = self._forward(self._model, batch)
+        loss = self._forward(batch)
         torch.autograd.backward(loss)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -181,7 +171,6 @@ class Worker:
             "start_bytes": start,
             "peak_bytes": measured.peak_bytes,
             "reserved_bytes": self._reserved(measured.peak_bytes),
-            "host_bytes": self._host_bytes(),
             "predicted_growth_bytes": facts.predicted_growth_bytes,
             "seconds": measured.seconds,
             "plan_seconds": facts.plan_seconds + looking_seconds,
@@ -200,30 +189,21 @@ class Worker:
             self._making_seconds += time.perf_counter() - began
             yield batch
 
-    def _next_batch(self, index: int) -> tuple[dict[str, Any], float]:
-        """Return a step's batch, and how long the strategy looked at those behind it.
-
-        Raises:
-            RuntimeError: The steps are not asked for in their order.
-        """
+    def _next_batch(self) -> tuple[dict[str, Any], float]:
+        """Return the next batch, and how long the strategy looked beyond it."""
         began, self._making_seconds = time.perf_counter(), 0.0
         batch = next(self._batches)
         seconds = time.perf_counter() - began - self._making_seconds
-        if index != next(self._turns):
-            msg = f"step {index} was asked for out of turn"
-            raise RuntimeError(msg)
         return batch, seconds
 
     def count(self, index: int, phase: str) -> dict[str, Any]:
         """Count the FLOPs of a forward and backward, as in a phase of the strategy."""
-        if not self._strategy.is_counted:
-            return {"flops": None}
         sizes = self._task.sizes[index]
         batch = self._batch(index, sizes)
         self._applied.phase_of(phase)
         self._applied.before_step(sizes)
         with FlopCounterMode(display=False) as counter:
-            torch.autograd.backward(self._forward(self._model, batch))
+            torch.autograd.backward(self._forward(batch))
         self._optimizer.zero_grad(set_to_none=True)
         self.rest()
         return {"flops": counter.get_total_flops()}
@@ -248,7 +228,7 @@ class Worker:
         shortest = sorted(self._task.sizes, key=lambda each: sum(each.values()))
         for index, sizes in enumerate(shortest[:_SMALLEST]):
             batch = self._batch(index, sizes)
-            torch.autograd.backward(self._forward(self._model, batch))
+            torch.autograd.backward(self._forward(batch))
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
         for sizes in longest:
@@ -264,29 +244,23 @@ class Worker:
                 self._try(sizes)
 
     def _try(self, sizes: Mapping[str, int]) -> None:
-        torch.autograd.backward(self._loss(self._model, sizes))
+        torch.autograd.backward(self._forward(self._batch(0, sizes)))
         self._optimizer.zero_grad(set_to_none=True)
-
-    def _loss(self, model: torch.nn.Module, sizes: Mapping[str, int]) -> torch.Tensor:
-        return self._forward(model, self._batch(0, sizes))
 
     def _batch(self, index: int, sizes: Mapping[str, int]) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(self._task.seed * 100_003 + index)
         batch = self._workload.batch(sizes, self._task.scale, generator)
         return moved(batch, self._device)
 
-    def _forward(
-        self, model: torch.nn.Module, batch: Mapping[str, Any]
-    ) -> torch.Tensor:
-        with self._autocast():
-            output = model(**batch)
+    def _forward(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self._task.dtype != "float32":
+            dtype = getattr(torch, self._task.dtype)
+            context = torch.autocast(self._device.type, dtype)
+        with context:
+            output = self._model(**batch)
         loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
         return loss
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self._task.dtype == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, getattr(torch, self._task.dtype))
 
     def _settled(self) -> int:
         return self._meter.settled_bytes(0)
@@ -295,14 +269,6 @@ class Worker:
         if self._device.type == "cpu":
             return peak
         return int(torch.accelerator.max_memory_reserved(self._device))
-
-    def _host_bytes(self) -> int | None:
-        if self._device.type == "cpu":
-            return 0
-        if self._device.type != "cuda" or not hasattr(torch.cuda, "host_memory_stats"):
-            return None
-        known: int | None = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
-        return known
 
 
 def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

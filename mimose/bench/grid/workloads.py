@@ -1,56 +1,104 @@
-"""What `mimose bench` trains: the Mimose paper's tasks, and a language model.
+"""What `mimose bench` and `mimose demo` train: a model, and batches of varying sizes.
 
-Models are built from configurations, with the published batch sizes at ``base`` size,
+The Mimose paper's four language tasks, and the demonstration's text classification.
+Models are built from configurations, with the published batch sizes at ``base`` scale,
 a quarter of them at ``small`` and models much smaller at ``tiny``; nothing is
-downloaded. Tokens and pixels are random, for memory and time do not depend on them;
-their numbers do, and come from `traces`. Texts and images that can be learned are those
-of `docstrings`.
+downloaded. Tokens are random but for the demonstration's: memory and time depend on
+their number alone, which comes from `traces`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Generator, nn
 
 from mimose.bench.by_name import called_by_name
-from mimose.bench.grid.detector import Detector
-from mimose.bench.grid.docstrings import DOCSTRINGS as DOCSTRINGS
-from mimose.bench.grid.docstrings import N_TEXTS as N_TEXTS
-from mimose.bench.grid.docstrings import OURS as OURS
-from mimose.bench.grid.docstrings import ClassifierOutput as ClassifierOutput
-from mimose.bench.grid.docstrings import DocstringClassifier as DocstringClassifier
-from mimose.bench.grid.docstrings import Docstrings as Docstrings
-from mimose.bench.grid.docstrings import collate as collate
-from mimose.bench.grid.docstrings import encoder_config as encoder_config
-from mimose.bench.grid.scaling import SCALING
+from mimose.bench.docstrings import N_TEXTS as N_TEXTS
+from mimose.bench.docstrings import OURS as OURS
+from mimose.bench.docstrings import Docstrings as Docstrings
+from mimose.bench.docstrings import collate as collate
+from mimose.bench.docstrings import encoder_config as encoder_config
 from mimose.bench.grid.traces import (
+    Sizes,
     SizeTrace,
     bell_with_spike,
-    docstrings,
-    images,
     long_tail,
     pairs,
 )
-from mimose.bench.grid.workload import Workload as Workload
-from mimose.bench.grid.workload import largest as largest
-from mimose.bench.grid.workload import size_of as size_of
 from mimose.bench.zoo import builder
+from mimose.watch.units import UnitsSpec
 
 _Sizes: TypeAlias = Mapping[str, int]
 _Batch: TypeAlias = dict[str, Any]
 SCALES = ("tiny", "small", "base")
-"""Of models: made for a CPU; wide enough that matrix products take the time that they
-do in real ones, which finer actions are about; as published."""
+"""Of models: made for a CPU; wide enough that matrix products take most of the time, as
+in real ones; as published."""
 _VOCABULARY = {"tiny": 512, "small": 4_096, "base": 30_000}
 _CHOICES = 4
-_KINDS = 80
-"""Of things in images, as in COCO."""
-_IMAGES, _BOXES = 8, 8
-"""In a batch, and in an image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A task: a model and batches of the sizes of a trace."""
+
+    name: str
+    what: str
+    """One line for people."""
+    build: Callable[[str], nn.Module]
+    """Takes a scale; returns the model in training mode."""
+    batch: Callable[[_Sizes, str, Generator], _Batch]
+    """Takes sizes, a scale and a generator; returns the model's keyword arguments,
+    labels among them."""
+    sizes: tuple[str, ...]
+    """Names of the sizes that vary."""
+    trace: SizeTrace | None
+    """None for a model of the user's own: nobody else knows its lengths, and which
+    strategy suits it depends on little else."""
+    is_synthetic: bool = True
+    """Whether the trace is generated, not taken from real data."""
+    learning_rate: float = 1e-4
+    prepare: Callable[[Path], None] = lambda _: None
+    """Takes a folder that all processes share; called in each before all else, for what
+    one makes and the others read."""
+    evaluate: Callable[[nn.Module], float | None] = lambda _: None
+    """Takes the model; returns its accuracy on held-out data, if there is any."""
+    units: UnitsSpec = None
+    """The layers to plan for, as `attach` takes them."""
+
+
+def size_of(sizes: _Sizes) -> int:
+    """Return the one number that the published system knows of a batch.
+
+    The length of a text, the source's for pairs, height times width of images.
+    """
+    if "height" in sizes:
+        return sizes["height"] * sizes["width"]
+    return sizes.get("source", next(iter(sizes.values())))
+
+
+def largest(sizes: Sequence[Sizes]) -> list[Sizes]:
+    """Return the few batches of which one needs most memory.
+
+    Those with the largest product and sum of squares of their sizes, and the largest in
+    each size.
+    """
+    keys: list[Callable[[Sizes], int]] = [
+        lambda each: math.prod(each.values()),
+        lambda each: sum(size * size for size in each.values()),
+        *(lambda each, name=name: each[name] for name in sizes[0]),
+    ]
+    found = [max(sizes, key=key) for key in keys]
+    return [each for i, each in enumerate(found) if each not in found[:i]]
+
+
+# ------------------------------------------------------------- published tasks
 
 
 def _sized(
@@ -72,62 +120,15 @@ _TINY_ENCODER = {
     "num_attention_heads": 4,
     "intermediate_size": 256,
 }
-_SMALL_ENCODER = {**_TINY_ENCODER, "hidden_size": 256, "intermediate_size": 1024}
 _encoder = functools.partial(
     _sized,
     tiny=_TINY_ENCODER,
-    small=_SMALL_ENCODER,
+    small={**_TINY_ENCODER, "hidden_size": 256, "intermediate_size": 1024},
     attn_implementation="eager",
 )
-_multiple_choice = _encoder(
-    "RobertaConfig", "RobertaForMultipleChoice", max_position_embeddings=514
-)
-_question_answering = _encoder("BertConfig", "BertForQuestionAnswering")
-_classification = _encoder("BertConfig", "BertForSequenceClassification")
-_translation = _sized(
-    "T5Config",
-    "T5ForConditionalGeneration",
-    {"d_model": 64, "d_ff": 256, "d_kv": 16, "num_heads": 4, "num_layers": 4},
-    {"d_model": 256, "d_ff": 1024, "d_kv": 64, "num_heads": 4, "num_layers": 6},
-    **{"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_heads": 12, "num_layers": 12},
-    decoder_start_token_id=0,
-)
-_language_model = _sized(
-    "GPT2Config",
-    "GPT2LMHeadModel",
-    {"n_embd": 64, "n_layer": 6, "n_head": 4},
-    {"n_embd": 256, "n_layer": 6, "n_head": 4},
-    **{"n_positions": 1024, "bos_token_id": 0, "eos_token_id": 0},
-)
 
 
-def _resnet(scale: str) -> nn.Module:
-    build = builder("ResNetConfig", "ResNetForImageClassification", num_labels=_KINDS)
-    return build(**_resnet_sizes(scale))
-
-
-def _resnet_sizes(scale: str) -> dict[str, Any]:
-    if scale == "base":
-        return {}  # a ResNet-50
-    return {
-        "embedding_size": 8,
-        "hidden_sizes": [8, 16, 32, 64],
-        "depths": [4, 4, 4, 4],
-        "layer_type": "basic",
-    }
-
-
-def _detector(scale: str) -> nn.Module:
-    from transformers import ResNetBackbone, ResNetConfig
-
-    stages: dict[str, Any] = {"out_features": ["stage2", "stage3", "stage4"]}
-    backbone = ResNetBackbone(ResNetConfig(**stages, **_resnet_sizes(scale)))
-    sizes = {"width": 256, "depth": 4} if scale == "base" else {"width": 32, "depth": 1}
-    channels = backbone.channels
-    return Detector(backbone, channels, n_classes=_KINDS, **sizes).train()
-
-
-def _tokens(shape: tuple[int, ...], scale: str, generator: Generator) -> Any:
+def _tokens(shape: tuple[int, ...], scale: str, generator: Generator) -> torch.Tensor:
     return torch.randint(1, _VOCABULARY[scale], shape, generator=generator)
 
 
@@ -165,100 +166,68 @@ def _pair_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
     }
 
 
-def _language_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
-    n = {"tiny": 6, "small": 2, "base": 8}[scale]
-    ids = _tokens((n, sizes["length"]), scale, generator)
-    return {"input_ids": ids, "labels": ids, "use_cache": False}
-
-
-def _image_batch(sizes: _Sizes, _scale: str, generator: Generator) -> _Batch:
-    shape = (_IMAGES, 3, sizes["height"], sizes["width"])
-    pixels = torch.rand(shape, generator=generator)
-    return {"pixel_values": pixels, "labels": _classes(_IMAGES, _KINDS, generator)}
-
-
-def _boxes_batch(sizes: _Sizes, scale: str, generator: Generator) -> _Batch:
-    batch = _image_batch(sizes, scale, generator)
-    corners = torch.rand((2, _IMAGES, _BOXES, 2), generator=generator)
-    low, high = corners.sort(dim=0).values
-    kinds = torch.randint(0, _KINDS, (_IMAGES, _BOXES), generator=generator)
-    return {**batch, "boxes": torch.cat((low, high), dim=-1), "labels": kinds}
-
-
-def _images_trace(scale: str) -> SizeTrace:
-    return (
-        images((480, 800), 1333, 32) if scale == "base" else images((240, 400), 667, 32)
-    )
-
-
+DOCSTRINGS = Workload(
+    name="tc-docstrings",
+    what="text classification, BERT of 4 layers, real docstrings: the demonstration's",
+    build=OURS.build,
+    batch=OURS.batch,
+    sizes=("length",),
+    trace=OURS.trace,
+    is_synthetic=False,
+    learning_rate=1e-3,
+    prepare=OURS.prepare,
+    evaluate=OURS.evaluate,
+)
 WORKLOADS: Mapping[str, Workload] = {
     workload.name: workload
     for workload in (
         Workload(
             name="mc-roberta",
             what="multiple choice, RoBERTa, lengths 35-141 as in SWAG",
-            build=_multiple_choice,
+            build=_encoder(
+                "RobertaConfig", "RobertaForMultipleChoice", max_position_embeddings=514
+            ),
             batch=_choice_batch,
             sizes=("length",),
-            trace=lambda _: long_tail(35, 141, 3.0),
+            trace=long_tail(35, 141, 3.0),
         ),
         Workload(
             name="qa-bert",
             what="question answering, BERT, lengths 153-512 as in SQuAD",
-            build=_question_answering,
+            build=_encoder("BertConfig", "BertForQuestionAnswering"),
             batch=_answer_batch,
             sizes=("length",),
-            trace=lambda _: bell_with_spike(153, 512, 280),
+            trace=bell_with_spike(153, 512, 280),
         ),
         Workload(
             name="tc-bert",
             what="text classification, BERT, lengths 30-332 as in GLUE-QQP",
-            build=_classification,
+            build=_encoder("BertConfig", "BertForSequenceClassification"),
             batch=_text_batch,
             sizes=("length",),
-            trace=lambda _: long_tail(30, 332),
+            trace=long_tail(30, 332),
         ),
         Workload(
             name="tr-t5",
             what="translation, T5, source and target 17-460 as in UN_PC",
-            build=_translation,
+            build=_sized(
+                "T5Config",
+                "T5ForConditionalGeneration",
+                {"d_model": 64, "d_ff": 256, "d_kv": 16}
+                | {"num_heads": 4, "num_layers": 4},
+                {"d_model": 256, "d_ff": 1024, "d_kv": 64}
+                | {"num_heads": 4, "num_layers": 6},
+                **{"d_model": 768, "d_ff": 3072, "d_kv": 64},
+                **{"num_heads": 12, "num_layers": 12, "decoder_start_token_id": 0},
+            ),
             batch=_pair_batch,
             sizes=("source", "target"),
-            trace=lambda _: pairs(17, 460),
-        ),
-        Workload(
-            name="lm-gpt2",
-            what="language modelling, GPT-2, lengths of real docstrings",
-            build=_language_model,
-            batch=_language_batch,
-            sizes=("length",),
-            trace=lambda _: docstrings(512),
-            is_synthetic=False,
-        ),
-        Workload(
-            name="ic-resnet",
-            what="image classification, ResNet, sides 480-800 by up to 1333 (tiny: "
-            "half)",
-            build=_resnet,
-            batch=_image_batch,
-            sizes=("height", "width"),
-            trace=_images_trace,
-        ),
-        Workload(
-            name="od-resnet",
-            what="detection, a ResNet with a feature pyramid and heads, the same sides",
-            build=_detector,
-            batch=_boxes_batch,
-            sizes=("height", "width"),
-            trace=_images_trace,
+            trace=pairs(17, 460),
         ),
         DOCSTRINGS,
     )
 }
 """The tasks, by name."""
-
-ALL: Mapping[str, Workload] = {**WORKLOADS, **SCALING}
-"""The tasks, and the models of which one thing grows."""
 DEFAULT = ("mc-roberta", "qa-bert", "tc-bert", "tr-t5")
 """Run where none is named: the language tasks of the Mimose paper."""
 
@@ -270,11 +239,11 @@ def workload_named(name: str) -> Workload:
     Raises:
         ValueError: There is none of this name.
     """
-    if name in ALL:
-        return ALL[name]
+    if name in WORKLOADS:
+        return WORKLOADS[name]
     if ":" in name:
         return from_function(name)
-    msg = f"no workload is called {name!r}; choose one of {', '.join(ALL)}"
+    msg = f"no workload is called {name!r}; choose one of {', '.join(WORKLOADS)}"
     raise ValueError(msg)
 
 

@@ -1,4 +1,4 @@
-"""``mimose demo``: a table, a picture, rows, and JSON as the last line."""
+"""``mimose demo``: a table, words, a picture, rows and a summary."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ pytest.importorskip("transformers")
 from mimose.bench.child import RunFailedError
 from mimose.bench.corpus import EncodedCorpus
 from mimose.bench.grid.demo import SETTINGS, demo
+from mimose.bench.grid.picture import draw_demo
 from mimose.bench.grid.runner import INTERRUPTED, GridRow
 from mimose.bench.grid.workloads import OURS
 from mimose.bench.rows import read
@@ -47,60 +48,34 @@ def _no_work(
     monkeypatch.setattr(children, "fails", {})
 
 
-def _last_line(text: str) -> Any:
-    return json.loads(text.splitlines()[-1])
+def _summary(folder: Path) -> Any:
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 
 def test_leaves_rows_picture_and_summary(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The last line is JSON that names the files, and the files hold the result."""
-    status = demo(SMALL, tmp_path)
-
-    document = _last_line(capsys.readouterr().out)
-    files = {name: Path(path) for name, path in document["files"].items()}
-    assert status == 0
-    assert document["is_complete"]
-    assert [s["strategy"] for s in document["strategies"]] == [
-        "none",
-        "full",
-        "static",
-        "mimose",
-    ]
-    assert [s["strategy"] for s in document["limit"]] == ["none", "mimose"]
-    assert {s["accuracy"] for s in document["strategies"]} == {0.25}
-    assert json.loads(files["summary"].read_text(encoding="utf-8")) == document
-    assert len(read(files["rows"], GridRow)) == 16 + 2 + 4
-    assert files["picture"].stat().st_size > 10_000
-
-
-def test_table_fits_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing in the table is cut off at 80 columns."""
+    """Words for people, within 80 columns; the files hold the result."""
     monkeypatch.setenv("COLUMNS", "80")
-
-    demo(SMALL, tmp_path)
-
-    out = capsys.readouterr().out
-    table = out[: out.index("Budget:")]
-    assert "…" not in table
-    for name in ("none", "full", "static", "mimose"):
-        assert name in table
-
-
-def test_says_what_the_hard_limit_did(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Plain training's death and mimose's survival are told in words."""
-    demo(SMALL, tmp_path)
+    assert demo(SMALL, tmp_path) == 0
 
     out = capsys.readouterr().out
-    assert "Budget: 160 MiB for a step's growth." in out
-    assert (
-        "Hard limit: none failed at step 2 of 4: can't allocate memory\n" in out
-        and "Hard limit: mimose finished 4 of 4 steps." in out
-    )
+    document = _summary(tmp_path)
+    files = {name: Path(path) for name, path in document["files"].items()}
+    assert document["is_complete"]
+    assert [s["strategy"] for s in document["strategies"]] == list(SMALL.strategies)
+    assert {s["accuracy"] for s in document["strategies"]} == {0.25}
+    assert document["limit"] == {"none": 1, "mimose": 4}
+    assert len(read(files["rows"], GridRow)) == 16 + 2 + 4
+    assert files["picture"].stat().st_size > 10_000
+    assert "…" not in out[: out.index("Budget:")]
+    for expected in (
+        "Budget: 160 MiB for a step's growth.",
+        "none failed at step 2 of 4: can't allocate memory",
+        "mimose finished 4 of 4 steps",
+    ):
+        assert expected in out
+    assert "{" not in out
 
 
 @pytest.mark.parametrize("run", ["probe", "compare", "limit"])
@@ -111,7 +86,7 @@ def test_ctrl_c_leaves_a_partial_result(
     children: Any,
     run: str,
 ) -> None:
-    """Wherever it comes, what was measured is shown and the last line is JSON."""
+    """Wherever it comes, what was measured is shown."""
     command = "probe" if run == "probe" else "step"
     plain = getattr(children, command)
 
@@ -125,13 +100,11 @@ def test_ctrl_c_leaves_a_partial_result(
 
     monkeypatch.setattr(children, command, interrupt)
 
-    status = demo(SMALL, tmp_path)
+    assert demo(SMALL, tmp_path) == 130
 
-    out = capsys.readouterr().out
-    document = _last_line(out)
+    document = _summary(tmp_path)
     rows = [r for r in read(tmp_path / "rows.csv", GridRow) if r.problem != INTERRUPTED]
-    assert status == 130
-    assert "Cut short" in out
+    assert "Cut short" in capsys.readouterr().out
     assert not document["is_complete"]
     assert len(rows) == {"probe": 0, "compare": 1, "limit": 16 + 2 + 1}[run]
     assert ("picture" in document["files"]) == (run == "limit")
@@ -140,28 +113,23 @@ def test_ctrl_c_leaves_a_partial_result(
 
 @pytest.mark.parametrize("is_limited", [False, True])
 def test_an_unexpected_failure_is_an_error(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    children: Any,
-    is_limited: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: Any, is_limited: bool
 ) -> None:
     """Only plain training under the hard limit may fail."""
     plain = children.step
 
     def fail(self: Any, index: int) -> Any:
-        if (self.name, self.first["is_limited"]) == ("mimose", is_limited):
+        is_here = self.first["is_limited"] == is_limited
+        if self.name == "mimose" and index == 2 and is_here:
             msg = "no more memory"
             raise RunFailedError(msg)
         return plain(self, index)
 
     monkeypatch.setattr(children, "step", fail)
-
-    status = demo(SMALL, tmp_path)
-
-    where = "mimose failed at step 1 of 4" if is_limited else "compare/mimose failed"
-    assert status == 1
-    assert f"{where}: no more memory" in capsys.readouterr().out
+    assert demo(SMALL, tmp_path) == 1
+    failures = _summary(tmp_path)["failures"]
+    where = "limit" if is_limited else "compare"
+    assert failures[f"{where}/mimose"] == "no more memory"
 
 
 def test_nothing_to_compare_is_an_error(
@@ -172,18 +140,35 @@ def test_nothing_to_compare_is_an_error(
 ) -> None:
     """It is said in one line, and there are no rows."""
     monkeypatch.setattr(children, "plain_growth", 5)
-
     assert demo(SMALL, tmp_path) == 1
-
-    said = capsys.readouterr()
-    assert "mimose demo: there is nothing to plan" in said.err
-    assert _last_line(said.out)["strategies"] == []
+    assert "there is nothing to plan" in capsys.readouterr().err
+    assert _summary(tmp_path)["strategies"] == []
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     """It is told before anything is measured."""
     (tmp_path / "file").write_text("")
-
     for out in (tmp_path / "file", tmp_path / "file" / "here"):
         with pytest.raises(UsageError, match=f"--out {out}: it cannot be a folder"):
             demo(SMALL, out)
+
+
+@pytest.mark.parametrize(
+    "strategies", [("none", "mimose"), ("none", "full", "static", "mimose")]
+)
+def test_the_picture_says_what_is_seen(
+    grid: list[GridRow], make_row: Any, tmp_path: Path, strategies: tuple[str, ...]
+) -> None:
+    """Units, budget, strategies, the machine and the hard limit, of whatever ran."""
+    limited = [
+        make_row("none", step, is_limited=True, problem="" if step < 2 else "failed")
+        for step in range(3)
+    ]
+    rows = [row for row in grid if row.strategy in strategies]
+    draw_demo([*rows, *limited], tmp_path / "new" / "demo.svg")
+    text = (tmp_path / "new" / "demo.svg").read_text(encoding="utf-8")
+    for expected in (
+        *("tokens", "MiB", "budget 35 MiB", "a plan for every length", "cpu: none"),
+        *("prediction", "none took 2 of 6", "mimose kept all 4 steps"),
+    ):
+        assert expected in text

@@ -1,6 +1,7 @@
-"""Strategies of the library's own sessions, and what their menus are."""
+"""Ways to train: exact, told beforehand, and the published system rebuilt."""
 
-import numpy as np
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,23 +9,20 @@ pytest.importorskip("transformers")
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from mimose.bench.grid import menu
-from mimose.bench.grid.registry import STRATEGIES
-from mimose.bench.grid.strategies import Everywhere, Setup
+from mimose.bench.grid.strategies import STRATEGIES, PaperMimose, Setup
+from mimose.bench.grid.worker import Task, Worker
 from mimose.bench.grid.workloads import WORKLOADS
 from mimose.bench.step_meter import budget_meter
-from mimose.planners import PlanningProblem
-from mimose.run.actions import registry
 
+MIB = 2**20
 WORKLOAD = WORKLOADS["qa-bert"]
+LENGTHS = [12, 30, 18, 40, 25, 14, 36, 22, 33, 16, 11, 39, 20]
 
 
 class _Trained:
     """A tiny model, the setup for a strategy, and what a step of it gives."""
 
-    def __init__(
-        self, folder, headroom_bytes=2**40, lengths=(16, 24, 32), device="cpu"
-    ):
+    def __init__(self, folder, lengths=(16, 24, 32), device="cpu"):
         torch.manual_seed(0)
         self.model = WORKLOAD.build("tiny").to(device)
         self.n_tried = 0
@@ -33,39 +31,30 @@ class _Trained:
             model=self.model,
             device=torch.device(device),
             meter=budget_meter(torch.device(device)),
-            headroom_bytes=headroom_bytes,
+            headroom_bytes=2**40,
             sizes=self.sizes,
             longest=self.sizes[-1],
-            loss=self.loss,
             try_step=self.try_step,
             shared=folder,
         )
 
-    def loss(self, model, sizes):
+    def try_step(self, sizes):
+        self.n_tried += 1
         generator = torch.Generator().manual_seed(0)
         batch = WORKLOAD.batch(sizes, "tiny", generator)
         batch = {name: tensor.to(self.setup.device) for name, tensor in batch.items()}
-        return model(**batch).loss
-
-    def try_step(self, sizes):
-        self.n_tried += 1
-        self.loss(self.model, sizes).backward()
-        self.model.zero_grad()
-
-    def step(self):
-        """Return loss and gradients of the longest batch."""
-        torch.manual_seed(1)
-        loss = self.loss(self.model, self.sizes[-1])
+        loss = self.model(**batch).loss
         loss.backward()
         gradients = {n: p.grad for n, p in self.model.named_parameters()}
         self.model.zero_grad()
         return loss.detach(), gradients
 
-    def flops(self):
-        """Return what such a step computes."""
+    def step(self):
+        """Return loss and gradients of the longest batch, and what it computes."""
+        torch.manual_seed(1)
         with FlopCounterMode(display=False) as counter:
-            self.step()
-        return counter.get_total_flops()
+            loss, gradients = self.try_step(self.sizes[-1])
+        return loss, gradients, counter.get_total_flops()
 
 
 def _assert_equal(one, other):
@@ -75,49 +64,21 @@ def _assert_equal(one, other):
         assert gradient is other[1][name] or torch.equal(gradient, other[1][name]), name
 
 
-@pytest.mark.parametrize("name", ["lean", "full", "hf-full", "selective-attention"])
-def test_one_thing_for_every_layer_is_exact(name, tmp_path):
-    """And the model is given back as it was."""
+def test_recomputing_is_exact_and_the_model_is_given_back(tmp_path):
+    """A session and transformers recompute as much; every second layer half of it."""
     trained = _Trained(tmp_path)
     bare = trained.step()
-    applied = STRATEGIES[name].apply(trained.setup)
-    _assert_equal(bare, trained.step())
-    plan = applied.facts().plan
-    assert plan == {"lean": "llllll", "full": "rrrrrr"}.get(name, "")
-    applied.close()
-    assert not any("forward" in vars(module) for module in trained.model.modules())
-    _assert_equal(bare, trained.step())
-
-
-def test_transformers_and_a_session_recompute_as_much(tmp_path):
-    """All layers are rebuilt under either."""
-    trained = _Trained(tmp_path)
-    flops = [trained.flops()]
-    for name in ("full", "hf-full"):
+    redone = {}
+    for name in ("full", "every-2", "hf-full", "hf-every-2"):
         applied = STRATEGIES[name].apply(trained.setup)
-        flops.append(trained.flops())
+        found = trained.step()
+        _assert_equal(bare, found)
+        redone[name] = found[2] - bare[2]
         applied.close()
-    assert flops[0] < flops[1] == flops[2]
-
-
-@pytest.mark.parametrize(("name", "plan"), [("pool", "pppppp"), ("quantize", "qqqqqq")])
-def test_a_lossy_one_leaves_the_loss_as_it_is(name, plan, tmp_path):
-    """Gradients are others, and as they were when it is closed."""
-    trained = _Trained(tmp_path)
-    bare = trained.step()
-    applied = STRATEGIES[name].apply(trained.setup)
-    loss, gradients = trained.step()
-    assert applied.facts().plan == plan
-    assert torch.equal(bare[0], loss)
-    changed = [n for n in bare[1] if not _is_equal(bare[1][n], gradients[n])]
-    assert changed
-    assert all(".layer." in name or "embeddings" in name for name in changed)
-    applied.close()
-    _assert_equal(bare, trained.step())
-
-
-def _is_equal(one, other):
-    return one is other or torch.equal(one, other)
+        assert not any("forward" in vars(module) for module in trained.model.modules())
+        _assert_equal(bare, trained.step())
+    assert 0 < redone["full"] == redone["hf-full"]
+    assert redone["every-2"] == redone["hf-every-2"] == redone["full"] // 2
 
 
 @pytest.mark.sim
@@ -130,6 +91,7 @@ def test_who_is_told_plans_from_the_first_step_on(tmp_path):
     bare = trained.step()
     tried = []
     for name in ("oracle-menu", "static-menu"):
+        trained.n_tried = 0
         applied = STRATEGIES[name].apply(trained.setup)
         tried.append(trained.n_tried)
         _assert_equal(bare, trained.step())
@@ -138,51 +100,104 @@ def test_who_is_told_plans_from_the_first_step_on(tmp_path):
         assert len(facts.plan) == 6
         applied.close()
     assert tried[0] >= 2 * len(trained.sizes)
-    assert tried[1] == tried[0] + 1  # for the longest sizes' names
+    assert tried[1] == 1  # for the longest sizes' names
 
 
-def test_every_action_is_a_strategy():
-    """A session can be asked for the whole menu, and each runs everywhere."""
-    assert menu.menu_named("fine").names == menu.FINE
-    assert (menu.ALL[0], menu.ALL[-1]) == menu.WHOLE_LAYERS
-    ours = [action.spec for action in registry._ACTIONS]
-    assert list(menu.menu_named("all").specs) == ours
-    assert set(menu.BETWEEN) <= set(STRATEGIES)
-    lossy = {spec.name for spec in ours if not spec.is_exact}
-    inexact = {name for name, each in STRATEGIES.items() if not each.is_exact}
-    assert inexact == {"mimose-all", "oracle-all", *lossy}
-
-
-def test_what_waits_on_the_host_needs_an_accelerator():
-    """On a CPU there is no other place; without a host all others run there."""
-    needs = {spec.name for spec in menu.ALL_MENU.specs if spec.needs_host}
-    assert needs == {"offload", "offload_input"}
-    for name in (*menu.BETWEEN, "mimose-all"):
-        assert bool(STRATEGIES[name].why_not("cpu")) == (name in needs)
-        assert not STRATEGIES[name].why_not("sim")
-
-
-def test_one_action_everywhere_is_a_plan_too():
-    """Where an event may not run under it, the least takes its place."""
-    zeros = np.zeros((3, 3))
-    problem = PlanningProblem(
-        events=("a", "b", "c"),
-        actions=("keep", "lean", "recompute"),
-        allowed=np.array([[True, True, True], [True, False, True], [True] * 3]),
-        held_bytes=np.array([[3.0, 2.0, 1.0]] * 3),
-        forward_excess_bytes=zeros,
-        backward_excess_bytes=zeros,
-        backward_net_bytes=zeros,
-        cost=zeros,
-        gap_bytes=np.zeros(4),
-        gap_excess_bytes=np.zeros(4),
-        start_bytes=0.0,
-        optimizer_state_bytes=0.0,
-        step_excess_bytes=0.0,
-        budget_bytes=1.0,
-        host_bytes=zeros,
-        host_budget_bytes=0.0,
+@pytest.mark.sim
+def test_a_process_trains_on_the_simulated_accelerator(sim, tmp_path):
+    """Reserved bytes are read, and stay within the headroom that it was given."""
+    sizes = [{"length": n} for n in (40, 90, 60, 120, 80, 100, 70, 110)]
+    task = Task(
+        **{"workload": "tc-bert", "strategy": "mimose", "scale": "tiny"},
+        **{"sizes": sizes, "longest": None, "headroom_bytes": 200 * MIB, "seed": 0},
+        **{"device": "sim", "dtype": "float32", "threads": 1, "shared": str(tmp_path)},
     )
-    planner = Everywhere("lean")
-    assert planner.plan(problem).actions == ("lean", "recompute", "lean")
-    assert planner.action_at(1) == "lean"
+    worker = Worker(task)
+    steps = [worker.step(index) for index in range(len(sizes))]
+    worker.close()
+    assert "plan" in {step["phase"] for step in steps}
+    for step in steps:
+        assert step["reserved_bytes"] % (2 * MIB) == 0
+        assert 0 < step["reserved_bytes"] <= step["base_bytes"] + 200 * MIB
+
+
+# ------------------------------------------------------------- the published system
+
+
+def _paper(model, meter, headroom):
+    return PaperMimose(
+        Setup(
+            model=model,
+            device=torch.device("cpu"),
+            meter=meter,
+            headroom_bytes=headroom,
+            sizes=[{"length": length} for length in LENGTHS],
+            longest={"length": max(LENGTHS)},
+            try_step=lambda _: None,
+            shared=Path(),
+        )
+    )
+
+
+def _train(toys, model, applied=None):
+    """Train on each length; return the losses, and each step's phase and plan."""
+    torch.manual_seed(0)
+    losses, facts = [], []
+    for length, batch in zip(LENGTHS, toys.text_batches(LENGTHS), strict=True):
+        if applied is not None:
+            applied.before_step({"length": length})
+        loss = model(**batch).loss
+        loss.backward()
+        model.zero_grad()
+        losses.append(loss.item())
+        if applied is not None:
+            facts.append(applied.facts())
+    return losses, facts
+
+
+def test_it_measures_ten_steps_and_then_plans_by_length(toys, meter):
+    """Short batches keep what the longest recompute; losses are plain training's."""
+    plain, _ = _train(toys, toys.zoo_model("bert"))
+    model = toys.zoo_model("bert")
+    counts = []
+    for headroom in (2**20, 2**21, 2**22, 2**23, 2**24):
+        applied = _paper(model, meter, headroom)
+        losses, facts = _train(toys, model, applied)
+        applied.close()
+        assert losses == plain
+        assert [f.phase for f in facts] == ["collect"] * 10 + ["plan"] * 3
+        counts.append([f.plan.count("r") for f in facts[10:]])
+    assert all(short <= longest for short, longest, _ in counts)
+    assert any(short < longest for short, longest, _ in counts)
+    assert toys.leftovers(model) == []
+
+
+def test_forwards_run_twice_while_it_measures(toys, meter):
+    """Once to be measured, once under the checkpoint, and again in backward."""
+    model = toys.zoo_model("bert")
+    applied = _paper(model, meter, 2**40)
+    counts = {}
+    for phase in ("collect", "plan"):
+        if phase == "plan":
+            _train(toys, model, applied)
+        applied.phase_of(phase)
+        applied.before_step({"length": 20})
+        with FlopCounterMode(display=False) as counter:
+            model(**toys.text_batches([20])[0]).loss.backward()
+        counts[phase] = counter.get_total_flops()
+    applied.close()
+    assert 1.5 < counts["collect"] / counts["plan"] < 1.7  # 5 forwards instead of 3
+
+
+def test_plans_are_made_once_for_lengths_rounded_up(toys, meter):
+    """To a multiple of five, and never again."""
+    model = toys.zoo_model("bert")
+    applied = _paper(model, meter, 2**40)
+    _train(toys, model, applied)
+    applied.before_step({"length": 20})
+    applied.facts()
+    applied.before_step({"length": 16})
+    assert applied.facts().cache_hit
+    applied.before_step({"length": 26})
+    assert not applied.facts().cache_hit
+    applied.close()

@@ -1,9 +1,8 @@
-"""The demonstration's workload: from which package does a docstring come?
+"""The demonstration's task: from which package does a docstring come?
 
 A small BERT encoder, built from a configuration and so without pretrained weights,
-learns to tell the package of a docstring (`mimose.bench.corpus`). Batches are padded to
-their longest member: with 16 texts a batch, lengths run from about 40 to 512 tokens,
-and activations with them over more than an order of magnitude.
+learns it from real text (`mimose.bench.corpus`). With 16 texts a batch, padded to the
+longest, lengths run from about 40 to 512 tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Generator, nn
 from torch.nn import functional
 
 from mimose.bench.corpus import (
@@ -24,8 +23,6 @@ from mimose.bench.corpus import (
     encode_corpus,
     load_corpus,
 )
-from mimose.bench.grid.traces import Sizes, draw_longest
-from mimose.bench.grid.workload import Workload
 
 if TYPE_CHECKING:
     from transformers import BertModel
@@ -34,7 +31,6 @@ MOST_TOKENS = 512
 """Longer texts are cut to this."""
 N_TEXTS = 16
 """In a batch."""
-_FILE = "docstrings.json"
 
 
 class ClassifierOutput(NamedTuple):
@@ -49,11 +45,11 @@ class ClassifierOutput(NamedTuple):
 class DocstringClassifier(nn.Module):
     """A BERT encoder, the mean over a text's tokens, and one linear layer.
 
-    The mean is what lets it learn within a hundred steps: with random weights the
-    first token alone says nothing of a text for a long time.
+    The mean lets it learn within a hundred steps: with random weights the first token
+    alone says nothing of a text for a long time.
 
     Args:
-        encoder: Turns (texts, tokens) ids into (texts, tokens, width) states.
+        encoder: Maps (texts, tokens) ids to (texts, tokens, width) states.
         n_labels: Number of classes.
         dropout: Of the mean.
     """
@@ -130,7 +126,7 @@ class Docstrings:
 
     def prepare(self, folder: Path) -> None:
         """Read the corpus from a folder, or be the one that writes it there."""
-        path = folder / _FILE
+        path = folder / "docstrings.json"
         if self._corpus is None and path.exists():
             self._corpus = EncodedCorpus.load(path)
         elif not path.exists():
@@ -145,39 +141,44 @@ class Docstrings:
         n_labels = len(self.corpus.labels)
         return DocstringClassifier(encoder, n_labels, 0.1).train()
 
-    def trace(self, generator: np.random.Generator, n_batches: int) -> list[Sizes]:
+    def trace(
+        self, generator: np.random.Generator, n_batches: int
+    ) -> list[dict[str, int]]:
         """Draw batches; return the length of each one's longest member."""
-        lengths = [len(text.token_ids) for text in self.corpus.train]
-        return draw_longest(lengths, N_TEXTS, generator, n_batches)
+        lengths = np.array([len(text.token_ids) for text in self.corpus.train])
+        drawn = generator.choice(lengths, (n_batches, N_TEXTS)).max(axis=1)
+        return [{"length": int(length)} for length in drawn]
 
     def batch(
-        self, sizes: Mapping[str, int], scale: str, generator: torch.Generator
+        self, sizes: Mapping[str, int], _scale: str, generator: Generator
     ) -> dict[str, torch.Tensor]:
         """Draw a batch whose longest member has some length, the others any up to it.
 
         Where no text has just that length, a longer one is cut.
+
+        Raises:
+            ValueError: All texts are shorter.
         """
-        del scale
         if not self._by_length:
             self._by_length = sorted(
                 self.corpus.train, key=lambda text: len(text.token_ids)
             )
+        length = sizes["length"]
         lengths = [len(text.token_ids) for text in self._by_length]
-        first, last = np.searchsorted(lengths, (sizes["length"], sizes["length"] + 1))
+        first, last = (int(i) for i in np.searchsorted(lengths, (length, length + 1)))
         if first == len(lengths):
-            msg = f"no text has {sizes['length']} tokens; the longest has {lengths[-1]}"
+            msg = f"no text has {length} tokens; the longest has {lengths[-1]}"
             raise ValueError(msg)
         most = last if last > first else len(lengths)
-        longest = torch.randint(int(first), int(most), (1,), generator=generator)
-        others = torch.randint(max(1, int(last)), (N_TEXTS - 1,), generator=generator)
+        longest = torch.randint(first, most, (1,), generator=generator)
+        others = torch.randint(max(1, last), (N_TEXTS - 1,), generator=generator)
         chosen = [self._by_length[i] for i in (*longest.tolist(), *others.tolist())]
-        return collate([_cut(text, sizes["length"]) for text in chosen])
+        return collate([EncodedText(t.token_ids[:length], t.label) for t in chosen])
 
     def evaluate(self, model: nn.Module, batch_size: int = 32) -> float:
         """Return the share of held-out texts whose package is named correctly.
 
-        Texts are sorted by length first, so that little is padded and little memory is
-        needed. Training mode is put back afterwards.
+        Texts are sorted by length, so that little is padded. Training mode is put back.
         """
         texts = sorted(self.corpus.held_out, key=lambda text: len(text.token_ids))
         was_training = model.training
@@ -197,21 +198,5 @@ class Docstrings:
         return right / len(texts)
 
 
-def _cut(text: EncodedText, length: int) -> EncodedText:
-    return EncodedText(text.token_ids[:length], text.label)
-
-
 OURS = Docstrings()
 """Of the standard library."""
-DOCSTRINGS = Workload(
-    name="tc-docstrings",
-    what="text classification, BERT of 4 layers, real docstrings: the demonstration's",
-    build=OURS.build,
-    batch=OURS.batch,
-    sizes=("length",),
-    trace=lambda _: OURS.trace,
-    is_synthetic=False,
-    learning_rate=1e-3,
-    prepare=OURS.prepare,
-    evaluate=OURS.evaluate,
-)
