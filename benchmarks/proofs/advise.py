@@ -33,8 +33,8 @@ from benchmarks.proofs.common import Answer, Bar, Settings, count, progress, sai
 from benchmarks.proofs.numbers import percent
 from mimose.bench.advise.advice import Advice, advise_on
 from mimose.bench.advise.measure import Ladder, Run, begin
-from mimose.bench.advise.measure import Settings as Question
 from mimose.bench.advise.methods import METHODS, PLAIN, Point
+from mimose.bench.advise.settings import Settings as Question
 from mimose.bench.rows import Row
 from mimose.bench.step_meter import step_meter
 from mimose.bench.zoo import builder

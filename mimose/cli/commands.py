@@ -21,7 +21,7 @@ from mimose.near_names import near_names
 from mimose.usage import UsageError, need
 
 if TYPE_CHECKING:
-    from mimose.bench.advise.measure import Settings as AdviseSettings
+    from mimose.bench.advise.settings import Settings as AdviseSettings
     from mimose.bench.grid.settings import GridSettings
     from mimose.bench.grid.strategies import Strategy
     from mimose.bench.grid.traces import Sizes
@@ -323,8 +323,8 @@ def _need_given(options: argparse.Namespace) -> None:
 
 
 def _question(options: argparse.Namespace) -> AdviseSettings:
-    from mimose.bench.advise.measure import Settings
     from mimose.bench.advise.methods import METHODS
+    from mimose.bench.advise.settings import Settings
 
     return Settings(
         source=options.model,
@@ -366,7 +366,8 @@ def _lengths_to_come(options: argparse.Namespace) -> tuple[int, ...]:
 
 def _samples_of(source: str) -> int:
     """Return how many samples a model's batch has."""
-    from mimose.bench.advise.sample import Sample, make
+    from mimose.bench.advise.sample import Sample
+    from mimose.bench.advise.source import make
 
     return Sample(make(source)[1]).batch
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import torch
 from torch import nn
 
 from mimose.bench.advise.advice import Advice, advise_on
-from mimose.bench.advise.measure import Settings, measure, read
+from mimose.bench.advise.measure import measure, read
 from mimose.bench.advise.methods import METHODS
-from mimose.bench.advise.sample import saved
+from mimose.bench.advise.settings import Settings
+from mimose.bench.advise.source import saved
 from mimose.bench.advise.text import headline, recipe, text
 from mimose.budget import parse_budget
 from mimose.exceptions import AdviceError, BudgetError
@@ -127,7 +127,17 @@ def advise(
     if isinstance(model, nn.Module):
         own = str(next((each.device for each in model.parameters()), own))
     try:
-        with _sourced(model, sample) as source:
+        if isinstance(model, str) and sample is not None:
+            msg = f"{model} makes the sample as well: leave sample out"
+            raise UsageError(msg)
+        if not isinstance(model, str) and sample is None:
+            msg = "give a sample: one batch, as the model is called with"
+            raise UsageError(msg)
+        with (
+            nullcontext(model)
+            if isinstance(model, str)
+            else saved(model, sample) as source
+        ):
             settings = Settings(
                 source=source,
                 model=model if isinstance(model, str) else type(model).__name__,
@@ -152,21 +162,6 @@ def advise(
     return advice
 
 
-@contextlib.contextmanager
-def _sourced(model: nn.Module | str, sample: Any) -> Iterator[str]:
-    if isinstance(model, str):
-        if sample is not None:
-            msg = f"{model} makes the sample as well: leave sample out"
-            raise UsageError(msg)
-        yield model
-        return
-    if sample is None:
-        msg = "give a sample: one batch, as the model is called with"
-        raise UsageError(msg)
-    with saved(model, sample) as path:
-        yield path
-
-
 def as_json(advice: Advice) -> dict[str, Any]:
     """Return all that is said; what is infinite or not a number is None.
 
@@ -179,33 +174,21 @@ def as_json(advice: Advice) -> dict[str, Any]:
     """
     conditions = asdict(advice.measurements)
     del conditions["methods"]
-    told: dict[str, Any] = _finite(
-        {
-            "headline": headline(advice),
-            "answer": advice.answer,
-            "use": advice.use,
-            "budget_bytes": advice.budget_bytes,
-            "at_sample": advice.at_sample and asdict(advice.at_sample),
-            "at_lengths": advice.at_lengths and asdict(advice.at_lengths),
-            "free": advice.free and asdict(advice.free),
-            "methods": [asdict(each) for each in advice.methods],
-            "fits": {name: asdict(m.fitted) for name, m in advice.models.items()},
-            "code": {name: recipe(name, advice.budget_bytes) for name in advice.use},
-            "measurements": conditions,
-        }
-    )
-    return told
-
-
-def _finite(told: Any) -> Any:
-    """Return the same with None for numbers that JSON has no word for."""
-    if isinstance(told, dict):
-        return {key: _finite(value) for key, value in told.items()}
-    if isinstance(told, (list, tuple)):
-        return [_finite(value) for value in told]
-    if isinstance(told, float):
-        return float(told) if math.isfinite(told) else None
-    return told
+    told = {
+        "headline": headline(advice),
+        "answer": advice.answer,
+        "use": advice.use,
+        "budget_bytes": advice.budget_bytes,
+        "at_sample": advice.at_sample and asdict(advice.at_sample),
+        "at_lengths": advice.at_lengths and asdict(advice.at_lengths),
+        "free": advice.free and asdict(advice.free),
+        "methods": [asdict(each) for each in advice.methods],
+        "fits": {name: asdict(m.fitted) for name, m in advice.models.items()},
+        "code": {name: recipe(name, advice.budget_bytes) for name in advice.use},
+        "measurements": conditions,
+    }
+    found: dict[str, Any] = json.loads(json.dumps(told), parse_constant=lambda _: None)
+    return found
 
 
 def _lines(advice: Advice, out: Path, as_json_alone: bool) -> list[str]:

@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,16 @@ import numpy as np
 import torch
 
 from mimose.bench.advise.methods import (
-    DTYPES,
     METHODS,
-    OPTIMIZERS,
     PLAIN,
     Method,
     Point,
     Training,
 )
-from mimose.bench.advise.sample import make
+from mimose.bench.advise.settings import Settings
+from mimose.bench.advise.source import make
 from mimose.bench.child import Child, RunFailedError
-from mimose.bench.device import SIM, is_cpu, kind_of, need_device
+from mimose.bench.device import SIM, is_cpu, kind_of
 from mimose.bench.machine import available_bytes
 from mimose.bench.rows import RunSettings
 from mimose.bench.serve import messages
@@ -45,7 +44,6 @@ from mimose.bench.step_meter import RunningStep, budget_meter, step_meter
 from mimose.budget import parse_budget
 from mimose.exceptions import MimoseError, first_line
 from mimose.measure.out_of_memory import is_out_of_memory
-from mimose.near_names import near_names
 from mimose.usage import UsageError
 
 Tell = Callable[[str, float], None]
@@ -73,54 +71,6 @@ _TURN_SECONDS = 0.1
 """Of a size in a turn: shorter steps are taken several at a time."""
 _BEGINNING = 0.3
 """Seconds that a turn takes for its model, about."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """One question.
-
-    Raises:
-        UsageError: A name is not known, torch has no such device, or a number is none
-            that can be asked about.
-    """
-
-    source: str
-    """``module:function``, or a file of `mimose.bench.advise.sample.saved`."""
-    model: str
-    """Its name, for people."""
-    budget: float | str
-    """As `mimose.attach` takes it."""
-    methods: tuple[str, ...] = tuple(METHODS)
-    """Plain training is always among them, and first."""
-    device: str = "cpu"
-    dtype: str = "float32"
-    optimizer: str = "adamw"
-    threads: int = 2
-    seed: int = 0
-    minutes: float = 5.0
-    """What may be used for measuring."""
-    lengths: tuple[int, ...] = ()
-    """Tokens of the batches to come, padded; empty where nobody knows."""
-
-    def __post_init__(self) -> None:
-        """Check the names and numbers."""
-        _need_known("method", self.methods, list(METHODS))
-        _need_known("optimizer", (self.optimizer,), list(OPTIMIZERS))
-        _need_known("dtype", (self.dtype,), DTYPES)
-        if not self.minutes > 0.0:
-            msg = f"minutes must be above 0, got {self.minutes!r}"
-            raise UsageError(msg)
-        if any(length < 1 for length in self.lengths):
-            msg = f"lengths must be at least 1, got {min(self.lengths)}"
-            raise UsageError(msg)
-        need_device(self.device)
-
-
-def _need_known(what: str, given: Sequence[str], known: Sequence[str]) -> None:
-    for name in set(given) - set(known):
-        choices = ", ".join(near_names(name, known) or known)
-        msg = f"no {what} is called {name}; did you mean {choices}?"
-        raise UsageError(msg)
 
 
 # ------------------------------------------------------------------ what was measured
@@ -263,17 +213,10 @@ def begin(task: Mapping[str, Any], method: str) -> tuple[Training, bool]:
         why_not = "the model is on the meta device: give one with weights"
     if why_not:
         raise UsageError(why_not)
-    is_exact = METHODS[method].is_exact_for(model)
-    device, kind = torch.device(task["device"]), task["optimizer"]
-    training = Training(
-        model,
-        sample,
-        METHODS[method],
-        device=device,
-        optimizer=kind,
-        dtype=task["dtype"],
-    )
-    return training, is_exact
+    device, how = torch.device(task["device"]), METHODS[method]
+    options = {"optimizer": task["optimizer"], "dtype": task["dtype"]}
+    is_exact = how.is_exact_for(model)
+    return Training(model, sample, how, device=device, **options), is_exact
 
 
 def _survey(
@@ -297,19 +240,18 @@ def _survey(
             there = available_bytes()
         training.attach(budget_bytes if plans else None, meter)
     except Exception as error:  # the user's model, whatever it is
-        is_told = isinstance(error, (UsageError, MimoseError))
-        kind = "" if is_told else f"{type(error).__name__}: "
-        return {"why_not": kind + first_line(error)}
-    machine_bytes = budget_bytes
-    if there is not None:
-        used = held if is_cpu(task["device"]) else 0
-        machine_bytes = used + int(_LEAVING * there)
+        return {"why_not": _told(error)}
+    used = held if is_cpu(task["device"]) else 0
+    machine_bytes = used + int(_LEAVING * there) if there else budget_bytes
     ladder = Ladder(training, meter, METHODS[method], most_seconds)
+    most_bytes, tokens = min(budget_bytes, machine_bytes), _tokens(task["lengths"])
     try:
-        ladder.climb(min(budget_bytes, machine_bytes), machine_bytes)
-        ladder.lengthen(_tokens(task["lengths"]), min(budget_bytes, machine_bytes))
+        ladder.climb(most_bytes, machine_bytes)
     except _StoppedError as stopped:
         ladder.stopped = str(stopped)
+    with contextlib.suppress(_StoppedError):
+        ladder.lengthen(most_bytes, tokens)
+    found = sorted(ladder.found, key=lambda each: (each.length or 0, each.batch))
     session = training.session
     learned = session.state_dict() if plans and session is not None else None
     training.close()
@@ -319,7 +261,7 @@ def _survey(
         "budget_bytes": budget_bytes,
         "is_exact": is_exact,
         "has_loss": training.has_loss,
-        "steps": [asdict(each) for each in ladder.found],
+        "steps": [asdict(each) for each in found],
         "stopped": ladder.stopped,
         "learned": learned,
     }
@@ -337,23 +279,19 @@ class _StoppedError(Exception):
     """No larger batch can be tried; the message says why."""
 
 
+@dataclass(slots=True)
 class Ladder:
-    """Steps of growing size of one method.
+    """Steps of growing size of one method."""
 
-    Attributes:
-        found: What ran, the smaller batches first, then lengths.
-        stopped: Why no larger one was tried.
-    """
-
-    def __init__(
-        self, training: Training, meter: Any, method: Method, most_seconds: float
-    ) -> None:
-        self.found: list[Step] = []
-        self.stopped = ""
-        self._training = training
-        self._meter = meter
-        self._method = method
-        self._most_seconds = most_seconds
+    training: Training
+    meter: Any
+    method: Method
+    most_seconds: float
+    """A step that takes longer is the last one."""
+    found: list[Step] = field(default_factory=list)
+    """What ran: batches, then lengths."""
+    stopped: str = ""
+    """Why no larger one was tried."""
 
     def climb(self, most_bytes: int, machine_bytes: int) -> None:
         """Run doubled batches, then the largest that fits.
@@ -364,11 +302,11 @@ class Ladder:
         Raises:
             _StoppedError: A step failed, took too long, or would need too much.
         """
-        own, parts, found = self._training.sample.batch, self._method.parts, self.found
+        own, parts, found = self.training.sample.batch, self.method.parts, self.found
         sizes = {parts * max(1, round(share * own / parts)) for share in _SIZES}
         for batch in sorted(sizes):
             needed = _line(found, batch) if len(found) > 1 else 0.0
-            few = len(found) < _FEWEST and not self._method.plans
+            few = len(found) < _FEWEST and not self.method.plans
             if needed > (machine_bytes if few else most_bytes):
                 self.stopped = f"a batch of {batch} would not fit"
                 break
@@ -384,9 +322,8 @@ class Ladder:
             near = [e.batch for e in found if 0.95 < e.batch / max(most, 1) < 1.05]
             if most >= found[0].batch and not near:
                 self.weigh(Point(int(most)))
-                found.sort(key=lambda each: each.batch)
 
-    def lengthen(self, tokens: Sequence[int], most_bytes: int) -> None:
+    def lengthen(self, most_bytes: int, tokens: Sequence[int]) -> None:
         """Run the sample's batch with shorter and longer texts.
 
         Raises:
@@ -395,38 +332,35 @@ class Ladder:
         first = len(self.found)
         for length in tokens:
             found = self.found[first:]
-            if len(found) > 1:
-                grown = _line(found, length) - found[-1].reserved_bytes
-                if (
-                    found[-1].reserved_bytes + grown * length / found[-1].size
-                    > most_bytes
-                ):
+            if len(found) > 1:  # it grows as the square at the most
+                last = found[-1]
+                share = (_line(found, length) - last.reserved_bytes) / last.size
+                if last.reserved_bytes + share * length > most_bytes:
                     return
-            self.weigh(Point(self._training.sample.batch, length))
+            self.weigh(Point(self.training.sample.batch, length))
 
     def weigh(self, point: Point) -> None:
         """Run steps of a size; add what the last one reached and took."""
-        training = self._training
-        device, plans = training.device, self._method.plans
+        training = self.training
+        device, plans = training.device, self.method.plans
         try:
             for _ in range(_PLANNING if plans else _SETTLING):
                 training.step(point)
-            self._meter.settled_bytes(0)
-            running = RunningStep(self._meter, device)
+            self.meter.settled_bytes(0)
+            running = RunningStep(self.meter, device)
             training.step(point)
             measured = running.end()
             peak = reserved = measured.peak_bytes
             if plans:
-                peak = reserved = training.least_budget() or peak
+                peak = reserved = training.least_budget()
             elif device.type != "cpu":  # free blocks of other sizes are none of its own
                 torch.accelerator.empty_cache()
                 training.step(point)
                 reserved = int(torch.accelerator.memory_reserved(device))
         except Exception as error:
             training.forget()
-            why = f"it failed ({type(error).__name__}: {first_line(error)})"
-            why = "memory ran out" if is_out_of_memory(error) else why
-            msg = f"{why} at {point}"
+            why = "memory ran out" if is_out_of_memory(error) else _told(error)
+            msg = f"{why}, at {point}"
             raise _StoppedError(msg) from error
         seconds = measured.seconds
         step = Step(
@@ -434,9 +368,14 @@ class Ladder:
         )
         self.found.append(step)
         patience = 1.0 if len(self.found) >= _FEWEST else _PATIENCE
-        if seconds > patience * self._most_seconds:
+        if seconds > patience * self.most_seconds:
             msg = f"{point} takes {seconds:.1f} s a step, too long for larger ones"
             raise _StoppedError(msg)
+
+
+def _told(error: Exception) -> str:
+    is_ours = isinstance(error, (UsageError, MimoseError))
+    return ("" if is_ours else f"{type(error).__name__}: ") + first_line(error)
 
 
 def _line(found: Sequence[Step], at: float, *, inverse: bool = False) -> float:
@@ -636,7 +575,7 @@ class Run:
         able = [each for each in self.measured.values() if not each.why_not]
         left = max(0.0, self._until - time.monotonic())
         allowed = left / ENOUGH_ROUNDS / max(1, len(able))
-        self.rounds({each.method: _chosen(each, allowed) for each in able})
+        self.rounds({e.method: _chosen(e, allowed, self._sample[0]) for e in able})
 
     def rounds(
         self, points: Mapping[str, Sequence[Point]], n_rounds: int | None = None
@@ -769,7 +708,7 @@ class Run:
         if not is_cpu(settings.device):  # each holds memory of its own on the device
             key = "all"
         if key not in self._children:
-            known = [*sys.path, os.environ.get("PYTHONPATH", "")]
+            known = [*sys.path, os.environ.get("PYTHONPATH", "")]  # a script's own too
             paths = {"PYTHONPATH": os.pathsep.join(filter(None, known))}
             self._children[key] = Child(
                 key, __name__, asdict(settings), settings.threads, environment=paths
@@ -786,28 +725,27 @@ class Run:
             child.close()
 
 
-def _chosen(measured: Measured, allowed: float) -> list[Point]:
+def _chosen(measured: Measured, allowed: float, batch: int) -> list[Point]:
     """Return the sizes of a method to time: four at the least, if there are as many.
 
-    They are even by index, with both ends.
+    They are even by index, with both ends, and with the sample's batch.
 
     Args:
         measured: Its memory.
         allowed: Seconds that a turn should take.
+        batch: The sample's.
     """
     untimed = _PLANNING if METHODS[measured.method].plans else _SETTLING
-    chosen: list[Step] = []
+    found: list[Step] = []
     for most in (9, 6, 4):
-        kinds = [measured.at(lengths=lengths) for lengths in (False, True)]
-        chosen = [
-            kind[int(index)]
-            for kind in kinds
-            for index in np.linspace(0, len(kind) - 1, min(most, len(kind))).round()
-        ]
-        steps = (untimed * e.seconds + max(e.seconds, _TURN_SECONDS) for e in chosen)
+        found = []
+        for kind in (measured.at(), measured.at(lengths=True)):
+            index = np.linspace(0, len(kind) - 1, min(most, len(kind))).round()
+            found += [e for i, e in enumerate(kind) if i in index or e.size == batch]
+        steps = (untimed * e.seconds + max(e.seconds, _TURN_SECONDS) for e in found)
         if _BEGINNING + sum(steps) <= allowed:
             break
-    return [each.point for each in chosen]
+    return [each.point for each in found]
 
 
 def _scatter(readings: Sequence[float]) -> float:

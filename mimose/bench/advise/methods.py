@@ -72,9 +72,9 @@ class Method:
         return self.is_exact and not (self.parts > 1 and mixes)
 
 
-def _everywhere(name: str, action: str, what: str, **others: Any) -> Method:
+def _everywhere(action: str, what: str, *, name: str = "", **others: Any) -> Method:
     options = {"actions": ("keep", action, "recompute"), "planner": Everywhere(action)}
-    return Method(name=name, what=what, options=options, **others)
+    return Method(name=name or action, what=what, options=options, **others)
 
 
 def _use_sdpa(model: nn.Module) -> None:
@@ -83,13 +83,10 @@ def _use_sdpa(model: nn.Module) -> None:
 
 def _why_no_sdpa(model: nn.Module, _kind: str) -> str:
     config = getattr(model, "config", None)
-    if not hasattr(model, "set_attn_implementation") or config is None:
-        return "the model has no attention that could be switched"
-    if getattr(config, "_attn_implementation", None) != "eager":
-        return "the model's attention is not eager: it is fused already"
     if not getattr(model, "_supports_sdpa", False):
-        return f"{type(model).__name__} has no fused attention"
-    return ""
+        return "the model has no attention that could be switched"
+    is_eager = getattr(config, "_attn_implementation", None) == "eager"
+    return "" if is_eager else "the model's attention is fused already"
 
 
 def _why_no_host(_model: nn.Module, kind: str) -> str:
@@ -118,9 +115,9 @@ METHODS: Mapping[str, Method] = {
             options={"planner": "every-2"},
         ),
         _everywhere(
-            "selective",
             "lean",
             "every layer computes again what is cheap: no matrix products",
+            name="selective",
         ),
         Method(
             name="accumulate",
@@ -135,21 +132,16 @@ METHODS: Mapping[str, Method] = {
         ),
         _everywhere(
             "offload",
-            "offload",
             "what backward needs waits in the host's memory",
             why_not=_why_no_host,
         ),
         _everywhere(
             "pool",
-            "pool",
             "part of what backward needs is averaged, two values to one",
             is_exact=False,
         ),
         _everywhere(
-            "quantize",
-            "quantize",
-            "what backward needs is held in 8 bits",
-            is_exact=False,
+            "quantize", "what backward needs is held in 8 bits", is_exact=False
         ),
     )
 }
@@ -245,14 +237,16 @@ class Training:
         seconds = time.perf_counter() - began
         return seconds if self._has_plan() else math.nan
 
-    def least_budget(self) -> int | None:
+    def least_budget(self) -> int:
         """Return the least budget that a plan keeps at the sizes of the last step.
 
-        None where the session trusts no prediction there, or has no session.
+        Raises:
+            UsageError: The session made no plan there that keeps its budget.
         """
-        if self.session is None or not self._has_plan():
-            return None
-        low = self._least_peak(1)
+        low = self._least_peak(1) if self._has_plan() else 0
+        if not low:
+            msg = "its session made no plan that keeps the budget"
+            raise UsageError(msg)
         high = 2 * low  # margins included
         for _ in range(_BISECTIONS):
             middle = (low + high) // 2

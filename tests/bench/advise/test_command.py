@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
-from conftest import FIXTURES
 from torch import nn
 
 import mimose
@@ -14,6 +14,7 @@ from mimose.bench.advise import command, measure
 from mimose.cli.main import main
 from mimose.exceptions import AdviceError
 
+FIXTURES = str(Path(__file__).parents[2] / "fixtures")
 MODEL = ["--model", "advise_toys:blocks"]
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from mimose.bench.advise.methods import METHODS, PARTS, Point, Training
-from mimose.bench.advise.sample import Sample, make, saved
+from mimose.bench.advise.sample import Sample
+from mimose.bench.advise.source import make, saved
 from mimose.usage import UsageError
 
 

@@ -1,0 +1,59 @@
+"""What is asked of `mimose advise`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mimose.bench.advise.methods import DTYPES, METHODS, OPTIMIZERS
+from mimose.bench.device import need_device
+from mimose.near_names import near_names
+from mimose.usage import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """One question.
+
+    Raises:
+        UsageError: A name is not known, torch has no such device, or a number is none
+            that can be asked about.
+    """
+
+    source: str
+    """``module:function``, or a file of `mimose.bench.advise.source.saved`."""
+    model: str
+    """Its name, for people."""
+    budget: float | str
+    """As `mimose.attach` takes it."""
+    methods: tuple[str, ...] = tuple(METHODS)
+    """Plain training is always among them, and first."""
+    device: str = "cpu"
+    dtype: str = "float32"
+    optimizer: str = "adamw"
+    threads: int = 2
+    seed: int = 0
+    minutes: float = 5.0
+    """What may be used for measuring."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of the batches to come, padded; empty where nobody knows."""
+
+    def __post_init__(self) -> None:
+        """Check the names and numbers."""
+        _need_known("method", self.methods, list(METHODS))
+        _need_known("optimizer", (self.optimizer,), list(OPTIMIZERS))
+        _need_known("dtype", (self.dtype,), DTYPES)
+        if not self.minutes > 0.0:
+            msg = f"minutes must be above 0, got {self.minutes!r}"
+            raise UsageError(msg)
+        if any(length < 1 for length in self.lengths):
+            msg = f"lengths must be at least 1, got {min(self.lengths)}"
+            raise UsageError(msg)
+        need_device(self.device)
+
+
+def _need_known(what: str, given: Sequence[str], known: Sequence[str]) -> None:
+    for name in set(given) - set(known):
+        choices = ", ".join(near_names(name, known) or known)
+        msg = f"no {what} is called {name}; did you mean {choices}?"
+        raise UsageError(msg)
