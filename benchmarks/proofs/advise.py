@@ -83,8 +83,6 @@ class AdviseRow(Row):
     """At these: of bytes, or of throughput."""
     ceiling: float | None = None
     """R² that noise leaves to any prediction."""
-    clock_ceiling: float | None = None
-    """The same without the machine's pace."""
     refused: str = ""
     """Why there is no prediction, or no verdict."""
     batch: float | None = None
@@ -102,12 +100,8 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         part = _bytes if options.part == "bytes" else _seconds
         for found in part(name, settings, options):
             rows.append(AdviseRow(model=name, **found, **told))
-    return Answer(
-        rows=[*rows],
-        table=[_line(row) for row in rows],
-        notes=[],
-        bars=judge(rows, options.part),
-    )
+    bars = list(judge(rows, options.part))
+    return Answer(rows=[*rows], table=[_line(row) for row in rows], bars=bars)
 
 
 # ------------------------------------------------------------------ measuring
@@ -236,26 +230,22 @@ def _judged(advice: Advice, timed: _Timed, budget: str) -> Iterator[dict[str, An
     for method in advice.methods:
         if method.name == PLAIN or not (rates(method.name) and rates(PLAIN)):
             continue
-        ratio, told = times_plain(method.name), {"part": "verdict", "budget": budget}
-        is_right = (ratio > 1.0) == (method.ratio > 1.0) if method.verdict else None
-        told |= {"method": method.name, "refused": method.no_verdict}
-        said = {"batch": method.best_batch, "predicted": method.ratio}
-        yield {**told, **said, "measured": ratio, "is_right": is_right}
+        told: dict[str, Any]
+        ratio, said = times_plain(method.name), method.ratio
+        is_right = (ratio > 1.0) == (said > 1.0) if method.verdict else None
+        told = {"part": "verdict", "budget": budget, "method": method.name}
+        told |= {"batch": method.best_batch, "refused": method.no_verdict}
+        yield {**told, "predicted": said, "measured": ratio, "is_right": is_right}
     choice, bare = advice.free, advice.of(PLAIN).samples_per_second
     if choice is None or not rates(choice.name):
         return
     promised, given = choice.samples_per_second, statistics.median(rates(choice.name))
     if rates(PLAIN):
         promised, given = promised / bare, times_plain(choice.name)
-    yield {
-        "part": "choice",
-        "method": choice.name,
-        "budget": budget,
-        "batch": choice.batch,
-        "predicted": promised,
-        "measured": given,
-        "is_right": abs(given / promised - 1.0) <= _CHOICE,
-    }
+    is_right = abs(given / promised - 1.0) <= _CHOICE
+    told = {"part": "choice", "budget": budget, "method": choice.name}
+    told |= {"batch": choice.batch, "predicted": promised, "measured": given}
+    yield {**told, "is_right": is_right}
 
 
 # ------------------------------------------------------------------ telling
@@ -273,19 +263,16 @@ def _line(row: AdviseRow) -> dict[str, object]:
     }
 
 
-def judge(rows: Sequence[AdviseRow], part: str) -> list[Bar]:
+def judge(rows: Sequence[AdviseRow], part: str) -> Iterator[Bar]:
     """Hold rows to their bars."""
-    return list(_bars(rows, part))
-
-
-def _bars(rows: Sequence[AdviseRow], part: str) -> Iterator[Bar]:
     if part == "bytes":
         known = [row.r2 or 0.0 for row in rows if not row.refused]
         yield Bar("R² of memory, the least", min(known, default=None), at_least=_MEMORY)
         yield Bar("series that are refused", len(rows) - len(known), 0)
         return
     series = [row for row in rows if row.part == "seconds"]
-    able = [row.r2 or 0.0 for row in series if not row.refused and _is_quiet(row)]
+    quiet = [row for row in series if (row.ceiling or 0.0) >= _LEAST_CEILING]
+    able = [row.r2 or 0.0 for row in quiet if not row.refused]
     of = f"{len(able)} of {len(series)} below no noise"
     least = min(able, default=None)
     yield Bar(f"R² of throughput, the least of {of}", least, at_least=_SECONDS)
@@ -296,11 +283,6 @@ def _bars(rows: Sequence[AdviseRow], part: str) -> Iterator[Bar]:
     off = [abs((row.measured or 0.0) / (row.predicted or 1.0) - 1.0) for row in choices]
     what = "recommended throughput, off by at most"
     yield Bar(what, max(off, default=None), _CHOICE, is_share=True)
-
-
-def _is_quiet(row: AdviseRow) -> bool:
-    """Tell whether noise leaves enough to a prediction."""
-    return (row.ceiling or 0.0) >= _LEAST_CEILING
 
 
 # ------------------------------------------------------------------ models
@@ -342,11 +324,10 @@ def texts() -> tuple[nn.Module, Any]:
 
 def gpt2() -> tuple[nn.Module, Any]:
     """Return a GPT-2 on texts of 16 tokens."""
-    sizes = {"n_embd": 64, "n_layer": 4, "n_head": 4, "bos_token_id": 0}
-    make = builder("GPT2Config", "GPT2LMHeadModel", **sizes)
-    ids = torch.randint(1000, (64, 16))
-    own = {"vocab_size": 1000, "eos_token_id": 0, "use_cache": False}
-    return make(**own), {"input_ids": ids, "labels": ids}
+    make = builder("GPT2Config", "GPT2LMHeadModel", n_embd=64, n_layer=4, n_head=4)
+    ids, tokens = torch.randint(1000, (64, 16)), {"bos_token_id": 0, "eos_token_id": 0}
+    model = make(vocab_size=1000, use_cache=False, **tokens)
+    return model, {"input_ids": ids, "labels": ids}
 
 
 def _layers(width: int = 64, depth: int = 4) -> dict[str, int]:

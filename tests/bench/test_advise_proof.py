@@ -17,6 +17,7 @@ def recorded(device):
     with (RESULTS / device / "advise.csv").open(encoding="utf-8") as file:
         for line in csv.DictReader(file):
             told = {name: text or None for name, text in line.items()}
+            told.pop("clock_ceiling", None)
             for name in ("r2", "ceiling", "predicted", "measured", "batch"):
                 told[name] = float(told[name]) if told[name] else None
             told["is_right"] = {"True": True, "False": False}.get(told["is_right"])
@@ -29,7 +30,7 @@ def recorded(device):
 def test_recorded_rows_hold_their_bars(device, part):
     """What the documentation quotes is what the proof makes of them."""
     rows = list(recorded(device))
-    bars = advise.judge(rows, part)
+    bars = list(advise.judge(rows, part))
     assert all(bar.holds for bar in bars), bars
     if part == "seconds":
         assert any("19 of 25" in bar.what for bar in bars)

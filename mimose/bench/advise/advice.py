@@ -459,9 +459,9 @@ def _verdict(
         return {"no_verdict": "not one sample fits"}
     if not bare.batch:
         return {"verdict": "raises"}
-    refused = [each.fitted.memory.refused for each in (model, plain)]
-    if any(refused):
-        return {"no_verdict": next(filter(None, refused))}
+    for of, fit in ((base, plain), (measured, model)):
+        if not fit.is_usable:
+            return {"no_verdict": f"the bytes of {of.method} follow no line"}
     n_rounds = min(n_readings(each.steps) for each in (measured, base))
     if n_rounds < LEAST_ROUNDS:
         return {"no_verdict": f"{n_rounds} rounds are too few: give it more minutes"}

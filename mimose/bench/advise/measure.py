@@ -141,7 +141,6 @@ class Measurements:
     """Device, versions, threads, seed, load average and date."""
     promised_seconds: float
     taken_seconds: float
-    n_rounds: int
     is_interrupted: bool
     methods: tuple[Measured, ...]
     notes: tuple[str, ...] = ()
@@ -491,7 +490,6 @@ class Run:
         is_interrupted: Until all is done.
         budget_bytes: From the first steps on.
         measured: By method, memory alone.
-        n_rounds: Of turns, that are whole.
         readings: By method and size, one for each round: medians of a step's seconds,
             and of these over the machine's pace around it.
     """
@@ -500,7 +498,6 @@ class Run:
         self.is_interrupted = True
         self.budget_bytes = 0
         self.measured: dict[str, Measured] = {}
-        self.n_rounds = 0
         self.readings: dict[str, dict[Point, list[tuple[float, float]]]] = {}
         self._settings = settings
         self._tell = tell
@@ -606,7 +603,6 @@ class Run:
                 if not left[name]:
                     del left[name]
             longest = time.monotonic() - began
-            self.n_rounds += 1
 
     def _turn(self, name: str, points: Sequence[Point]) -> list[Point]:
         """Let a method take a turn; return the sizes that it can be timed at."""
@@ -640,17 +636,15 @@ class Run:
     def pace(self) -> float | None:
         """The machine's usual one; None where steps are told by the clock.
 
-        That is where the clock scatters less for most methods: where others have the
+        That is where the clock scatters less at most sizes: where others have the
         same core by turns, they hit a step or the little work, not both.
         """
-        steadier = []
-        for of in self.readings.values():
-            clock, paces = (
-                [_scatter([each[kind] for each in at]) for at in of.values() if at]
-                for kind in (0, 1)
-            )
-            if clock:
-                steadier.append(statistics.median(clock) < statistics.median(paces))
+        steadier = [
+            _scatter([clock for clock, _ in at]) < _scatter([ratio for _, ratio in at])
+            for of in self.readings.values()
+            for at in of.values()
+            if at
+        ]
         if len(set(self._paces)) <= 1 or 2 * sum(steadier) > len(steadier):
             return None
         return statistics.median(self._paces)
@@ -691,7 +685,6 @@ class Run:
             machine=run.provenance(),
             promised_seconds=60.0 * settings.minutes,
             taken_seconds=time.monotonic() - self._began,
-            n_rounds=self.n_rounds,
             is_interrupted=self.is_interrupted,
             methods=tuple(methods),
             notes=tuple(self._notes),

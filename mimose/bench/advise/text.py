@@ -11,6 +11,7 @@ from mimose.bench.advise.advice import (
     Advice,
     Choice,
     MethodAdvice,
+    is_close,
     n_readings,
     plain_bytes,
 )
@@ -52,44 +53,45 @@ def text(advice: Advice, width: int | None = None) -> str:
     width = max(20, width or shutil.get_terminal_size((100, 24)).columns)
     sentences = [headline(advice), *_sentences(advice)]
     first, *others = (textwrap.fill(each, width) for each in sentences)
-    code = [line for name in advice.use for line in recipe(name, advice.budget_bytes)]
     parts = [first, "\n".join(table(advice, width)), *others]
-    if advice.answer == "yes":
-        parts.append("\n".join(["To train so:", *(f"  {line}" for line in code)]))
+    for name in advice.use if advice.answer == "yes" else ():
+        code = (f"  {line}" for line in recipe(name, advice.budget_bytes))
+        parts.append("\n".join([f"To train with {name}:", *code]))
     return "\n\n".join(parts)
 
 
 def headline(advice: Advice) -> str:
     """Say yes, no or not known, and why, in a line."""
     of, budget = advice.measurements, format_bytes(advice.budget_bytes)
-    use = _listed(advice.use, "or")
-    needed = plain_bytes(of)
-    it = "your batch"
-    without = "does not fit"
+    use, fits = _listed(advice.use, "or"), advice.of(PLAIN).fits
+    it, without = f"your batch of {of.batch}", "does not fit"
     if of.lengths:
-        it, without = "batches of all your lengths", "do not all fit"
-    elif not math.isnan(needed):
-        it = f"your batch of {of.batch}"
-        without = f"needs {format_bytes(needed)}"
-    fits = advice.of(PLAIN).fits
-    more = f"give it {math.ceil(of.promised_seconds / 30)} minutes"
+        it, without = "the batches of all your lengths", "do not all fit"
+    elif not math.isnan(plain_bytes(of)):
+        without = f"needs {format_bytes(plain_bytes(of))}"
+    if advice.answer == "yes" and fits:
+        return f"Yes: use {use}. Plain training fits into {budget}, but is slower."
     if advice.answer == "yes":
-        if fits:
-            return f"Yes: use {use}. Plain training fits into {budget}, but is slower."
         return f"Yes: use {use}. With plain training {it} {without}; there is {budget}."
+    if advice.answer == "no" and fits:
+        return f"No: train as you do. In {budget} {it} fits, and nothing is faster."
     if advice.answer == "no":
-        if fits:
-            return f"No: train as you do. In {budget} {it} fits, and nothing is faster."
         return f"No: no exact method that was measured makes {it} fit into {budget}."
+    more = f"give it {math.ceil(of.promised_seconds / 30)} minutes"
+    if fits is not None and is_close(of, advice.budget_bytes):
+        sure = f"; to be sure, use {use}" if use else ""
+        return (
+            f"Not known: plain training needs just about {budget}, all there is{sure}."
+        )
+    if fits:
+        rival = use or "another method"
+        return f"Not known whether {rival} is faster: train as you do, it fits; {more}."
     if fits is None:
         return f"Not known whether {it} fits into {budget} with plain training; {more}."
-    if fits and use:
-        return f"Not known whether {use} is faster: train as you do, it fits; {more}."
-    why = f"plain training needs just about the {budget} there is"
-    if not fits:
-        why = f"{it} {without} with plain training, and whether {use or 'any'} helps"
-        why += f" was not measured; {more}"
-    return f"Not known: {why}."
+    return (
+        f"Not known: with plain training {it} {without}, there is {budget}, and {use} "
+        f"was not measured; {more}."
+    )
 
 
 def _sentences(advice: Advice) -> Iterator[str]:

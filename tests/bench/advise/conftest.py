@@ -66,7 +66,6 @@ def measurements():
                 "machine": {"device": "cpu: a slow one"},
                 "promised_seconds": 300.0,
                 "taken_seconds": 287.0,
-                "n_rounds": 7,
                 "is_interrupted": False,
                 "methods": methods,
                 **changes,

@@ -28,7 +28,7 @@ def found(line, measurements):
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_line_is_as_wide_as_the_terminal(found, width):
     """Text wraps, a table gets narrower; code stays as it is."""
-    lines = text(advise_on(found), width).partition("To train so:")[0].splitlines()
+    lines = text(advise_on(found), width).partition("To train with")[0].splitlines()
     assert max(map(len, lines)) <= width
 
 
