@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mimose.bench.advise.api import advise as advise
+    from mimose.bench.advise.command import advise as advise
     from mimose.exceptions import AdviceError as AdviceError
     from mimose.exceptions import (
         AlreadyAttachedError as AlreadyAttachedError,
@@ -44,7 +44,7 @@ else:
         "StateMismatchError": "exceptions",
         "StepRecord": "records",
         "Summary": "records",
-        "advise": "bench.advise.api",
+        "advise": "bench.advise.command",
         "attach": "session",
         "cross_entropy": "head.cross_entropy",
     }

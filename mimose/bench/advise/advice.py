@@ -1,32 +1,208 @@
-"""The answer: what each method does at a memory, and which one to choose."""
+"""PAPAYA's lines, and the answer that follows from them.
+
+A line, or a floor and then a line, is fitted to the bytes and seconds of a few batches
+that ran (see `mimose.predictors`); where a batch was timed, what was read there counts.
+They tell what each method does at a memory, which one to choose, and how sure that is.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from statistics import median, median_low
+from typing import Any, NamedTuple
 
-from mimose.bench.advise.choice import Choice, choose
-from mimose.bench.advise.flips import Flip, flips
-from mimose.bench.advise.lengths import LengthsAnswer, answer_lengths
-from mimose.bench.advise.measured import Measured, Measurements, Weighed
-from mimose.bench.advise.memory import fitting
+import numpy as np
+
+from mimose.bench.advise.measure import Measured, Measurements, Step
 from mimose.bench.advise.methods import METHODS, PLAIN
-from mimose.bench.advise.models import (
-    Model,
-    Steady,
-    longest,
-    planned,
-    steady,
+from mimose.bench.device import is_cpu
+from mimose.predictors import (
+    LEAST_ROUNDS,
+    Best,
+    MethodModel,
+    Readings,
+    Residuals,
+    Series,
+    fit_series,
+    ratio_interval,
 )
-from mimose.bench.advise.ties import spreads_of
-from mimose.bench.advise.verdict import ceiling, verdict_of
-from mimose.predictors import p_point, p_score
-from mimose.predictors.lines import LINE
+from mimose.predictors.noise import MEMORY_TOLERANCE
+from mimose.predictors.throughput import REACH
 
-_LEAST_SIZES = 2
-"""Of batches that ran, for anything to be said of others."""
+MAY_BE_FASTER = ("accumulate", "sdpa")
+"""At a batch that fits: the others do all that plain training does, and more."""
+_NOT_FOR_ALL = ("sdpa", "offload")
+"""Of these nothing is measured where a model cannot have them."""
+_REPEATS_TO = 2**20
+"""Bytes: what a process holds on a CPU is not known better."""
+_NOTHING = 0.01
+"""A difference of throughput that nobody cares for."""
+_DEVIATIONS = 2.0
+"""Standard errors of a ratio that two methods have to be apart."""
+_LEAST_POINTS = 2
+_ABOVE = 1.0 + 1e-6
+"""A budget that no plan keeps is below the least one by a trifle, at least."""
+_ROUNDING = 1e-9
+
+
+# ------------------------------------------------------------------ lines
+
+
+def memory_of(measured: Measured, budget_bytes: float) -> Series | None:
+    """Fit a method's bytes by batch; None with too few steps.
+
+    Where a session that was to be timed made no plan, it needs more than it said.
+
+    Args:
+        measured: The method.
+        budget_bytes: In which it was timed.
+    """
+    steps = measured.at()
+    if len(steps) < _LEAST_POINTS:
+        return None
+    short = [each.peak_bytes for each in steps if each.rounds is None]
+    factor = max([1.0, *(_ABOVE * budget_bytes / each for each in short)])
+    held = [factor * each for each in _held(steps)]
+    batches = [each.batch for each in steps]
+    return fit_series(batches, held, tolerance=MEMORY_TOLERANCE)
+
+
+def _held(steps: Sequence[Step]) -> list[float]:
+    """Return peaks, with what the allocator takes beyond them at the largest."""
+    last = max(steps, key=lambda each: each.peak_bytes)
+    beyond = max(1.0, last.reserved_bytes / last.peak_bytes)
+    return [beyond * each.peak_bytes for each in steps]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A method's largest batch, and its throughput, at a memory."""
+
+    fitted: MethodModel
+    sizes: tuple[float, ...]
+    """Batches that were timed, in order."""
+    took: tuple[float, ...]
+    """The median seconds there."""
+    parts: int
+    """Into which each batch is cut: only their multiples are batches."""
+    is_fitted: bool
+    """Whether seconds follow the fit. Else they are told between readings alone: no
+    line explains them, or plans of the one memory made them."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be compared: its bytes follow a line."""
+        return not self.fitted.memory.refused
+
+    @property
+    def farthest(self) -> float:
+        """The largest batch of which seconds may be told."""
+        if not self.is_fitted:
+            return self.sizes[-1]
+        return math.floor(REACH * min(self.fitted.memory.highest, self.sizes[-1]))
+
+    def largest_batch(self, memory_bytes: float) -> float:
+        """Return the largest batch that fits; 0 where none does."""
+        return largest_batch(self.fitted.memory, memory_bytes, self.parts)
+
+    def best(self, memory_bytes: float) -> Best:
+        """Return the batch of the most samples a second, of those that fit.
+
+        Of those that were timed, the largest of which seconds may be told, and where
+        the fit turns.
+        """
+        largest = min(self.largest_batch(memory_bytes), self.farthest)
+        largest = largest // self.parts * self.parts
+        if largest < 1.0:
+            return Best(0.0, 0.0)
+        batches = {largest, *(each for each in self.sizes if each <= largest)}
+        if self.is_fitted:
+            turn = self.fitted.best_throughput(memory_bytes).batch
+            turn = turn // self.parts * self.parts
+            batches |= {turn} if self.parts <= turn <= largest else set()
+        found = [Best(each, each / self.seconds(each)) for each in sorted(batches)]
+        return max(found, key=lambda each: each.samples_per_second)
+
+    def step_seconds(self, batch: float, memory_bytes: float) -> float:
+        """Return the seconds of a step.
+
+        Infinite where it does not fit, nan where nobody knows.
+        """
+        if not self.parts <= batch <= self.largest_batch(memory_bytes):
+            return math.inf
+        return self.seconds(batch) if batch <= self.farthest else math.nan
+
+    def seconds(self, batch: float) -> float:
+        """Return the seconds of a step, whether it fits or not.
+
+        By the fit, moved through what was read; without one between the readings.
+        """
+        if not self.is_fitted:
+            return float(np.interp(batch, self.sizes, self.took))
+        fitted = [self.fitted.step_seconds(each) for each in self.sizes]
+        residuals = Residuals.of(self.sizes, fitted, self.took)
+        return residuals.at(batch) * self.fitted.step_seconds(batch)
+
+
+def largest_batch(memory: Series, memory_bytes: float, parts: int) -> float:
+    """Return the largest batch of whole parts that fits; infinite where all do."""
+    found = memory.inverse(memory_bytes) * (1.0 + _ROUNDING)
+    return found if math.isinf(found) else found // parts * parts
+
+
+def model_of(
+    measured: Measured, plain: Model | None, budget_bytes: float
+) -> Model | None:
+    """Fit a method's memory and seconds; None where there are too few readings.
+
+    Args:
+        measured: The method.
+        plain: Plain training's: a line of seconds that is negative at 0 takes its fixed
+            time.
+        budget_bytes: In which it was timed.
+    """
+    memory, timed = memory_of(measured, budget_bytes), measured.at(timed=True)
+    if memory is None or len(timed) < _LEAST_POINTS:
+        return None
+    method = METHODS[measured.method]
+    fixed = None if plain is None else plain.fitted.seconds.intercept
+    sizes = tuple(float(each.batch) for each in timed)
+    took = tuple(median(each.rounds or ()) for each in timed)
+    seconds = fit_series(sizes, took, intercept=fixed if fixed and fixed > 0 else None)
+    fitted = MethodModel(measured.method, memory, seconds)
+    is_fitted = not (seconds.refused or method.plans)
+    return Model(fitted, sizes, took, method.parts, is_fitted)
+
+
+def seconds_of_lengths(
+    measured: Measured, lengths: Sequence[int], memory_bytes: float
+) -> Mapping[int, float]:
+    """Return the seconds of a step by length, with the sample's batch.
+
+    Infinite where it does not fit, nan where nobody knows; empty where too few lengths
+    were timed. Between those that ran bytes and seconds are interpolated; beyond them
+    bytes grow by a line at the least, and of seconds nothing is known.
+    """
+    steps = measured.at(lengths=True)
+    timed = measured.at(lengths=True, timed=True)
+    if len(timed) < _LEAST_POINTS:
+        return {}
+    sizes, held = [each.size for each in steps], _held(steps)
+    places = [each.size for each in timed]
+    took = [median(each.rounds or ()) for each in timed]
+    found = {}
+    for length in sorted(set(lengths)):
+        further = max(0, length - sizes[-1])
+        grown = further * (held[-1] - held[-2]) / (sizes[-1] - sizes[-2])
+        seconds = float(np.interp(length, places, took, right=math.nan))
+        fits = np.interp(length, sizes, held) + grown <= memory_bytes
+        found[length] = seconds if fits else math.inf
+    return found
+
+
+# ------------------------------------------------------------------ the answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,25 +210,20 @@ class MethodAdvice:
     """What one method does."""
 
     name: str
-    what: str
     is_exact: bool
-    why_not: str
+    why_not: str = ""
     """Why nothing is known of it; empty where something is."""
-    no_time: str = ""
-    """Why only its memory is known; empty where its seconds are, too."""
-    fits_sample: bool | None = None
-    """Whether the sample's batch fits; None where nobody knows."""
-    largest_batch: int | None = None
-    """That fits; 0 where not one sample does, None where memory does not grow."""
+    fits: bool | None = None
+    """Whether the sample's batch does, or the batches of all lengths that will come;
+    None where nobody knows."""
+    largest_batch: float = math.nan
+    """That fits; 0 where not one sample does, infinite where memory does not grow."""
     highest: float = 0.0
     """The largest batch that ran."""
-    timed_to: float = 0.0
-    """The largest batch that was timed."""
-    longest: int | None = None
-    """Tokens at which the sample's batch fits; None where nobody knows."""
-    sample_seconds: float = math.inf
-    """Of a step with the sample's batch; infinite where it does not fit, nan where
-    nobody knows: it is far beyond the batches that ran."""
+    sample_seconds: float = math.nan
+    """Of a step with the sample's batch; infinite where it does not fit."""
+    lengths_seconds: float = math.nan
+    """Of all batches that will come; infinite where not all fit."""
     best_batch: float = 0.0
     samples_per_second: float = 0.0
     """With that batch: the most there is."""
@@ -64,13 +235,28 @@ class MethodAdvice:
     """``"raises"`` or ``"lowers"`` the best throughput; empty where nobody can say."""
     no_verdict: str = ""
     """Why not."""
-    ceiling: float = math.nan
-    """R² of throughput that the noise leaves to a prediction."""
-    memory_r2: float = math.nan
-    seconds_r2: float = math.nan
-    p_score: float = math.nan
-    """Bytes a sample saves for each second it costs more; nan where not both methods
-    are lines."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What to train with."""
+
+    name: str
+    batch: float
+    samples_per_second: float
+    runner_up: str
+    """Empty where nothing else fits."""
+    runner_up_batch: float
+    runner_up_samples_per_second: float
+    is_tie: bool
+    """Whether the two cannot be told apart."""
+    too_few: bool
+    """Whether that is for too few timings, and not for their noise."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The method, and the one that cannot be told from it."""
+        return (self.name, self.runner_up) if self.is_tie else (self.name,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,20 +269,20 @@ class Advice:
     models: Mapping[str, Model]
     at_sample: Choice | None
     """Where the batch is given; None where nothing fits."""
+    at_lengths: Choice | None
+    """For the lengths that will come; None where nobody knows them."""
     free: Choice | None
     """Where the batch may be chosen."""
-    flips: tuple[Flip, ...]
-    lengths: LengthsAnswer | None
-    """For the lengths that will come; None where nobody knows them."""
-    p_point: float
-    """Free bytes for each second of plain training's fixed time."""
+    answer: str
+    """``"yes"``, ``"no"`` or ``"not known"``: whether to save memory."""
+    use: tuple[str, ...]
+    """With yes the methods to choose from; else those that might be faster."""
 
     def __str__(self) -> str:
         """Return the answer in words, as wide as the terminal."""
-        from mimose.bench.advise.words import text
-        from mimose.report.columns import terminal_width
+        from mimose.bench.advise.text import text
 
-        return text(self, terminal_width())
+        return text(self)
 
     def of(self, name: str) -> MethodAdvice:
         """Return what is said of a method."""
@@ -110,53 +296,104 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
         measurements: Of all methods.
         budget_bytes: The memory; None for that of the measurements.
     """
-    budget = measurements.budget_bytes if budget_bytes is None else budget_bytes
-    models = _models(measurements)
-    spreads = spreads_of(measurements, models)
-    names = {each.method for each in measurements.methods if each.is_exact}
-    exact = [model for name, model in models.items() if name in names]
-    plain = models.get(PLAIN)
-    point = math.nan
-    if isinstance(plain, Steady) and _are_lines(plain):
-        point = p_point(plain.fitted, budget)
+    measured_in = measurements.budget_bytes
+    budget = measured_in if budget_bytes is None else budget_bytes
+    models: dict[str, Model] = {}
+    for each in measurements.methods:
+        model = model_of(each, models.get(PLAIN), measured_in)
+        if model is not None and (
+            budget == measured_in or not METHODS[each.method].plans
+        ):
+            models[each.method] = model
+    methods = tuple(
+        _advice(each, measurements, models, budget) for each in measurements.methods
+    )
+    batch, lengths = measurements.batch, measurements.lengths
+    given, coming, free = [], [], []
+    for method in methods:
+        model = models.get(method.name)
+        if not method.is_exact or model is None or not model.is_usable:
+            continue
+        free.append(
+            _Candidate(method.name, method.best_batch, method.samples_per_second)
+        )
+        given.append(_Candidate(method.name, batch, batch / method.sample_seconds))
+        if lengths:
+            rate = batch * len(lengths) / method.lengths_seconds
+            coming.append(_Candidate(method.name, batch, rate))
+    unfitted = [name for name, model in models.items() if not model.is_fitted]
+    spreads = {
+        each.method: spread(each.steps, is_fitted=each.method not in unfitted)
+        for each in measurements.methods
+    }
+    choices = [choose(each, spreads) for each in (given, coming, free)]
+    answer, use = _answer(measurements, methods, choices[bool(lengths)], budget)
     return Advice(
         measurements=measurements,
         budget_bytes=budget,
-        methods=tuple(
-            _advice(m, measurements, models, budget) for m in measurements.methods
-        ),
+        methods=methods,
         models=models,
-        at_sample=choose(exact, spreads, budget, measurements.batch),
-        free=choose(exact, spreads, budget, None),
-        flips=flips(exact, spreads, budget),
-        lengths=answer_lengths(
-            measurements,
-            measurements.lengths,
-            plain if isinstance(plain, Steady) else None,
-            spreads,
-            budget,
-        ),
-        p_point=point,
+        at_sample=choices[0],
+        at_lengths=choices[1],
+        free=choices[2],
+        answer=answer,
+        use=use,
     )
 
 
-def _models(measurements: Measurements) -> dict[str, Model]:
-    """Return a model of each method that has one, plain training's first."""
-    found: dict[str, Model] = {}
-    plain: Steady | None = None
-    for each in measurements.methods:
-        model: Model | None
-        if METHODS[each.method].plans:
-            if plain is None:
-                continue
-            model = planned(each, plain, measurements.budget_bytes)
-        else:
-            model = steady(each, None if plain is None else plain.fitted)
-            if each.method == PLAIN and isinstance(model, Steady):
-                plain = model
-        if model is not None:
-            found[each.method] = model
-    return found
+def _answer(
+    measurements: Measurements,
+    methods: Sequence[MethodAdvice],
+    choice: Choice | None,
+    budget: int,
+) -> tuple[str, tuple[str, ...]]:
+    """Say yes, no or not known, and what to use, or what might be faster."""
+    plain = next(each for each in methods if each.name == PLAIN)
+    exact = [each for each in methods if each.is_exact and each.name != PLAIN]
+    seconds = "lengths_seconds" if measurements.lengths else "sample_seconds"
+    untimed = [
+        each
+        for each in exact
+        if math.isnan(getattr(each, seconds))
+        and not (each.why_not and each.name in _NOT_FOR_ALL)
+    ]
+    names = choice.names if choice is not None else ()
+    others = tuple(each for each in names if each != PLAIN)
+    if plain.fits is None:
+        return "not known", ()
+    if is_close(measurements, budget):
+        return "not known", others
+    if plain.fits:
+        if names and PLAIN not in names:
+            is_known = not math.isnan(getattr(plain, seconds))
+            return "yes" if is_known else "not known", others
+        open_ = [each.name for each in untimed if each.fits is not False]
+        rivals = [name for name in (*others, *open_) if name in MAY_BE_FASTER]
+        if rivals:
+            return "not known", tuple(rivals)
+        return ("no" if names else "not known"), ()
+    use = names or tuple(each.name for each in untimed if each.fits)
+    if use:
+        return "yes", use
+    open_ = [each.name for each in untimed if each.fits is None]
+    return ("not known" if open_ else "no"), tuple(open_)
+
+
+def plain_bytes(measurements: Measurements) -> float:
+    """Return what plain training needs for the sample's batch; nan if not known."""
+    plain = next(each for each in measurements.methods if each.method == PLAIN)
+    memory = memory_of(plain, measurements.budget_bytes)
+    if memory is None or memory.refused:
+        return math.nan
+    return memory.predict(float(measurements.batch))
+
+
+def is_close(measurements: Measurements, budget: int) -> bool:
+    """Tell whether plain training needs just about the memory there is."""
+    off = abs(plain_bytes(measurements) - budget)
+    return (
+        is_cpu(measurements.device) and not measurements.lengths and off <= _REPEATS_TO
+    )
 
 
 def _advice(
@@ -166,118 +403,175 @@ def _advice(
     budget: int,
 ) -> MethodAdvice:
     """Say what is known: of memory, and where its seconds are known of these too."""
-    method = METHODS[measured.method]
-    fits = fitting(measured, measurements.batch, budget, measurements.budget_bytes)
+    batch, lengths = measurements.batch, measurements.lengths
+    memory = memory_of(measured, measurements.budget_bytes)
+    highest = memory.highest if memory is not None else 0.0
     told = MethodAdvice(
-        name=method.name,
-        what=method.what,
+        name=measured.method,
         is_exact=measured.is_exact,
         why_not=measured.why_not,
-        fits_sample=fits.has_sample,
-        highest=max((float(e.batch) for e in _of_batches(measured)), default=0.0),
+        highest=highest,
     )
-    model = models.get(method.name)
-    if measured.why_not:
-        return told
-    if model is None:
-        why = _why_untimed(measured, measurements, models)
-        if math.isnan(fits.largest):
-            return replace(told, why_not=why)
-        return replace(
-            told,
-            no_time=why,
-            no_verdict=why,
-            largest_batch=_whole(fits.largest),
-            longest=_longest(measured, measurements, budget),
-        )
-    best = model.best(budget)
+    parts = METHODS[measured.method].parts
+    if memory is not None and not memory.refused:
+        largest = largest_batch(memory, budget, parts)
+        known = batch <= REACH * highest or largest < batch
+        fits = largest >= batch if known else None
+        told = replace(told, largest_batch=largest, fits=fits)
+    else:
+        ran = measured.at()
+        over = any(e.batch <= batch and e.reserved_bytes > budget for e in ran)
+        within = any(e.batch >= batch and e.reserved_bytes <= budget for e in ran)
+        told = replace(told, fits=True if within else False if over else None)
+    if lengths:
+        steps = seconds_of_lengths(measured, lengths, budget)
+        took = [steps.get(each, math.nan) for each in lengths]
+        total = math.inf if math.inf in took else sum(took)
+        fits = None if math.isnan(total) else math.isfinite(total)
+        told = replace(told, lengths_seconds=total, fits=fits)
+    model, plain = models.get(measured.method), models.get(PLAIN)
+    if model is None or plain is None:
+        why = measured.why_not or measured.stopped or "too few of its steps were timed"
+        if METHODS[measured.method].plans and budget != measurements.budget_bytes:
+            why = "its plans are another at this memory: measure it there"
+        return replace(told, no_verdict=why)
+    best, bare = model.best(budget), plain.best(budget)
+    rate, of_plain = best.samples_per_second, bare.samples_per_second
     told = replace(
         told,
-        largest_batch=_whole(model.largest_batch(budget)),
-        highest=model.highest,
-        timed_to=max(float(e.batch) for e in measured.timed if e.length is None),
-        longest=_longest(measured, measurements, budget),
-        sample_seconds=_sample_seconds(model, measurements.batch, budget),
+        sample_seconds=model.step_seconds(batch, budget),
         best_batch=best.batch,
-        samples_per_second=best.samples_per_second,
-        ceiling=ceiling(measured),
-        **_fits(model),
+        samples_per_second=rate,
+        ratio=rate / of_plain if of_plain else math.inf if rate else math.nan,
     )
-    return replace(told, **_against_plain(measured, measurements, models, budget))
+    if measured.method == PLAIN:
+        return told
+    base = next(each for each in measurements.methods if each.method == PLAIN)
+    return replace(told, **_verdict(measured, model, base, plain, budget))
 
 
-def _against_plain(
-    measured: Measured,
-    measurements: Measurements,
-    models: Mapping[str, Model],
-    budget: int,
+def _verdict(
+    measured: Measured, model: Model, base: Measured, plain: Model, budget: int
 ) -> dict[str, Any]:
-    """Compare a method whose seconds are known with plain training."""
-    model, plain = models[measured.method], models.get(PLAIN)
-    if plain is None:
-        return {"no_verdict": "plain training's time is not known"}
-    rate = model.best(budget).samples_per_second
-    bare = plain.best(budget).samples_per_second
-    ratio = rate / bare if bare else math.inf if rate else math.nan
-    found: dict[str, Any] = {"ratio": ratio, "p_score": _p_score(plain, model)}
-    if measured.method != PLAIN:
-        base = next(m for m in measurements.methods if m.method == PLAIN)
-        found |= verdict_of(measured, model, base, plain, budget)._asdict()
-    return found
+    """Judge a method by its best throughput and plain training's."""
+    best, bare = model.best(budget), plain.best(budget)
+    if not best.batch:
+        return {"no_verdict": "not one sample fits"}
+    if not bare.batch:
+        return {"verdict": "raises"}
+    for of, fit in ((base, plain), (measured, model)):
+        if not fit.is_usable:
+            return {"no_verdict": f"the bytes of {of.method} follow no line"}
+    n_rounds = min(n_readings(each.steps) for each in (measured, base))
+    if n_rounds < LEAST_ROUNDS:
+        return {"no_verdict": f"{n_rounds} rounds are too few: give it more minutes"}
+    ratio = best.samples_per_second / bare.samples_per_second
+    if model.is_fitted and plain.is_fitted:
+        interval = ratio_interval(
+            _readings(base, plain),
+            _readings(measured, model),
+            budget,
+            batches=(bare.batch, best.batch),
+        )
+    else:
+        errors = (
+            spread(of.steps, is_fitted=fit.is_fitted)
+            for of, fit in ((base, plain), (measured, model))
+        )
+        off = _DEVIATIONS * math.hypot(*errors)
+        interval = (ratio * (1.0 - off), ratio * (1.0 + off))
+    low, high = interval
+    if low <= 1.0 <= high:
+        why = f"inside the noise: {low:.2f} to {high:.2f} times plain's"
+        return {"interval": interval, "no_verdict": why}
+    if abs(ratio - 1.0) < _NOTHING:
+        why = f"within {_NOTHING:.0%} of plain training's"
+        return {"interval": interval, "no_verdict": why}
+    return {"interval": interval, "verdict": "raises" if ratio > 1.0 else "lowers"}
 
 
-def _why_untimed(
-    measured: Measured, measurements: Measurements, models: Mapping[str, Model]
-) -> str:
-    """Say why a method has no model of its seconds.
+def _readings(measured: Measured, model: Model) -> Readings:
+    """Return whole rounds of the batches with enough readings, if most have enough."""
+    timed = {float(each.batch): each.rounds or () for each in measured.at(timed=True)}
+    enough = {at: took for at, took in timed.items() if len(took) >= LEAST_ROUNDS}
+    n_rounds = min(map(len, enough.values()))
+    seconds = np.array([took[:n_rounds] for took in enough.values()]).T
+    batches = np.array(list(enough))
+    held = model.fitted.memory.predict(batches)
+    return Readings(batches, np.tile(held, (n_rounds, 1)), seconds)
 
-    One with fewer readings than there were rounds was taken out of its turns, and
-    `stopped` says by what. Else that is only why no larger batch was tried.
+
+# ------------------------------------------------------------------ noise and choice
+
+
+def n_readings(steps: Sequence[Step]) -> int:
+    """Return how often a method's sizes were timed, the median; 0 without any."""
+    counts = [len(each.rounds) for each in steps if each.rounds]
+    return median_low(counts) if counts else 0
+
+
+def spread(steps: Sequence[Step], *, is_fitted: bool = True) -> float:
+    """Return the standard error of a method's medians, as a share of them.
+
+    By the interquartile range over rounds. Infinite where most sizes have fewer
+    readings than bound what they vary about.
+
+    Args:
+        steps: The method's.
+        is_fitted: Whether a fit goes through all sizes: then it is the median over
+            them, else the largest.
     """
-    took = max((len(each.rounds) for each in measured.timed), default=0)
-    is_short = len(_of_batches(measured)) < _LEAST_SIZES
-    if measured.stopped and (is_short or took < measurements.n_rounds):
-        return measured.stopped
-    if METHODS[measured.method].plans and took and PLAIN not in models:
-        return "plain training's time is not known, and its own follows from that"
-    if METHODS[measured.method].plans and took:
-        return "its session planned for too few sizes in the time it had"
-    return "too few of its steps were timed"
+    found: list[float] = []
+    for each in steps:
+        rounds = each.rounds or ()
+        if min(n_readings(steps), len(rounds)) >= LEAST_ROUNDS:
+            low, middle, high = np.quantile(rounds, (0.25, 0.5, 0.75))
+            error = 1.2533 * (high - low) / 1.349 / math.sqrt(len(rounds))
+            found.append(float(error / middle))
+    if not found:
+        return math.inf
+    return median(found) if is_fitted else max(found)
 
 
-def _whole(batch: float) -> int | None:
-    return None if math.isinf(batch) else int(batch)
+class _Candidate(NamedTuple):
+    name: str
+    batch: float
+    rate: float
+    """Samples a second."""
 
 
-def _of_batches(measured: Measured) -> list[Weighed]:
-    return [each for each in measured.weighed if each.length is None]
+def choose(
+    candidates: Sequence[_Candidate], spreads: Mapping[str, float]
+) -> Choice | None:
+    """Choose by throughput among the methods that fit.
 
+    Plain training where nobody can tell it from the fastest: it needs no change.
 
-def _sample_seconds(model: Model, batch: int, budget: int) -> float:
-    seconds = model.step_seconds(batch, budget)
-    is_told = math.isinf(seconds) or batch <= model.farthest
-    return seconds if is_told else math.nan
+    Args:
+        candidates: The methods; a rate of 0 or nan does not fit, or is not known.
+        spreads: By name, the standard error of a method's medians as a share.
 
+    Returns:
+        The choice; None where nothing fits.
+    """
+    able = sorted((e for e in candidates if e.rate > 0.0), key=lambda e: -e.rate)
+    if not able:
+        return None
 
-def _longest(measured: Measured, measurements: Measurements, budget: int) -> int | None:
-    found = longest(measured, budget, measurements.budget_bytes)
-    return None if found is None else int(found)
+    def noise(other: _Candidate) -> float:
+        return _DEVIATIONS * math.hypot(*(spreads[e.name] for e in (able[0], other)))
 
-
-def _fits(model: Model) -> dict[str, Any]:
-    if not isinstance(model, Steady):
-        return {}
-    fitted = model.fitted
-    return {"memory_r2": fitted.memory.r2, "seconds_r2": fitted.seconds.r2}
-
-
-def _p_score(plain: Model, model: Model) -> float:
-    if not (isinstance(plain, Steady) and isinstance(model, Steady)):
-        return math.nan
-    if plain is model or not (_are_lines(plain) and _are_lines(model)):
-        return math.nan
-    return p_score(plain.fitted, model.fitted)
-
-
-def _are_lines(model: Steady) -> bool:
-    return model.fitted.memory.form == model.fitted.seconds.form == LINE
+    tied = [e for e in able if able[0].rate / e.rate - 1.0 <= noise(e)]
+    plain = [each for each in tied if each.name == PLAIN]
+    best, *others = [*plain, *(each for each in able if each not in plain)]
+    other = others[0] if others else _Candidate("", 0.0, 0.0)
+    return Choice(
+        name=best.name,
+        batch=best.batch,
+        samples_per_second=best.rate,
+        runner_up=other.name,
+        runner_up_batch=other.batch,
+        runner_up_samples_per_second=other.rate,
+        is_tie=other in tied,
+        too_few=bool(others) and math.isinf(spreads[best.name] + spreads[other.name]),
+    )

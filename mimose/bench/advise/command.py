@@ -1,24 +1,30 @@
-"""``mimose advise``: measure, answer, and leave files."""
+"""``mimose advise`` and `mimose.advise`: measure, answer, and leave files."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
 
 from mimose.bench.advise.advice import Advice, advise_on
-from mimose.bench.advise.measure import measure
-from mimose.bench.advise.measured import read
-from mimose.bench.advise.page import page
-from mimose.bench.advise.progress import Progress
+from mimose.bench.advise.measure import measure, read
+from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.settings import Settings
-from mimose.bench.advise.told import as_json
-from mimose.bench.advise.words import text
+from mimose.bench.advise.source import saved
+from mimose.bench.advise.text import headline, recipe, text
 from mimose.budget import parse_budget
-from mimose.exceptions import BudgetError
-from mimose.report.columns import terminal_width
+from mimose.exceptions import AdviceError, BudgetError
 from mimose.usage import UsageError
 
 _INTERRUPTED = 130
+_MEASURED, _ANSWER = "measured.json", "advice.json"
 
 
 def ask(settings: Settings, out: Path, as_json_alone: bool) -> tuple[int, list[str]]:
@@ -26,7 +32,7 @@ def ask(settings: Settings, out: Path, as_json_alone: bool) -> tuple[int, list[s
 
     Args:
         settings: The question.
-        out: The folder for ``measured.json``, ``advice.json`` and ``advice.html``.
+        out: The folder for ``measured.json`` and ``advice.json``.
         as_json_alone: Whether the answer is one line of JSON.
 
     Returns:
@@ -37,16 +43,10 @@ def ask(settings: Settings, out: Path, as_json_alone: bool) -> tuple[int, list[s
         OSError: The folder cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    progress = Progress(60.0 * settings.minutes)
-    try:
-        found = measure(settings, progress)
-    finally:
-        progress.close()
-    found.write(out / "measured.json")
-    advice = advise_on(found)
-    leave(advice, out)
+    found = measure(settings, _tell)
+    found.write(out / _MEASURED)
     status = _INTERRUPTED if found.is_interrupted else 0
-    return status, _lines(advice, out, as_json_alone)
+    return status, _lines(advise_on(found), out, as_json_alone)
 
 
 def again(
@@ -56,7 +56,7 @@ def again(
 
     Args:
         path: Its ``measured.json``.
-        out: The folder for ``advice.json`` and ``advice.html``.
+        out: The folder for ``advice.json``.
         budget: Another one; None for the one that was measured.
         as_json_alone: Whether the answer is one line of JSON.
 
@@ -70,29 +70,139 @@ def again(
         memory_bytes = None if budget is None else parse_budget(budget, None)
     except (BudgetError, ValueError) as error:
         raise UsageError(str(error)) from error
-    advice = advise_on(found, memory_bytes)
-    leave(advice, out)
-    return 0, _lines(advice, out, as_json_alone)
+    return 0, _lines(advise_on(found, memory_bytes), out, as_json_alone)
 
 
-def leave(advice: Advice, out: Path) -> None:
-    """Write the page and the answer.
+def advise(
+    model: nn.Module | str,
+    sample: Any = None,
+    budget: float | str = 0.8,
+    *,
+    minutes: float = 5.0,
+    methods: Sequence[str] | None = None,
+    lengths: Sequence[int] = (),
+    device: str | torch.device | None = None,
+    dtype: str = "float32",
+    optimizer: str = "adamw",
+    threads: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    progress: bool = True,
+) -> Advice:
+    """Tell whether saving memory pays for a model, and with which method.
+
+    Plain training and each method are measured at a few batch sizes, in processes of
+    their own: memory first, then seconds, by turns. ``print`` the answer to read it. In
+    a script, call it below ``if __name__ == "__main__":`` or in a function. After
+    PAPAYA (Liu et al., "An Evaluation of Memory Optimization Methods for Training
+    Neural Networks").
+
+    Args:
+        model: The model, or ``"module:function"`` of a function that takes nothing and
+            returns ``(model, sample)``. Of a model a copy is trained; what this process
+            itself holds of a device is not there for the measured ones.
+        sample: One batch as the model is called with: a mapping of keyword arguments,
+            a tuple of arguments, or the one tensor. The first dimension of each tensor
+            is the batch; the second one of token ids is the length.
+        budget: The memory that training may use, as for `mimose.attach`.
+        minutes: That measuring may take.
+        methods: Names as ``mimose advise --list`` shows them; None for all.
+        lengths: Tokens of the batches to come, padded, one for each; the answer is then
+            about these.
+        device: Where to train; None for the model's own, or the CPU.
+        dtype: ``"float32"``, or ``"bfloat16"`` for autocast.
+        optimizer: ``"adamw"`` or ``"sgd"``.
+        threads: For torch; None for as many as here.
+        seed: Of weights, where a function makes the model, and of the turns.
+        out: A folder for the answer and the readings; None to write nothing.
+        progress: Whether to show how far it is, on the standard error.
+
+    Returns:
+        The answer.
+
+    Raises:
+        AdviceError: The model cannot be made, saved or trained, or a name is not known.
+    """
+    own = "cpu"
+    if isinstance(model, nn.Module):
+        own = str(next((each.device for each in model.parameters()), own))
+    try:
+        if isinstance(model, str) and sample is not None:
+            msg = f"{model} makes the sample as well: leave sample out"
+            raise UsageError(msg)
+        if not isinstance(model, str) and sample is None:
+            msg = "give a sample: one batch, as the model is called with"
+            raise UsageError(msg)
+        with (
+            nullcontext(model)
+            if isinstance(model, str)
+            else saved(model, sample) as source
+        ):
+            settings = Settings(
+                source=source,
+                model=model if isinstance(model, str) else type(model).__name__,
+                budget=budget,
+                methods=tuple(METHODS if methods is None else methods),
+                device=own if device is None else str(device),
+                dtype=dtype,
+                optimizer=optimizer,
+                threads=threads or torch.get_num_threads(),
+                seed=seed,
+                minutes=minutes,
+                lengths=tuple(int(length) for length in lengths),
+            )
+            found = measure(settings, _tell if progress else lambda _, __: None)
+    except UsageError as error:
+        raise AdviceError(str(error)) from error
+    advice = advise_on(found)
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        found.write(Path(out) / _MEASURED)
+        _lines(advice, Path(out), as_json_alone=True)
+    return advice
+
+
+def as_json(advice: Advice) -> dict[str, Any]:
+    """Return all that is said; what is infinite or not a number is None.
 
     Args:
         advice: The answer.
-        out: The folder, which is made if it is not there.
 
-    Raises:
-        OSError: It cannot be written.
+    Returns:
+        The fields of `Advice`; ``headline``, in a line; ``code`` by method, of those in
+        ``use``; ``fits`` by method, the two series; ``measurements`` without readings.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    answer = json.dumps(as_json(advice))
-    (out / "advice.json").write_text(f"{answer}\n", encoding="utf-8")
-    (out / "advice.html").write_bytes(page(advice))
+    conditions = asdict(advice.measurements)
+    del conditions["methods"]
+    told = {
+        "headline": headline(advice),
+        "answer": advice.answer,
+        "use": advice.use,
+        "budget_bytes": advice.budget_bytes,
+        "at_sample": advice.at_sample and asdict(advice.at_sample),
+        "at_lengths": advice.at_lengths and asdict(advice.at_lengths),
+        "free": advice.free and asdict(advice.free),
+        "methods": [asdict(each) for each in advice.methods],
+        "fits": {name: asdict(m.fitted) for name, m in advice.models.items()},
+        "code": {name: recipe(name, advice.budget_bytes) for name in advice.use},
+        "measurements": conditions,
+    }
+    found: dict[str, Any] = json.loads(json.dumps(told), parse_constant=lambda _: None)
+    return found
 
 
 def _lines(advice: Advice, out: Path, as_json_alone: bool) -> list[str]:
+    """Write the answer as JSON to its file; return the lines for the terminal."""
+    out.mkdir(parents=True, exist_ok=True)
+    answer = json.dumps(as_json(advice))
+    (out / _ANSWER).write_text(f"{answer}\n", encoding="utf-8")
     if as_json_alone:
-        return [json.dumps(as_json(advice))]
-    files = [f"page: {out / 'advice.html'}", f"answer: {out / 'advice.json'}"]
-    return [text(advice, terminal_width()), *files]
+        return [answer]
+    return [text(advice), "", f"answer as JSON: {out / _ANSWER}"]
+
+
+def _tell(what: str, share: float) -> None:
+    """Show how far measuring is, over the line before where that is a terminal."""
+    end = "\r" if sys.stderr.isatty() else "\n"
+    sys.stderr.write(f"{f'mimose advise: {share:4.0%}, {what}':79}{end}")
+    sys.stderr.flush()

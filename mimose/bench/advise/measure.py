@@ -1,228 +1,679 @@
-"""Measuring all methods: memory first, one by one, then seconds, by turns."""
+"""Measuring all methods: memory first, one by one, then seconds, by turns.
+
+Steps run in child processes, which serve messages (`work`). Seconds are measured in
+rounds, in which all methods take one turn each in a drawn order; a turn builds the
+model anew. On an accelerator one process does it all. On a CPU memory has one of its
+own, and turns without a session another: a session makes the heap give memory back,
+which takes time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import json
+import math
 import os
+import random
+import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from mimose.bench.advise.crew import Crew
-from mimose.bench.advise.measured import AtSize, Measured, Measurements, Weighed
-from mimose.bench.advise.methods import METHODS, PLAIN
-from mimose.bench.advise.rounds import ENOUGH_ROUNDS, Rounds, points_of
+import numpy as np
+import torch
+
+from mimose.bench.advise.methods import (
+    METHODS,
+    PLAIN,
+    Method,
+    Point,
+    Training,
+)
 from mimose.bench.advise.settings import Settings
-from mimose.bench.advise.survey import Begun, begin, survey
-from mimose.bench.advise.task import Task
+from mimose.bench.advise.source import make
 from mimose.bench.child import Child, RunFailedError
-from mimose.bench.machine import describe_machine, load_average
+from mimose.bench.device import SIM, is_cpu, kind_of
+from mimose.bench.machine import available_bytes
+from mimose.bench.rows import RunSettings
+from mimose.bench.serve import messages
+from mimose.bench.step_meter import RunningStep, budget_meter, step_meter
 from mimose.budget import parse_budget
-from mimose.exceptions import BudgetError, first_line
+from mimose.exceptions import MimoseError, first_line
+from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.usage import UsageError
 
+Tell = Callable[[str, float], None]
+"""Is told what is going on, and the share that is done, from 0 to 1."""
+
+ENOUGH_ROUNDS = 7
+MOST_ROUNDS = 40
 _SURVEY_SHARE = 0.4
-"""Of the time, at the most."""
+"""Of the time, for memory, at the most."""
 _LEAVING = 0.9
 """Of what the machine has: the rest is left to others."""
+_SIZES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
+"""Of the sample's batch."""
+_QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""Of the lengths that will come."""
+_FEWEST = 5
+"""Batches, if there are as many: fewer are no curve."""
 _STEPS = 12
-"""About so many of the longest allowed fill a method's part of that."""
+"""About so many of the longest allowed fill a method's part of the time."""
+_PATIENCE = 8.0
+"""So many times longer may each of the first steps take: a line needs them."""
+_SETTLING, _PLANNING = 2, 5
+"""Steps before those that count: caches fill; a session measures a size, and plans."""
+_TURN_SECONDS = 0.1
+"""Of a size in a turn: shorter steps are taken several at a time."""
+_BEGINNING = 0.3
+"""Seconds that a turn takes for its model, about."""
 
 
-def measure(
-    settings: Settings, tell: Callable[[str, float], None] = lambda _, __: None
-) -> Measurements:
+# ------------------------------------------------------------------ what was measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What a step of one size needs."""
+
+    batch: int
+    length: int | None = None
+    """Tokens; None for the sample's own."""
+    peak_bytes: float
+    """On a CPU the process's resident set, else what tensors requested. Of a method
+    that plans the least budget that a plan keeps."""
+    reserved_bytes: float
+    """What the allocator took for it; on a CPU, and of such a method, the same."""
+    seconds: float
+    """As memory was measured: rough."""
+    rounds: tuple[float, ...] | None = ()
+    """Seconds in each round of turns; empty where it was not timed, None where a
+    session made no plan for it."""
+
+    @property
+    def size(self) -> int:
+        """The length where it is one of those measured by length, else the batch."""
+        return self.batch if self.length is None else self.length
+
+    @property
+    def point(self) -> Point:
+        """The batch and the length."""
+        return Point(self.batch, self.length)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One method."""
+
+    method: str
+    why_not: str = ""
+    """Why it could not be measured; empty where it was."""
+    is_exact: bool = True
+    """Whether gradients are plain training's, but for how floating point rounds."""
+    steps: tuple[Step, ...] = ()
+    """The smaller batches first, then lengths."""
+    stopped: str = ""
+    """Why no larger batch was tried, or why turns ended."""
+
+    def at(self, *, lengths: bool = False, timed: bool = False) -> list[Step]:
+        """Return the steps by batch, or by length; those alone that were timed."""
+        found = (each for each in self.steps if (each.length is not None) == lengths)
+        return [each for each in found if each.rounds or not timed]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurements:
+    """All methods, and under which conditions."""
+
+    model: str
+    batch: int
+    """Of the sample."""
+    length: int | None
+    budget_bytes: int
+    device: str
+    dtype: str
+    optimizer: str
+    machine: Mapping[str, Any]
+    """Device, versions, threads, seed, load average and date."""
+    promised_seconds: float
+    taken_seconds: float
+    is_interrupted: bool
+    methods: tuple[Measured, ...]
+    notes: tuple[str, ...] = ()
+    """What was left out for lack of time, and the like."""
+    lengths: tuple[int, ...] = ()
+    """Padded tokens of the batches to come; empty where nobody said."""
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON, for `read`."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> Measurements:
+    """Read what `Measurements.write` wrote.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is something else.
+    """
+    try:
+        told = _tuples(json.loads(path.read_text(encoding="utf-8")))
+        for each in told["methods"]:
+            each["steps"] = tuple(Step(**step) for step in each["steps"])
+        told["methods"] = tuple(Measured(**each) for each in told["methods"])
+        return Measurements(**told)
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{path} was not written by mimose advise: {error}"
+        raise ValueError(msg) from error
+
+
+def _tuples(told: Any) -> Any:
+    """Return the same with a tuple for each list."""
+    if isinstance(told, dict):
+        return {key: _tuples(value) for key, value in told.items()}
+    return tuple(map(_tuples, told)) if isinstance(told, list) else told
+
+
+# ------------------------------------------------------------------ in a child process
+
+
+def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Do what each message asks for: ``[name of a function below, its arguments]``.
+
+    Args:
+        task: The fields of `Settings`.
+    """
+    torch.set_num_threads(task["threads"])
+    does: dict[str, Callable[..., dict[str, Any]]] = {"survey": _survey, "turn": _turn}
+    for name, arguments in messages():
+        torch.manual_seed(task["seed"])
+        yield does[name](task, **arguments)
+        gc.collect()
+        if not is_cpu(task["device"]):
+            torch.accelerator.empty_cache()
+
+
+def begin(task: Mapping[str, Any], method: str) -> tuple[Training, bool]:
+    """Return a method's training, and whether it is exact for this model.
+
+    Raises:
+        UsageError: The method cannot be had.
+    """
+    model, sample = make(task["source"])
+    parameters = list(model.parameters())
+    why_not = METHODS[method].why_not(model, kind_of(task["device"]))
+    if not any(each.requires_grad for each in parameters):
+        why_not = "the model has no parameter that is trained"
+    if any(each.is_meta for each in parameters):
+        why_not = "the model is on the meta device: give one with weights"
+    if why_not:
+        raise UsageError(why_not)
+    device, how = torch.device(task["device"]), METHODS[method]
+    options = {"optimizer": task["optimizer"], "dtype": task["dtype"]}
+    is_exact = how.is_exact_for(model)
+    return Training(model, sample, how, device=device, **options), is_exact
+
+
+def _survey(
+    task: Mapping[str, Any], method: str, budget: float | str, most_seconds: float
+) -> dict[str, Any]:
+    """Return a method's memory, and what a session has learned.
+
+    Args:
+        task: As for `work`.
+        method: Its name.
+        budget: No step is tried that would need more, but where too few fit.
+        most_seconds: A step that takes longer is the last one.
+    """
+    plans = METHODS[method].plans
+    try:
+        training, is_exact = begin(task, method)
+        meter = (budget_meter if plans else step_meter)(training.device)
+        held, there = meter.settled_bytes(0), meter.total_bytes()
+        budget_bytes = parse_budget(budget, there, lambda: held)
+        if is_cpu(task["device"]):
+            there = available_bytes()
+        training.attach(budget_bytes if plans else None, meter)
+    except Exception as error:  # the user's model, whatever it is
+        return {"why_not": _told(error)}
+    used = held if is_cpu(task["device"]) else 0
+    machine_bytes = used + int(_LEAVING * there) if there else budget_bytes
+    ladder = Ladder(training, meter, METHODS[method], most_seconds)
+    most_bytes, tokens = min(budget_bytes, machine_bytes), _tokens(task["lengths"])
+    try:
+        ladder.climb(most_bytes, machine_bytes)
+    except _StoppedError as stopped:
+        ladder.stopped = str(stopped)
+    with contextlib.suppress(_StoppedError):
+        ladder.lengthen(most_bytes, tokens)
+    found = sorted(ladder.found, key=lambda each: (each.length or 0, each.batch))
+    session = training.session
+    learned = session.state_dict() if plans and session is not None else None
+    training.close()
+    return {
+        "batch": training.sample.batch,
+        "length": training.sample.length,
+        "budget_bytes": budget_bytes,
+        "is_exact": is_exact,
+        "has_loss": training.has_loss,
+        "steps": [asdict(each) for each in found],
+        "stopped": ladder.stopped,
+        "learned": learned,
+    }
+
+
+def _tokens(lengths: Sequence[int]) -> list[int]:
+    """Return the lengths to measure; none where nobody said which will come."""
+    if not lengths:
+        return []
+    found = {round(each) for each in np.quantile(lengths, _QUANTILES)}
+    return sorted(found | {max(1, round(max(lengths) / part)) for part in (4, 2)})
+
+
+class _StoppedError(Exception):
+    """No larger batch can be tried; the message says why."""
+
+
+@dataclass(slots=True)
+class Ladder:
+    """Steps of growing size of one method."""
+
+    training: Training
+    meter: Any
+    method: Method
+    most_seconds: float
+    """A step that takes longer is the last one."""
+    found: list[Step] = field(default_factory=list)
+    """What ran: batches, then lengths."""
+    stopped: str = ""
+    """Why no larger one was tried."""
+
+    def climb(self, most_bytes: int, machine_bytes: int) -> None:
+        """Run doubled batches, then the largest that fits.
+
+        Where only few fit, and the method does the same in any memory, larger ones run
+        on what the machine has beside the budget.
+
+        Raises:
+            _StoppedError: A step failed, took too long, or would need too much.
+        """
+        own, parts, found = self.training.sample.batch, self.method.parts, self.found
+        sizes = {parts * max(1, round(share * own / parts)) for share in _SIZES}
+        for batch in sorted(sizes):
+            needed = _line(found, batch) if len(found) > 1 else 0.0
+            few = len(found) < _FEWEST and not self.method.plans
+            if needed > (machine_bytes if few else most_bytes):
+                self.stopped = f"a batch of {batch} would not fit"
+                break
+            try:
+                self.weigh(Point(batch))
+            except _StoppedError:
+                # Batch normalisation of one sample, for one, cannot be trained.
+                if found or batch >= own:
+                    raise
+        if len(found) > 1:
+            most = _line(found, most_bytes, inverse=True) // parts * parts
+            most = min(most, _SIZES[-1] * own)
+            near = [e.batch for e in found if 0.95 < e.batch / max(most, 1) < 1.05]
+            if most >= found[0].batch and not near:
+                self.weigh(Point(int(most)))
+
+    def lengthen(self, most_bytes: int, tokens: Sequence[int]) -> None:
+        """Run the sample's batch with shorter and longer texts.
+
+        Raises:
+            _StoppedError: A step failed or took too long.
+        """
+        first = len(self.found)
+        for length in tokens:
+            found = self.found[first:]
+            if len(found) > 1:  # it grows as the square at the most
+                last = found[-1]
+                share = (_line(found, length) - last.reserved_bytes) / last.size
+                if last.reserved_bytes + share * length > most_bytes:
+                    return
+            self.weigh(Point(self.training.sample.batch, length))
+
+    def weigh(self, point: Point) -> None:
+        """Run steps of a size; add what the last one reached and took."""
+        training = self.training
+        device, plans = training.device, self.method.plans
+        try:
+            for _ in range(_PLANNING if plans else _SETTLING):
+                training.step(point)
+            self.meter.settled_bytes(0)
+            running = RunningStep(self.meter, device)
+            training.step(point)
+            measured = running.end()
+            peak = reserved = measured.peak_bytes
+            if plans:
+                peak = reserved = training.least_budget()
+            elif device.type != "cpu":  # free blocks of other sizes are none of its own
+                torch.accelerator.empty_cache()
+                training.step(point)
+                reserved = int(torch.accelerator.memory_reserved(device))
+        except Exception as error:
+            training.forget()
+            why = "memory ran out" if is_out_of_memory(error) else _told(error)
+            msg = f"{why}, at {point}"
+            raise _StoppedError(msg) from error
+        seconds = measured.seconds
+        step = Step(
+            **point._asdict(), peak_bytes=peak, reserved_bytes=reserved, seconds=seconds
+        )
+        self.found.append(step)
+        patience = 1.0 if len(self.found) >= _FEWEST else _PATIENCE
+        if seconds > patience * self.most_seconds:
+            msg = f"{point} takes {seconds:.1f} s a step, too long for larger ones"
+            raise _StoppedError(msg)
+
+
+def _told(error: Exception) -> str:
+    is_ours = isinstance(error, (UsageError, MimoseError))
+    return ("" if is_ours else f"{type(error).__name__}: ") + first_line(error)
+
+
+def _line(found: Sequence[Step], at: float, *, inverse: bool = False) -> float:
+    """Follow the line through the two largest: bytes at a size, or the reverse."""
+    low, high = sorted(found, key=lambda each: each.size)[-2:]
+    beyond = high.reserved_bytes / high.peak_bytes
+    slope = beyond * (high.peak_bytes - low.peak_bytes) / (high.size - low.size)
+    if inverse:
+        spare = at - high.reserved_bytes
+        return high.size + spare / slope if slope > 0 else math.inf
+    return high.reserved_bytes + slope * (at - high.size)
+
+
+def _turn(
+    task: Mapping[str, Any],
+    method: str,
+    points: Sequence[Sequence[Any]],
+    budget_bytes: int,
+    learned: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the seconds of steps at each of these sizes, and the machine's pace.
+
+    Args:
+        task: As for `work`.
+        method: Its name.
+        points: Each a batch size, and a length or None. Short steps are timed several
+            at a time.
+        budget_bytes: For methods that plan.
+        learned: By a session of theirs.
+    """
+    training, _ = begin(task, method)
+    pace = pace_of(task["device"])
+    steps: list[list[tuple[float, float]]] = []
+    try:
+        plans = METHODS[method].plans
+        untimed = _PLANNING if plans else _SETTLING
+        meter = budget_meter(training.device) if plans else None
+        training.attach(budget_bytes if plans else None, meter)
+        if training.session is not None and learned is not None:
+            training.session.load_state_dict(learned)
+        for batch, length in points:
+            point = Point(batch, length)
+            for _ in range(untimed):
+                seconds = training.step(point)
+            n_steps = round(_TURN_SECONDS / seconds) if seconds > 0.0 else 1
+            paces, steps = [pace()], [*steps, []]
+            for _ in range(min(8, max(1, n_steps))):
+                seconds = training.step(point)
+                paces.append(pace())
+                steps[-1].append((seconds, sum(paces[-2:]) / 2))
+    finally:
+        training.close()
+    return {"steps": steps}
+
+
+def pace_of(device: str) -> Callable[[], float]:
+    """Return what tells the seconds of the same little work, now.
+
+    A shared CPU changes its speed within seconds, by more than most methods differ.
+    Work that is timed right before and after a step has met the same speed: products,
+    passes over a larger tensor and many small calls, together a few milliseconds. An
+    accelerator of its own keeps its speed; there it is 1 always.
+    """
+    if not (is_cpu(device) or kind_of(device) == SIM):
+        return lambda: 1.0
+    matrix, product = torch.ones(96, 96), torch.ones(96, 96)
+    long, raised = torch.ones(200_000), torch.ones(200_000)
+    row, added = torch.ones(96), torch.ones(96)
+
+    # Nothing is allocated: what that costs depends on how a method left the heap.
+    def pace() -> float:
+        began = time.perf_counter()
+        for _ in range(20):
+            torch.matmul(matrix, matrix, out=product)
+            product.tanh_()
+        for _ in range(4):
+            torch.mul(long, 1.01, out=raised)
+            raised.add_(1.0)
+        for _ in range(150):
+            torch.add(row, 1.0, out=added)
+        return time.perf_counter() - began
+
+    pace()
+    return pace
+
+
+# ------------------------------------------------------------------ in this process
+
+
+def measure(settings: Settings, tell: Tell = lambda _, __: None) -> Measurements:
     """Measure every method that can be had.
 
     Ctrl-C ends it early; what was measured until then is returned.
-
-    Args:
-        settings: The question.
-        tell: Is told what is going on, and the share that is done, from 0 to 1.
 
     Raises:
         UsageError: Plain training itself cannot be measured.
         KeyboardInterrupt: Ctrl-C came before anything was measured.
     """
-    run = Run(settings, tell)
-    with contextlib.suppress(KeyboardInterrupt):
-        run.survey()
-        run.time()
-        run.is_interrupted = False
-    if not run.has_begun:
-        raise KeyboardInterrupt
-    return run.found()
+    with contextlib.closing(Run(settings, tell)) as run:
+        with contextlib.suppress(KeyboardInterrupt):
+            run.survey()
+            run.time()
+            run.is_interrupted = False
+        if not run.measured:
+            raise KeyboardInterrupt
+        return run.found()
 
 
 class Run:
-    """One measurement from its beginning.
-
-    Args:
-        settings: The question.
-        tell: As for `measure`.
+    """One measurement from its beginning, until it is closed.
 
     Attributes:
         is_interrupted: Until all is done.
-        budget_bytes: From the first process on.
-        learned: By sessions that plan, by method.
+        budget_bytes: From the first steps on.
+        measured: By method, memory alone.
+        readings: By method and size, one for each round: medians of a step's seconds,
+            and of these over the machine's pace around it.
     """
 
-    def __init__(self, settings: Settings, tell: Callable[[str, float], None]) -> None:
+    def __init__(self, settings: Settings, tell: Tell = lambda _, __: None) -> None:
         self.is_interrupted = True
+        self.budget_bytes = 0
+        self.measured: dict[str, Measured] = {}
+        self.readings: dict[str, dict[Point, list[tuple[float, float]]]] = {}
         self._settings = settings
         self._tell = tell
         self._began = time.monotonic()
         self._until = self._began + 60.0 * settings.minutes
-        self._measured: dict[str, Measured] = {}
-        self.learned: dict[str, Mapping[str, Any]] = {}
-        self._rounds: Rounds | None = None
         self._sample: tuple[int, int | None] = (0, None)
-        self.budget_bytes = 0
+        self._learned: dict[str, Mapping[str, Any] | None] = {}
+        self._paces: list[float] = []
         self._notes: list[str] = []
+        self._children: dict[str, Child] = {}
+        self._order = random.Random(settings.seed)
+
+    def survey(self) -> None:
+        """Measure the memory of each method.
+
+        Raises:
+            UsageError: Plain training cannot be measured, or lengths will come, and the
+                sample has none.
+        """
+        settings = self._settings
+        names = list(dict.fromkeys((PLAIN, *settings.methods)))
+        most = _SURVEY_SHARE * 60.0 * settings.minutes
+        for index, name in enumerate(names):
+            if time.monotonic() - self._began > most:
+                late = "no time was left to measure it: give it more minutes"
+                exact = METHODS[name].is_exact
+                found = Measured(method=name, why_not=late, is_exact=exact)
+                self.measured[name] = found
+                continue
+            self._tell(f"memory of {name}", _SURVEY_SHARE * index / len(names))
+            asked = {
+                "method": name,
+                "budget": self.budget_bytes or settings.budget,
+                "most_seconds": most / len(names) / _STEPS,
+            }
+            try:
+                told = self._ask("memory", ["survey", asked])
+            except RunFailedError as error:
+                told = {"why_not": first_line(error)}
+            if name == PLAIN:
+                self._resolve(told)
+            self._learned[name] = told.get("learned")
+            steps = tuple(Step(**each) for each in _tuples(told.get("steps", [])))
+            unknown = "" if steps else told.get("stopped", "")
+            self.measured[name] = Measured(
+                method=name,
+                why_not=told.get("why_not", unknown),
+                is_exact=told.get("is_exact", METHODS[name].is_exact),
+                steps=steps,
+                stopped=told.get("stopped", ""),
+            )
+
+    def _resolve(self, told: Mapping[str, Any]) -> None:
+        """Learn from plain training what the sample is, and the budget in bytes."""
+        if not told.get("steps"):
+            why = told.get("why_not") or told["stopped"]
+            msg = f"plain training cannot be measured: {why}"
+            raise UsageError(msg)
+        self._sample = told["batch"], told["length"]
+        self.budget_bytes = told["budget_bytes"]
+        if self._settings.lengths and told["length"] is None:
+            msg = "lengths were given, and the sample has no tokens: leave them out"
+            raise UsageError(msg)
+        if not told["has_loss"]:
+            self._notes.append(
+                "the model returns no loss, so the mean of its output was trained: "
+                "return the loss from forward, or put labels in the sample"
+            )
+
+    def time(self) -> None:
+        """Measure the seconds of each method, in rounds, until the time is used."""
+        able = [each for each in self.measured.values() if not each.why_not]
+        left = max(0.0, self._until - time.monotonic())
+        allowed = left / ENOUGH_ROUNDS / max(1, len(able))
+        self.rounds({e.method: _chosen(e, allowed, self._sample[0]) for e in able})
+
+    def rounds(
+        self, points: Mapping[str, Sequence[Point]], n_rounds: int | None = None
+    ) -> None:
+        """Let methods take turns, in an order that is drawn for each round.
+
+        Args:
+            points: Sizes to time, by method.
+            n_rounds: How many; None for as many as the time allows, and `MOST_ROUNDS`
+                at the most.
+        """
+        left = {name: list(of) for name, of in points.items()}
+        until = math.inf if n_rounds else self._until
+        longest = 0.0
+        for done in range(n_rounds or MOST_ROUNDS):
+            began = time.monotonic()
+            if not left or (done and began + longest > until):
+                return
+            names = sorted(left, key=lambda _: self._order.random())
+            names.sort(key=lambda name: name != PLAIN and not done)
+            for name in names:
+                if not done and name != PLAIN and time.monotonic() > until:
+                    del left[name]
+                    continue
+                share = (time.monotonic() - self._began) / (self._until - self._began)
+                self._tell(f"round {done + 1}: {name}", min(1.0, share))
+                left[name] = self._turn(name, left[name])
+                if not left[name]:
+                    del left[name]
+            longest = time.monotonic() - began
+
+    def _turn(self, name: str, points: Sequence[Point]) -> list[Point]:
+        """Let a method take a turn; return the sizes that it can be timed at."""
+        asked = {
+            "method": name,
+            "points": points,
+            "budget_bytes": self.budget_bytes,
+            "learned": self._learned.get(name),
+        }
+        has_session = METHODS[name].options is not None
+        try:
+            told = self._ask("session" if has_session else "plain", ["turn", asked])
+        except RunFailedError as error:
+            failed = replace(self.measured[name], stopped=first_line(error))
+            self.measured[name] = failed
+            return []
+        of, left = self.readings.setdefault(name, {}), []
+        for point, steps in zip(points, told["steps"], strict=True):
+            planned = [each for each in steps if not math.isnan(each[0])]
+            if not planned:
+                of[point] = []
+                continue
+            clock = statistics.median(seconds for seconds, _ in planned)
+            paces = statistics.median(seconds / pace for seconds, pace in planned)
+            of.setdefault(point, []).append((clock, paces))
+            self._paces += [pace for _, pace in planned]
+            left.append(point)
+        return left
 
     @property
     def pace(self) -> float | None:
-        """The machine's when steps were timed, if they are told at it; else None."""
-        rounds = self._rounds
-        return rounds.pace if rounds is not None and rounds.by_pace else None
+        """The machine's usual one; None where steps are told by the clock.
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything was measured."""
-        return bool(self._plain)
+        That is where the clock scatters less at most sizes: where others have the
+        same core by turns, they hit a step or the little work, not both.
+        """
+        steadier = [
+            _scatter([clock for clock, _ in at]) < _scatter([ratio for _, ratio in at])
+            for of in self.readings.values()
+            for at in of.values()
+            if at
+        ]
+        if len(set(self._paces)) <= 1 or 2 * sum(steadier) > len(steadier):
+            return None
+        return statistics.median(self._paces)
 
-    def survey(self) -> None:
-        """Measure memory, a process for each method."""
-        settings = self._settings
-        names = settings.named
-        most = _SURVEY_SHARE * 60.0 * settings.minutes
-        with contextlib.ExitStack() as stack:
-            coming = stack.enter_context(contextlib.closing(self.child(names[0])))
-            for index, name in enumerate(names):
-                child = coming
-                if index + 1 < len(names):  # it starts while this one is measured
-                    another = contextlib.closing(self.child(names[index + 1]))
-                    coming = stack.enter_context(another)
-                self._tell(f"memory: {name}", _SURVEY_SHARE * index / len(names))
-                begun = begin(child)
-                if name == PLAIN:
-                    self._resolve(begun)
-                found = survey(
-                    child,
-                    begun,
-                    METHODS[name],
-                    budget_bytes=self.budget_bytes,
-                    machine_bytes=self._machine_bytes(begun),
-                    most_seconds=most / len(names) / _STEPS,
-                    lengths=settings.lengths,
-                    plain=self._plain,
-                )
-                self._measured[name] = found.measured
-                if name == PLAIN:
-                    self._need_plain()
-                    with contextlib.suppress(RunFailedError):  # a batch has killed it
-                        self._notes += child.ask(["notes", {}])["notes"]
-                if found.learned is not None:
-                    self.learned[name] = found.learned
-                child.close()
-                if time.monotonic() - self._began > most:
-                    self._leave_out(names[index + 1 :])
-                    break
+    def seconds(self, method: str, pace: float | None) -> dict[Point, list[float]]:
+        """Return the seconds of a step at each point, in each round.
 
-    def time(self) -> None:
-        """Measure seconds, by turns, in new processes."""
-        points = {
-            name: points_of(
-                each,
-                self._sample[0],
-                self.budget_bytes,
-                with_lengths=bool(self._settings.lengths),
-            )
-            for name, each in self._measured.items()
-            if not each.why_not
+        Args:
+            method: Its name.
+            pace: At this pace of the machine; None for the clock's.
+        """
+        return {
+            point: [clock if pace is None else pace * ratio for clock, ratio in at]
+            for point, at in self.readings.get(method, {}).items()
         }
-        try:
-            crew = self.crew()
-        except RunFailedError as error:
-            self._notes.append(f"nothing could be timed: {first_line(error)}")
-            return
-        with contextlib.closing(crew):
-            self._rounds = Rounds(
-                crew,
-                points,
-                self.learned,
-                budget_bytes=self.budget_bytes,
-                seed=self._settings.seed,
-            )
-            began = _SURVEY_SHARE
-            self._rounds.run(
-                self._until,
-                lambda what, done: self._tell(what, began + (1 - began) * done),
-            )
-
-    def _resolve(self, begun: Begun) -> None:
-        """Learn from the first process what the sample and the device are.
-
-        Raises:
-            UsageError: It could not begin, or a fraction is of nobody knows what.
-        """
-        if begun.why_not:
-            msg = f"plain training cannot be measured: {begun.why_not}"
-            raise UsageError(msg)
-        self._sample = begun.batch, begun.length
-        try:
-            self.budget_bytes = parse_budget(
-                self._settings.budget, begun.total_bytes, lambda: begun.held_bytes
-            )
-        except BudgetError as error:
-            raise UsageError(str(error)) from error
-
-    @property
-    def _plain(self) -> tuple[Weighed, ...]:
-        return self._measured[PLAIN].weighed if PLAIN in self._measured else ()
-
-    def _need_plain(self) -> None:
-        """Make sure that plain training can be done at all, however small.
-
-        Raises:
-            UsageError: It cannot.
-        """
-        if not self._plain:
-            msg = f"plain training cannot be measured: {self._measured[PLAIN].why_not}"
-            raise UsageError(msg)
-
-    def _machine_bytes(self, begun: Begun) -> int:
-        """Return what there is for a step; the budget where nobody knows."""
-        if self._settings.device == "cpu":
-            if begun.available_bytes is None:
-                return self.budget_bytes
-            return begun.held_bytes + int(_LEAVING * begun.available_bytes)
-        if begun.total_bytes is None:
-            return self.budget_bytes
-        return int(_LEAVING * begun.total_bytes)
 
     def found(self) -> Measurements:
         """Return what there is."""
         settings = self._settings
-        rounds = self._rounds
-        methods = list(self._measured.values())
-        if rounds is not None:
-            methods = [
-                replace(
-                    each,
-                    timed=rounds.timed(each.method),
-                    unplanned=tuple(
-                        AtSize(batch=point.batch, length=point.length)
-                        for point in rounds.unplanned.get(each.method, ())
-                    ),
-                    stopped=rounds.failed.get(each.method, each.stopped),
-                )
-                for each in methods
-            ]
-            self._notes += rounds.notes
+        methods, pace = [], self.pace
+        for name, each in self.measured.items():
+            seconds = self.seconds(name, pace)
+            took = {at: tuple(of) or None for at, of in seconds.items()}
+            steps = (replace(e, rounds=took.get(e.point, ())) for e in each.steps)
+            methods.append(replace(each, steps=tuple(steps)))
         batch, length = self._sample
+        run = RunSettings(
+            seed=settings.seed, threads=settings.threads, device=settings.device
+        )
         return Measurements(
             model=settings.model,
             batch=batch,
@@ -231,57 +682,66 @@ class Run:
             device=settings.device,
             dtype=settings.dtype,
             optimizer=settings.optimizer,
-            threads=settings.threads,
-            machine=dict(describe_machine(settings.device)),
-            load_average=load_average(),
+            machine=run.provenance(),
             promised_seconds=60.0 * settings.minutes,
             taken_seconds=time.monotonic() - self._began,
-            n_rounds=0 if rounds is None else rounds.n_rounds,
-            by_pace=None if rounds is None else rounds.by_pace,
             is_interrupted=self.is_interrupted,
-            notes=tuple(self._notes),
             methods=tuple(methods),
+            notes=tuple(self._notes),
             lengths=settings.lengths,
         )
 
-    def crew(self) -> Crew:
-        """Start the processes in which steps are timed.
+    def _ask(self, key: str, message: Any) -> dict[str, Any]:
+        """Ask the process for this; one that has died is started anew.
 
         Raises:
-            RunFailedError: One could not begin.
+            RunFailedError: It could not, or has died.
         """
-        return Crew(lambda name: self._start(name, PLAIN, "turns"))
-
-    def child(self, method: str) -> Child:
-        """Start the process in which a method's memory is measured."""
-        return self._start(method, method, "work")
-
-    def _start(self, name: str, method: str, module: str) -> Child:
         settings = self._settings
-        task = Task(
-            source=settings.source,
-            method=method,
-            device=settings.device,
-            dtype=settings.dtype,
-            optimizer=settings.optimizer,
-            threads=settings.threads,
-            seed=settings.seed,
-        )
-        work = f"mimose.bench.advise.{module}"
-        known = [*sys.path, os.environ.get("PYTHONPATH", "")]
-        paths = os.pathsep.join(filter(None, known))
-        return Child(
-            name,
-            work,
-            asdict(task),
-            settings.threads,
-            environment={"PYTHONPATH": paths},  # a script's own modules among them
-        )
-
-    def _leave_out(self, names: tuple[str, ...]) -> None:
-        if names:
-            self._notes.append(
-                f"no time was left for {', '.join(names)}: --minutes "
-                f"{self._settings.minutes:g} is too short for {ENOUGH_ROUNDS} rounds "
-                f"of all methods"
+        if not is_cpu(settings.device):  # each holds memory of its own on the device
+            key = "all"
+        if key not in self._children:
+            known = [*sys.path, os.environ.get("PYTHONPATH", "")]  # a script's own too
+            paths = {"PYTHONPATH": os.pathsep.join(filter(None, known))}
+            self._children[key] = Child(
+                key, __name__, asdict(settings), settings.threads, environment=paths
             )
+        try:
+            return self._children[key].ask(message)
+        except RunFailedError:
+            self._children.pop(key).close()
+            raise
+
+    def close(self) -> None:
+        """End the processes. Harmless twice."""
+        for child in self._children.values():
+            child.close()
+
+
+def _chosen(measured: Measured, allowed: float, batch: int) -> list[Point]:
+    """Return the sizes of a method to time: four at the least, if there are as many.
+
+    They are even by index, with both ends, and with the sample's batch.
+
+    Args:
+        measured: Its memory.
+        allowed: Seconds that a turn should take.
+        batch: The sample's.
+    """
+    untimed = _PLANNING if METHODS[measured.method].plans else _SETTLING
+    found: list[Step] = []
+    for most in (9, 6, 4):
+        found = []
+        for kind in (measured.at(), measured.at(lengths=True)):
+            index = np.linspace(0, len(kind) - 1, min(most, len(kind))).round()
+            found += [e for i, e in enumerate(kind) if i in index or e.size == batch]
+        steps = (untimed * e.seconds + max(e.seconds, _TURN_SECONDS) for e in found)
+        if _BEGINNING + sum(steps) <= allowed:
+            break
+    return [each.point for each in found]
+
+
+def _scatter(readings: Sequence[float]) -> float:
+    """Return the interquartile range as a share of the median."""
+    low, middle, high = np.quantile(readings, (0.25, 0.5, 0.75))
+    return float((high - low) / middle)

@@ -1,21 +1,46 @@
-"""The ways to train that `mimose advise` compares."""
+"""The ways to train that `mimose advise` compares, and a model's training under one."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mimose.bench.advise.sample import Inputs, Sample, moved
 from mimose.bench.device import is_cpu
-from mimose.planners import Everywhere
+from mimose.measure.meters import Meter
+from mimose.planners import Everywhere, InfeasibleBudgetError
+from mimose.session import Session, attach
+from mimose.usage import UsageError
 
-PLAIN = "none"
+PLAIN = "plain"
 """The name of training without any method."""
 PARTS = 4
 """Into so many smaller batches accumulation cuts one."""
+DTYPES = ("float32", "bfloat16")
+_LEARNING_RATE = 1e-6
+_AMPLE_BYTES = 2**50
+_BISECTIONS = 10
+
+
+class Point(NamedTuple):
+    """Sizes of a batch."""
+
+    batch: int
+    length: int | None = None
+    """Tokens; None for the sample's own."""
+
+    def __str__(self) -> str:
+        """Write it for people."""
+        tokens = "" if self.length is None else f" × {self.length} tokens"
+        return f"a batch of {self.batch}{tokens}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,34 +51,30 @@ class Method:
     what: str
     """One line for people."""
     options: Mapping[str, Any] | None = None
-    """What `mimose.attach` is given; None for training without it."""
+    """Arguments of `mimose.attach`; None for training without a session."""
     edit: Callable[[nn.Module], None] = field(default=lambda _: None)
     """Changes the model before anything else."""
     parts: int = 1
     """Into how many smaller batches one is cut."""
     is_exact: bool = True
     """Whether gradients are plain training's, but for how floating point rounds."""
-    mixes: bool = False
-    """Whether it is so only where no layer compares the samples of a batch."""
     plans: bool = False
     """Whether it does something else at another budget."""
-    passes: int = 0
-    """Over a few sizes, that it learns from before it is measured."""
     why_not: Callable[[nn.Module, str], str] = field(default=lambda _, __: "")
     """Takes the model and the kind of device; says why it cannot be had, or nothing."""
 
+    def is_exact_for(self, model: nn.Module) -> bool:
+        """Tell whether it is exact, of a model too whose layers compare samples.
 
-def compares_samples(model: nn.Module) -> bool:
-    """Tell whether a layer's output for one sample depends on the others of a batch.
-
-    That is a batch norm, of those that can be told.
-    """
-    return any(isinstance(each, _BatchNorm) for each in model.modules())
+        That is batch norm, of those that can be told.
+        """
+        mixes = any(isinstance(each, _BatchNorm) for each in model.modules())
+        return self.is_exact and not (self.parts > 1 and mixes)
 
 
-def _everywhere(action: str, what: str, **others: Any) -> Method:
+def _everywhere(action: str, what: str, *, name: str = "", **others: Any) -> Method:
     options = {"actions": ("keep", action, "recompute"), "planner": Everywhere(action)}
-    return Method(name=action, what=what, options=options, **others)
+    return Method(name=name or action, what=what, options=options, **others)
 
 
 def _use_sdpa(model: nn.Module) -> None:
@@ -62,13 +83,10 @@ def _use_sdpa(model: nn.Module) -> None:
 
 def _why_no_sdpa(model: nn.Module, _kind: str) -> str:
     config = getattr(model, "config", None)
-    if not hasattr(model, "set_attn_implementation") or config is None:
-        return "the model has no attention that could be switched"
-    if getattr(config, "_attn_implementation", None) != "eager":
-        return "the model's attention is not eager: it is fused already"
     if not getattr(model, "_supports_sdpa", False):
-        return f"{type(model).__name__} has no fused attention"
-    return ""
+        return "the model has no attention that could be switched"
+    is_eager = getattr(config, "_attn_implementation", None) == "eager"
+    return "" if is_eager else "the model's attention is fused already"
 
 
 def _why_no_host(_model: nn.Module, kind: str) -> str:
@@ -85,7 +103,6 @@ METHODS: Mapping[str, Method] = {
             "the others compute it a second time",
             options={"actions": "exact"},
             plans=True,
-            passes=4,
         ),
         Method(
             name="full",
@@ -98,26 +115,20 @@ METHODS: Mapping[str, Method] = {
             options={"planner": "every-2"},
         ),
         _everywhere(
-            "lean", "every layer computes again what is cheap: no matrix products"
+            "lean",
+            "every layer computes again what is cheap: no matrix products",
+            name="selective",
         ),
         Method(
             name="accumulate",
             what=f"{PARTS} smaller batches, one by one, their gradients added up",
             parts=PARTS,
-            mixes=True,
         ),
         Method(
             name="sdpa",
             what="plain training with fused attention, which keeps no matrix of it",
             edit=_use_sdpa,
             why_not=_why_no_sdpa,
-        ),
-        Method(
-            name="mimose-fine",
-            what="as mimose, with every exact way in which a layer can hold less",
-            options={"actions": "fine"},
-            plans=True,
-            passes=10,
         ),
         _everywhere(
             "offload",
@@ -134,5 +145,179 @@ METHODS: Mapping[str, Method] = {
         ),
     )
 }
-"""By name, in the order of reports, and in which they are measured: those that may be
-left out for lack of time come last."""
+"""By name, in the order in which they are measured and told: the last ones are left out
+for lack of time."""
+
+OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=_LEARNING_RATE),
+    "sgd": lambda parameters: torch.optim.SGD(
+        parameters, lr=_LEARNING_RATE, momentum=0.9
+    ),
+}
+
+
+class Training:
+    """A model with its optimizer, under a method, until it is closed.
+
+    Args:
+        model: On the CPU.
+        sample: A batch of it.
+        method: How to train.
+        device: Where to.
+        optimizer: One of `OPTIMIZERS`.
+        dtype: ``"float32"``, or ``"bfloat16"`` for autocast.
+
+    Attributes:
+        session: Once `attach` has begun one.
+        has_loss: Whether the model returned a loss in the last step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sample: Any,
+        method: Method,
+        *,
+        device: torch.device,
+        optimizer: str,
+        dtype: str = "float32",
+    ) -> None:
+        self.sample = Sample(sample)
+        self.device = device
+        self.session: Session | None = None
+        self.has_loss = True
+        self._method = method
+        self._dtype = dtype
+        method.edit(model)
+        self._model = model.to(device).train()
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        self._optimizer = OPTIMIZERS[optimizer](trained)
+        self._batches: dict[Point, list[Inputs]] = {}
+
+    def attach(self, budget_bytes: int | None, meter: Meter | None) -> None:
+        """Begin the method's session, if it has one.
+
+        Args:
+            budget_bytes: For methods that plan.
+            meter: Where the session reads memory; None for one of its own.
+
+        Raises:
+            MimoseError: The model cannot be planned for, or needs more than the budget
+                before its first step.
+        """
+        if self._method.options is not None:
+            self.session = attach(
+                self._model,
+                budget_bytes or _AMPLE_BYTES,
+                meter=meter,
+                on_infeasible="warn",
+                refine=False,  # all is learned when the step has ended
+                **self._method.options,
+            )
+
+    def step(self, point: Point) -> float:
+        """Train on a batch of these sizes; return the seconds by the clock.
+
+        Not a number where a session made no plan, and recomputed everything: its budget
+        cannot be kept there, or it trusts no prediction. Such seconds are no method's.
+        """
+        self._prepare(point)
+        self._synchronise()
+        began = time.perf_counter()
+        for inputs in self._batches[point]:
+            with self._autocast():
+                output = self._model(*inputs.args, **inputs.kwargs)
+            loss = loss_of(output)
+            self.has_loss = loss.ndim == 0
+            torch.autograd.backward(loss if self.has_loss else loss.float().mean())
+            del output, loss
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._synchronise()
+        seconds = time.perf_counter() - began
+        return seconds if self._has_plan() else math.nan
+
+    def least_budget(self) -> int:
+        """Return the least budget that a plan keeps at the sizes of the last step.
+
+        Raises:
+            UsageError: The session made no plan there that keeps its budget.
+        """
+        low = self._least_peak(1) if self._has_plan() else 0
+        if not low:
+            msg = "its session made no plan that keeps the budget"
+            raise UsageError(msg)
+        high = 2 * low  # margins included
+        for _ in range(_BISECTIONS):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._least_peak(middle) else (low, middle)
+        return high
+
+    def _least_peak(self, budget_bytes: int) -> int:
+        """Return the least peak of any plan; 0 where one keeps the budget."""
+        assert self.session is not None
+        try:
+            self.session.plan_for(budget_bytes=budget_bytes)
+        except InfeasibleBudgetError as error:
+            return int(error.least_peak_bytes)
+        return 0
+
+    def _has_plan(self) -> bool:
+        """Tell whether the last step did what the method does."""
+        phases = [] if self.session is None else [self.session.records[-1].phase]
+        return not {"collect", "fallback"} & set(phases)
+
+    def forget(self) -> None:
+        """Drop gradients and batches, as after a step that failed."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._batches.clear()
+        if self.device.type != "cpu":
+            torch.accelerator.empty_cache()
+
+    def close(self) -> None:
+        """Detach the session; harmless twice."""
+        if self.session is not None:
+            self.session.detach()
+
+    def _prepare(self, point: Point) -> None:
+        """Have a batch of these sizes ready on the device, and no other."""
+        if point not in self._batches:
+            self._batches.clear()
+            parts = self._method.parts
+            sizes = ((point.batch + index) // parts for index in range(parts))
+            self._batches[point] = [
+                moved(self.sample.resized(size, point.length), self.device)
+                for size in sizes
+                if size
+            ]
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._dtype == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self._dtype))
+
+    def _synchronise(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """Return what a model's output is trained by: its loss, or all of its first tensor.
+
+    Raises:
+        UsageError: There is no tensor of floating point in it.
+    """
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, Mapping):
+        loss = output.get("loss")
+    if loss is None and isinstance(output, (tuple, list)) and output:
+        loss = output[0]
+    if loss is None:
+        loss = output
+    if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
+        msg = (
+            f"the model returned {type(output).__name__} without a loss: put labels in "
+            f"the sample, or return the loss from forward"
+        )
+        raise UsageError(msg)
+    return loss

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 from mimose.tensors import tensors_in
 from mimose.usage import UsageError
 
-_TEXTS = "input_ids"
 
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(NamedTuple):
     """What a model is called with."""
 
     args: tuple[Any, ...]
@@ -44,8 +40,13 @@ class Sample:
     """
 
     def __init__(self, batch: Any) -> None:
-        self._inputs = _inputs(batch)
-        tensors = list(tensors_in((self._inputs.args, self._inputs.kwargs)))
+        if isinstance(batch, Mapping):
+            self._inputs = Inputs((), dict(batch))
+        elif isinstance(batch, (tuple, list)):
+            self._inputs = Inputs(tuple(batch), {})
+        else:
+            self._inputs = Inputs((batch,), {})
+        tensors = list(tensors_in(tuple(self._inputs)))
         first = {tensor.shape[0] for tensor in tensors if tensor.ndim}
         if len(first) != 1:
             found = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
@@ -61,36 +62,8 @@ class Sample:
         if any(tensor.is_meta for tensor in tensors):
             msg = "the sample's tensors are on the meta device: give one with data"
             raise UsageError(msg)
-        self._text = _text(self._inputs)
-        self.length = None if self._text is None else self._text[1].shape[1]
-
-    def notes(self) -> list[str]:
-        """Return what was guessed of the sample's shapes and may be wrong."""
-        if self._text is None:
-            return []
-        found = []
-        name, text = self._text
-        if name != _TEXTS:
-            found.append(
-                f"the length, {self.length} tokens, was taken from {name}, integers of "
-                f"shape {tuple(text.shape)}; if these are no texts, what is said of "
-                f"lengths does not hold"
-            )
-        tensors = tensors_in((self._inputs.args, self._inputs.kwargs))
-        doubtful = [
-            f"{tuple(tensor.shape)}"
-            for tensor in tensors
-            if tensor.is_floating_point()
-            and tensor.ndim == 2
-            and tensor.shape[1] == self.length
-        ]
-        if doubtful:
-            found.append(
-                f"floating point of shape {doubtful[0]} was taken to have one value "
-                f"for each of {self.length} tokens, and grows with the text; if these "
-                f"are features, give a sample of another length"
-            )
-        return found
+        texts: list[Any] = [self._inputs.kwargs.get("input_ids"), *tensors]
+        self.length = next((e.shape[1] for e in texts if _is_text(e)), None)
 
     def resized(self, batch: int, length: int | None = None) -> Inputs:
         """Return the inputs with so many samples, of so many tokens.
@@ -109,53 +82,21 @@ class Sample:
                     tensor = _repeated(tensor, dimension, length)
             return tensor
 
-        return _changed(self._inputs, resize)
-
-
-def _text(inputs: Inputs) -> tuple[str, torch.Tensor] | None:
-    """Return the tensor whose second size is the length, and what it is called."""
-    named = inputs.kwargs.get(_TEXTS)
-    if isinstance(named, torch.Tensor) and named.ndim == 2:
-        return _TEXTS, named
-    given = [(f"argument {i}", each) for i, each in enumerate(inputs.args, 1)]
-    texts = (
-        (name, tensor)
-        for path, tree in (*given, *inputs.kwargs.items())
-        for name, tensor in _named(path, tree)
-        if tensor.ndim == 2
-        and not tensor.is_floating_point()
-        and tensor.dtype != torch.bool
-    )
-    return next(texts, None)
-
-
-def _named(path: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors with the names under which they are found in a tree."""
-    if isinstance(tree, Mapping):
-        for key, each in tree.items():
-            yield from _named(f'{path}["{key}"]', each)
-    elif isinstance(tree, (list, tuple)):
-        for index, each in enumerate(tree):
-            yield from _named(f"{path}[{index}]", each)
-    else:
-        yield from ((path, tensor) for tensor in tensors_in(tree))
+        return Inputs(*_each(tuple(self._inputs), resize))
 
 
 def moved(inputs: Inputs, device: torch.device) -> Inputs:
     """Return inputs with their tensors on a device."""
-    return _changed(inputs, lambda tensor: tensor.to(device))
+    return Inputs(*_each(tuple(inputs), lambda tensor: tensor.to(device)))
 
 
-def _inputs(batch: Any) -> Inputs:
-    if isinstance(batch, Mapping):
-        return Inputs((), dict(batch))
-    if isinstance(batch, (tuple, list)):
-        return Inputs(tuple(batch), {})
-    return Inputs((batch,), {})
-
-
-def _changed(inputs: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
-    return Inputs(_each(inputs.args, change), _each(inputs.kwargs, change))
+def _is_text(tensor: Any) -> bool:
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.ndim == 2
+        and not tensor.is_floating_point()
+        and tensor.dtype != torch.bool
+    )
 
 
 def _lengths(tensor: torch.Tensor, length: int) -> list[int]:

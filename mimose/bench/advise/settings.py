@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mimose.bench.advise.methods import METHODS, PLAIN
-from mimose.bench.advise.training import DTYPES, OPTIMIZERS
+from mimose.bench.advise.methods import DTYPES, METHODS, OPTIMIZERS
 from mimose.bench.device import need_device
 from mimose.near_names import near_names
 from mimose.usage import UsageError
@@ -40,12 +39,9 @@ class Settings:
     """Tokens of the batches to come, padded; empty where nobody knows."""
 
     def __post_init__(self) -> None:
-        """Check the names."""
-        for what, given, known in (
-            ("method", self.methods, list(METHODS)),
-            ("optimizer", (self.optimizer,), list(OPTIMIZERS)),
-        ):
-            _need_known(what, given, known)
+        """Check the names and numbers."""
+        _need_known("method", self.methods, list(METHODS))
+        _need_known("optimizer", (self.optimizer,), list(OPTIMIZERS))
         _need_known("dtype", (self.dtype,), DTYPES)
         if not self.minutes > 0.0:
             msg = f"minutes must be above 0, got {self.minutes!r}"
@@ -55,16 +51,9 @@ class Settings:
             raise UsageError(msg)
         need_device(self.device)
 
-    @property
-    def named(self) -> tuple[str, ...]:
-        """The methods, plain training first."""
-        return tuple(dict.fromkeys((PLAIN, *self.methods)))
-
 
 def _need_known(what: str, given: Sequence[str], known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            near = near_names(name, known)
-            advice = f"did you mean {', '.join(near)}?" if near else ""
-            msg = f"no {what} is called {name}; {advice or 'choose of '}"
-            raise UsageError(msg if near else f"{msg}{', '.join(known)}")
+    for name in set(given) - set(known):
+        choices = ", ".join(near_names(name, known) or known)
+        msg = f"no {what} is called {name}; did you mean {choices}?"
+        raise UsageError(msg)

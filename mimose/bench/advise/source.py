@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,12 +15,11 @@ from torch import nn
 from mimose.bench.by_name import called_by_name
 from mimose.usage import UsageError
 
-Made: TypeAlias = tuple[nn.Module, Any]
-"""A model in training mode, and a batch of it, both on the CPU."""
+_SUFFIX = ".advise.pt"
 
 
-def make(source: str) -> Made:
-    """Return a model and its sample, new ones each time.
+def make(source: str) -> tuple[nn.Module, Any]:
+    """Return a model in training mode and a batch of it, new ones, both on the CPU.
 
     Args:
         source: ``module:function``, of a function that takes nothing and returns
@@ -32,10 +31,20 @@ def make(source: str) -> Made:
     if source.endswith(_SUFFIX):
         made = torch.load(source, map_location="cpu", weights_only=False)
         return made["model"], made["sample"]
-    return _called(source)
-
-
-_SUFFIX = ".advise.pt"
+    try:
+        made = called_by_name(source)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    is_pair = isinstance(made, tuple) and len(made) == 2
+    if not is_pair or not isinstance(made[0], nn.Module):
+        found = type(made[0] if is_pair else made).__name__
+        msg = (
+            f"--model {source}: the function must return (model, sample), a "
+            f"torch.nn.Module and one batch as the model takes it; it returned {found}"
+        )
+        raise UsageError(msg)
+    model, sample = made
+    return model, sample
 
 
 @contextmanager
@@ -46,12 +55,13 @@ def saved(model: nn.Module, sample: Any) -> Iterator[str]:
         UsageError: The model cannot be saved, or its class lies in the script that was
             started, where no other process finds it.
     """
+    instead = "give 'module:function' of a function that returns (model, sample)"
     here = [each for each in model.modules() if type(each).__module__ == "__main__"]
     if here:
         msg = (
             f"{type(here[0]).__name__} is defined in the script itself, where the "
             f"measuring processes cannot import it: move it to a module of its own, or "
-            f"give 'module:function' of a function that returns (model, sample)"
+            f"{instead}"
         )
         raise UsageError(msg)
     with tempfile.TemporaryDirectory(prefix="mimose-advise-") as folder:
@@ -61,29 +71,7 @@ def saved(model: nn.Module, sample: Any) -> Iterator[str]:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             msg = (
                 f"{type(model).__name__} cannot be saved for the measuring processes "
-                f"({error}): give 'module:function' of a function that returns "
-                f"(model, sample)"
+                f"({error}): {instead}"
             )
             raise UsageError(msg) from error
         yield path
-
-
-def _called(source: str) -> Made:
-    try:
-        made = called_by_name(source)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if not (isinstance(made, tuple) and len(made) == 2):
-        msg = (
-            f"--model {source}: the function must return (model, sample), a module and "
-            f"one batch as the model takes it; it returned {type(made).__name__}"
-        )
-        raise UsageError(msg)
-    model, sample = made
-    if not isinstance(model, nn.Module):
-        msg = (
-            f"--model {source}: the first thing returned must be a torch.nn.Module, "
-            f"not {type(model).__name__}"
-        )
-        raise UsageError(msg)
-    return model, sample

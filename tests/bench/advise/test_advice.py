@@ -1,201 +1,190 @@
-"""The answer, from readings made by hand."""
+"""Yes, no or not known, from measurements made by hand."""
 
+from __future__ import annotations
+
+import dataclasses
 import math
-from dataclasses import replace
 
 import pytest
 
-from mimose.bench.advise.advice import advise_on
-from mimose.bench.advise.measured import Timed
-from mimose.bench.advise.models import steady
-from mimose.bench.advise.ties import spread
+from mimose.bench.advise.advice import advise_on, spread
+from mimose.bench.advise.measure import Measured, Step
+from mimose.bench.advise.text import headline
 
 MIB = 2**20
+LATE = Measured(method="full", why_not="no time was left to measure it")
 
 
-def _large_fixed_time(line, measurements, budget_mib, **changes):
-    """Return what makes a step's fixed time worth sharing out."""
-    return measurements(
-        line("none", 10, 100, 0.01, 1.0, **changes),
-        line("full", 2, 100, 0.013, 1.0, **changes),
-        budget_mib=budget_mib,
-    )
+@pytest.fixture
+def plain(line):
+    """Return plain training: 10 MiB and 10 ms a sample over 100 MiB and 100 ms."""
+    return line("plain", 10, 100, 0.01, 0.1)
 
 
-def test_a_larger_batch_pays_where_time_is_fixed(line, measurements):
-    """Best throughputs are of the largest batches: 50 / 1.65 over 10 / 1.1."""
-    advice = advise_on(_large_fixed_time(line, measurements, 200))
-    full = advice.of("full")
-    assert advice.of("none").largest_batch == 10
-    assert full.largest_batch == 50
-    # 50 / 1.65 over 10 / 1.1
-    assert full.ratio == pytest.approx(3.33, abs=0.02)
-    assert full.verdict == "raises"
-    assert full.p_score > advice.p_point
-    assert (advice.free.name, advice.free.batch) == ("full", 50.0)
-    assert advice.at_sample.name == "full"
+@pytest.fixture
+def full(line):
+    """Return a method of a quarter of the memory, and half as slow again."""
+    return line("full", 2.5, 100, 0.015, 0.1)
 
 
-def test_it_hurts_where_time_is_not(line, measurements):
-    """Recomputing costs what larger batches cannot win back."""
-    advice = advise_on(
-        measurements(
-            line("none", 10, 100, 0.1, 0.01),
-            line("full", 2, 100, 0.13, 0.01),
-            budget_mib=500,
-        )
-    )
-    assert advice.of("full").verdict == "lowers"
-    assert advice.of("full").p_score < advice.p_point
-    assert advice.at_sample.name == "none"
-    assert not advice.at_sample.is_tie
+def test_a_batch_that_fits_is_trained_as_it_is(plain, full, measurements):
+    """Recomputing is slower at the same batch, and no more is asked."""
+    advice = advise_on(measurements(plain, full, budget_mib=400))
+    assert ("no", ()) == (advice.answer, advice.use)
+    assert "plain" == advice.at_sample.name
+    assert headline(advice).startswith("No: train as you do")
 
 
-def test_noise_gives_no_verdict(line, measurements):
-    """Two methods that are as fast are told apart by nobody."""
-    advice = advise_on(
-        measurements(
-            line("none", 10, 100, 0.1, 0.01, noise=0.02),
-            line("sdpa", 10, 100, 0.1001, 0.01, noise=0.02),
-            budget_mib=500,
-        )
-    )
-    assert advice.of("sdpa").verdict == ""
-    assert "within 1% of plain" in advice.of("sdpa").no_verdict
+def test_a_batch_that_does_not_fit_needs_the_fastest_that_makes_it(
+    plain, full, line, measurements
+):
+    """Of two with which it fits, the faster one."""
+    slow = line("selective", 2.5, 100, 0.03, 0.1)
+    advice = advise_on(measurements(plain, slow, full, budget_mib=200))
+    assert ("yes", ("full",)) == (advice.answer, advice.use)
+    assert advice.of("plain").fits is False
+    assert math.isinf(advice.of("plain").sample_seconds)
+    assert advice.of("full").sample_seconds == pytest.approx(0.34, rel=1e-3)
+    assert headline(advice).startswith("Yes: use full")
+
+
+def test_methods_inside_the_noise_are_both_named(plain, line, measurements):
+    """Neither is said to be the faster one."""
+    pair = [
+        line(name, 2.5, 100, g, 0.1, noise=0.2)
+        for name, g in (("full", 0.015), ("selective", 0.0155))
+    ]
+    advice = advise_on(measurements(plain, *pair, budget_mib=200))
+    assert {"full", "selective"} == set(advice.use)
     assert advice.at_sample.is_tie
+    assert not advice.at_sample.too_few
 
 
-def test_of_those_that_are_as_fast_plain_training_is_chosen(line, measurements):
-    """A method that is faster by less than the noise is no reason for a change."""
-    advice = advise_on(
-        measurements(
-            line("none", 10, 100, 0.1, 0.01, noise=0.02),
-            line("sdpa", 10, 100, 0.0999, 0.01, noise=0.02),
-            budget_mib=500,
-        )
-    )
-    choice = advice.at_sample
-    assert choice.is_tie
-    assert (choice.name, choice.runner_up) == ("none", "sdpa")
-    assert choice.runner_up_samples_per_second > choice.samples_per_second
+def test_a_faster_method_at_a_batch_that_fits(plain, line, measurements):
+    """Fused attention saves memory and time."""
+    fused = line("sdpa", 5, 100, 0.006, 0.1)
+    advice = advise_on(measurements(plain, fused, budget_mib=400))
+    assert ("yes", ("sdpa",)) == (advice.answer, advice.use)
+    assert "raises" == advice.of("sdpa").verdict
 
 
-def test_a_noisy_machine_gives_no_verdict(line, measurements):
-    """Rounds that differ by more than the methods do say nothing."""
-    advice = advise_on(
-        measurements(
-            line("none", 10, 100, 0.01, 1.0, noise=0.1),
-            line("full", 9.3, 100, 0.01, 1.0, noise=-0.1),
-            budget_mib=300,
-        )
-    )
-    assert advice.of("full").ratio > 1.02
-    assert advice.of("full").verdict == ""
-    assert "inside the noise" in advice.of("full").no_verdict
+@pytest.mark.parametrize(
+    ("budget_mib", "answer", "use"),
+    [(400, "no", ()), (200, "not known", ("full",)), (259.5, "not known", ())],
+)
+def test_what_is_not_known_is_not_taken_for_a_no(
+    plain, measurements, budget_mib, answer, use
+):
+    """A method nobody measured might help, but only where the batch does not fit.
+
+    Within one MiB a CPU does not say whether it fits.
+    """
+    advice = advise_on(measurements(plain, LATE, budget_mib=budget_mib))
+    assert (answer, use) == (advice.answer, advice.use)
 
 
-def test_few_rounds_give_no_verdict(line, measurements):
-    """Three readings do not bound what they vary about."""
-    advice = advise_on(_large_fixed_time(line, measurements, 200, rounds=3))
-    assert "3 rounds are too few" in advice.of("full").no_verdict
+def test_no_method_helps(plain, full, measurements):
+    """All were measured, and the batch fits with none."""
+    advice = advise_on(measurements(plain, full, budget_mib=120))
+    assert ("no", ()) == (advice.answer, advice.use)
+    assert advice.at_sample is None
+    assert "full" == advice.free.name  # with a smaller batch
 
 
-def test_only_one_method_fits(line, measurements):
-    """The ratio is infinite, and there is no runner-up."""
-    advice = advise_on(_large_fixed_time(line, measurements, 105))
-    assert advice.of("none").largest_batch == 0
-    assert advice.of("full").ratio == math.inf
-    assert advice.free.name == "full"
-    assert advice.free.runner_up == ""
+def test_a_larger_batch_shares_out_the_fixed_time(line, measurements):
+    """PAPAYA's case: a long fixed part makes the saving method faster at its best."""
+    plain = line("plain", 10, 100, 0.001, 0.5)
+    full = line("full", 2.5, 100, 0.0015, 0.5)
+    advice = advise_on(measurements(plain, full, budget_mib=180))
+    found = advice.of("full")
+    assert 8 == advice.of("plain").best_batch
+    assert (32, "raises") == (found.best_batch, found.verdict)
+    assert found.interval[0] <= found.ratio <= found.interval[1]
+    assert found.ratio == pytest.approx((32 / 0.548) / (8 / 0.508), rel=1e-3)
 
 
-def test_nothing_fits(line, measurements):
-    """Then there is no choice."""
-    advice = advise_on(_large_fixed_time(line, measurements, 50))
-    assert advice.free is None
+def test_too_few_rounds_give_no_verdict(plain, line, measurements):
+    """It takes five."""
+    full = line("full", 2.5, 100, 0.015, 0.1, rounds=4)
+    advice = advise_on(measurements(plain, full, budget_mib=400))
+    assert "" == advice.of("full").verdict
+    assert "too few" in advice.of("full").no_verdict
+    assert math.isinf(spread(full.steps))
+
+
+def test_bytes_that_follow_no_line_are_not_told(plain, line, measurements):
+    """A method whose law changes on the way is compared with nothing."""
+    odd = line("full", 2.5, 100, 0.015, 0.1)
+    steps = [
+        dataclasses.replace(e, peak_bytes=e.peak_bytes * (1 + 2 * (i % 2)))
+        for i, e in enumerate(odd.steps)
+    ]
+    odd = dataclasses.replace(odd, steps=tuple(steps))
+    advice = advise_on(measurements(plain, odd, budget_mib=200))
+    assert math.isnan(advice.of("full").largest_batch)
+    assert "" == advice.of("full").verdict
     assert advice.at_sample is None
 
 
-def test_another_budget_is_answered_from_the_same_readings(line, measurements):
-    """Another budget is answered from the same readings."""
-    found = _large_fixed_time(line, measurements, 200)
-    assert advise_on(found, 300 * MIB).of("none").largest_batch == 20
+def test_gradients_that_change_are_no_answer(plain, line, measurements):
+    """However fast it is."""
+    lossy = line("pool", 1, 100, 0.001, 0.1)
+    lossy = dataclasses.replace(lossy, is_exact=False)
+    advice = advise_on(measurements(plain, lossy, budget_mib=200))
+    assert "no" == advice.answer
+    assert "raises" == advice.of("pool").verdict
 
 
-def test_lossy_methods_are_not_recommended(line, measurements):
-    """Lossy methods are not recommended."""
-    advice = advise_on(
-        measurements(
-            line("none", 10, 100, 0.1, 0.5),
-            line("pool", 1, 100, 0.05, 0.5),
-            budget_mib=400,
-        )
-    )
-    assert advice.of("pool").verdict == "raises"
-    assert advice.free.name == "none"
+def test_a_session_without_a_plan_needs_more_than_it_said(plain, line, measurements):
+    """What an allocator takes beyond its tensors is in no plan that is foretold."""
+    planned = line("mimose", 2.5, 100, 0.012, 0.1)
+    told = advise_on(measurements(plain, planned, budget_mib=200)).of("mimose")
+    steps = [
+        dataclasses.replace(e, rounds=None if e.batch == 32 else e.rounds)
+        for e in planned.steps
+    ]
+    planned = dataclasses.replace(planned, steps=tuple(steps))
+    found = advise_on(measurements(plain, planned, budget_mib=200)).of("mimose")
+    assert told.largest_batch == 40
+    assert found.largest_batch < 32
 
 
-def test_the_answer_flips_where_the_models_cross(line, measurements):
-    """Just there the two are as fast."""
-    advice = advise_on(_large_fixed_time(line, measurements, 400))
-    names = [(flip.before, flip.after) for flip in advice.flips]
-    assert names[0] == ("", "full")
-    for flip in advice.flips[1:]:
-        rates = [
-            steady(each, None).best(flip.memory_bytes, whole=False).samples_per_second
-            for each in advice.measurements.methods
-        ]
-        assert rates[0] == pytest.approx(rates[1], rel=0.02)
+def test_plans_of_one_memory_say_nothing_of_the_time_at_another(
+    plain, full, line, measurements
+):
+    """Its bytes are told, and its seconds have to be measured there."""
+    planned = line("mimose", 2.5, 100, 0.012, 0.1)
+    found = measurements(plain, full, planned, budget_mib=200)
+    assert ("mimose",) == advise_on(found).use
+    other = advise_on(found, 240 * MIB)
+    assert 56 == other.of("mimose").largest_batch
+    assert 0.0 == other.of("mimose").samples_per_second
+    assert ("full",) == other.use
 
 
-def test_the_spread_is_that_of_the_median(line):
-    """The spread is that of the median."""
-    assert spread(line("none", 1, 1, 1, 1, noise=0.0)) == 0.0
-    assert spread(line("none", 1, 1, 1, 1, rounds=0)) == math.inf
-    noisy = spread(line("none", 1, 1, 1, 1, noise=0.1))
-    assert 0.01 < noisy < 0.05
-
-
-# ------------------------------------------------------------------ lengths
-
-
-def _with_lengths(measured, seconds_per_token):
-    timed = tuple(
-        Timed(batch=16, length=n, rounds=(seconds_per_token * n + 0.1,) * 7)
-        for n in (32, 64, 96, 128)
-    )
-    return replace(measured, timed=measured.timed + timed)
-
-
-def test_lengths_that_come_are_answered_for(line, measurements):
-    """Batches that do not fit are counted; the fastest that fits all is the best."""
-    lengths = (32, 40, 48, 64, 128)
-    plain = line("none", 10, 100, 0.1, 0.01, lengths=(32, 64, 96, 128))
-    full = line("full", 2, 100, 0.13, 0.01, lengths=(32, 64, 96, 128))
-    found = measurements(
-        _with_lengths(plain, 0.010),
-        _with_lengths(full, 0.013),
-        budget_mib=200,
-        lengths=lengths,
-    )
-    answer = advise_on(found).lengths
-    by_name = {each.name: each for each in answer.methods}
-    # A text of n tokens takes 10 * 16 * n / 128 MiB above 100: up to 80 fit.
-    assert by_name["none"].n_fit == 4
-    assert by_name["full"].n_fit == 5
-    assert answer.best == "full"
-    assert by_name["full"].seconds == pytest.approx(0.013 * sum(lengths) + 0.5)
-    assert answer.most_tokens == pytest.approx(1280, rel=0.15)
-    roomy = advise_on(found, 300 * MIB).lengths
-    assert (roomy.best, roomy.runner_up, roomy.is_tie) == ("none", "full", False)
-    assert "will come" in str(advise_on(found))
-
-
-def test_lengths_without_timings_are_said_to_be_unknown(line, measurements):
-    """Lengths without timings are said to be unknown."""
-    found = measurements(line("none", 10, 100, 0.1, 0.01), budget_mib=200, lengths=(5,))
+@pytest.mark.parametrize(
+    ("lengths", "answer", "name"),
+    [((32, 64), "no", "plain"), ((32, 64, 256), "yes", "full")],
+)
+def test_the_lengths_that_come_are_what_is_asked(
+    line, measurements, lengths, answer, name
+):
+    """All of them have to fit: 256 tokens do not with plain training."""
+    at = (32, 64, 128, 256)
+    plain = line("plain", 10, 100, 0.01, 0.1, lengths=at[:3])
+    full = line("full", 2.5, 100, 0.015, 0.1, lengths=at)
+    found = measurements(plain, full, budget_mib=300, lengths=lengths)
     advice = advise_on(found)
-    assert advice.lengths is None
-    assert "no method was timed at enough of them (it takes 3)" in " ".join(
-        str(advice).split()
-    )
+    assert (answer, name) == (advice.answer, advice.at_lengths.name)
+    seconds = sum(0.015 * 16 * length / 128 + 0.1 for length in lengths)
+    assert advice.of("full").lengths_seconds == pytest.approx(seconds, rel=1e-3)
+    assert advice.of("plain").fits is (answer == "no")
+
+
+def test_one_step_is_no_line(measurements):
+    """A method of one size says whether that size fits, and no more."""
+    step = Step(batch=16, peak_bytes=MIB, reserved_bytes=MIB, seconds=1.0)
+    found = measurements(Measured(method="plain", steps=(step,)), budget_mib=2)
+    advice = advise_on(found)
+    assert advice.of("plain").fits is True
+    assert "not known" == advice.answer

@@ -1,96 +1,107 @@
-"""Batches of other sizes, made from one."""
+"""A user's model and batch, and batches of other sizes."""
+
+from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from mimose.bench.advise.methods import METHODS, PARTS, Point, Training
 from mimose.bench.advise.sample import Sample
+from mimose.bench.advise.source import make, saved
 from mimose.usage import UsageError
 
 
-def _ids(batch=4, length=6):
-    return torch.arange(batch * length).reshape(batch, length)
-
-
-def test_a_mapping_is_had_in_other_sizes():
-    """A mapping is had in other sizes."""
-    ids = _ids()
-    mask = torch.ones(4, 1, 6, 6, dtype=torch.bool)
-    sample = Sample({"input_ids": ids, "mask": mask, "labels": torch.arange(4), "k": 3})
-    assert (sample.batch, sample.length) == (4, 6)
-    found = sample.resized(6, 9).kwargs
-    assert found["input_ids"].shape == (6, 9)
-    assert found["mask"].shape == (6, 1, 9, 9)
-    assert found["labels"].tolist() == [0, 1, 2, 3, 0, 1]
-    assert found["k"] == 3
-    assert torch.equal(found["input_ids"][4, :6], ids[0])
-    assert torch.equal(found["input_ids"][0, 6:], ids[0, :3])
-
-
-def test_features_are_no_length():
-    """Features are no length."""
-    sample = Sample({"ids": _ids(), "embeds": torch.rand(4, 6, 6)})
-    found = sample.resized(2, 3).kwargs
-    assert found["embeds"].shape == (2, 3, 6)
-
-
-@pytest.mark.parametrize(
-    "batch", [(torch.rand(3, 5), [torch.rand(3)]), torch.rand(3, 5)]
-)
-def test_arguments_and_one_tensor(batch):
-    """Arguments and one tensor."""
+def test_rows_and_tokens_are_repeated():
+    """Of texts both, with their masks; features stay as wide as they are."""
+    batch = {
+        "input_ids": torch.arange(12).reshape(3, 4),
+        "attention_mask": torch.ones(3, 1, 4, 4),
+        "features": torch.rand(3, 4, 8),
+        "labels": torch.arange(3),
+    }
     sample = Sample(batch)
-    assert (sample.batch, sample.length) == (3, None)
-    assert sample.resized(2).args[0].shape == (2, 5)
+    assert (3, 4) == (sample.batch, sample.length)
+    found = sample.resized(5, 6).kwargs
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    assert shapes["input_ids"] == (5, 6)
+    assert shapes["attention_mask"] == (5, 1, 6, 6)
+    assert shapes["features"] == (5, 6, 8)
+    assert [0, 1, 2, 0, 1] == found["labels"].tolist()
 
 
-def test_its_own_sizes_are_itself():
-    """Its own sizes are itself."""
-    ids = _ids()
-    assert Sample(ids).resized(4, 6).args[0] is ids
+def test_images_have_no_length():
+    """Only the batch can be another."""
+    sample = Sample((torch.rand(2, 3, 8, 8), torch.tensor([0, 1])))
+    assert sample.length is None
+    assert (7, 3, 8, 8) == sample.resized(7, 9).args[0].shape
 
 
 @pytest.mark.parametrize(
-    "batch", [{"x": 3}, {"x": torch.rand(2), "y": torch.rand(3)}, torch.tensor(1.0)]
+    ("batch", "why"),
+    [
+        (torch.zeros(0, 4), "empty batch"),
+        ((torch.zeros(2, 4), torch.zeros(3)), "first dimension"),
+        ({"x": 1}, "their shapes: none"),
+        (torch.zeros(2, 4, device="meta"), "meta device"),
+    ],
 )
-def test_batches_that_cannot_be_told(batch):
-    """Batches that cannot be told."""
-    with pytest.raises(UsageError, match="first dimension; their shapes"):
+def test_what_is_no_sample(batch, why):
+    """It is said before anything is trained."""
+    with pytest.raises(UsageError, match=why):
         Sample(batch)
 
 
-def test_the_length_is_that_of_the_ids():
-    """The length is that of the ids, whatever else has two dimensions."""
-    classes = torch.zeros(4, 10, dtype=torch.long)
-    is_known = torch.zeros(4, 3, dtype=torch.bool)
-    sample = Sample({"classes": classes, "known": is_known, "input_ids": _ids()})
-    assert sample.length == 6
-    assert Sample((is_known, _ids())).length == 6
-
-
-def test_features_as_many_as_tokens_are_told_of():
-    """Features as many as tokens are told of: nobody can tell them apart."""
-    assert Sample({"input_ids": _ids(), "features": torch.rand(4, 7)}).notes() == []
-    (note,) = Sample({"input_ids": _ids(), "features": torch.rand(4, 6)}).notes()
-    assert "(4, 6)" in note
-    assert "6 tokens" in note
-
-
 @pytest.mark.parametrize(
-    ("batch", "name"),
+    ("name", "why"),
     [
-        ({"classes": torch.rand(4, 6), "tokens": _ids()}, "tokens"),
-        ({"batch": {"tokens": _ids()}}, 'batch["tokens"]'),
-        ((torch.rand(4, 3), [_ids()]), "argument 2[0]"),
-        (_ids(), "argument 1"),
+        ("broken", "no such data"),
+        ("nothing", r"must return \(model, sample\)"),
+        ("missing", "missing"),
     ],
 )
-def test_a_length_of_another_name_is_told_of(batch, name):
-    """It says from which tensor it was taken, that a user may see that it is none."""
-    note = Sample(batch).notes()[0]
-    assert f"6 tokens, was taken from {name}, integers of shape (4, 6)" in note
+def test_what_is_no_source(toys, name, why):
+    """A function that fails, returns something else, or is not there."""
+    with pytest.raises(UsageError, match=why):
+        make(f"{toys.__name__}:{name}")
 
 
-def test_the_length_of_the_ids_is_no_guess():
-    """Nor is there one to tell of without a text."""
-    assert Sample({"input_ids": _ids()}).notes() == []
-    assert Sample(torch.rand(4, 6)).notes() == []
+def test_a_saved_model_is_read_again(toys):
+    """With its weights and its sample; the file is gone afterwards."""
+    model, sample = toys.blocks()
+    with saved(model, sample) as path:
+        again, batch = make(path)
+    assert torch.equal(sample, batch)
+    pairs = zip(model.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+    with pytest.raises(FileNotFoundError):
+        make(path)
+
+
+def test_a_model_that_cannot_be_saved_says_what_to_do():
+    """A lambda is no data."""
+    model = nn.Linear(2, 2)
+    model.hook = lambda: None
+    with pytest.raises(UsageError, match="module:function"), saved(model, None):
+        pass
+
+
+def test_parts_add_up_to_the_batch(toys, monkeypatch):
+    """Gradients are added up over them, and one step is taken."""
+    model, sample = toys.blocks()
+    seen = []
+    forward = type(model).forward
+
+    def spied(self, ids):
+        seen.append(len(ids))
+        return forward(self, ids)
+
+    monkeypatch.setattr(type(model), "forward", spied)
+    method = METHODS["accumulate"]
+    cpu = torch.device("cpu")
+    training = Training(model, sample, method, device=cpu, optimizer="sgd")
+    assert training.step(Point(10)) > 0.0
+    assert 10 == sum(seen)
+    assert PARTS == len(seen)
+    assert not method.is_exact_for(toys.normed()[0])
+    assert method.is_exact_for(model)
