@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mimose.exceptions import OtherRankError as OtherRankError
     from mimose.exceptions import RecomputationError as RecomputationError
     from mimose.exceptions import StateMismatchError as StateMismatchError
-    from mimose.head.cross_entropy import cross_entropy as cross_entropy
+    from mimose.loss_by_rows import cross_entropy as cross_entropy
     from mimose.records import StepRecord as StepRecord
     from mimose.records import Summary as Summary
     from mimose.session import Session as Session
@@ -46,7 +46,7 @@ else:
         "Summary": "records",
         "advise": "bench.advise.command",
         "attach": "session",
-        "cross_entropy": "head.cross_entropy",
+        "cross_entropy": "loss_by_rows",
     }
 
     def __getattr__(name: str) -> Any:

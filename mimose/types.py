@@ -24,7 +24,7 @@ Context: TypeAlias = str
 
 
 BY_ROWS = "~rows"
-"""Ends the context of forwards whose loss goes by rows: see `mimose.head`."""
+"""Ends the context of forwards whose loss goes by rows: see `mimose.loss_by_rows`."""
 
 
 MOST_CONTEXTS = 64

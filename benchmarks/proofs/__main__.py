@@ -24,7 +24,6 @@ PROOFS = (
     "exact",
     "falls",
     "hard",
-    "head",
     "held",
     "hostcost",
     "layers",

@@ -8,15 +8,16 @@ room for it, whatever it takes.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from mimose.decide.decision import Decision
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.head.loss_function import LossByRows
 from mimose.learn.learner import Learner
+from mimose.loss_by_rows import LossByRows
 from mimose.run.footprint import Footprint
 from mimose.run.step import Step
 from mimose.run.window import Window
@@ -178,6 +179,14 @@ class LossChoice:
                 budget_bytes=self._footprint.level_budget(start),
                 reserved_ratio=self._footprint.reserved_ratio(start),
             )
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the model compute its losses as `apply` said, for one forward."""
+        with contextlib.ExitStack() as stack:
+            for loss in self.losses:
+                stack.enter_context(loss.in_place())
+            yield
 
     def apply(self, step: Step, *, is_again: bool = False) -> None:
         """Have the losses of a step go as was decided.
