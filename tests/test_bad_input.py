@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import mimose
-from benchmarks.proofs import plancost
 
 
 def test_an_impossible_budget(toys, meter):
@@ -42,23 +41,13 @@ def test_a_budget_below_what_is_held_already(toys):
     assert [] == toys.leftovers(model)
 
 
-@pytest.mark.parametrize("planner", ["none", "full", "every-2"])
-def test_a_baseline_has_no_budget_to_keep(toys, planner):
-    """Fixed planners do as they would by themselves."""
-    model = toys.chain(3)
-    with mimose.attach(model, "20MiB", planner=planner) as session:
-        toys.train(model, [toys.inputs()] * 2)
-    assert 2 == session.summary().steps_over
-
-
 def test_a_budget_beyond_what_is_held(toys):
     """`"+40MiB"` is counted from what the process holds at attach."""
     model = toys.chain(3)
-    with mimose.attach(model, 1.0) as session:
-        held = session._engine.meter.held_bytes()
     with mimose.attach(model, "+40MiB") as session:
-        assert abs(session.budget_bytes - held - 40 * 2**20) < 4 * 2**20
         toys.train(model, [toys.inputs()] * 3)
+    start = session.records[0].start_bytes
+    assert abs(session.budget_bytes - start - 40 * 2**20) < 4 * 2**20
     assert 0 == session.summary().steps_over
 
 
@@ -98,13 +87,11 @@ def test_a_budget_that_does_not_parse(toys, budget):
         ("cache_size", 0),
         ("max_records", 0),
         ("max_records", True),
-        ("round_to", 0),
-        ("round_to", {"0.0": -8}),
-        ("round_to", 2.5),
-        ("round_to", None),
-        ("round_to", True),
         ("round_to", {"0.0": 2.5}),
         ("meter", "rss"),
+        ("agree", "always"),
+        ("max_error", 0),
+        ("actions", None),
     ],
 )
 def test_arguments_that_mean_nothing(toys, argument, value):
@@ -150,9 +137,7 @@ def test_inputs_without_tensors(toys):
     assert [] == found
     assert {"fallback"} == {record.phase for record in session.records}
     assert {"recompute"} == {a for record in session.records for a in record.actions}
-    assert {"the inputs hold no tensors, so there is no shape to plan for"} == {
-        record.reason for record in session.records
-    }
+    assert all("no tensors" in record.reason for record in session.records)
 
 
 def test_a_second_attach(toys):
@@ -258,51 +243,6 @@ def test_a_refused_session_leaves_no_file(toys, tmp_path):
     assert [] == toys.leftovers(model)
 
 
-def test_a_problem_before_anything_is_measured(toys):
-    """Without a measured step no planning problem can be filled."""
-    with mimose.attach(toys.chain(2), "1TiB", planner="full") as session:
-        with pytest.raises(mimose.MimoseError, match="no step was run yet"):
-            session.planning_problem()
-        session._model(toys.inputs()).backward()
-        with pytest.raises(mimose.MimoseError, match="no step with such inputs"):
-            session.planning_problem()
-
-
-@pytest.mark.parametrize("n_events", [12, 1000, 3000, 20_000])
-def test_new_shapes_for_the_cost_of_a_plan_do_not_run_out(n_events):
-    """However few rows fit the growth, there are enough numbers of them."""
-    middle = max(16, plancost._GROWTH_BYTES // (n_events * plancost._ROW_BYTES))
-    shapes = list(plancost._shapes(middle, 0, 150))
-    assert 150 <= len(set(shapes)) == len(shapes)
-    assert 0 < min(shapes)
-
-
-def test_too_few_plans_to_time_are_an_error(monkeypatch):
-    """A proof with fewer rows than were asked for does not pass for a whole one."""
-    monkeypatch.setattr(plancost, "_LEARNING_STEPS", 2)
-    monkeypatch.setattr(plancost, "_shapes", lambda *_: iter([20, 24, 28]))
-    with pytest.raises(RuntimeError, match="only 0 made a new plan, not 5"):
-        list(plancost.work({"seed": 0, "events": 3, "misses": 5}))
-
-
-def test_a_transform_of_torch_func_is_refused(toys, meter):
-    """Its tensors have no memory to read; without the session it works as before."""
-    model = toys.chain(2)
-    x = toys.inputs()
-
-    def loss(weights):
-        return torch.func.functional_call(model, weights, (x,)).sum()
-
-    weights = {k: v.detach() for k, v in model.named_parameters()}
-    with (
-        mimose.attach(model, "1TiB", meter=meter) as session,
-        pytest.raises(mimose.MimoseError, match=r"torch\.func"),
-    ):
-        torch.func.grad(loss)(weights)
-    assert 0 == len(session.records)
-    assert weights.keys() == torch.func.grad(loss)(weights).keys()
-
-
 def _outside(caplog):
     return [r for r in caplog.records if "never was" in r.getMessage()]
 
@@ -318,16 +258,6 @@ def test_layers_that_train_without_the_model_are_told_of_once(toys, meter, caplo
         for _ in range(12):
             model[0](toys.inputs()).sum().backward()
     assert 1 == len(_outside(caplog))
-
-
-def test_layers_that_also_run_by_themselves_are_no_matter(toys, meter, caplog):
-    """The model is called, too."""
-    model = nn.Sequential(toys.chain(2))
-    with mimose.attach(model, "1TiB", meter=meter):
-        model(toys.inputs()).sum().backward()
-        for _ in range(12):
-            model[0](toys.inputs()).sum().backward()
-    assert not _outside(caplog)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
@@ -353,6 +283,16 @@ def test_a_second_session_on_a_device_is_told_of(toys, meter, caplog):
     assert 1 == len([r for r in caplog.records if "already" in r.getMessage()])
 
 
+def test_ranks_that_do_not_know_of_each_other_yet_are_told_to_wait(monkeypatch, toys):
+    """A session attached before there is a group would agree with nobody for good."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model = nn.Sequential(*(nn.Sequential(nn.SyncBatchNorm(2)) for _ in range(2)))
+    with pytest.raises(mimose.MimoseError, match="attach after torch"):
+        mimose.attach(model, "1TiB", units=nn.Sequential)
+    mimose.attach(model, "1TiB", units=nn.Sequential, agree=None).detach()
+    mimose.attach(toys.chain(2), "1TiB").detach()
+
+
 @pytest.mark.parametrize("model", ["bert", nn.Linear, None])
 def test_what_is_no_model(model):
     """A name, or a class that nobody has made a model of."""
@@ -360,13 +300,7 @@ def test_what_is_no_model(model):
         mimose.attach(model, "1TiB")
 
 
-def test_an_allocator_that_is_not_there(toys):
-    """On a CPU there is none to read."""
-    with pytest.raises(mimose.BudgetError, match="on the CPU"):
-        mimose.attach(toys.chain(2), "1TiB", meter="allocator")
-
-
-@pytest.mark.parametrize("size", [0, -3, 1.5, "12", True])
+@pytest.mark.parametrize("size", [0, 1.5, True])
 def test_a_size_that_no_batch_has(toys, meter, size):
     """What is asked for has to be possible."""
     model = toys.chain(2)
@@ -374,12 +308,3 @@ def test_a_size_that_no_batch_has(toys, meter, size):
         toys.train(model, [toys.inputs(n) for n in (8, 12)])
         with pytest.raises(mimose.MimoseError, match="at least 1, got"):
             session.explain({"x.0": size})
-
-
-def test_the_highest_reading_is_no_less_than_a_steps_peak(toys):
-    """Readings within measured steps count, too."""
-    model = toys.chain(3)
-    with mimose.attach(model, 1.0) as session:
-        toys.train(model, [toys.inputs(n) for n in (512, 2048, 1024)])
-    highest = max(record.observed_peak_bytes for record in session.records)
-    assert highest <= session.peak_bytes

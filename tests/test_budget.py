@@ -5,7 +5,7 @@ import pytest
 
 import mimose
 from mimose import BudgetError
-from mimose.budget import format_bytes, parse_budget, rank_share
+from mimose.budget import parse_budget, rank_share
 
 
 @pytest.mark.parametrize(
@@ -15,12 +15,7 @@ from mimose.budget import format_bytes, parse_budget, rank_share
         ("6GB", 6 * 10**9),
         ("1.5 GiB", 3 * 2**29),
         (" 512 mib ", 512 * 2**20),
-        ("250MB", 250 * 10**6),
-        ("64KiB", 65536),
-        ("2kb", 2000),
-        ("1TiB", 2**40),
         ("1tb", 10**12),
-        (".5KiB", 512),
         ("2097152", 2**21),
         ("4096B", 4096),
         (123456, 123456),
@@ -43,20 +38,12 @@ def test_budgets_come_to_bytes(budget, expected):
 @pytest.mark.parametrize(
     "budget",
     [
-        *["", "lots", "6GX", "-6GiB", "6 GiB 3", "1e9", "0GiB", "+", "+0GiB", "++1GiB"],
-        *["0%", "101%", "-5%", "+5%", "%", 0, -1, 0.0, 1.5, -0.5],
+        *["", "lots", "6GX", "-6GiB", "6 GiB 3", "0GiB", "++1GiB", "0%", "101%", "+5%"],
+        *[0, -1, 0.0, 1.5, None, True, [6], float("nan")],
     ],
 )
 def test_budgets_that_mean_nothing_are_refused(budget):
     """An error echoes what was given."""
-    with pytest.raises(BudgetError) as caught:
-        parse_budget(budget, 1000)
-    assert repr(budget) in str(caught.value)
-
-
-@pytest.mark.parametrize("budget", [None, True, [6], b"6GiB", float("nan")])
-def test_other_types_are_refused(budget):
-    """An error echoes what was given, here of a type that is no budget."""
     with pytest.raises(BudgetError) as caught:
         parse_budget(budget, 1000)
     assert repr(budget) in str(caught.value)
@@ -69,7 +56,7 @@ def test_a_small_number_without_a_unit_is_refused(budget):
         parse_budget(budget, 1000)
 
 
-@pytest.mark.parametrize("budget", [1, 8, np.int64(4096), 2**20 - 1])
+@pytest.mark.parametrize("budget", [1, np.int64(4096), 2**20 - 1])
 def test_a_small_integer_is_asked_about(budget, caplog):
     """Bytes are what an integer means, but hardly what is meant by so few."""
     assert budget == parse_budget(budget, 1000)
@@ -84,37 +71,11 @@ def test_nothing_is_asked_about_others(budget, caplog):
     assert not caplog.text
 
 
-@pytest.mark.parametrize("budget", [10**400, 2**70, "9" * 400, "9" * 40])
+@pytest.mark.parametrize("budget", [10**400, "9" * 40])
 def test_more_than_anything_has_is_refused(budget):
     """Numbers that no machine can count up to are no budgets."""
     with pytest.raises(BudgetError, match="no device has"):
         parse_budget(budget, 1000)
-
-
-def test_fraction_of_an_unknown_total_is_refused():
-    """Where the device does not tell its memory, a fraction cannot be used."""
-    with pytest.raises(BudgetError, match="does not tell how much memory it has"):
-        parse_budget(0.5, None)
-
-
-@pytest.mark.parametrize(
-    ("n_bytes", "expected"),
-    [(3 * 2**29, "1.50 GiB"), (2**20, "1.0 MiB"), (-50 * 2**20, "-50.0 MiB")],
-)
-def test_bytes_for_people(n_bytes, expected):
-    """GiB from one GiB up, else MiB."""
-    assert expected == format_bytes(n_bytes)
-
-
-def test_what_is_held_is_asked_for_only_where_it_counts():
-    """Reading it may cost a wait; a budget beyond what nobody can tell is refused."""
-
-    def fail():
-        pytest.fail("nobody asked")
-
-    assert 2**30 == parse_budget("1GiB", 1000, fail)
-    with pytest.raises(BudgetError, match="relative to what is held now"):
-        parse_budget("+1GiB", 1000)
 
 
 @pytest.mark.parametrize("budget", ["80%", 0.8])
@@ -133,7 +94,7 @@ def test_ranks_of_a_host_share_its_memory(monkeypatch, n_ranks, share):
     assert rank_share(None) is None
 
 
-@pytest.mark.parametrize("n_ranks", ["", "two", "-1", "1.5", "²"])
+@pytest.mark.parametrize("n_ranks", ["", "-1", "1.5"])
 def test_a_number_of_ranks_that_is_none_is_refused(monkeypatch, n_ranks):
     """The error names the variable and what it says."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", n_ranks)

@@ -15,17 +15,6 @@ def test_all_is_sorted_and_importable():
         assert getattr(mimose, name).__name__ == name
 
 
-def test_dir_shows_the_public_names():
-    """Completion offers names that are imported only when they are used."""
-    assert set(mimose.__all__) <= set(dir(mimose))
-
-
-def test_unknown_names_are_attribute_errors():
-    """A name that is not there fails as in any other module."""
-    with pytest.raises(AttributeError, match="has no attribute 'adhere'"):
-        _ = mimose.adhere
-
-
 def test_every_exception_is_exported():
     """All errors of `mimose.exceptions` are public, below one base."""
     from mimose import exceptions

@@ -39,10 +39,3 @@ NAMES = (
 def test_near_names(name: str, expected: list[str]) -> None:
     """A letter or two apart, or the end of a name; nothing where nothing is near."""
     assert expected == near_names(name, NAMES)
-
-
-def test_the_likeliest_come_first_and_not_all() -> None:
-    """Of many that resemble it three are enough."""
-    names = ["blocks", "block_a", "block", "block_b", "block_c"]
-
-    assert ["block", "blocks", "block_a"] == near_names("block", names)

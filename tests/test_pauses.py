@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,30 +32,6 @@ def test_pauses_of_planners_and_predictors_alike() -> None:
     give_way_of_planners()
 
     assert ["pause", "pause"] == called
-
-
-def test_other_threads_do_not_pause() -> None:
-    """A thread that asked for nothing runs on."""
-    called: list[str] = []
-
-    with giving_way(lambda: called.append("pause")):
-        other = threading.Thread(target=give_way)
-        other.start()
-        other.join()
-
-    assert [] == called
-
-
-def test_what_was_asked_for_before_comes_back() -> None:
-    """An error inside leaves the outer function asked for."""
-    called: list[str] = []
-
-    with giving_way(lambda: called.append("outer")):
-        with pytest.raises(ZeroDivisionError), giving_way(lambda: None):
-            raise ZeroDivisionError
-        give_way()
-
-    assert ["outer"] == called
 
 
 def test_both_copies_are_alike() -> None:

@@ -25,12 +25,6 @@ def _record(step=0, **fields):
     )
 
 
-def test_what_is_not_kept_is_counted_as_recomputed():
-    """Whatever an action is called that is not the first of the menu."""
-    record = _record(actions=("keep", "recompute", "keep", "another", "recompute"))
-    assert 3 == record.n_recomputed
-
-
 def test_growths_are_over_the_start():
     """Predicted and observed growth leave out what was held before."""
     record = _record(observed_peak_bytes=400)
@@ -38,21 +32,6 @@ def test_growths_are_over_the_start():
         record.predicted_growth_bytes,
         record.observed_growth_bytes,
     )
-
-
-def test_unknown_peaks_have_no_growth():
-    """Where no peak was predicted or observed, there is no growth either."""
-    record = _record(predicted_peak_bytes=None)
-    assert record.predicted_growth_bytes is None
-    assert record.observed_growth_bytes is None
-
-
-def test_the_oldest_records_go():
-    """Only so many are kept, the last ones."""
-    records = Records(3)
-    for step in range(5):
-        records.put(_record(step))
-    assert [2, 3, 4] == [record.step for record in records]
 
 
 def test_what_is_dropped_stays_in_the_totals():
@@ -78,17 +57,6 @@ def test_what_is_dropped_stays_in_the_totals():
     )
 
 
-def test_a_step_that_ends_after_it_was_dropped_counts_whole():
-    """Several forwards before one backward, and few records."""
-    records = Records(1)
-    first = _record(0)
-    records.put(first)
-    records.put(_record(1))
-    first = replace(first, recomputed_flops=7)
-    records.close(first)
-    assert (2, 7) == (records.totals().steps, records.totals().recomputed_flops)
-
-
 def test_equal_parts_of_records_are_one_object():
     """A shape that comes again takes no memory of its own."""
     records = Records(10)
@@ -108,15 +76,6 @@ def test_equal_parts_of_records_are_one_object():
     assert first.events is again.events
 
 
-def test_a_folder_that_is_not_there_is_made(tmp_path):
-    """A run does not end at its first line because of a missing folder."""
-    path = tmp_path / "runs" / "today" / "records.jsonl"
-    records = Records(3, path)
-    records.close(_record())
-    records.close_file()
-    assert 1 == len(read_records(path))
-
-
 def test_closed_records_are_lines_of_json(tmp_path):
     """Records are appended, and can be read while the file is open."""
     path = tmp_path / "records.jsonl"
@@ -132,12 +91,6 @@ def test_closed_records_are_lines_of_json(tmp_path):
     records.close_file()
     records.close(_record(8))
     assert 2 == len(path.read_text().splitlines())
-
-
-def test_a_file_that_cannot_be_opened(tmp_path):
-    """A folder is no file to append to."""
-    with pytest.raises(OSError, match=tmp_path.name):
-        Records(3, tmp_path)
 
 
 def test_records_are_read_back(tmp_path):
@@ -192,34 +145,23 @@ _WHOLE = asdict(_record())
     "line",
     [
         "text",
-        "[1]",
         '{"step": 1}',
-        "null",
         "[" * 100_000,
         *(
             json.dumps({**_WHOLE, name: value})
             for name, value in (
                 ("budget_bytes", 0),
-                ("actions", None),
-                ("shape", [1]),
                 ("shape", {"x.1": None}),
                 ("observed_peak_bytes", "text"),
-                ("step", None),
                 ("phase", "text"),
-                ("retries", None),
-                ("plan_seconds", None),
-                ("cache_hit", None),
                 ("recomputed_flops", float("nan")),
-                ("reason", 5),
                 ("reason", None),
                 ("actions", [["keep"]]),
-                ("events", [1]),
                 ("retries", 10**400),
-                ("observed_peak_bytes", 10**400),
             )
         ),
     ],
-    ids=range(22),
+    ids=range(11),
 )
 def test_a_file_of_something_else(tmp_path, line):
     """The error names the line."""
@@ -240,11 +182,3 @@ def test_an_empty_file_does_not_stay(tmp_path):
         records.close_file()
 
     assert (False, True) == (new.exists(), old.exists())
-
-
-def test_a_file_that_somebody_removed_is_not_missed(tmp_path):
-    """Closing is harmless then."""
-    path = tmp_path / "records.jsonl"
-    records = Records(3, path)
-    path.unlink()
-    records.close_file()

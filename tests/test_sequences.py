@@ -79,19 +79,17 @@ def test_layers_dropped_at_random(toys, meter):
     assert {"keep", "recompute"} in [set(record.actions) for record in later]
 
 
-def _images(toys, n, as_list):
-    images = [toys.inputs(32, seed=i) for i in range(n)]
-    return images if as_list else torch.stack(images)
+def _images(toys, n):
+    return [toys.inputs(32, seed=i) for i in range(n)]
 
 
-@pytest.mark.parametrize("as_list", [True, False])
-def test_as_many_calls_as_images(toys, meter, as_list):
+def test_as_many_calls_as_images(toys, meter):
     """Each number is planned for, those never measured as well."""
     torch.manual_seed(3)
     counts = [3, 1, 5, 2, 5, 3, 1, 2, *([4, 2, 3, 5, 1] * 6)]
     rows = [64, 48, 80, 64, 96, 56, 72, 88, *([64, 80, 48, 96, 72] * 6)]
     batches = [
-        (toys.inputs(n), _images(toys, count, as_list))
+        (toys.inputs(n), _images(toys, count))
         for n, count in zip(rows, counts, strict=True)
     ]
     session, budget = _trained(toys, meter, _Sees(toys), batches)
@@ -108,12 +106,12 @@ def test_more_images_than_ever(toys, meter):
     torch.manual_seed(3)
     counts = [2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 4, 4]
     batches = [
-        (toys.inputs(48 + 8 * (i % 4)), _images(toys, count, True))
+        (toys.inputs(48 + 8 * (i % 4)), _images(toys, count))
         for i, count in enumerate(counts)
     ]
     session, _ = _trained(toys, meter, _Sees(toys), batches, share=1.0)
     *_, first, second = session.records
-    assert "more layers run at such sizes than in the steps measured" == first.reason
+    assert "more layers" in first.reason
     assert {"recompute"} == set(first.actions)
     assert "plan" == second.phase
 
@@ -145,49 +143,3 @@ def test_a_step_of_many_layers_refuses_none_of_fewer(toys, meter):
             toys.train(model, [batch], optimizer=optimizer)
     assert [2, 2, 16, 2, 2] == [len(record.actions) for record in session.records]
     assert session.records[2].is_over
-
-
-class _Twice(nn.Module):
-    """Trains on the product of two forwards of another model."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x) * self.inner(x)
-
-
-def test_layers_dropped_in_each_of_two_forwards(toys, meter):
-    """Nobody can tell which forward leaves out what: measured, exact, and not over."""
-    torch.manual_seed(3)
-    model = _Twice(_Drops(toys))
-    batches = [toys.inputs(n) for n in [64, 128, 96, 112] * 6]
-    with toys.untracked():
-        expected = toys.train(toys.copy.deepcopy(model), batches)
-    budget = toys.budget_between(model, batches, 0.5, meter)
-    with mimose.attach(model.inner, budget, meter=meter) as session:
-        actual = toys.train(model, batches)
-    assert [] == toys.differences(expected, actual)
-    assert not any(record.is_over for record in session.records)
-    reasons = {record.reason for record in session.records}
-    assert "other layers ran than in the steps measured at such inputs" in reasons
-
-
-def test_a_count_may_be_rounded_up(toys, meter):
-    """Plans are for the calls of the bucket's end; what did not run is left out."""
-    torch.manual_seed(3)
-    model, counts = _Sees(toys), [4, 2, 3, 1, 4, 2, 3, 1, *([4, 2, 3, 1] * 4)]
-    batches = [(toys.inputs(64), _images(toys, count, True)) for count in counts]
-    with toys.untracked():
-        expected = toys.train(toys.copy.deepcopy(model), batches)
-    budget = toys.budget_between(model, batches, 0.5, meter)
-    with mimose.attach(
-        model, budget, meter=meter, round_to={"images.count": 4}
-    ) as session:
-        actual = toys.train(model, batches)
-    assert [] == toys.differences(expected, actual)
-    later = list(session.records)[-12:]
-    assert {"plan"} == {record.phase for record in later}
-    assert {6, 9, 12, 15} == {len(record.events) for record in later}
-    assert not any(record.is_over for record in session.records)

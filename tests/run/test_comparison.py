@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.exact.fingerprints import differences, fingerprint
 
 DEVICE = "sim:0"
 
@@ -115,52 +114,3 @@ def test_on_a_cpu_one_difference_is_enough(toys):
     """Kernels add in one order there; the layer is kept from the next step on."""
     session = _attached(toys, _steps([1.0, 2.0]), n_steps=2, device="cpu")
     assert "it returned something else" in session.summary().kept_units["blocks.0"]
-
-
-_TENSORS = {
-    "float": torch.arange(6.0),
-    "odd": torch.arange(5.0),
-    "bfloat16": torch.arange(8.0).bfloat16(),
-    "boolean": torch.arange(16) % 3 == 0,
-    "complex": torch.arange(4.0) + 1j,
-    "transposed": torch.arange(12.0).reshape(3, 4).t(),
-    "channels last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
-    "expanded": torch.arange(3.0)[:, None].expand(3, 4),
-    "a part": torch.arange(7.0)[1:],
-    "a number": torch.tensor(2.5),
-}
-
-
-@pytest.mark.parametrize("kind", _TENSORS)
-def test_a_bit_makes_another_fingerprint(kind):
-    """Whatever the layout; an equal tensor has an equal one."""
-    tensor = _TENSORS[kind]
-    equal, other = _same_layout(tensor), _same_layout(tensor)
-    flat = other.as_strided((1,), (1,), other.storage_offset())
-    flat.copy_(~flat if kind == "boolean" else flat + 1)
-    one = fingerprint({"a": [tensor]})
-    assert not any(differences(one, fingerprint(equal)))
-    assert any(differences(one, fingerprint(other)))
-
-
-def _same_layout(tensor):
-    storage = tensor.untyped_storage().clone()
-    made = torch.empty(0, dtype=tensor.dtype)
-    return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def test_a_fingerprint_takes_no_copy(toys):
-    """Of an even number of bytes: nothing as large as the output is made."""
-    output = torch.rand(64, 64).t()
-    with toys.StorageTracker() as tracker:
-        fingerprint(output)
-    assert tracker.peak_bytes < 512  # of the groups' sums
-
-
-def test_outputs_of_other_shapes_differ():
-    """So do those of which one has a tensor more."""
-    one, two = torch.zeros(2), torch.zeros(4)
-    assert any(differences(fingerprint(one), fingerprint(two)))
-    assert any(differences(fingerprint(one), fingerprint([one, one])))
-    assert fingerprint(torch.eye(2).to_sparse()) is None
-    assert not any(differences(fingerprint(one[:0]), fingerprint(one[:0])))

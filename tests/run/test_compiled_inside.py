@@ -1,7 +1,5 @@
 """Layers that run compiled code without being compiled: exact, counted, recomputed."""
 
-import functools
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,6 @@ from torch.nn.functional import gelu
 from torch.utils.flop_counter import FlopCounterMode
 
 import mimose
-from mimose.watch.code_inside import CodeInside
-from mimose.watch.compiled import OneGraph
 
 # dynamo itself looks at .grad of what it traces
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -55,39 +51,6 @@ def _closure(backend):
     return Layer
 
 
-def _attribute(backend):
-    compiled = torch.compile(_gate, backend=backend)
-
-    class Layer(Base):
-        def __init__(self):
-            super().__init__()
-            self.gate = functools.partial(compiled, w=self.w)
-
-    return Layer
-
-
-def _method(backend):
-    class Layer(Base):
-        @torch.compile(backend=backend)
-        def gate(self, x):
-            return _gate(x, self.w)
-
-    return Layer
-
-
-def _through_a_helper(backend):
-    compiled = torch.compile(_gate, backend=backend)
-
-    def helper(x, w):
-        return compiled(x, w)
-
-    class Layer(Base):
-        def gate(self, x):
-            return helper(x, self.w)
-
-    return Layer
-
-
 def _out_of_sight(backend):
     class Tools:
         gate = staticmethod(torch.compile(_gate, backend=backend))
@@ -120,17 +83,7 @@ def _wrapped_module(backend):
     return Layer
 
 
-def _module_in_place(backend):
-    class Layer(WithModule):
-        def __init__(self):
-            super().__init__()
-            self.part.compile(backend=backend)
-
-    return Layer
-
-
-FUNCTIONS = [_closure, _attribute, _method, _through_a_helper, _out_of_sight]
-ALL = [*FUNCTIONS, _wrapped_module, _module_in_place]
+ALL = [_closure, _out_of_sight, _wrapped_module]
 
 
 class Chain(nn.Module):
@@ -181,21 +134,17 @@ def test_it_is_recomputed_from_the_first_step_on(toys, make):
     assert _are_equal(bare, ours)
     assert session.summary().kept_units == {}
     assert {r.actions for r in session.records} == {2 * ("recompute",)}
-    assert OneGraph._n_entered == 0
 
 
-@pytest.mark.parametrize(
-    ("make", "actions"), [(_closure, "fine"), (_out_of_sight, "exact")]
-)
-def test_it_is_exact_under_any_plan(toys, make, actions):
+def test_it_is_exact_under_any_plan(toys):
     """Whatever is known of it when it is measured and planned for."""
-    layer = make("aot_eager")
+    layer = _closure("aot_eager")
     bare, _ = _train(layer, 7)
     ours, session = _train(
         layer,
         7,
         budget="1TiB",
-        actions=actions,
+        actions="fine",
         planner=toys.RandomPlanner(),
         cache_size=1,
         meter=toys.BlindMeter(),
@@ -205,52 +154,19 @@ def test_it_is_exact_under_any_plan(toys, make, actions):
     assert not any("lean" in a for r in session.records for a in r.actions or ())
 
 
-@pytest.mark.parametrize(
-    ("make", "backend"), [(_closure, "aot_eager"), (_wrapped_module, "eager")]
-)
-def test_it_is_exact_under_autocast_and_a_budget(make, backend):
+def test_it_is_exact_under_autocast_and_a_budget():
     """Also where the backend saves what the plain operators would."""
-    layer = make(backend)
+    layer = _wrapped_module("eager")
     bare, _ = _train(layer, cast=True)
     ours, session = _train(layer, cast=True, budget="+300MiB")
     assert _are_equal(bare, ours)
     assert session.summary().kept_units == {}
 
 
-@pytest.mark.parametrize("make", [_out_of_sight, _wrapped_module])
-def test_its_flops_are_those_of_the_plain_layer(toys, make):
+def test_its_flops_are_those_of_the_plain_layer(toys):
     """In the step that shows that it runs compiled code as in any other."""
-    plain = WithModule() if make is _wrapped_module else Base()
     with FlopCounterMode(display=False) as counter:
-        plain(torch.randn(4, 8, 16))
+        Base()(torch.randn(4, 8, 16))
     full = {"budget": "1TiB", "planner": "full", "meter": toys.BlindMeter()}
-    _, session = _train(make("aot_eager"), 1, **full)
+    _, session = _train(_out_of_sight("aot_eager"), 1, **full)
     assert session.records[0].recomputed_flops == 2 * counter.get_total_flops()
-
-
-@pytest.mark.parametrize("make", ALL)
-def test_what_can_be_seen_is_seen_before_it_runs(make):
-    """In all places but one that no name leads to."""
-    code = CodeInside(make("eager")())
-    assert code.is_compiled == (make is not _out_of_sight)
-    assert not code.is_scripted
-
-
-def _unused(x):
-    return torch.compile(x)
-
-
-def test_what_is_not_compiled_is_not_taken_for_it():
-    """Such as what a compiler is told to leave alone, or what nobody names."""
-    left_alone = torch.compiler.disable(_gate)
-
-    class Layer(Base):
-        def gate(self, x):
-            return left_alone(x, self.w)
-
-        def other(self, x):
-            return _unused(x)
-
-    for layer in (Base(), Layer()):
-        code = CodeInside(layer)
-        assert (code.is_compiled, code.is_scripted) == (False, False)

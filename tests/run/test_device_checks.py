@@ -1,6 +1,5 @@
 """Settings of the device under which nothing can be planned, or no budget be kept."""
 
-import inspect
 import logging
 
 import pytest
@@ -29,72 +28,19 @@ def benchmark(monkeypatch):
     torch.backends.cudnn.benchmark = before
 
 
-def test_trials_of_algorithms_are_warned_of_once(caplog, benchmark):
-    """Switched on before attach, it is said there, and not again."""
-    benchmark(True)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_trials_of_algorithms_are_warned_of_once(caplog, benchmark, is_late):
+    """Where they are switched on, before attach or behind it, and not again."""
+    benchmark(not is_late)
     with caplog.at_level(logging.WARNING, logger="mimose"):
         checks = DeviceChecks(_Convolutions(), _CUDA)
-        assert 1 == len(_warnings(caplog))
-        checks.before_step()
-    assert 1 == len(_warnings(caplog))
-    assert "benchmark = False" in _warnings(caplog)[0]
-
-
-def test_trials_switched_on_later_are_warned_of(caplog, benchmark):
-    """Switched on behind attach, it is said at the next step."""
-    benchmark(False)
-    with caplog.at_level(logging.WARNING, logger="mimose"):
-        checks = DeviceChecks(_Convolutions(), _CUDA)
-        checks.before_step()
-        assert [] == _warnings(caplog)
+        assert len(_warnings(caplog)) == (not is_late)
         benchmark(True)
         checks.before_step()
         checks.before_step()
+        DeviceChecks(torch.nn.Linear(2, 2), _CUDA)  # without convolutions
     assert 1 == len(_warnings(caplog))
-
-
-@pytest.mark.parametrize(
-    ("model", "device"),
-    [(torch.nn.Linear(2, 2), _CUDA), (_Convolutions(), torch.device("cpu"))],
-)
-def test_without_convolutions_or_cudnn_there_is_nothing_to_say(
-    caplog, benchmark, model, device
-):
-    """The setting does nothing to other models, or on other devices."""
-    benchmark(True)
-    with caplog.at_level(logging.WARNING, logger="mimose"):
-        DeviceChecks(model, device).before_step()
-    assert [] == _warnings(caplog)
-
-
-def test_capture_is_looked_for_on_cuda(monkeypatch):
-    """A step under capture is refused, and the next one outside of it is not."""
-    is_on = [False]
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_on[0])
-    checks = DeviceChecks(torch.nn.Linear(2, 2), _CUDA)
-    is_on[0] = True
-    with pytest.raises(mimose.MimoseError, match=r"captured on cuda:0.*detach"):
-        checks.before_step()
-    is_on[0] = False
-    checks.before_step()
-
-
-def test_a_build_without_capture_has_nothing_to_ask(monkeypatch):
-    """Some builds of torch name the function, and raise where it is called."""
-
-    def dummy():
-        msg = "Tried to instantiate dummy base class"
-        raise RuntimeError(msg)
-
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", dummy)
-    DeviceChecks(torch.nn.Linear(2, 2), _CUDA).before_step()
-
-
-def test_a_step_on_the_cpu_asks_no_device():
-    """There is no capture to look for there."""
-    assert (
-        DeviceChecks(torch.nn.Linear(2, 2), torch.device("cpu"))._is_capturing is None
-    )
+    assert "benchmark = False" in _warnings(caplog)[0]
 
 
 def test_a_graphed_model_is_refused(toys):
@@ -112,14 +58,6 @@ def test_a_graphed_model_is_refused(toys):
     with pytest.raises(mimose.MimoseError, match=message):
         mimose.attach(model, "1TiB")
     assert new_fwd is model.blocks[1].forward
-
-
-def test_torch_still_replaces_forward_by_that_name():
-    """The name above is that of a function inside torch's."""
-    source = inspect.getsource(torch.cuda.make_graphed_callables)
-    assert "def make_graphed_callables(" in source
-    assert "func.forward = make_graphed_forward(" in source
-    assert "def new_fwd(" in source
 
 
 @pytest.mark.sim

@@ -5,7 +5,6 @@ import logging
 import pytest
 
 import mimose
-from mimose.run.epoch import largest
 
 WIDTH = 64
 LENGTHS = (64, 200, 90, 150, 120, 77, 180, 101)
@@ -96,12 +95,3 @@ def test_what_is_no_shape_is_refused(toys):
         with pytest.raises(ValueError, match=r"x\.0 must be an integer"):
             session.expect([{"x.0": size}])
     session.detach()
-
-
-def test_only_what_nothing_covers_is_looked_at():
-    """Of each set of names the shapes that no other is at least as large as."""
-    shapes = [(("s", 3), ("t", 9)), (("s", 5), ("t", 4)), (("s", 3), ("t", 4))]
-    assert shapes[:2] == largest(shapes)
-    assert [(("u", 9),), (("s", 1),)] == largest(
-        [(("s", 1),), (("u", 9),), (("u", 8),)]
-    )

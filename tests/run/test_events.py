@@ -1,14 +1,9 @@
 """Where the calls of units stand in a step, and where they stand outside of one."""
 
-from typing import ClassVar
-
-import pytest
 import torch
-from torch import nn
 
 import mimose
 import mimose.run.actions.recompute
-from mimose.watch.kv_cache import caching_modules
 
 
 def test_each_call_of_a_unit_is_an_event(toys, meter):
@@ -19,14 +14,6 @@ def test_each_call_of_a_unit_is_an_event(toys, meter):
     found, session = toys.compare(model, batches * 2, planner=planner, meter=meter)
     assert [] == found
     assert ("recompute", "keep", "recompute") == session.records[-1].actions
-
-
-def test_every_k_counts_events_in_order(toys):
-    """`every-3` recomputes the events 0, 3 and 6."""
-    model = toys.chain(7)
-    _, session = toys.compare(model, [toys.inputs()], planner="every-3")
-    expected = ["recompute", "keep", "keep"] * 2 + ["recompute"]
-    assert expected == list(session.records[0].actions)
 
 
 def test_a_unit_called_outside_the_root_runs_plainly(toys):
@@ -55,14 +42,6 @@ def test_a_recomputed_step_holds_less(toys):
     assert held["full"] < 0.5 * held["none"]
 
 
-def test_the_outermost_caching_modules_are_found(toys):
-    """GPT-2's head model and T5 as a whole pass the flag on; ViT has no cache."""
-    gpt2, t5 = toys.zoo_model("gpt2"), toys.zoo_model("t5")
-    assert [gpt2] == caching_modules(gpt2)
-    assert [t5] == caching_modules(t5)
-    assert [] == caching_modules(toys.zoo_model("vit"))
-
-
 def test_a_cache_that_is_asked_for_is_made(toys):
     """Who passes `use_cache=True` in training means it, and nothing fails."""
     model = toys.zoo_model("gpt2")
@@ -71,39 +50,6 @@ def test_a_cache_that_is_asked_for_is_made(toys):
         output = model(ids, labels=ids, use_cache=True)
         assert output.past_key_values is not None
         output.loss.backward()
-
-
-@pytest.mark.parametrize("planner", ["none", "full", "auto"])
-def test_every_layer_is_known_after_a_step(toys, planner):
-    """Also those that are kept; what they change is not looked for again."""
-    model = toys.chain(3)
-    with mimose.attach(model, "1TiB", planner=planner, meter="prediction") as session:
-        model(toys.inputs()).sum().backward()
-        assert all(unit.is_known for unit in session._engine.units)
-
-
-class _Drifting(nn.Module):
-    """Adds what nobody saves."""
-
-    calls: ClassVar[list[int]] = []
-
-    def __init__(self, width):
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x):
-        """Return something else each time."""
-        self.calls.append(1)
-        return torch.relu(self.linear(x)) * (1 + len(self.calls))
-
-
-def test_layers_that_cannot_be_repeated_are_found_under_full(toys, caplog):
-    """The first recomputation runs to its end, whatever the planner."""
-    model = toys.chain(3, make=_Drifting)
-    with mimose.attach(model, "1TiB", planner="full", meter="prediction") as session:
-        model(toys.inputs()).sum().backward()
-    assert {f"blocks.{n}" for n in range(3)} == set(session.summary().kept_units)
-    assert "it returned something else" in caplog.text
 
 
 def test_frozen_layers_are_not_checkpointed(toys, meter, monkeypatch):

@@ -165,18 +165,17 @@ def test_every_step_takes_one(take: Take, options: dict[str, Any]) -> None:
     assert set(told) == {expected}
 
 
-@pytest.mark.parametrize("options", [FULL, PLANNED], ids=["full", "planned"])
-def test_some_steps_take_one(options: dict[str, Any]) -> None:
+def test_some_steps_take_one() -> None:
     """Steps without one are planned, those with one train exactly."""
-    told = _check(lambda: Model(_forces, lambda i: i % 3 == 0), options, n=12)
-    assert options is FULL or told[0] == INNER_GRADIENT
+    told = _check(lambda: Model(_forces, lambda i: i % 3 == 0), PLANNED, n=12)
+    assert told[0] == INNER_GRADIENT
     assert "" in told
 
 
-@pytest.mark.parametrize("take", [_detached, _backward, _partly])
-def test_planned_steps_take_one(take: Take) -> None:
+def test_planned_steps_take_one() -> None:
     """Where nothing is measured any more, all steps but the first say so."""
-    told = _check(lambda: Model(take, lambda i: i >= 14 and i % 2 == 0), PLANNED, n=22)
+    is_odd = lambda i: i >= 14 and i % 2 == 0  # noqa: E731
+    told = _check(lambda: Model(_partly, is_odd), PLANNED, n=22)
     assert told[8:14] == [""] * 6
     assert told[16:] == [INNER_GRADIENT, ""] * 3
 
@@ -220,8 +219,7 @@ class Averages(nn.Module):
         return h
 
 
-@pytest.mark.parametrize("late", [0, 7])
-@pytest.mark.parametrize("options", [FULL, PLANNED], ids=["full", "planned"])
+@pytest.mark.parametrize(("options", "late"), [(FULL, 0), (PLANNED, 7)])
 def test_layers_that_are_found_impure(options: dict[str, Any], late: int) -> None:
     """The forward is run again, though a gradient in it has told of them before."""
 

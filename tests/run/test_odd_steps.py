@@ -17,13 +17,12 @@ OPTIONS: list[dict[str, Any]] = [
     for options in ({"planner": "full"}, PLANNED)
 ]
 REASONS = {
-    "none": "no layer was called",
-    "frozen": "layers that were planned for ran without gradients",
-    "reentrant": "layers that were planned for ran without gradients",
-    "twice": "more layers ran than in the steps measured at such inputs",
-    "nothing": "no tensors were found in what the model returned (NoneType), so its "
-    "backward was not observed",
-    "cut off": "what the model returned needs no gradient, so no backward was observed",
+    "none": "no layer",
+    "frozen": "without gradients",
+    "reentrant": "without gradients",
+    "twice": "more layers ran",
+    "nothing": "NoneType",
+    "cut off": "needs no gradient",
 }
 
 
@@ -104,20 +103,19 @@ def _train(
 MANNERS = ["checkpointed", "inside", "inside, reentrant", "same", "subset", *REASONS]
 
 
-@pytest.mark.parametrize("odd", [range(2), range(7, 9)], ids=["first", "midway"])
-@pytest.mark.parametrize("manner", MANNERS)
+_AT_FIRST = [("checkpointed", range(2)), ("twice", range(2))]
+
+
+@pytest.mark.parametrize(
+    ("manner", "odd"), [*((manner, range(9, 11)) for manner in MANNERS), *_AT_FIRST]
+)
 def test_odd_steps_train_exactly(manner: str, odd: range) -> None:
-    """Whatever the layers do in some steps, all steps are equal to bare ones."""
+    """Whatever layers do, all steps are equal to bare ones; the record says why."""
     bare, _ = _train(manner, odd, None)
     for options in OPTIONS:
-        ours, _ = _train(manner, odd, options)
+        ours, told = _train(manner, odd, options)
         for theirs, own in zip(bare, ours, strict=True):
             assert (theirs is None) == (own is None)
             assert theirs is None or own is None or torch.equal(theirs, own)
-
-
-@pytest.mark.parametrize("manner", REASONS)
-def test_odd_steps_tell_the_cause(manner: str) -> None:
-    """What a planned step did other than planned is the reason in its record."""
-    _, told = _train(manner, range(9, 10), OPTIONS[1])
-    assert told[9] == REASONS[manner]
+    if odd.start and manner in REASONS:
+        assert REASONS[manner] in told[odd.start]

@@ -46,7 +46,7 @@ def test_a_plain_loop_loses_one_step() -> None:
     """After one failed step the whole family is kept."""
     model = _model()
     session = mimose.attach(model, budget="1TiB", planner="full")
-    with pytest.raises(mimose.RecomputationError):
+    with pytest.raises(mimose.RecomputationError, match=r"2 .*session\.step"):
         _forward(model).backward()
     model.zero_grad()
     _forward(model).backward()

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.measure.meters.usage import has_expandable_segments
 
 pytestmark = pytest.mark.sim
 
@@ -120,20 +119,6 @@ def test_it_falls_with_a_forwards_graph(sim):
         assert sim.get_per_process_memory_fraction() == 1.0
 
 
-def test_a_failure_that_says_nothing_of_the_device_changes_no_plan(sim):
-    """More than there ever was is asked for between two steps, and caught."""
-    training = _Training()
-    with mimose.attach(training.model, "400MiB") as session:
-        for n in (256, 512, 768, 1024) * 4:
-            training.step(n)
-        with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(2**40, dtype=torch.uint8, device="sim")
-        sim.empty_cache()
-        training.step(1024)
-    assert session.records[-1].phase == "plan"
-    assert "keep" in session.records[-1].actions
-
-
 def test_a_users_own_fraction_comes_back(sim):
     """And where that is lower than the budget it holds in the step, too."""
     training = _Training()
@@ -237,11 +222,3 @@ def test_less_is_planned_for_where_others_hold_the_device(sim):
             training.step(4096)
     assert session.summary().retries <= 1
     assert session.records[-1].reserved_peak_bytes <= 270 * MIB
-
-
-@pytest.mark.parametrize("text", ["", "expandable_segments: True", "max_split_size:9"])
-def test_settings_say_whether_segments_grow(monkeypatch, text):
-    """From the environment; torch's own answer would read it once and for all."""
-    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "")
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", text)
-    assert ("expandable" in text) == has_expandable_segments()

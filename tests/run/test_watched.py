@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import mimose
-from mimose.run.watched import WatchedBatches
 
 WIDTH = 16
 N_BATCHES = 90
@@ -46,13 +45,12 @@ def _misses(session):
     return [r.step for r in list(session.records)[45:] if not r.cache_hit]
 
 
-@pytest.mark.parametrize("kind", ["loader", "list", "generator"])
+@pytest.mark.parametrize("kind", ["loader", "generator"])
 def test_plans_are_there_before_their_batches(toys, kind):
     """Whatever the batches come from; without watching, new shapes have none."""
     model = toys.chain(4, WIDTH)
     batches = {
         "loader": lambda: DataLoader(_Batches(), batch_size=None, num_workers=2),
-        "list": lambda: list(map(_batch, _lengths())),
         "generator": lambda: map(_batch, _lengths()),
     }[kind]()
     with toys.counting() as meter, mimose.attach(model, "1TiB", meter=meter) as session:
@@ -172,15 +170,3 @@ def test_a_loader_of_which_nothing_is_left_takes_its_pipe_along():
     assert before + 2 == _n_files()
     session.detach()
     assert before >= _n_files()
-
-
-def test_what_cannot_be_watched_is_refused():
-    """A model, or a number of batches that is none."""
-    session, _ = _watched([])
-    with pytest.raises(TypeError, match="an iterable of batches, got 3"):
-        session.watch(3)
-    for ahead in (-1, 1.5, True):
-        with pytest.raises(ValueError, match="ahead must be an integer"):
-            session.watch([], ahead=ahead)
-    assert isinstance(session.watch([]), WatchedBatches)
-    session.detach()

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import mimose
-from benchmarks.proofs.single_layers import alone, saved_bytes
 
-ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
+ZOO = ("bert", "resnet")
 ACTIONS = ("keep", "lean", "recompute")
 N_ROWS = (40, 96, 64, 48, 80, 56, 88, 72, 44, 92, 60, 76, 84, 52, 68)
 
@@ -53,27 +52,36 @@ def test_it_is_learned_and_planned(toys, meter):
     assert "lean" in session.report()
 
 
+LARGE = {
+    "bert": {"batch": 8, "length": 128},
+    "gpt2": {"batch": 8, "length": 60},
+    "t5": {"batch": 8, "source": 64, "target": 64},
+    "vit": {"batch": 8, "height": 64, "width": 64},
+    "resnet": {"batch": 4, "height": 64, "width": 64},
+}
+
+
 @pytest.mark.parametrize(
     ("name", "share"),
-    [
-        ("bert", 0.48),
-        ("bert-eager", 0.48),
-        ("gpt2", 0.65),
-        ("t5", 0.60),
-        ("llama", 0.48),
-        ("vit", 0.38),
-        ("resnet", 0.24),
-    ],
+    [("bert", 0.5), ("gpt2", 0.6), ("t5", 0.55), ("vit", 0.45), ("resnet", 0.25)],
 )
-def test_it_frees_a_good_part_of_a_layer(freed, always_lean, name, share):
-    """Of what a layer saves beyond its input and output, and with no product."""
-    torch.manual_seed(0)
-    model, x = alone(name, 2)
-    saved = saved_bytes(model, x)
-    with mimose.attach(model, units=["layers.0"], **always_lean) as session:
-        model(x).backward()
-    assert freed[-1] / saved >= share
-    assert 0 == session.records[-1].recomputed_flops
+def test_it_frees_a_good_part_of_what_recomputing_frees(toys, name, share):
+    """Between forward and backward, with no product."""
+    held = {}
+    (batch,) = toys.zoo_batches(name, 1, [LARGE[name]])
+    for action in ACTIONS:
+        model = toys.zoo_model(name)
+        options = {"actions": ACTIONS, "planner": toys.Always(action)}
+        with mimose.attach(model, "1TiB", **options) as session:
+            for _ in range(3):
+                with toys.StorageTracker() as tracker:
+                    loss = toys.forward(model, batch)
+                    held[action] = tracker.live_bytes
+                loss.backward()
+                del loss
+        assert (action == "recompute") == bool(session.summary().recomputed_flops)
+    most = held["keep"] - held["recompute"]
+    assert share * most < held["keep"] - held["lean"] < most
 
 
 class Halving(torch.nn.Module):

@@ -1,4 +1,7 @@
-"""Users' own autograd Functions, recomputed as torch's documentation allows them."""
+"""Users' own autograd Functions, recomputed as torch's documentation allows them.
+
+More of them, plainer ones, are parts of random programs.
+"""
 
 from __future__ import annotations
 
@@ -30,51 +33,6 @@ class _Inputs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         x, _, w = ctx.saved_tensors
         return _product(grads[0], x, w)
-
-
-class _Outputs(_Inputs):
-    """Saves its output and an intermediate."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
-        inner = torch.sigmoid(x * w)
-        y = inner.exp()
-        ctx.save_for_backward(x, w, inner, y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, w, inner, y = ctx.saved_tensors
-        return _product(grads[0] * y * inner * (1 - inner), x, w)
-
-
-class _OnContext(_Inputs):
-    """Keeps tensors, and what is none, on its context."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
-        ctx.held = {"x": x, "w": [w]}
-        ctx.scale = float((x * w).detach().abs().sum())
-        return x * w * ctx.scale
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _product(grads[0] * ctx.scale, ctx.held["x"], ctx.held["w"][0])
-
-
-class _Dirty(_Inputs):
-    """Edits its input in place, and saves nothing of it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
-        ctx.mark_dirty(x.mul_(w))
-        ctx.save_for_backward(w)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (w,) = ctx.saved_tensors
-        return grads[0] * w, None
 
 
 class _Several(_Inputs):
@@ -139,15 +97,6 @@ class _Recomputes(_Inputs):
         return both[0].grad, both[1].grad
 
 
-class _AsItIs(_Inputs):
-    """Returns its input itself."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
-        ctx.save_for_backward(x, None, w)
-        return x
-
-
 class _View(_Inputs):
     """Returns a view of its input."""
 
@@ -155,22 +104,6 @@ class _View(_Inputs):
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
         ctx.save_for_backward(x, None, w)
         return x.view_as(x)
-
-
-class _FilledLater(_Inputs):
-    """Saves a tensor, and fills it afterwards."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
-        later = torch.empty_like(x)
-        ctx.save_for_backward(later, x, w)
-        later.copy_(x * w)
-        return later * 2
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        later, x, w = ctx.saved_tensors
-        return _product(grads[0] * 2 + 0 * later, x, w)
 
 
 class _SetUp(torch.autograd.Function):
@@ -243,22 +176,17 @@ def _mapped(x: torch.Tensor, w: torch.Tensor) -> Any:
 
 _FUNCTIONS = [
     _Inputs,
-    _Outputs,
-    _OnContext,
-    _Dirty,
     _Several,
     _Needed,
     _ReadAgain,
     _Recomputes,
-    _AsItIs,
     _View,
-    _FilledLater,
     _SetUp,
     _Nested,
 ]
 _WAYS = [*(f.apply for f in _FUNCTIONS), _operator, _filled, _checkpointed, _mapped]
 _NAMES = [f.__name__ for f in _FUNCTIONS] + ["operator", "filled", "checkpoint", "vmap"]
-_DIFFERENTIABLE = [_Inputs, _Outputs, _ReadAgain, _View, _SetUp]
+_DIFFERENTIABLE = [_Inputs, _ReadAgain, _View]
 
 
 class _Layer(nn.Module):

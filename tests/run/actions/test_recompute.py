@@ -84,45 +84,6 @@ def test_a_layer_handed_what_cannot_be_saved_is_kept(planner):
     assert 0 == session.records[-1].retries
 
 
-class Grown(nn.Module):
-    """Saves what it returns, not what it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.shift = nn.Parameter(torch.zeros(WIDTH))
-
-    def forward(self, x):
-        """Map (rows, width) to the same."""
-        return torch.exp(x + self.shift)
-
-
-class Halves(nn.Module):
-    """Parts its input, and overwrites all of it behind the layers' backs."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(Grown() for _ in range(2))
-
-    def forward(self, x):
-        """Map (rows, width) to one number."""
-        x = x * 1.0
-        parts = [self.blocks[i](part) for i, part in enumerate(x.chunk(2))]
-        with torch.no_grad():
-            x.zero_()
-        return torch.cat(parts).square().mean()
-
-
-def test_parts_of_a_tensor_that_is_edited(toys):
-    """One of several views cannot be asked for its graph any more: they are kept."""
-    batches = [torch.randn(8, WIDTH, requires_grad=True) for _ in range(3)]
-    model = Halves()
-    bare = toys.train(copy.deepcopy(model), batches)
-    with mimose.attach(model, "1TiB", planner="full", units=["blocks"]) as session:
-        trained = toys.train(model, batches)
-    assert [] == toys.differences(bare, trained)
-    assert {"blocks.0", "blocks.1"} == set(session.summary().kept_units)
-
-
 class Fixed:
     """Recomputes the first events, keeps the others."""
 
@@ -138,16 +99,6 @@ class Fixed:
     def plan(self, problem):
         """Never asked."""
         raise NotImplementedError
-
-
-def test_an_action_that_there_is_not():
-    """The error names what the planner returned, and what it may."""
-    model = Row(torch.zeros(WIDTH))
-    with (
-        mimose.attach(model, "1TiB", planner=Fixed("offload")),
-        pytest.raises(mimose.MimoseError, match="returned 'offload'; the actions in"),
-    ):
-        _run(model)
 
 
 def test_whatever_is_kept_can_be_recomputed_instead():

@@ -2,8 +2,6 @@
 
 import contextlib
 import copy
-import gc
-import threading
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import mimose
-from mimose.run.actions.replay.rebuild import Rebuild
 
 WIDTH = 64
 ROWS = (32, 48, 32, 17)
@@ -128,16 +125,6 @@ class Gathered(_Two):
         return self.b(h * torch.sigmoid(h))
 
 
-class Closure(_Two):
-    """Reads a tensor with a graph that it is not given."""
-
-    other = None
-
-    def forward(self, x):
-        """Map (rows, width) to the same."""
-        return self.b(torch.tanh(self.a(x)) * functional.gelu(self.other))
-
-
 class Modulated(_Two):
     """Parts of one product, zero at first: views that are not known as such."""
 
@@ -169,28 +156,6 @@ class Detached(_Two):
         return self.b(h * other) + torch.tanh(h) * h
 
 
-class Clamped(_Two):
-    """Edits what it has used, where autograd does not see it and nobody minds."""
-
-    def forward(self, x):
-        """Map (rows, width) to the same."""
-        h = self.a(x)
-        y = h + x
-        h.data.clamp_(-0.5, 0.5)
-        return self.b(functional.silu(y)) + h
-
-
-class Long(_Two):
-    """More operators in a row than Python calls may be nested."""
-
-    def forward(self, x):
-        """Map (rows, width) to the same."""
-        h = self.a(x)
-        for _ in range(400):
-            h = torch.sigmoid(h)
-        return self.b(h)
-
-
 KINDS = (
     Activation,
     Norm,
@@ -202,7 +167,7 @@ KINDS = (
     Gathered,
     Modulated,
 )
-KEPT = (Detached, Clamped, Long)
+KEPT = (Detached,)
 """Of these not everything that looks as if it could be let go can be."""
 
 
@@ -246,9 +211,10 @@ def _same(one, other):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_layer_trains_the_same(toys, freed, always_lean, kind):
-    """Whatever lies in it, over several shapes."""
+    """Whatever lies in it, over several shapes and another layout."""
     model = Row(kind)
     batches = [_inputs(n_rows) for n_rows in ROWS * 2]
+    batches += [_inputs().t().contiguous().t(), _inputs()]
     bare = toys.train(copy.deepcopy(model), batches)
     with mimose.attach(model, **always_lean):
         trained = toys.train(model, batches)
@@ -265,49 +231,6 @@ def test_what_only_looks_as_if_it_could_be_rebuilt(toys, always_lean, kind):
     with mimose.attach(model, **always_lean):
         trained = toys.train(model, batches)
     assert [] == toys.differences(bare, trained)
-
-
-def test_batch_norm_that_is_frozen_in_mid_training(toys, always_lean):
-    """In evaluation mode it is no longer rebuilt from its batch."""
-
-    def run(model):
-        found = toys.train(model, [_inputs()] * 3)
-        for block in model.blocks:
-            block.norm.eval()
-        return found + toys.train(model, [_inputs()] * 3)
-
-    model = Row(Batches)
-    bare = run(copy.deepcopy(model))
-    with mimose.attach(model, **always_lean):
-        trained = run(model)
-    assert [] == toys.differences(bare, trained)
-
-
-def test_another_layout(toys, always_lean):
-    """Inputs of the same sizes, whose rows lie otherwise in memory."""
-    model = Row(Activation)
-    turned = _inputs().t().contiguous().t()
-    batches = [_inputs(), _inputs(), turned, _inputs(), turned]
-    bare = toys.train(copy.deepcopy(model), batches)
-    with mimose.attach(model, **always_lean):
-        trained = toys.train(model, batches)
-    assert [] == toys.differences(bare, trained)
-
-
-def test_gradients_of_a_part_before_all_of_them(always_lean):
-    """Each backward counts anew what it asks for."""
-    model = Row(Activation)
-
-    def backward(loss, _):
-        found = torch.autograd.grad(loss, [model.blocks[1].b.weight], retain_graph=True)
-        loss.backward()
-        return found
-
-    found = [
-        _gradients(model, _inputs(), backward, options)
-        for options in (None, always_lean)
-    ]
-    assert _same(*found)
 
 
 def test_a_sum_in_place_behind_a_layer(toys, always_lean):
@@ -335,80 +258,6 @@ def test_a_sum_in_place_behind_a_layer(toys, always_lean):
     assert [] == toys.differences(bare, trained)
 
 
-def _twice(loss, _):
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-
-def _in_parts(loss, leaf):
-    found = torch.autograd.grad(loss, [leaf], retain_graph=True)
-    loss.backward()
-    return found
-
-
-def _double(loss, leaf):
-    (first,) = torch.autograd.grad(loss, [leaf], create_graph=True)
-    first.square().sum().backward()
-
-
-def _elsewhere(loss, _):
-    thread = threading.Thread(target=loss.backward)
-    thread.start()
-    thread.join()
-
-
-def _cast(loss, _):
-    with torch.autocast("cpu", torch.bfloat16):
-        loss.backward()
-
-
-@pytest.mark.parametrize("backward", [_twice, _in_parts, _double, _elsewhere, _cast])
-@pytest.mark.parametrize("kind", [Activation, Norm])
-def test_other_ways_to_run_a_backward(kind, backward, always_lean):
-    """A graph kept, in parts, differentiated again, in a thread, under autocast."""
-    model = Row(kind)
-    found = [
-        _gradients(model, _inputs(), backward, options)
-        for options in (None, always_lean)
-    ]
-    assert _same(*found)
-
-
-def test_under_autocast(always_lean):
-    """The graph of a forward in two precisions is another one."""
-    model = Row(Activation)
-    found = [
-        _gradients(
-            model,
-            _inputs(),
-            lambda loss, _: loss.backward(),
-            options,
-            lambda: torch.autocast("cpu", torch.bfloat16),
-        )
-        for options in (None, always_lean)
-    ]
-    assert _same(*found)
-
-
-def test_a_tensor_that_was_not_given(always_lean):
-    """A graph older than the call is not walked, and what hangs on it is kept."""
-
-    def run(options):
-        torch.manual_seed(2)
-        model = Row(Closure)
-        other = torch.randn(32, WIDTH, requires_grad=True)
-        for block in model.blocks:
-            block.other = torch.tanh(other) * 3
-
-        def backward(loss, _):
-            loss.backward()
-            return (other.grad,)
-
-        return _gradients(model, _inputs(), backward, options)
-
-    assert _same(run(None), run(always_lean))
-
-
 def test_an_epsilon_that_is_changed_is_read_anew(always_lean):
     """It is the module's own, before the forward and not in between."""
     model = Row(Norm)
@@ -424,22 +273,6 @@ def test_an_epsilon_that_is_changed_is_read_anew(always_lean):
         for options in (None, always_lean)
     ]
     assert _same(*found)
-
-
-def test_an_epsilon_from_elsewhere_that_is_changed(toys, freed, always_lean):
-    """At first found to be the module's, it is not any more: nothing is let go."""
-    model = Row(Norm)
-    twin = copy.deepcopy(model)
-    bare = toys.train(twin, [_inputs()] * 3)
-    with mimose.attach(model, **always_lean):
-        trained = toys.train(model, [_inputs()] * 3)
-        n_freed = len(freed)
-        for each in (model, twin):
-            each.blocks[0].small = 1e-2
-        trained += toys.train(model, [_inputs()] * 2)
-    assert [] == toys.differences(bare + toys.train(twin, [_inputs()] * 2), trained)
-    assert len(freed) == n_freed + 4
-    assert min(freed[n_freed:]) < freed[0]  # another recipe, without that norm
 
 
 def test_a_number_that_is_changed_is_noticed(toys, freed, always_lean):
@@ -480,25 +313,3 @@ def test_the_users_own_hooks_have_what_is_saved(toys, freed, always_lean):
         trained = toys.train(model, [_inputs()])
     assert [] == toys.differences(bare, trained)
     assert [] == freed
-
-
-def test_nothing_is_left_behind(always_lean):
-    """A graph that goes without a backward takes all along; so does one that ran."""
-    model = Row(Activation)
-    gc.collect()
-    gc.disable()
-    try:
-        with mimose.attach(model, **always_lean):
-            loss = model(_inputs().requires_grad_())
-            assert len(_rebuilds()) == 2
-            del loss
-            assert [] == _rebuilds()
-            loss = model(_inputs().requires_grad_())
-            loss.backward()
-            assert [] == _rebuilds()
-    finally:
-        gc.enable()
-
-
-def _rebuilds():
-    return [each for each in gc.get_objects() if type(each) is Rebuild]

@@ -16,12 +16,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GIB = 2**30
 
 
-def test_what_is_free():
-    """At most what the machine has."""
-    total = budget.os.sysconf("SC_PAGE_SIZE") * budget.os.sysconf("SC_PHYS_PAGES")
-    assert 0 < free_bytes() <= total
-
-
 def test_a_container_has_what_its_limit_leaves(monkeypatch, tmp_path):
     """The limit less what is used; no limit is written as a word."""
     limit, used = tmp_path / "max", tmp_path / "current"
@@ -68,35 +62,13 @@ def test_more_than_the_machine_has():
         make_host(CUDA, "1000TiB")
 
 
-def test_a_container_has_its_limit(monkeypatch, tmp_path):
-    """Where that is less than the machine's memory."""
-    machine = budget.os.sysconf("SC_PAGE_SIZE") * budget.os.sysconf("SC_PHYS_PAGES")
-    limit = tmp_path / "max"
-    monkeypatch.setattr(budget, "_CGROUPS", ((str(limit), ""),))
-    for text, expected in (("4096\n", 4096), ("max\n", machine)):
-        limit.write_text(text)
-        assert expected == budget.total_bytes()
-
-
 def test_a_model_on_the_host(toys):
     """It has nowhere to send anything: not by name, and not with a budget."""
     model = toys.chain(2)
     assert make_host(CPU, None) is None
-    with pytest.raises(ValueError, match=r"\['offload'\] hold tensors on the host"):
+    with pytest.raises(ValueError, match="'offload'"):
         mimose.attach(model, "1TiB", actions=("keep", "offload", "recompute"))
-    with pytest.raises(BudgetError, match="the model is on the host itself"):
+    with pytest.raises(BudgetError, match="on the host itself"):
         mimose.attach(model, "1TiB", actions="all", host_budget="1GiB")
     with mimose.attach(model, "1TiB", actions="all") as session:
         assert session.summary().host is None
-
-
-def test_no_action_for_the_budget(toys):
-    """A budget that nothing would use is a mistake."""
-    with pytest.raises(BudgetError, match="'exact' holds anything on the host"):
-        mimose.attach(toys.chain(2), "1TiB", host_budget="1GiB")
-
-
-def test_pinned_where_copies_need_it(monkeypatch):
-    """On CUDA it is pinned, which is not done before anything is held."""
-    monkeypatch.setattr(budget, "OffloadCodec", lambda memory, _: memory)
-    assert make_host(CUDA, "1GiB").is_pinned

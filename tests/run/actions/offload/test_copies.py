@@ -6,7 +6,6 @@ import torch
 from mimose.run.actions.offload.copies import (
     PlainCopies,
     StreamCopies,
-    make_copies,
 )
 
 CPU = torch.device("cpu")
@@ -101,11 +100,6 @@ def test_bytes_go_and_come_back(kind, sizes, streams):
     assert torch.equal(source, back)
 
 
-def test_which_copies_a_device_gets():
-    """Memory that is not pinned is copied while everybody waits."""
-    assert isinstance(make_copies(CPU, is_pinned=False), PlainCopies)
-
-
 def test_a_copy_out_waits_for_what_it_copies(streams):
     """And the computing for the copy, before the memory is anybody else's."""
     StreamCopies(streams).to_host(_bytes(8), _pieces(8), 0.0)
@@ -161,15 +155,3 @@ def test_what_nobody_has_asked_for_is_waited_for_as_it_goes(streams):
     del coming
     assert ["c awaits in1"] == streams.log
     assert computing is not streams.computing
-
-
-def test_a_copy_that_fails_half_way(streams):
-    """What it has begun with lives until the computing waits for it."""
-    copies = StreamCopies(streams)
-    wrong = [torch.empty(8, dtype=torch.uint8), torch.empty((), device="meta")]
-    source = _bytes(16)
-    with pytest.raises((RuntimeError, IndexError)):
-        copies.to_host(source, wrong, 0.0)
-    assert "out records out1" == streams.log[-1]
-    copies.to_host(_bytes(8), _pieces(8), 0.0)
-    assert ["c awaits out1", "c awaits out2"] == streams.log[-2:]

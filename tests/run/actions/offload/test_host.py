@@ -1,13 +1,11 @@
 """Memory of the host is lent within its budget, and comes back by itself."""
 
 import gc
-import threading
 
-import pytest
 import torch
 
 from mimose.run.actions.offload import host
-from mimose.run.actions.offload.host import LEAST_PIECE, HostMemory, powers_of_two
+from mimose.run.actions.offload.host import LEAST_PIECE, HostMemory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -60,19 +58,6 @@ class Piece:
         kept[self.nbytes] = kept.get(self.nbytes, 0) + 1
 
 
-def test_what_is_lent_is_counted():
-    """Now and at its peak; nothing of it is pinned where nothing has to be."""
-    memory = HostMemory(1000, CPU)
-    one, other = memory.take(300), memory.take(600)
-    assert (900, 900) == (memory.held_bytes, memory.peak_bytes)
-    assert [300] == [piece.nbytes for piece in one.pieces]
-    del one
-    assert (600, 900) == (memory.held_bytes, memory.peak_bytes)
-    assert not memory.is_pinned
-    assert (0, 0) == (memory.pinned_bytes, memory.pinned_peak_bytes)
-    assert other.pieces
-
-
 def test_the_budget_is_never_passed():
     """What does not fit is refused and counted; it fits when something has gone."""
     memory = HostMemory(1000, CPU)
@@ -82,53 +67,6 @@ def test_the_budget_is_never_passed():
     del first
     assert memory.take(1000) is not None
     assert HostMemory(0, CPU).take(1) is None
-
-
-def test_a_budget_below_zero():
-    """It is an error that says so."""
-    with pytest.raises(ValueError, match="at least 0 bytes, got -1"):
-        HostMemory(-1, CPU)
-
-
-def test_what_dies_in_a_cycle_comes_back():
-    """It comes back when the collector has found it."""
-    memory = HostMemory(1000, CPU)
-    cycle = [memory.take(400)]
-    cycle.append(cycle)
-    del cycle
-    gc.collect()
-    assert 0 == memory.held_bytes
-
-
-def test_many_threads():
-    """Nothing is lost between them, and the budget holds for all together."""
-    memory, peaks = HostMemory(20_000, CPU), []
-
-    def work():
-        held = []
-        for number in range(2000):
-            held.append(memory.take(1000))
-            if number % 30 == 29:
-                held.clear()
-            peaks.append(memory.held_bytes)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert max(peaks) <= memory.peak_bytes <= 20_000
-    assert memory.n_refused > 0
-    assert 0 == memory.held_bytes
-
-
-@pytest.mark.parametrize("n_bytes", [1, 65536, 65537, 100 * 2**20, 2**30 - 1])
-def test_pieces_are_powers_of_two(n_bytes):
-    """Each once, so that no allocator rounds them up; little is lost."""
-    sizes = powers_of_two(n_bytes, LEAST_PIECE)
-    assert all(size & (size - 1) == 0 for size in sizes)
-    assert len(sizes) == len(set(sizes))
-    assert n_bytes <= sum(sizes) < n_bytes + LEAST_PIECE
 
 
 def test_what_is_pinned_stays_within_the_budget(monkeypatch):
