@@ -76,24 +76,12 @@ def test_a_bucket_ends_at_nine_tenths(sized):
     assert recomputed(Greedy(), sized((91, 100), 80.0)) == [0]
 
 
-def test_nearest_bucket_that_covers(sized):
-    """Of the events that cover what is missing, it takes the smallest."""
-    assert recomputed(Greedy(), sized((100, 50, 25), 30.0)) == [1]
-
-
 def test_counts_what_recomputation_still_holds(sized, with_fields):
     """Freed is what an event holds less its output."""
     problem = sized((100, 100), 95.0)
     held = problem.held_bytes.copy()
     held[:, 1] = 10.0
     assert recomputed(Greedy(), with_fields(problem, held_bytes=held)) == [0, 1]
-
-
-def test_takes_nothing_in_between(rng, measured_problem, with_fields):
-    """Of six actions it knows the first and the least, as it was published."""
-    problem = with_half(measured_problem(rng, "layers", 12), with_fields)
-    actions = Greedy().plan(problem).actions
-    assert {"keep", "recompute"} == set(actions)
 
 
 def test_takes_the_least_that_a_unit_has(rng, measured_problem, with_fields):
@@ -111,9 +99,3 @@ def test_does_not_see_the_peak(sized):
     plan = Greedy().plan(problem)
     assert plan.actions == ("keep", "keep")
     assert plan.peak_bytes > problem.budget_bytes
-
-
-def test_names():
-    """The two variants have names of their own."""
-    assert Greedy().name == "greedy"
-    assert Greedy(largest=False).name == "greedy-released"

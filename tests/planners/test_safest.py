@@ -12,9 +12,8 @@ from mimose.planners import (
 )
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-@pytest.mark.parametrize("nets_by_action", [False, True])
-@pytest.mark.parametrize("n_events", [0, 1, 5, 8])
+@pytest.mark.parametrize(("nets_by_action", "pairs"), [(False, False), (True, True)])
+@pytest.mark.parametrize("n_events", [0, 1, 7])
 def test_equals_brute_force(
     rng, random_problem, every_choice, n_events, nets_by_action, pairs
 ):
@@ -100,14 +99,3 @@ def test_lossy_within_the_host_budget(make_problem):
         host_budget_bytes=2.0,
     )
     assert "quantize" in safest_plan(problem).actions
-
-
-def test_holds_least_among_equals(make_problem):
-    """Where the peak is elsewhere anyway, it still holds little."""
-    problem = make_problem(
-        3,
-        held_bytes=np.array([[4.0, 1.0]] * 3),
-        cost=np.array([[0.0, 1.0]] * 3),
-        gap_excess_bytes=np.array([100.0, 0, 0, 0]),
-    )
-    assert safest_plan(problem).actions == ("recompute",) * 3

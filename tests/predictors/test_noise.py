@@ -53,25 +53,6 @@ def test_without_noise_everything_can_be_predicted():
     assert 0.99 < ceilings[1]
 
 
-def test_the_ceiling_of_two_rounds():
-    """The one predicts the other's throughput, either way; the middle of both."""
-    rounds = np.array([[1.0, 2.0], [1.0, 1.0]])
-    # Rates are (1, 1) and (1, 2) at x = (1, 2): 1 - 1/0.5 of the second's, and no part
-    # of the first's, which do not vary.
-    assert -np.inf == noise_ceiling(rounds, [1.0, 2.0])
-    rounds = np.array([[1.0, 1.0], [1.0, 0.5]])
-    # (1, 2) and (1, 4): 1 - 4/4.5 and 1 - 4/0.5.
-    expected = (1 - 4 / 4.5 + 1 - 4 / 0.5) / 2
-    assert expected == pytest.approx(noise_ceiling(rounds, [1.0, 2.0]))
-
-
-def test_many_rounds_are_drawn_alike():
-    """The same ceiling each time; better than that of a few."""
-    many = readings(1.0, noise=0.1, rounds=20).seconds
-    assert noise_ceiling(many, X) == noise_ceiling(many, X)
-    assert noise_ceiling(many, X) > noise_ceiling(many[:2], X)
-
-
 def test_the_interval_is_around_the_ratio():
     """And shrinks with the noise; the seed settles it."""
     widths = []

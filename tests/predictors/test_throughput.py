@@ -29,37 +29,23 @@ def drawn(rng):
     )
 
 
-@pytest.mark.parametrize(
-    ("plain", "mine"), pairs(), ids=lambda row: f"{row.model} {row.method}"
-)
-def test_every_published_verdict(plain, mine):
-    """By the two whole models, and by the p-score."""
-    is_faster = mine.most_throughput > plain.most_throughput
-    verdict = compare(plain.fitted, mine.fitted, plain.memory_bytes)
-    score = p_score(plain.fitted, mine.fitted)
-    assert is_faster is verdict.pays
-    assert is_faster == (score > p_point(plain.fitted, plain.memory_bytes))
-    assert "raises" == verdict.batch
+def test_every_published_verdict():
+    """By the two whole models, and by the p-score.
 
-
-def test_published_throughputs_are_predicted():
-    """To little more than a hundredth, in the median of 20 methods."""
+    Throughputs to little more than a hundredth, in the median of 20 methods.
+    """
     errors = []
-    for _, mine in pairs():
+    for plain, mine in pairs():
+        is_faster = mine.most_throughput > plain.most_throughput
+        verdict = compare(plain.fitted, mine.fitted, plain.memory_bytes)
+        score = p_score(plain.fitted, mine.fitted)
+        assert is_faster is verdict.pays
+        assert is_faster == (score > p_point(plain.fitted, plain.memory_bytes))
+        assert "raises" == verdict.batch
         best = mine.fitted.best_throughput(mine.memory_bytes)
         errors.append(abs(best.samples_per_second / mine.most_throughput - 1.0))
     assert 20 == len(errors)
     assert 0.012 > statistics.median(errors)
-
-
-def test_the_dearest_method_is_slower_by_its_time_a_sample():
-    """Swapping ResNet-50: ten times the time a sample, for 4% of fixed time."""
-    plain, mine = next(p for p in pairs() if "ResNet-50 swap" == " ".join(p[1][:2]))
-    verdict = compare(plain.fitted, mine.fitted, plain.memory_bytes)
-    slopes = mine.fitted.seconds.slope / plain.fitted.seconds.slope
-    fixed = plain.fitted.seconds.intercept / plain.fitted.step_seconds(151)
-    assert 9.6 == pytest.approx(1.0 / verdict.ratio, abs=0.05)
-    assert 1.0 / verdict.ratio == pytest.approx(slopes * (1.0 - fixed), rel=0.01)
 
 
 def test_the_largest_batch_just_fits():
@@ -71,12 +57,6 @@ def test_the_largest_batch_just_fits():
         assert memory < model.peak_bytes(batch + 1.0)
         if batch:
             assert memory * (1.0 + 1e-8) >= model.peak_bytes(batch)
-
-
-def test_a_batch_that_fits_exactly_is_whole():
-    """No rounding takes a sample away."""
-    model = MethodModel("plain", Series.line(0.1, 0.0), Series.line(1.0, 1.0))
-    assert all(n == model.largest_batch(0.1 * n) for n in range(1, 200))
 
 
 def test_no_batch_is_faster_than_the_best():
@@ -101,16 +81,6 @@ def test_below_what_was_measured_is_no_best():
     model = MethodModel("plain", Series.line(10.0, 0.0), seconds)
     assert (8.0, 8.0 / 5.0) == model.best_throughput(200.0)
     assert 5.0 == model.best_throughput(50.0).batch
-
-
-def test_memory_that_does_not_grow_sets_no_limit():
-    """Throughput is then that of an endless batch."""
-    model = MethodModel("flat", Series.line(0.0, 500.0), Series.line(0.5, 10.0))
-    assert (math.inf, 2.0) == model.best_throughput(600.0)
-    assert (0.0, 0.0) == model.best_throughput(400.0)
-    assert not compare(PLAIN, model, 3000.0).refused
-    measured = MethodModel("flat", fitted(0.0, 500.0), fitted(0.5, 10.0))
-    assert "inf times" in compare(PLAIN, measured, 3000.0).refused
 
 
 def fitted(slope, intercept, **changes):

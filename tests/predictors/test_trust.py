@@ -12,7 +12,6 @@ from mimose.predictors import (
     best_fit,
     polynomial,
 )
-from mimose.predictors import trust as trust_of
 
 NOISE = 1e3
 
@@ -121,51 +120,3 @@ def test_terms_of_noisy_readings_are_kept_for_a_quarter_more_shapes(shapes, n_se
     assert (before, 20, 25) == (n_searches(), nearly.n_searched, nearly.n_shapes)
     later = _fit(_noisy, shapes[:26], NOISE, nearly)
     assert (True, 26) == (before < n_searches(), later.n_searched)
-
-
-def test_terms_that_explain_noisy_readings_no_more_are_searched_for_again(
-    shapes, n_searches
-):
-    """One reading further off than noise is enough."""
-    like = _fit(_noisy, shapes[:20], NOISE)
-    before = n_searches()
-    odd = shapes[20]
-
-    def other(batch, length):
-        far = 0.1 * _attention(batch, length) if (batch, length) == odd else 0.0
-        return _noisy(batch, length) + far
-
-    _fit(other, shapes[:21], NOISE, like)
-
-    assert before < n_searches()
-
-
-def test_what_nothing_explains_is_searched_wide_now_and_then(shapes, monkeypatch):
-    """Sizes that strides have halved are thought of with a quarter more shapes."""
-
-    def odd(batch, length):
-        return 1e4 * batch * length + 1e5 * ((batch * 31 + length * 17) % 5)
-
-    made = []
-    wide = trust_of._exact_fit
-    monkeypatch.setattr(trust_of, "_exact_fit", lambda *a: made.append(a) or wide(*a))
-
-    like = _fit(odd, shapes[:20], is_excess=True)
-    nearly = _fit(odd, shapes[:25], like=like, is_excess=True)
-    assert (1, 20, 25) == (len(made), nearly.n_searched, nearly.n_shapes)
-    later = _fit(odd, shapes[:26], like=nearly, is_excess=True)
-
-    assert (2, 26) == (len(made), later.n_searched)
-    anew = _fit(odd, shapes[:25], is_excess=True)
-    assert anew.predict((50, 60)) == nearly.predict((50, 60))
-
-
-def test_a_fit_of_other_columns_is_none_to_start_from(shapes, n_searches):
-    """A size that begins to vary makes other terms."""
-    like = _fit(_attention, [(8, length) for _, length in shapes[:9]])
-    before = n_searches()
-
-    again = _fit(_attention, shapes, like=like)
-
-    assert before < n_searches()
-    assert again.is_exact
