@@ -108,15 +108,6 @@ def test_what_waited_as_it_failed_is_learned_by_who_asks(daemon, blocked):
     assert done == [2]
 
 
-def test_a_failure_that_comes_again_is_told_and_raised_nowhere(daemon):
-    """Training goes on, whatever fails in learning."""
-    daemon.submit(Lane.LEARN, 1, lambda: 1 / 0)
-    daemon.catch_up()
-    assert "ZeroDivisionError" in daemon.take_failure()
-    daemon.submit(Lane.LEARN, 2, lambda: [][0])
-    assert "IndexError" in daemon.take_failure()
-
-
 def test_it_gives_way_unless_somebody_waits(daemon):
     """Long work sleeps at its turns; not while a step waits for it, or for its end."""
     slept = []
@@ -162,8 +153,7 @@ def test_closed_it_does_nothing(daemon):
     assert _threads() == []
 
 
-@pytest.mark.parametrize("lane", Lane)
-def test_a_job_that_gives_way_ends_with_the_daemon(daemon, lane):
+def test_a_job_that_gives_way_ends_with_the_daemon(daemon):
     """Nobody waits for a search that would go on; it is no failure."""
     began = threading.Event()
 
@@ -172,7 +162,7 @@ def test_a_job_that_gives_way_ends_with_the_daemon(daemon, lane):
             began.set()
             give_way()
 
-    daemon.submit(lane, "search", search)
+    daemon.submit(Lane.REFINE, "search", search)
     assert began.wait(10)
     (thread,) = _threads()
     daemon.close()
@@ -232,7 +222,6 @@ sys.exit(0 if codes == {0} else f"children ended with {codes}")
     ("end", "code", "said"),
     [
         ("pass", 0, ""),
-        ("raise SystemExit(3)", 3, ""),
         ("1 / 0", 1, "ZeroDivisionError: division by zero"),
         ("raise KeyboardInterrupt", -2, "KeyboardInterrupt"),
     ],

@@ -6,8 +6,6 @@ import warnings
 import pytest
 import torch
 
-import mimose
-
 pytest.importorskip("datasets")
 pytest.importorskip("accelerate")
 with warnings.catch_warnings():
@@ -120,15 +118,6 @@ def test_a_loss_that_calls_the_model_for_each_text(saved, tmp_path, meter):
     assert N_STEPS == len(records)
     assert {6} == {len(record.actions) for record in records}
     assert {"plan"} == {record.phase for record in list(records)[-4:]}
-
-
-def test_a_session_of_ones_own_on_the_loss(saved, tmp_path, meter):
-    """`attach` to the loss does what the callback does."""
-    loss = _loss(saved, losses.MultipleNegativesRankingLoss)
-    trainer = _trainer(tmp_path, loss)
-    with mimose.attach(loss, "1TiB", meter=meter) as session:
-        trainer.train()
-    assert {"plan"} == {record.phase for record in list(session.records)[-4:]}
 
 
 def test_without_the_loss_its_forwards_are_one_step(saved, tmp_path, meter):

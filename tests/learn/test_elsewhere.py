@@ -1,11 +1,7 @@
 """What becomes of inputs that layers pack, from samples to a plan's growth."""
 
-import math
-
-import numpy as np
 import pytest
 
-from mimose.learn.elsewhere import boundaries, may_save_inputs
 from mimose.learn.growth import plan_growth
 from mimose.learn.measured_step import with_step
 from mimose.learn.model import CostModel, kinds_of
@@ -100,8 +96,6 @@ def test_what_packs_is_tried_before_it_is_planned(collected):
     [
         (0, 2, False),
         (1, 2, True),
-        (1, 3, False),
-        (2, 3, True),
         (2, 4, False),
         (3, 4, True),
     ],
@@ -138,19 +132,3 @@ def test_an_input_that_stays_is_there_twice(collected):
     assert not problem.releases_input[1, 1]
     rises = problem.backward_excess_bytes[1, 1] / N
     assert BACKWARD + INPUT == pytest.approx(rises)
-
-
-def test_boundaries_of_a_written_table():
-    """At once it goes; later, or behind who saves it, the problem counts it."""
-    given = np.array([[0.0, 5.0], [0.0, 5.0], [0.0, 5.0], [0.0, 5.0]])
-    passes = np.array([[0.0, 0.0], [0.0, 2.0], [0.0, math.inf], [0.0, 0.0]])
-    saved = np.array([[False] * 2, [False] * 2, [True, False], [False] * 2])
-    allowed = np.ones((4, 2), dtype=np.bool_)
-    may_save = may_save_inputs(saved, allowed)
-    assert [False, False, False, True] == may_save.tolist()
-    n_bytes, releases, second = boundaries(given, passes, may_save)
-    assert [5.0] * 4 == n_bytes.tolist()
-    assert [True, False, False, True] == releases[:, 1].tolist()
-    assert [0.0, 0.0, 5.0, 5.0] == second[:, 1].tolist()
-    allowed[2, 0] = False
-    assert not may_save_inputs(saved, allowed).any()

@@ -4,17 +4,17 @@ import json
 
 import pytest
 
-from mimose.learn.costs import call_cost, exact_cost, extra_flops
+from mimose.learn.costs import exact_cost, extra_flops
 from mimose.learn.learner import Learner
 from mimose.learn.measured_step import with_step
-from mimose.learn.model import CostModel, flops_of_a_byte, kinds_of
+from mimose.learn.model import CostModel, kinds_of
 from mimose.learn.problem import (
     Memory,
     doubt,
     fill_problem,
 )
 from mimose.planners import ActionSpec, Menu
-from mimose.planners.actions import KEEP, LEAN, RECOMPUTE
+from mimose.planners.actions import KEEP, RECOMPUTE
 from mimose.types import (
     EventSample,
     Measured,
@@ -138,15 +138,6 @@ def test_an_action_nothing_tells_of_is_not_chosen():
     assert "" == doubt(model, _facts(28))
     allowed = fill_problem(model, _facts(28), MEMORY).allowed
     assert [[True, False, True]] * N_EVENTS == allowed.tolist()
-
-
-def test_a_rebuilt_byte_costs_what_its_device_computes_meanwhile():
-    """Whatever was learned; what recomputes costs its FLOPs."""
-    for device, expected in (("cpu", 25.0), ("cuda", 320.0), ("sim", 320.0)):
-        per_byte = flops_of_a_byte(device)
-        model = CostModel(kinds_of("polynomial", 0.0), byte_flops=per_byte)
-        assert 8 * expected == call_cost(model, "a", LEAN, (4,), 8.0)
-        assert 1.0 == call_cost(model, "a", RECOMPUTE, (4,), 8.0)
 
 
 def test_costs_of_a_plan(taught):

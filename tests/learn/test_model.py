@@ -5,7 +5,6 @@ import json
 import pytest
 
 import mimose
-from mimose.learn.costs import exact_cost
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
 from mimose.learn.problem import doubt, fill_problem
@@ -38,22 +37,6 @@ def test_contexts_and_families_are_forgotten_at_last():
     assert saved == json.dumps(again.state_dict())
 
 
-def test_families_without_a_context_are_forgotten(toys, meter):
-    """Of ever more families those stay that some known context has."""
-    with mimose.attach(toys.chain(3), "1TiB", meter=meter) as session:
-        toys.train(session._model, [toys.inputs()] * 3)
-        (in_use,) = session._engine.learner.model.families
-        for n in range(2000):
-            session._engine.learner.absorb_cost((f"family {n}", RECOMPUTE, (8,)), 100)
-        model = session._engine.learner.model
-        assert len(model.families) <= 1024
-        assert in_use in model.families
-        assert 100 == exact_cost(model, ("family 1999", RECOMPUTE, (8,)))
-        assert exact_cost(model, ("family 0", RECOMPUTE, (8,))) is None
-        toys.train(session._model, [toys.inputs()] * 3)
-        assert "plan" == session.records[-1].phase
-
-
 def test_each_writer_makes_another_version():
     """Models that were handed out stay as they are."""
     learner = Learner(_nothing())
@@ -75,35 +58,6 @@ def test_each_writer_makes_another_version():
     assert [0.0] + 6 * [100.0] == [model.scale for model in seen]
     assert [0, 1, 1, 1, 1, 1, 0] == [len(model.patterns) for model in seen]
     assert [2, 1] == [len(seen[i].allowed(0)) for i in (2, 3)]
-
-
-def test_what_teaches_nothing_makes_no_version():
-    """A smaller step, a context used again: the model is the same."""
-    learner = Learner(_nothing())
-    for n, context in ((8, "a"), (16, "b")):
-        facts, sample = _step(n, context)
-        learner.absorb(facts, (), sample, 0.0, ())
-    model = learner.model
-    assert model is model.grown(0.0)
-    learner.use("b")
-    learner.use("unknown")
-    assert model is learner.model
-    learner.use("a")
-    assert ["b", "a"] == list(learner.model.patterns)
-    assert ["a", "b"] == list(model.patterns)
-    assert model.version == learner.model.version
-
-
-def test_what_stayed_is_shared():
-    """A step of one context leaves the samples of others as they are, uncopied."""
-    learner = Learner(_nothing())
-    facts, sample = _step(8, "a")
-    learner.absorb(facts, (), sample, 0.0, ())
-    before = learner.model
-    facts, sample = _step(8, "b")
-    learner.absorb(facts, (), sample, 0.0, ())
-    for key, samples in before.samples.items():
-        assert samples is learner.model.samples[key]
 
 
 def _step(n, context="c"):

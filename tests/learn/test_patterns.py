@@ -69,30 +69,3 @@ def test_rows_that_follow_no_rule_are_bounded_and_seldom_fitted(monkeypatch):
     assert largest in [row.root for row in pattern.rows]
     assert root == pattern.rows[-1].root
     assert n_fits < 25
-
-
-def test_a_rule_is_found_again_after_many_failures():
-    """Fits go on, if seldom: once the odd rows are gone, the rule is known."""
-    pattern = _one_event()
-    for n in range(1, 12):
-        pattern = pattern.taken_in((n, 2 * n), ((n * n + n % 3,),))
-        assert pattern.rules
-    assert not pattern.follows_rules
-    for n in range(12, 300):
-        pattern = pattern.taken_in((n, 2 * n), ((n,),))
-        assert pattern.rules
-    assert pattern.follows_rules
-
-
-def test_a_pattern_is_never_written_to():
-    """Who takes in a step gets another pattern; rules are shared while they hold."""
-    before = _one_event()
-    for n in range(1, 20):
-        before = before.taken_in((n,), ((2 * n,),))
-    said, rules = before.state_dict(), before.rules
-    foretold = before.taken_in((5,), ((10,),))
-    after = before.taken_in((40,), ((7,),))
-    assert said == before.state_dict()
-    assert foretold.rules is rules
-    assert [(80,)] == before.own_sizes((40,))
-    assert not after.follows_rules

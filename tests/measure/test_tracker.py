@@ -3,13 +3,6 @@
 import torch
 
 from mimose.measure.tracker import StorageTracker
-from mimose.tensors import tensors_in
-
-
-def test_tensors_in_nested_containers():
-    """Tensors are found in order in lists, tuples and dicts, not in other things."""
-    a, b, c = torch.zeros(1), torch.zeros(2), torch.zeros(3)
-    assert [1, 2, 3] == [len(t) for t in tensors_in([a, (b, {"x": c}), None, "text"])]
 
 
 def test_new_storages_count_until_they_are_freed():
@@ -42,30 +35,6 @@ def test_in_place_results_do_not_count():
         x.relu_()
         torch.add(x, x, out=x)
     assert 0 == tracker.peak_bytes
-
-
-def test_every_output_of_an_operator_counts():
-    """An operator with several results made several storages."""
-    x = torch.randn(4, 8)
-    with StorageTracker() as tracker:
-        values, indices = x.sort()
-        assert values.nbytes + indices.nbytes == tracker.live_bytes
-
-
-def test_an_empty_storage_does_not_count():
-    """Nothing is nothing."""
-    with StorageTracker() as tracker:
-        x = torch.empty(0, 5)
-        assert 0 == tracker.bytes_made([x])
-
-
-def test_sizes_are_counted_as_they_are():
-    """No allocator's blocks are counted: bytes are exact polynomials of the sizes."""
-    with StorageTracker() as tracker:
-        x = torch.zeros(100)
-        assert 400 == tracker.live_bytes
-        del x
-    assert 0 == tracker.live_bytes
 
 
 def test_bytes_made_counts_each_storage_once():

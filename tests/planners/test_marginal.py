@@ -126,6 +126,14 @@ def test_what_it_calls_optimal_is(rng, random_problem, budget_between, cheapest_
     assert n_dearer
 
 
+def test_optimal_where_pairs_share(rng, random_problem, budget_between, cheapest_cost):
+    """A walk that has saved its output is no match for one that has not."""
+    for _ in range(20):
+        problem = budget_between(random_problem(rng, 7, 4, pairs=True), 0.1)
+        plan = Marginal().plan(problem)
+        assert cheapest_cost(problem) == pytest.approx(plan.extra_cost, rel=1e-9)
+
+
 @pytest.mark.parametrize("n_events", [1, 2, 5, 30])
 def test_always_finds_a_plan(rng, random_problem, budget_between, n_events):
     """Within any budget from the least peak on there is a plan, and it is found."""

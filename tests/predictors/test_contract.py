@@ -133,7 +133,7 @@ def test_seen(predictor):
 
 
 def test_the_same_again(predictor):
-    """By a clone that has been fitted before, and by a pickle; arrays are not touched."""
+    """By a clone that was fitted before, and by a pickle; arrays are not touched."""
     X, y = samples()
     X.flags.writeable = y.flags.writeable = False
     assert predictor is predictor.fit(X, y)

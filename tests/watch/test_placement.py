@@ -88,14 +88,6 @@ class TestOnAnAccelerator:
         assert torch.device("sim:0") == only_device(model)
         mimose.attach(model, "1GiB", meter="allocator").detach()
 
-    def test_tied_weights_count_once(self, sim):
-        """Two names of one tensor are one tensor."""
-        model = torch.nn.ModuleList([torch.nn.Linear(64, 64, bias=False)] * 2)
-        model.to("sim:1")
-        model.append(torch.nn.Linear(64, 64, bias=False).to("sim:0"))
-        with pytest.raises(mimose.MimoseError, match=r"16,384 bytes on sim:1, 16,384"):
-            only_device(model)
-
     def test_a_model_moved_after_attach_is_refused(self, toys, sim):
         """The budget would be about the device that it left."""
         model = toys.chain(3)
@@ -108,10 +100,3 @@ class TestOnAnAccelerator:
             model.to("cpu")
             model(toys.inputs()).backward()
         assert not toys.leftovers(model)
-
-
-def test_a_sparse_buffer_is_counted():
-    """Sparse tensors have no `nbytes`; a graph's adjacency matrix is one."""
-    model = torch.nn.Linear(2, 2)
-    model.register_buffer("adjacency", torch.eye(4).to_sparse())
-    assert torch.device("cpu") == only_device(model)

@@ -45,10 +45,8 @@ def test_nested_containers_are_looked_into():
     [
         (torch.zeros(2), torch.zeros(2, 1)),
         (torch.zeros(2), torch.zeros(2, dtype=torch.int64)),
-        (torch.zeros(2), torch.zeros(2, requires_grad=True)),
         (torch.zeros(2), None),
         (True, False),
-        ("mean", "sum"),
         (1, 1.0),
         ([torch.zeros(2)], [torch.zeros(2), torch.zeros(2)]),
     ],
@@ -67,19 +65,6 @@ def test_structures_that_agree(one, other):
     assert call_shape((one,), {}).structure == call_shape((other,), {}).structure
 
 
-def test_fast_key_tells_sizes_and_devices_apart():
-    """What `call_shape` or the device check would tell apart, the key does too."""
-    keys = {
-        fast_key((torch.zeros(2),), {}),
-        fast_key((torch.zeros(3),), {}),
-        fast_key((torch.zeros(2, device="meta"),), {}),
-        fast_key((), {"x": torch.zeros(2)}),
-        fast_key(([torch.zeros(2)],), {}),
-    }
-    assert 5 == len(keys)
-    assert fast_key((torch.zeros(2),), {}) in keys
-
-
 def test_masks_that_hide_something():
     """A mask of ones is not partial; one with a zero is; floats are no masks."""
     ones, hiding = torch.ones(2, 3, dtype=torch.long), torch.eye(3, dtype=torch.long)
@@ -88,12 +73,6 @@ def test_masks_that_hide_something():
     assert ("mask",) == partial_masks(({"mask": hiding},), {})
     assert ("1",) == partial_masks((ones, hiding.bool()), {})
     assert () == partial_masks((), {"input_ids": hiding, "mask": hiding.float()})
-
-
-def test_a_mask_elsewhere_counts_as_hiding():
-    """Where looking would cost a synchronisation, the costlier case is assumed."""
-    mask = torch.ones(2, 3, dtype=torch.long, device="meta")
-    assert ("attention_mask",) == partial_masks((), {"attention_mask": mask})
 
 
 def _table():
@@ -147,30 +126,6 @@ def test_rounding_never_rounds_down():
     assert (4, 13, 4, 7, 4, 13) == round_up(table, (4, 13, 4, 7, 4, 13), 1)
 
 
-def test_constant_sizes_are_not_rounded():
-    """Three colour channels stay three."""
-    table = SizeTable(("x.0", "x.1", "x.2"))
-    for size in (30, 35, 41):
-        table.add((4, 3, size))
-    assert (4, 3, 48) == round_up(table, (4, 3, 41), 16)
-
-
-def test_a_named_rule_holds_for_all_columns_of_the_size():
-    """Rounding one name keeps equal columns equal; other sizes stay exact."""
-    table = _table()
-    table.add((5, 12, 5, 7, 5, 12))
-    for name in ("ids.1", "mask.1"):
-        rounded = round_up(table, (5, 13, 5, 7, 5, 13), {name: 8})
-        assert (5, 16, 5, 7, 5, 16) == rounded
-
-
-def test_the_batch_is_rounded_only_by_name():
-    """Somebody who names the batch means it."""
-    table = _table()
-    rounded = round_up(table, (5, 13, 5, 4, 5, 13), {"ids.0": 8})
-    assert (8, 13, 8, 4, 8, 13) == rounded
-
-
 def test_few_texts_are_settings_and_many_are_data():
     """Texts count by value until a fifth is seen at their place, then by type."""
     texts = Texts()
@@ -191,15 +146,6 @@ def test_few_texts_are_settings_and_many_are_data():
     again = Texts.from_state(json.loads(json.dumps(texts.state_dict())))
     assert not again.are_settings("0.id")
     assert again.are_settings("mode")
-
-
-def test_places_of_texts_are_bounded():
-    """Where the names of places are data themselves, texts count by type."""
-    texts = Texts()
-    for n in range(3000):
-        note_texts(({f"sample {n}": "raw text"},), {}, texts)
-    assert len(texts.state_dict()) < 2000
-    assert not texts.are_settings("0.sample 2999")
 
 
 def test_lists_of_numbers_and_data_count_as_one():

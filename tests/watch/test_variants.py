@@ -10,43 +10,13 @@ from torch import nn
 import mimose
 from mimose.bench.zoo import ZOO
 from mimose.run.step import Step
-from mimose.types import MOST_CONTEXTS
 from mimose.watch.describe import Describer
-from mimose.watch.variants import Variants
 
 DEVICE = "sim:0"
 ORDERS = {
     "by turns": lambda i: i % 2 == 0,
     "padded first": lambda i: i < 16,
-    "unpadded first": lambda i: i >= 16,
 }
-
-
-def test_the_last_variant_is_expected():
-    """None against a tensor makes another variant; the base stands before any."""
-    variants = Variants()
-    x, mask = torch.ones(2), torch.ones(2)
-    assert "base" == variants.expected("base")
-    without = variants.seen("base", (x, None), {})
-    with_mask = variants.seen("base", (x, mask), {})
-    assert with_mask == variants.expected("base")
-    assert without == variants.seen("base", (torch.ones(5), None), {})
-    assert without == variants.expected("base")
-    assert 4 == len({"base", without, with_mask, variants.seen("other", (x, None), {})})
-
-
-def test_variants_are_saved_and_bounded():
-    """Of many bases the last used are remembered, also after saving and loading."""
-    variants = Variants()
-    for n in range(2 * MOST_CONTEXTS):
-        variants.seen("base 0", (), {})
-        variants.seen(f"base {n}", (), {})
-    again = Variants()
-    again.load_state_dict(json.loads(json.dumps(variants.state_dict())))
-    assert MOST_CONTEXTS == len(again.state_dict())
-    for base in ("base 0", "base 1", f"base {2 * MOST_CONTEXTS - 1}"):
-        assert variants.expected(base) == again.expected(base)
-    assert "base 1" == again.expected("base 1")
 
 
 def test_on_a_cpu_masks_are_read(toys):
@@ -150,7 +120,7 @@ def _errors(session):
 @pytest.mark.sim
 @pytest.mark.parametrize(
     ("name", "order"),
-    [("t5", "by turns"), ("bert", "padded first"), ("bert", "unpadded first")],
+    [("t5", "by turns"), ("bert", "padded first")],
 )
 def test_padded_and_unpadded_batches(sim, toys, name, order):
     """Each variant is measured, then planned: exact, within the budget, at no wait."""
@@ -175,21 +145,6 @@ def test_padded_and_unpadded_batches(sim, toys, name, order):
     assert max(_errors(session)) < (0.001 if name == "bert" else 0.015)
     assert 2 == len(session._engine.learner.model.patterns)
     assert 2 == len(session._engine.policy.reserve._stages)
-
-
-@pytest.mark.sim
-@pytest.mark.parametrize("order", ["padded first", "unpadded first"])
-def test_the_first_step_of_a_variant_is_measured(sim, toys, order):
-    """Another was expected, and planned by then; it is collected from its start."""
-    model = _model("bert").to(DEVICE)
-    batches = _batches(toys, "bert", ORDERS[order], 18)
-    with mimose.attach(model, "1TiB") as session:
-        _train(sim, toys, model, batches)
-    before, first = session.records[15], session.records[16]
-    assert ("plan", "collect") == (before.phase, first.phase)
-    assert {"recompute"} == set(first.actions)
-    assert first.predicted_peak_bytes is None
-    assert first.start_bytes < first.observed_peak_bytes
 
 
 @pytest.mark.sim
@@ -290,8 +245,7 @@ def test_a_refused_variant_does_not_stop_the_other(sim):
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("is_padded", [False, True])
-def test_a_step_that_is_run_again_stays_the_safest(sim, is_padded):
+def test_a_step_that_is_run_again_stays_the_safest(sim):
     """It failed before its first layer; it is learned as the variant that it is."""
     model = _Masked().to(DEVICE)
     with mimose.attach(model, "1TiB") as session:
@@ -300,10 +254,10 @@ def test_a_step_that_is_run_again_stays_the_safest(sim, is_padded):
                 _step(model, n_rows, is_padded=each)
         known = set(session._engine.learner.model.patterns)
         _failures.append(torch.OutOfMemoryError("out of memory, for the test"))
-        _step(model, 48, is_padded=is_padded)
+        _step(model, 48, is_padded=True)
         again = session.records[-1]
         learned_last = list(session._engine.learner.model.patterns)[-1]
-        _step(model, 48, is_padded=is_padded)
+        _step(model, 48, is_padded=True)
         described_last = session._engine.describer.last[0].context
     assert ("fallback", 1, 4) == (again.phase, again.retries, again.n_recomputed)
     assert known == set(session._engine.learner.model.patterns)
