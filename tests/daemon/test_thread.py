@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -106,30 +105,6 @@ def test_what_waited_as_it_failed_is_learned_by_who_asks(daemon, blocked):
     blocked.set()
     daemon.catch_up()
     assert done == [2]
-
-
-def test_it_gives_way_unless_somebody_waits(daemon):
-    """Long work sleeps at its turns; not while a step waits for it, or for its end."""
-    slept = []
-
-    def work():
-        began = time.perf_counter()
-        for _ in range(20):
-            spent = time.thread_time()
-            while time.thread_time() - spent < 0.0002:
-                pass
-            give_way()
-        slept.append(time.perf_counter() - began - 20 * 0.0002)
-
-    done = threading.Event()
-    daemon.submit(Lane.PLAN, 1, work)
-    daemon.submit(Lane.REFINE, 1, done.set)
-    assert done.wait(10)
-    daemon.submit(Lane.LEARN, 1, work)
-    daemon.catch_up()
-    alone, hurried = slept
-    assert alone >= 20 * 0.002
-    assert hurried < alone
 
 
 def test_no_thread_is_left_of_a_daemon_that_is_dropped():

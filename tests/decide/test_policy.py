@@ -189,20 +189,3 @@ def test_a_prediction_alone_does_not_end_a_training(toys, meter, monkeypatch):
     assert ("fallback", {"recompute"}) == (record.phase, set(record.actions))
     assert "1024.00 GiB" in record.reason
     assert record.observed_peak_bytes is not None
-
-
-def test_measuring_ends_where_predictions_are_near(toys, meter):
-    """Soon, and for good, though steps go on to be of new shapes."""
-    model = toys.chain(6)
-    lengths = [64, *range(20, 60)]
-    batches = [toys.inputs(n) for n in lengths]
-    budget = toys.budget_between(model, [batches[0], batches[-1]], 0.6, meter)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    with mimose.attach(model, budget, meter=meter) as session:
-        toys.train(model, batches, optimizer=optimizer)
-        policy = session._engine.policy
-        n_measured = policy._learner.model.n_steps
-        assert n_measured < 20
-        last = session.records[-1]
-        assert (last.phase, last.cache_hit) == ("plan", False)
-        assert "recompute" in last.actions

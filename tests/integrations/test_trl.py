@@ -129,14 +129,3 @@ def test_the_same_training(kind, tmp_path, meter):
     trainer.train()
     assert _losses(bare) == _losses(trainer)
     assert _is_planned(callback.session)
-
-
-def test_a_session_around_train(tmp_path, meter):
-    """`attach` to the trainer's model does what the callback does."""
-    bare = _trainer("sft", tmp_path, gradient_checkpointing=False)
-    bare.train()
-    trainer = _trainer("sft", tmp_path, gradient_checkpointing=False)
-    with mimose.attach(trainer.model, "1TiB", meter=meter) as session:
-        trainer.train()
-    assert _losses(bare) == _losses(trainer)
-    assert _is_planned(session)

@@ -123,12 +123,3 @@ def test_behind_who_saves_it_the_input_is_there_twice(collected):
     rises = problem.backward_excess_bytes[1, 1] / N
     assert BACKWARD + INPUT == pytest.approx(rises)  # there may be two
     assert quiet < shared
-
-
-def test_an_input_that_stays_is_there_twice(collected):
-    """Nobody saw it go behind a layer that hands it on: somebody else holds it."""
-    model = _taught("pack", is_gone=False, model=collected)
-    problem = fill_problem(model, _facts(N), MEMORY)
-    assert not problem.releases_input[1, 1]
-    rises = problem.backward_excess_bytes[1, 1] / N
-    assert BACKWARD + INPUT == pytest.approx(rises)

@@ -1,11 +1,7 @@
 """A made-up third action, from samples to a plan, its growth and the saved state."""
 
-import json
-
 import pytest
 
-from mimose.learn.costs import exact_cost, extra_flops
-from mimose.learn.learner import Learner
 from mimose.learn.measured_step import with_step
 from mimose.learn.model import CostModel, kinds_of
 from mimose.learn.problem import (
@@ -140,21 +136,6 @@ def test_an_action_nothing_tells_of_is_not_chosen():
     assert [[True, False, True]] * N_EVENTS == allowed.tolist()
 
 
-def test_costs_of_a_plan(taught):
-    """What each call's action recomputes is counted by action, where it is known."""
-    facts = _facts(28)
-    actions = ("fold", "keep", "recompute", "fold", "keep")
-    added, unknown = extra_flops(taught, facts, actions)
-    assert (0,) * 5 == added
-    assert ("family", "fold", (28,)) == unknown[0, 0]
-    assert {(0, 0), (2, 0), (3, 0)} == set(unknown)
-    learner = Learner(taught)
-    for call, flops in (((0, 0), 100), ((2, 0), 500)):
-        learner.absorb_cost(unknown[call], flops)
-    assert ((100, 0, 500, 100, 0), {}) == extra_flops(learner.model, facts, actions)
-    assert 100 == exact_cost(learner.model, unknown[3, 0])
-
-
 def test_units_that_may_not_run_under_every_action(taught):
     """The problem allows what is left of the menu, in its order."""
     model = taught.restricted(1, ("recompute", "keep")).restricted(2, ["keep"])
@@ -163,18 +144,3 @@ def test_units_that_may_not_run_under_every_action(taught):
     assert [True, False, True] == allowed[1]
     assert [True, False, False] == allowed[2]
     assert (False, True) == (model.is_settled(1), model.is_settled(2))
-
-
-def test_saved_and_loaded(taught):
-    """Another model with this menu fills the same problems, actions and all."""
-    restricted = taught.restricted(1, ("keep", "fold"))
-    saved = json.dumps(restricted.state_dict())
-    again = _nothing().loaded(json.loads(saved))
-    assert saved == json.dumps(again.state_dict())
-    for n in (10, 28, 40):
-        one, other = (
-            fill_problem(model, _facts(n), MEMORY) for model in (restricted, again)
-        )
-        for name in ("held_bytes", "backward_excess_bytes", "backward_net_bytes"):
-            assert getattr(one, name).tolist() == getattr(other, name).tolist()
-        assert one.allowed.tolist() == other.allowed.tolist()

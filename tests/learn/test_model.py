@@ -2,12 +2,8 @@
 
 import json
 
-import pytest
-
-import mimose
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
-from mimose.learn.problem import doubt, fill_problem
 from mimose.planners.actions import EXACT_MENU
 from mimose.types import MOST_CONTEXTS, SegmentSample, StepInput, StepSample
 
@@ -63,25 +59,3 @@ def test_each_writer_makes_another_version():
 def _step(n, context="c"):
     facts = StepInput(context, (n,), False, f"structure {context}")
     return facts, StepSample((), (), SegmentSample(1.0, 1.0), None, True)
-
-
-def test_reading_changes_nothing(toys, meter):
-    """All that is asked of a model leaves what it knows, and what it saves, alone."""
-    model = toys.zoo_model("bert")
-    batches = toys.text_batches([20, 33, 9, 26, 14, 38, 30, 12])
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        toys.train(model, batches)
-        facts, _ = session._engine.describer.last
-        learned, memory = (
-            session._engine.learner.model,
-            session._engine.driver.memory_now(),
-        )
-        said = json.dumps(learned.state_dict())
-        for n in (8, 25, 60, 200):
-            there = facts._replace(sizes=tuple(n if s > 2 else s for s in facts.sizes))
-            doubt(learned, there)
-            fill_problem(learned, there, memory)
-        assert said == json.dumps(learned.state_dict())
-        assert learned is session._engine.learner.model
-        with pytest.raises(AttributeError):
-            learned.scale = 3.0

@@ -9,7 +9,6 @@ from mimose.learn.samples import Kind, Samples
 from mimose.learn.series import Series
 from mimose.predictors import (
     EXTRAPOLATION,
-    NOISY_EXTRAPOLATION,
     EnvelopeRegressor,
     PolynomialRegressor,
     make_predictor,
@@ -65,15 +64,6 @@ def _square(n):
     return 3.0 * n * n + 5.0 * n
 
 
-def test_an_exact_count_of_the_shape_itself_needs_no_fit():
-    """One exact sample answers for its own shape, and for no other."""
-    series = _exact()
-    series.add((4, 10), 77.0)
-    assert "" == series.doubt((4, 10))
-    assert 77.0 == series.predict((4, 10))
-    assert series.doubt((4, 11))
-
-
 def test_a_noisy_reading_needs_repeating():
     """A reading with noise answers for its shape once it was repeated."""
     series = _excess(8.0)
@@ -101,16 +91,6 @@ def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
     assert "" == series.doubt((int(40 * EXTRAPOLATION),))
     beyond = int(40 * EXTRAPOLATION) + 1
     assert f"{beyond} is beyond 40, the most measured" == series.doubt((beyond,))
-
-
-def test_a_noisy_fit_is_trusted_less_far():
-    """A fit of readings reaches less far beyond the largest than an exact one."""
-    series = _net(50.0)
-    series.scale = 1e6
-    for i, n in enumerate((4, 10, 16, 22, 28, 34, 40)):
-        series.add((n,), 1000.0 * n + (-20, 13, 7, -9, 16, -11, 5)[i])
-    assert "" == series.doubt((int(40 * NOISY_EXTRAPOLATION),))
-    assert series.doubt((int(40 * NOISY_EXTRAPOLATION) + 1,))
 
 
 def test_a_constant_size_that_grows_is_doubted():

@@ -88,15 +88,6 @@ def test_sizes_without_a_rule_are_the_largest():
     assert 19 <= median.sizes[0] <= 21
 
 
-def test_one_backward_more_than_was_told():
-    """The last window is another than it was taken for."""
-    windows = Windows()
-    for _ in range(2):
-        windows.absorb([_part("a", 3)])
-        windows.correct([_part("a", 3)], 2)
-    assert 2 == windows.ending([_part("a", 5)]).n_backwards
-
-
 def test_saved_and_loaded():
     """Another one expects the same."""
     windows, other = Windows(), Windows()

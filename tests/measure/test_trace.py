@@ -257,43 +257,6 @@ def test_gradients_out_of_order_are_noticed():
     assert not analyse(marks, [_event(0), _event(1)], EXACT_MENU).is_ordered
 
 
-def test_an_input_that_goes_later_says_after_how_many_layers():
-    """It is looked for as each layer is entered, as the root is left, and behind."""
-    for when, n_passed in (("enter", 0), ("later", 1), ("root_exit", 2), ("loss", 3)):
-        has_gone = []
-        trace = Trace(_Readings([(100, 100)] * 12))
-        trace.mark("start")
-        trace.mark("exit", trace.enter(_event(0)))
-        trace.events[0].tell_released(8.0, lambda has_gone=has_gone: bool(has_gone))
-        for at in ("enter", "later"):
-            has_gone += [at] if at == when else []
-            index = trace.enter(_event(len(trace.events)))
-            trace.mark("exit", index)
-        for at, kind in (("root_exit", "root_exit"), ("loss", "gradient")):
-            has_gone += [at] if at == when else []
-            trace.mark(kind, 2)
-        assert (8.0, n_passed) == (trace.events[0].gone_bytes, trace.events[0].n_passed)
-
-
-def test_a_second_input_is_left_out_of_a_backward():
-    """Where what was packed is still there, its copy is told apart."""
-    gone, there = _event(0), _event(0)
-    for event in (gone, there):
-        event.tell_released(20.0, lambda: False)
-    gone.gone_bytes = 20.0
-    marks = _written(*STEP)
-    rises = [
-        analyse(marks, [event], EXACT_MENU).events[0].backward_excess_bytes[RECOMPUTE]
-        for event in (gone, there)
-    ]
-    assert [210 - (122 + 20) - 50, 210 - 122 - 20 - 50] == rises
-    nets = [
-        analyse(marks, [event], EXACT_MENU).events[0].backward_net_bytes[RECOMPUTE]
-        for event in (gone, there)
-    ]
-    assert [90 - (122 + 20) + 10, 90 - 122 + 10] == nets
-
-
 class _Watched(nn.Module):
     def __init__(self, last):
         super().__init__()

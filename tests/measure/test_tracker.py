@@ -63,14 +63,3 @@ def test_flops_of_products_and_convolutions():
         assert 2 * 3 * 4 * 5 == tracker.flops
         _ = torch.nn.functional.conv2d(torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3))
         assert 120 + 2 * 9 * (3 * 2 * 3 * 3) == tracker.flops
-
-
-def test_trackers_nest():
-    """An inner tracker hides nothing from an outer one."""
-    with StorageTracker() as outer:
-        x = torch.zeros(10)
-        with StorageTracker() as inner:
-            y = x + 1
-            assert (40, 80) == (inner.live_bytes, outer.live_bytes)
-        del y
-    assert (0, 40) == (inner.live_bytes, outer.live_bytes)

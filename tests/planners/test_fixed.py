@@ -8,7 +8,6 @@ from mimose.planners import (
     Eviction,
     FixedPlanner,
     Full,
-    Greedy,
     Marginal,
     NoPlan,
     Static,
@@ -89,19 +88,6 @@ def test_static_goes_by_the_name(make_problem):
     )
     later = make_problem(3, events=("b#0", "new#0", "a#0"))
     assert planner.plan(later).actions == (K, R, R)
-
-
-def test_static_takes_any_planner(make_problem):
-    """The one plan is made by whichever planner it is given."""
-    problem = make_problem(
-        1,
-        held_bytes=np.array([[8.0, 0.0]]),
-        gap_excess_bytes=[0, 4],
-        cost=np.array([[0.0, 1.0]]),
-        budget_bytes=8.0,
-    )
-    assert Static(shape={}, planner=Greedy()).plan(problem).actions == (K,)
-    assert Static(shape={}).plan(problem).actions == (R,)
 
 
 def test_eviction_evicts_until_the_step_fits(rng, transformer_problem, budget_between):

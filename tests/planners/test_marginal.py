@@ -231,16 +231,6 @@ def test_two_of_three_fit_on_the_host(make_problem):
     assert (plan.extra_cost, plan.optimal) == (5.0, True)
 
 
-def test_host_budget_and_no_other(rng, random_problem, with_fields):
-    """The host budget binds on its own as well, when the device has room for all."""
-    problem = random_problem(rng, 8, 3, host=True)
-    cost = problem.cost.copy()
-    cost[:, 2] = -1.0
-    problem = with_fields(problem, cost=cost, budget_bytes=float("inf"))
-    needed = host_bytes(problem, choice_of(problem, Marginal().plan(problem)))
-    assert needed <= problem.host_budget_bytes
-
-
 def test_uses_what_a_pair_frees(make_problem):
     """The first event gives up its output, so that packing the second frees it."""
     fields = {

@@ -88,14 +88,3 @@ def test_the_least_peak_that_is_told_is_any_plan_s(make_problem):
     with pytest.raises(InfeasibleBudgetError) as told:
         Marginal().plan(lossy_problem(make_problem, budget_bytes=99.0))
     assert told.value.least_peak_bytes == 100.0
-
-
-def test_lossy_within_the_host_budget(make_problem):
-    """Where exact actions need too much of the host, lossy ones are taken."""
-    problem = lossy_problem(
-        make_problem,
-        allowed=np.array([[False, True, True]] * 3),
-        host_bytes=np.array([[0.0, 0.0, 1.0]] * 3),
-        host_budget_bytes=2.0,
-    )
-    assert "quantize" in safest_plan(problem).actions

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mimose.planners import host_bytes, lay_out, peak_bytes
+from mimose.planners import lay_out, peak_bytes
 
 
 def slow_segments(problem, choice):
@@ -63,18 +63,6 @@ def test_equals_the_slow_walk(rng, random_problem, n_events, nets_by_action, pai
         assert many == peak_bytes(problem, choices).tolist()
 
 
-def test_host_bytes(rng, random_problem):
-    """Host bytes are added up over the events, for one plan or many."""
-    problem = random_problem(rng, 5, 3, host=True)
-    choices = random_choice(rng, problem, 4)
-    expected = [
-        sum(problem.host_bytes[e, a] for e, a in enumerate(choice))
-        for choice in choices
-    ]
-    assert expected == host_bytes(problem, choices).tolist()
-    assert expected[0] == float(host_bytes(problem, choices[0]))
-
-
 def test_binding_segments(make_problem):
     """All segments that reach the peak are named, in the order of time."""
     problem = make_problem(
@@ -91,19 +79,6 @@ def test_binding_segments(make_problem):
         "backward of layer.0#0",
     )
     assert expected == laid_out.binding_segments
-
-
-def test_the_position_of_an_event_matters(make_problem):
-    """Recomputing the first of equal events lowers the peak, the last does not."""
-    problem = make_problem(
-        3,
-        held_bytes=np.array([[10.0, 1.0]] * 3),
-        backward_excess_bytes=np.array([[2.0, 11.0]] * 3),
-    )
-    first, last, none = np.array([[1, 0, 0], [0, 0, 1], [0, 0, 0]])
-    assert float(peak_bytes(problem, none)) == 32.0
-    assert float(peak_bytes(problem, first)) == 23.0
-    assert float(peak_bytes(problem, last)) == 32.0
 
 
 def test_the_optimizer_state_still_to_come_counts(make_problem):
@@ -182,16 +157,3 @@ def test_an_input_goes_where_nobody_else_holds_it(
     # Before the head and before the event's own backward.
     lower = as_stated.level_bytes - laid_out.level_bytes
     assert lower.tolist() == [0, 0, 0, 0, less, less, 0, 0]
-
-
-def test_boundaries_nobody_lets_go_change_nothing(rng, random_problem, with_fields):
-    """Bit for bit, whatever inputs weigh and whoever saves them."""
-    for _ in range(20):
-        problem = random_problem(rng, 7, 3, nets_by_action=True)
-        same = with_fields(
-            problem,
-            input_bytes=rng.uniform(0, 1e9, 7),
-            saves_output=rng.random((7, 3)) < 0.5,
-        )
-        choice = random_choice(rng, problem, 5)
-        assert np.array_equal(peak_bytes(problem, choice), peak_bytes(same, choice))

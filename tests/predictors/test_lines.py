@@ -111,14 +111,6 @@ def test_the_inverse_is_the_largest_that_fits():
     assert 0.0 == Series.line(2.0, 5.0).inverse(4.0)
 
 
-def test_a_refit_has_the_same_form():
-    """With other coefficients, and the same range."""
-    found = fit_series(X, 2.0 * np.maximum(X, 4.0) + 1.0)
-    again = found.refitted(X, 4.0 * np.maximum(X, 4.0) + 1.0)
-    assert ("knee", 4.0) == (again.form, pytest.approx(again.slope))
-    assert 16.0 == again.highest
-
-
 @pytest.mark.parametrize(
     ("x", "y", "options", "said"),
     [

@@ -11,7 +11,6 @@ MIB = 2.0**20
 
 # name -> columns' ranges, {monomial: coefficient}, parameters
 LAYERS = {
-    "linear": ([(1, 33), (16, 513)], {(1, 1): 3072.0}, {}),
     "attention": ([(1, 33), (16, 513)], {(1, 1): 49152.0, (1, 2): 48.0}, {}),
     "bias": ([(1, 33), (16, 513)], {(1, 1): 8.0, (0, 2): 32.0, (0, 0): 512.0}, {}),
     "vit": (
@@ -32,18 +31,6 @@ LAYERS = {
             (1, 0, 1): 8192.0,
             (1, 1, 1): 48.0,
             (0, 2, 0): 32.0,
-        },
-        {},
-    ),
-    "decoder, first": (
-        [(1, 17), (16, 300), (16, 300)],
-        {
-            (1, 1, 0): 81920.0,
-            (1, 2, 0): 96.0,
-            (1, 0, 1): 8192.0,
-            (1, 1, 1): 48.0,
-            (0, 2, 0): 32.0,
-            (0, 0, 0): 1024.0,
         },
         {},
     ),
@@ -145,15 +132,6 @@ def test_noise_is_not_fitted(n, seed):
     assert np.median(np.abs(error)) < 3 * MIB
 
 
-def test_noise_decides_about_small_terms():
-    """A term within the noise is left out, and taken in when there is none."""
-    X = np.array([[t] for t in (10, 50, 100, 200, 300, 400)])
-    y = 1e6 * X[:, 0] + 1000.0
-
-    assert ((1,),) == PolynomialRegressor(noise=1000.0).fit(X, y).monomials_
-    assert {(0,), (1,)} == set(PolynomialRegressor().fit(X, y).monomials_)
-
-
 def test_untrusted_when_left_out_badly():
     """A sample off the curve is noticed."""
     X = np.array([[t] for t in (10, 50, 100, 200, 300, 400)])
@@ -164,14 +142,3 @@ def test_untrusted_when_left_out_badly():
 
     assert not fitted.trusted_
     assert fitted.is_trusted(tolerance=10.0)
-
-
-def test_degrees_are_limited():
-    """No monomial is above the highest total degree or power."""
-    random = np.random.default_rng(0)
-    X = draw([(1, 9), (1, 9), (1, 9)], 30, random)
-    y = random.uniform(1, 2, 30)
-
-    fitted = PolynomialRegressor(max_degree=2, max_power=1).fit(X, y)
-
-    assert all(sum(m) <= 2 and max(m) <= 1 for m in fitted.monomials_)

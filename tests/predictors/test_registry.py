@@ -48,21 +48,6 @@ def test_polynomial_is_nearest():
     assert errors["quadratic-scalar"] < 0.01
 
 
-@pytest.mark.parametrize(
-    ("feature", "expected"), [("first", (True, False)), ("product", (True, True))]
-)
-def test_scalar_feature(feature, expected):
-    """The scalar is the first size that varies, or the product of all that do."""
-    X = np.array([[7, t, s] for t, s in ((1, 2), (2, 5), (3, 1), (4, 9))], dtype=float)
-    fitted = QuadraticScalarRegressor(feature=feature).fit(X, X[:, 1])
-
-    base = fitted.predict([[7.0, 2.0, 2.0]])[0]
-    changed = [[7.0, 3.0, 2.0], [7.0, 2.0, 3.0]]
-    moved = tuple(bool(abs(v - base) > 1e-6) for v in fitted.predict(changed))
-
-    assert expected == moved
-
-
 def test_adapter_trust():
     """The adapter trusts a fit by its error at shapes left out."""
     X = np.arange(1.0, 21.0)[:, None]

@@ -75,14 +75,6 @@ def test_no_batch_is_faster_than_the_best():
     assert at_turn > 10
 
 
-def test_below_what_was_measured_is_no_best():
-    """A line below 0 promises ever more at ever smaller batches."""
-    seconds = Series(form="line", slope=1.0, intercept=-3.0, lowest=8.0, highest=32.0)
-    model = MethodModel("plain", Series.line(10.0, 0.0), seconds)
-    assert (8.0, 8.0 / 5.0) == model.best_throughput(200.0)
-    assert 5.0 == model.best_throughput(50.0).batch
-
-
 def fitted(slope, intercept, **changes):
     """Return a line that was measured at batches of 4 to 16."""
     told = {"lowest": 4.0, "highest": 16.0, **changes}
@@ -122,24 +114,6 @@ def test_the_rule_is_exact_where_what_is_fixed_is_shared():
         said.append(p_score(plain, mine) > p_point(plain, memory))
         assert said[-1] == verdict.pays
     assert 50 < sum(said) < 250
-
-
-def test_scores_at_their_ends():
-    """Savings for nothing, and what the rule was not made for."""
-    dearer = MethodModel("dearer", Series.line(120.0, 1000.0), Series.line(0.9, 10.0))
-    cheaper = MethodModel("cheaper", Series.line(20.0, 1000.0), Series.line(1.0, 10.0))
-    worse = MethodModel("worse", Series.line(120.0, 1000.0), Series.line(1.0, 10.0))
-    assert math.inf == p_score(PLAIN, cheaper)
-    assert math.isnan(p_score(PLAIN, dearer))
-    assert (-math.inf, 0.0) == (p_score(PLAIN, worse), p_score(PLAIN, PLAIN))
-    endless = MethodModel("endless", PLAIN.memory, Series.line(1.0, 0.0))
-    assert math.inf == p_point(endless, 2000.0)
-    bent = MethodModel(
-        "bent", PLAIN.memory, Series(form="knee", slope=1.0, intercept=0.0, knee=4.0)
-    )
-    for say in (lambda: p_score(PLAIN, bent), lambda: p_point(bent, 2000.0)):
-        with pytest.raises(ValueError, match="bent's seconds is a knee"):
-            say()
 
 
 def test_no_verdict_from_what_was_refused():

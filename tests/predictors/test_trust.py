@@ -55,10 +55,6 @@ def _larger_of_two(batch, length):
     return max(2e4 * batch * length, 2e4 * length**2 + 3e3 * batch)
 
 
-def _strided(height, width):
-    return 64.0 * -(-height // 2) * -(-width // 2) + 100.0
-
-
 @pytest.mark.parametrize(
     ("value", "is_excess"),
     [(_attention, False), (_attention, True), (_larger_of_two, True)],
@@ -76,18 +72,6 @@ def test_exact_readings_find_what_a_search_would(value, is_excess, shapes, n_sea
     assert (anew.n_shapes, anew.loo_error < 1.0) == (again.n_shapes, True)
     for shape in [*shapes, (500, 700), (3, 5)]:
         assert anew.predict(shape) == pytest.approx(again.predict(shape), rel=1e-12)
-
-
-def test_halved_sizes_stay_halved(shapes, n_searches):
-    """What a stride has halved is known as well, and needs no other search."""
-    tall = [(height + 60, width + 60) for height, width in shapes]
-    like = _fit(_strided, tall[:20], is_excess=True)
-    before = n_searches()
-
-    again = _fit(_strided, tall, like=like, is_excess=True)
-
-    assert before == n_searches()
-    assert _strided(501, 703) == pytest.approx(again.predict((501, 703)))
 
 
 def test_exact_terms_that_fail_are_searched_for_again(shapes, n_searches):

@@ -1,8 +1,5 @@
 """What a loader's collate_fn tells, from this process and from workers."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -88,15 +85,6 @@ def test_a_full_pipe_and_long_lines_are_no_obstacle():
     line.close()
     line.tell(shape)
     assert [] == line.read()
-
-
-def test_copies_are_those_of_the_loaders_own_function():
-    """A copied loader tells nobody, and neither does one that was pickled."""
-    loader = DataLoader(_Rows(), batch_size=2, collate_fn=torch.cat)
-    watched = WatchedLoaders(loader)
-    assert copy.copy(loader.collate_fn) is torch.cat
-    assert pickle.loads(pickle.dumps(loader.collate_fn)) is torch.cat
-    watched.remove()
 
 
 def test_one_who_stands_around_another_leaves_nothing():

@@ -182,32 +182,6 @@ def test_layers_compiled_again_after_attach_are_noticed(toys):
             toys.train(model, _batches(toys, [8]))
 
 
-class Branching(nn.Module):
-    """Does more where its input is large."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x):
-        """Apply the layer, twice if the sum is large."""
-        x = self.linear(x)
-        return self.linear(x) if x.sum().item() > 1e9 else x
-
-
-def test_a_layer_whose_flops_depend_on_values_is_recomputed(toys, caplog):
-    """Its FLOPs are taken for none, and a word is said once."""
-    model = _compiled(toys.chain(2, make=Branching), "in place", "eager")
-    with mimose.attach(
-        model, "1TiB", planner="full", meter=toys.BlindMeter()
-    ) as session:
-        toys.train(model, _batches(toys, [8, 9]))
-    assert session.summary().kept_units == {}
-    assert [record.recomputed_flops for record in session.records] == [0, 0]
-    assert caplog.text.count("FLOPs of blocks.0") == caplog.text.count("FLOPs of") == 1
-    assert counters["stats"]["unique_graphs"] > 0  # it runs compiled all the same
-
-
 def test_a_step_that_compiles_teaches_nothing_of_memory(toys, meter, monkeypatch):
     """The compiler's own memory is in its readings."""
     graphs = itertools.count()

@@ -30,22 +30,6 @@ def test_freezing_and_evaluating_layers_make_another_context(toys):
     assert plain == context()
 
 
-def test_gradients_are_looked_for_where_something_is_trained(toys):
-    """After the trained part changed, its gradients tell of accumulation."""
-    model, x = toys.chain(3), toys.inputs()
-    model.requires_grad_(False)
-    model.blocks[2].requires_grad_(True)
-    reader = Describer(model, CPU)
-    assert not reader.arrive((x,), {})[0].has_gradients
-    model(x).backward()
-    assert reader.arrive((x,), {})[0].has_gradients
-    model.blocks[2].requires_grad_(False)
-    model.blocks[0].requires_grad_(True)
-    # Asked of a call to come, in a mode that none has run in, it looks there, too.
-    assert not reader.describe((x,), {})[0].has_gradients
-    assert not reader.arrive((x,), {})[0].has_gradients
-
-
 def test_unfreezing_in_mid_training_is_planned_anew(toys, meter):
     """The first steps after it are measured, and then predictions are right again."""
     model = toys.zoo_model("bert")

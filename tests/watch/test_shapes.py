@@ -1,6 +1,5 @@
 """From arguments to structures, sizes, names and buckets."""
 
-import json
 from dataclasses import dataclass
 
 import pytest
@@ -8,11 +7,9 @@ import torch
 
 from mimose import MimoseError
 from mimose.watch.shapes import (
-    Texts,
     argument_tensors,
     call_shape,
     fast_key,
-    note_texts,
     partial_masks,
 )
 from mimose.watch.size_table import SizeTable, round_up
@@ -124,45 +121,6 @@ def test_rounding_never_rounds_down():
     assert (5, 16, 5, 8, 5, 16) == round_up(table, (5, 12, 5, 7, 5, 12), 8)
     assert (4, 16, 4, 8, 4, 16) == round_up(table, (4, 16, 4, 8, 4, 16), 8)
     assert (4, 13, 4, 7, 4, 13) == round_up(table, (4, 13, 4, 7, 4, 13), 1)
-
-
-def test_few_texts_are_settings_and_many_are_data():
-    """Texts count by value until a fifth is seen at their place, then by type."""
-    texts = Texts()
-
-    def structure(text, mode="mean"):
-        args = ({"id": text},)
-        note_texts(args, {"mode": mode}, texts)
-        key = fast_key(args, {"mode": mode}, texts)
-        return key, call_shape(args, {"mode": mode}, texts).structure
-
-    few = [structure(f"sample {n}") for n in range(4)]
-    assert 4 == len(set(few))
-    assert structure("sample 0") == few[0]
-    many = [structure(f"sample {n}") for n in (4, 5, 0)]
-    assert 1 == len(set(many))
-    assert many[0] not in few
-    assert structure("sample 9", "sum") not in many
-    again = Texts.from_state(json.loads(json.dumps(texts.state_dict())))
-    assert not again.are_settings("0.id")
-    assert again.are_settings("mode")
-
-
-def test_lists_of_numbers_and_data_count_as_one():
-    """Identifiers and lengths of a batch make no structure of each batch size."""
-    texts = Texts()
-
-    def structure(n):
-        ids = [f"sample {n} {i}" for i in range(n)]
-        kwargs = {"ids": ids, "lengths": list(range(n)), "x": torch.zeros(n, 2)}
-        note_texts((), kwargs, texts)
-        key = fast_key((), kwargs, texts)
-        return key, call_shape((), kwargs, texts).structure
-
-    first = structure(5)
-    assert structure(7)[1] == first[1]
-    assert call_shape(([True, True],), {}) != call_shape(([True],), {})
-    assert call_shape(([1, 2.0],), {}) != call_shape(([1],), {})
 
 
 def test_jagged_tensors_have_sizes_that_are_numbers():

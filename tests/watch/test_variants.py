@@ -1,7 +1,6 @@
 """Variants of a step: told by the first layer's call, with no wait for the device."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from torch import nn
 
 import mimose
 from mimose.bench.zoo import ZOO
-from mimose.run.step import Step
 from mimose.watch.describe import Describer
 
 DEVICE = "sim:0"
@@ -145,43 +143,6 @@ def test_padded_and_unpadded_batches(sim, toys, name, order):
     assert max(_errors(session)) < (0.001 if name == "bert" else 0.015)
     assert 2 == len(session._engine.learner.model.patterns)
     assert 2 == len(session._engine.policy.reserve._stages)
-
-
-@pytest.mark.sim
-def test_a_mask_that_never_varies(sim, toys, monkeypatch):
-    """There is one variant; every step is expected as it turns out."""
-    model = _model("bert").to(DEVICE)
-    batches = _batches(toys, "bert", lambda _: False, 20)
-    with mimose.attach(model, "1TiB") as session:
-        changes = []
-        take = Step.take
-
-        def counted(step, decision):
-            if step.number >= 0 and hasattr(step, "decision"):
-                changes.append(decision)
-            take(step, decision)
-
-        monkeypatch.setattr(Step, "take", counted)
-        _train(sim, toys, model, batches[:1])
-        assert 1 == len(changes)  # of the first step nothing was known
-        _train(sim, toys, model, batches[1:])
-    assert 1 == len(changes)
-    assert 1 == len(session._engine.learner.model.patterns)
-    assert "plan" == session.records[-1].phase
-
-
-@pytest.mark.sim
-def test_variants_are_found_again_in_another_session(sim, toys):
-    """After loading, batches of both variants are planned from the first on."""
-    batches = _batches(toys, "bert", ORDERS["by turns"])
-    model = _model("bert").to(DEVICE)
-    with mimose.attach(model, "1TiB") as session:
-        _train(sim, toys, model, batches)
-        state = json.loads(json.dumps(session.state_dict()))
-    with mimose.attach(model, "1TiB") as session:
-        session.load_state_dict(state)
-        _train(sim, toys, model, batches[-4:])
-    assert ["plan"] * 4 == [record.phase for record in session.records]
 
 
 class _Layer(nn.Module):
