@@ -117,17 +117,6 @@ def test_no_thread_is_left_of_a_daemon_that_is_dropped():
     assert _threads() == []
 
 
-def test_closed_it_does_nothing(daemon):
-    """And closing twice is harmless."""
-    done = []
-    daemon.close()
-    daemon.close()
-    daemon.submit(Lane.LEARN, 1, lambda: done.append(1))
-    daemon.catch_up()
-    assert done == []
-    assert _threads() == []
-
-
 def test_a_job_that_gives_way_ends_with_the_daemon(daemon):
     """Nobody waits for a search that would go on; it is no failure."""
     began = threading.Event()

@@ -1,12 +1,9 @@
 """Lower bounds of peaks, and the error that is made of one."""
 
-import pytest
 import torch
 from torch import nn
 
-from mimose import BudgetError, InfeasibleBudgetError
 from mimose.decide.least_peaks import LeastPeaks
-from mimose.planners import InfeasibleBudgetError as PlannersError
 from mimose.run.infeasible_error import infeasible
 from mimose.types import StepInput
 
@@ -60,9 +57,3 @@ def test_the_error_says_what_holds_the_memory():
     } == error.holders
     assert "5.0 MiB" in str(error)
     assert "9.0 MiB" in str(error)
-
-
-@pytest.mark.parametrize("kind", [BudgetError, PlannersError, ValueError])
-def test_the_error_can_be_caught_as(kind):
-    """The library's error is a budget error and the planners' own."""
-    assert isinstance(InfeasibleBudgetError(1.0, 2.0, {}), kind)

@@ -28,12 +28,6 @@ def _get(cache, key, today="good"):
     return cache.get(key, _is_good, today)
 
 
-def test_growth_takes_the_release_off_what_comes_behind():
-    """What is freed before the backward lowers the second part, not the first."""
-    growth = Growth(before_release_bytes=70.0, after_release_bytes=100.0)
-    assert [100.0, 80.0, 70.0] == [growth.bytes(r) for r in (0.0, 20.0, 50.0)]
-
-
 def test_hits_and_misses_are_counted():
     """The first look misses, and those after `put` hit."""
     cache = PlanCache(4)

@@ -75,26 +75,6 @@ def test_a_plan_that_does_not_fit_any_more_is_made_anew(toys, planned, meter):
     assert last.observed_peak_bytes <= last.budget_bytes
 
 
-def test_nothing_is_made_ahead_that_is_there_or_cannot_be_told(toys, planned):
-    """A shape that is cached; one far beyond what was measured."""
-    name = next(iter(planned.records[-1].shape))
-    plans = planned._engine.policy.plans
-    for length in (LENGTHS[-1], 4000):
-        _prepare(planned, name, length)
-        assert not plans._ready
-    _prepare(planned, name, 51)
-    assert 1 == len(plans._ready)
-
-
-def test_a_plan_made_ahead_is_worth_nothing_after_a_step_over_the_budget(toys, planned):
-    """As every other plan."""
-    name = next(iter(planned.records[-1].shape))
-    _prepare(planned, name, 51)
-    planned._engine.policy.distrust_plans()
-    _train(toys, planned, [51])
-    assert 0 == planned._engine.policy.plans.n_ready
-
-
 def test_a_plan_without_proof_is_replaced_by_a_proven_one(toys, meter, monkeypatch):
     """From the next time on its shape comes, at no higher cost."""
 

@@ -85,16 +85,6 @@ def test_accumulated_gradients_are_another_case(toys, meter):
     assert second.predicted_growth_bytes == second.observed_growth_bytes
 
 
-def test_the_cache_is_bounded(toys, meter):
-    """With room for one plan, two shapes in turn never hit."""
-    model = toys.chain(3)
-    batches = [toys.inputs(n) for n in (8, 24) * 5]
-    _, session = toys.compare(model, batches, meter=meter, cache_size=1)
-    assert 0 == session.summary().cache_hits
-    _, session = toys.compare(model, batches, meter=meter, cache_size=2)
-    assert 0 < session.summary().cache_hits
-
-
 def test_stepping_down_uses_the_room_little_by_little(toys, meter):
     """Between the safest plan and the final one lie two checked steps."""
     model = toys.chain(8)

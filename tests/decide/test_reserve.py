@@ -45,16 +45,6 @@ def test_a_plan_that_uses_all_it_may_is_allowed_all_there_is(residuals):
     assert 100 * MIB == pytest.approx(allowed)
 
 
-def test_less_is_usable_the_farther_a_step_lies_beyond():
-    """And no less once a fit is trusted no farther."""
-    reserve = Reserve(0.0)
-    memory = _Memory(500 * MIB, 100 * MIB)
-
-    usable = [reserve.usable_budget(memory, ratio) for ratio in (0.0, 0.5, 1.0, 2.0)]
-
-    assert usable[0] > usable[1] > usable[2] == usable[3]
-
-
 def test_stages_are_passed_one_by_one():
     """Each by a step within what was allowed, under a plan that keeps something."""
     reserve = Reserve(0.0)
@@ -71,16 +61,6 @@ def test_stages_are_passed_one_by_one():
 
     assert [0.35, 0.35, 0.35, 0.7, 1.0, 1.0] == shares
     assert 0.35 == reserve.stage_share("images")
-
-
-def test_unread_peaks_pass_stages():
-    """A meter that tells no peak can check nothing."""
-    reserve = Reserve(0.0)
-    assert not reserve.knows("text")
-    reserve.absorb(_step(50 * MIB, None))
-    assert reserve.knows("text")
-    assert 0.7 == reserve.stage_share("text")
-    assert 0 == reserve.bound.n
 
 
 def test_a_context_that_is_forgotten_steps_down_again():

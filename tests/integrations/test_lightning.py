@@ -5,8 +5,6 @@ import functools
 import gc
 import importlib
 import json
-import subprocess
-import sys
 import weakref
 
 import pytest
@@ -189,43 +187,6 @@ def test_the_same_training_within_a_budget(toys, run, package):
     assert 2.0 == trainer.callback_metrics["mimose/phase"]
 
 
-def _logger():
-    base = importlib.import_module(f"{L.__name__}.loggers.logger").Logger
-
-    class Remembering(base):
-        """Remembers what it is told."""
-
-        name, version = "remembering", 0
-
-        def __init__(self):
-            super().__init__()
-            self.told = []
-
-        def log_hyperparams(self, *args, **kwargs):
-            """Do nothing."""
-
-        def log_metrics(self, metrics, step=None):
-            """Remember."""
-            self.told.append((step, dict(metrics)))
-
-    return Remembering()
-
-
-def test_loggers_are_told_every_few_steps(toys, meter):
-    """A row tells of all steps since the row before, those that accumulate as well."""
-    logger = _logger()
-    callback = MimoseCallback("1TiB", planner="full", meter=meter)
-    _fit(_lit(toys), [callback], logger=logger, accumulate_grad_batches=2)
-    rows = [(s, m) for s, m in logger.told if "mimose/peak_bytes" in m]
-    assert [3, 7] == [step for step, _ in rows]
-    records = callback.session.records
-    for i, (_, row) in enumerate(rows):
-        eight = list(records)[8 * i : 8 * i + 8]
-        peak = max(record.observed_peak_bytes for record in eight)
-        assert peak == pytest.approx(row["mimose/peak_bytes"])
-        assert 1.0 == row["mimose/recompute_share"]
-
-
 def test_gradient_accumulation(run):
     """Micro-batches have shapes of their own, and plans, within the budget."""
     _, callback = run(share=0.4, accumulate_grad_batches=3)
@@ -398,19 +359,6 @@ def test_a_run_that_goes_on_from_a_checkpoint(toys, meter, tmp_path):
     assert _is_clean(toys, lit)
     saved = torch.load(path, weights_only=True)["callbacks"]["MimoseCallback"]
     assert saved == json.loads(json.dumps(saved))
-
-
-def test_what_another_model_taught_is_of_no_use(toys, meter, caplog):
-    """A warning says so, and learning begins anew."""
-    first = MimoseCallback("1TiB", meter=meter)
-    _fit(_lit(toys, model=toys.chain(2, WIDTH)), [first])
-    second = MimoseCallback("1TiB", meter=meter)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    lit = _lit(toys)
-    _fit(lit, [second])
-    assert "of no use here" in caplog.text
-    assert "collect" == second.session.records[0].phase
-    assert _is_clean(toys, lit)
 
 
 # -------------------------------------------------------------------- the root
@@ -607,24 +555,7 @@ def test_a_compiled_training_step_is_refused(toys):
         _fit(lit, [MimoseCallback("1TiB")])
 
 
-def test_a_budget_that_cannot_be_kept(toys, meter):
-    """The error gets out of the training, and the model is clean."""
-    lit = _lit(toys)
-    with pytest.raises(mimose.InfeasibleBudgetError):
-        _fit(lit, [MimoseCallback("1KiB", meter=meter)])
-    assert _is_clean(toys, lit)
-
-
 # -------------------------------------------------------------------- packages
-
-
-def test_mimose_does_not_import_lightning():
-    """It costs seconds, and most do not use it."""
-    code = (
-        "import sys, mimose; "
-        "sys.exit(any('lightning' in name.split('.')[0] for name in sys.modules))"
-    )
-    assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode
 
 
 class _Lengths(torch.utils.data.Dataset):

@@ -120,22 +120,6 @@ def test_a_loss_that_calls_the_model_for_each_text(saved, tmp_path, meter):
     assert {"plan"} == {record.phase for record in list(records)[-4:]}
 
 
-def test_without_the_loss_its_forwards_are_one_step(saved, tmp_path, meter):
-    """Results are the same, and the calls before a backward have one peak."""
-    kind = losses.MultipleNegativesRankingLoss
-    bare = _trainer(tmp_path, _loss(saved, kind))
-    bare.train()
-    callback = MimoseCallback("1TiB", meter=meter)
-    trainer = _trainer(tmp_path, _loss(saved, kind), callback)
-    trainer.train()
-    assert _losses(bare) == _losses(trainer)
-    records = list(callback.session.records)
-    assert 2 * N_STEPS == len(records)
-    for first, second in zip(records[::2], records[1::2], strict=True):
-        assert first.observed_peak_bytes == second.observed_peak_bytes
-    assert {"plan"} == {record.phase for record in records[-4:]}
-
-
 def test_a_loss_that_caches_plans_its_small_batches(saved, tmp_path, meter):
     """Such a loss runs forwards with gradients one by one, each a step."""
     kind = losses.CachedMultipleNegativesRankingLoss

@@ -74,8 +74,8 @@ def _collate(examples):
     }
 
 
-def _arguments(folder, **options):
-    return TrainingArguments(
+def _arguments(folder, kind=TrainingArguments, **options):
+    return kind(
         **{
             "output_dir": str(folder),
             "max_steps": N_STEPS,
@@ -288,22 +288,6 @@ def test_plans_are_there_before_their_batches(
     assert loader.collate_fn is collate
 
 
-def test_two_trainers_one_after_another(tmp_path, meter):
-    """Also where the first one's callback was never told that it ended."""
-    model = _model()
-    first, second = (MimoseCallback("1TiB", meter=meter) for _ in range(2))
-    first.on_train_begin(
-        _arguments(tmp_path), transformers.TrainerState(), None, model=model
-    )
-    assert not _is_clean(model)
-    _trainer(tmp_path, [second], model=model, max_steps=4).train()
-    assert 4 == len(second.session.records)
-    assert _is_clean(model)
-    third = MimoseCallback("1TiB", meter=meter)
-    _trainer(tmp_path, [third], model=model, max_steps=4).train()
-    assert _is_clean(model)
-
-
 def test_training_twice_goes_on_with_what_was_learned(tmp_path, meter):
     """The second call of `train` collects nothing."""
     callback = MimoseCallback("1TiB", meter=meter)
@@ -351,21 +335,14 @@ def test_generation_during_training(tmp_path, meter):
     callback = MimoseCallback("1TiB", meter=meter)
     trainer = Seq2SeqTrainer(
         model=T5ForConditionalGeneration(config),
-        args=Seq2SeqTrainingArguments(
-            **{
-                name: value
-                for name, value in _arguments(tmp_path).to_dict().items()
-                if name
-                in ("output_dir", "report_to", "save_strategy", "use_cpu", "seed")
-            },
+        args=_arguments(
+            tmp_path,
+            Seq2SeqTrainingArguments,
             max_steps=12,
-            per_device_train_batch_size=4,
-            per_device_eval_batch_size=4,
             eval_strategy="steps",
             eval_steps=6,
             predict_with_generate=True,
             generation_max_length=8,
-            disable_tqdm=True,
         ),
         train_dataset=examples,
         eval_dataset=examples[:6],
@@ -501,14 +478,6 @@ def test_a_loss_that_calls_the_model_twice(tmp_path, meter):
     trainer = _loss_trainer(tmp_path, again, loss=resumed)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-16"))
     assert ["plan"] * (N_STEPS - 16) == [r.phase for r in again.session.records]
-
-
-def test_compiling_is_refused(tmp_path, monkeypatch):
-    """The error says why, before anything is trained."""
-    for name in ("BACKEND", "MODE"):
-        monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "no")  # the trainer sets them
-    with pytest.raises(mimose.MimoseError, match="USE_REGIONAL_COMPILATION=1"):
-        _trainer(tmp_path, [MimoseCallback("1GiB")], torch_compile=True)
 
 
 def test_regional_compilation(tmp_path, toys, monkeypatch):

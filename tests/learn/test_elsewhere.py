@@ -110,16 +110,3 @@ def test_an_input_goes_when_it_was_seen_to_go(passes, high, is_there):
     levels = {2: 10 + 40, 3: 10 + 40 + 100, 4: 10 + 40 + 100 + 100}
     expected = levels[high] - (0.0 if is_there else INPUT) + HIGH
     assert expected == pytest.approx(growth)
-
-
-def test_behind_who_saves_it_the_input_is_there_twice(collected):
-    """What is packed comes back as another, beside the one that the maker holds."""
-    model = _taught("pack", saves=True, model=_taught("recompute", saves=True))
-    quiet, problem = _grown(model, ("recompute", "pack", "recompute", "recompute"))
-    assert bool(problem.saves_output[0, 0])
-    free, _ = _grown(model, ("recompute", "pack", "keep", "keep"))
-    shared, _ = _grown(model, ("keep", "pack", "keep", "keep"))
-    assert shared - free == pytest.approx(HELD["keep"] - HELD["recompute"] + INPUT)
-    rises = problem.backward_excess_bytes[1, 1] / N
-    assert BACKWARD + INPUT == pytest.approx(rises)  # there may be two
-    assert quiet < shared

@@ -122,33 +122,3 @@ def test_a_lesson_that_fails_leaves_the_ones_before_it(learner, later):
     _absorb(learner, 24)
     later.catch_up()
     assert learner.model.n_steps == 3
-
-
-def test_a_state_holds_what_waits(learner, later):
-    """It is taken in before it is told."""
-    _absorb(learner, 8)
-    state = learner.state_dict()
-    assert state["n_steps"] == 1
-    other = Learner(CostModel(kinds_of("polynomial", 0.0)), _Later())
-    other.load_state_dict(state)
-    assert other.n_steps == 1
-
-
-def test_what_ran_beyond_a_plan_is_a_lesson(learner, later):
-    """Nothing that is written meanwhile loses it, and plans made meanwhile go."""
-    facts, sample = _step(8)
-    learner.absorb(facts, (), sample, 0.0, (1,))
-    later.catch_up()
-    planned_by = []
-
-    def write():
-        learner.distrust_plans()
-        planned_by.append(learner.model.version)
-
-    _write_meanwhile(learner, write)
-    learner.miss(facts._replace(calls=(2,)))
-    later.catch_up()
-    pattern = learner.model.patterns["c"]
-    assert (((8,), (2,)),) == pattern.seen
-    assert pattern.is_missing
-    assert planned_by[0] < learner.model.valid_since

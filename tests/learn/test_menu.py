@@ -134,13 +134,3 @@ def test_an_action_nothing_tells_of_is_not_chosen():
     assert "" == doubt(model, _facts(28))
     allowed = fill_problem(model, _facts(28), MEMORY).allowed
     assert [[True, False, True]] * N_EVENTS == allowed.tolist()
-
-
-def test_units_that_may_not_run_under_every_action(taught):
-    """The problem allows what is left of the menu, in its order."""
-    model = taught.restricted(1, ("recompute", "keep")).restricted(2, ["keep"])
-    allowed = fill_problem(model, _facts(28), MEMORY).allowed.tolist()
-    assert [True] * 3 == allowed[0]
-    assert [True, False, True] == allowed[1]
-    assert [True, False, False] == allowed[2]
-    assert (False, True) == (model.is_settled(1), model.is_settled(2))

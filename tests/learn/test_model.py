@@ -31,31 +31,3 @@ def test_contexts_and_families_are_forgotten_at_last():
     saved = json.dumps(learner.state_dict())
     again.load_state_dict(json.loads(saved))
     assert saved == json.dumps(again.state_dict())
-
-
-def test_each_writer_makes_another_version():
-    """Models that were handed out stay as they are."""
-    learner = Learner(_nothing())
-    seen = [learner.model]
-    facts, sample = _step(8)
-    for write in (
-        lambda: learner.absorb(facts, (), sample, 0.0, (), growth_bytes=100.0),
-        lambda: learner.absorb_cost(("f", RECOMPUTE, (8,)), 7),
-        lambda: learner.restrict(0, [KEEP]),
-        learner.distrust_plans,
-        lambda: learner.miss(facts._replace(calls=())),
-        lambda: learner.forget(facts.context),
-    ):
-        write()
-        seen.append(learner.model)
-    assert [0, 2, 3, 4, 5, 6, 7] == [model.version for model in seen]
-    assert [0, 0, 0, 4, 5, 6, 7] == [model.valid_since for model in seen]
-    assert [0, 1, 1, 1, 1, 1, 1] == [model.n_steps for model in seen]
-    assert [0.0] + 6 * [100.0] == [model.scale for model in seen]
-    assert [0, 1, 1, 1, 1, 1, 0] == [len(model.patterns) for model in seen]
-    assert [2, 1] == [len(seen[i].allowed(0)) for i in (2, 3)]
-
-
-def _step(n, context="c"):
-    facts = StepInput(context, (n,), False, f"structure {context}")
-    return facts, StepSample((), (), SegmentSample(1.0, 1.0), None, True)

@@ -47,15 +47,3 @@ def test_levels_of_every_mixture():
             assert peaks[index] == level + excess[index, actions[index]]
             level += net[index, actions[index]]
         assert last == level == sum(ADDED)
-
-
-def test_what_runs_again_brings_back_is_no_part_of_keeping():
-    """A kept layer rises by less than a recomputed one, by that and by its output."""
-    excess, net = _readings()
-    excess[:, KEPT] = 1e6  # such as where nothing of its own was read
-    brought = np.column_stack((np.zeros(4), np.full(4, 30.0)))
-    found, _ = freed_by_maker(excess + brought, net, brought, 0.0)
-    assert [BACKWARD] * 3 == found[:3, KEPT].tolist()
-    assert 1e6 == found[3, KEPT]  # it saves no output
-    unknown = np.column_stack((excess[:, KEPT], brought[:, 1]))
-    assert [1e6] * 4 == freed_by_maker(unknown, net, brought, 0.0)[0][:, KEPT].tolist()

@@ -73,23 +73,6 @@ def test_the_timeline_tells_the_peak_of_any_plan(toys, meter, name):
         assert last.observed_growth_bytes == pytest.approx(predicted, rel=0.02)
 
 
-def test_a_model_whose_layers_do_not_train_can_be_explained(toys, meter):
-    """A frozen backbone has no layer to plan, but a head."""
-    model = toys.chain(3)
-    model.head = nn.Linear(16, 4)
-    model.requires_grad_(False)
-    model.head.requires_grad_(True)
-    forward = model.forward
-    model.forward = lambda x: forward(x) + model.head(x).square().mean()
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        for n in (8, 16, 24, 8, 16, 24):
-            model(toys.inputs(n)).backward()
-            model.zero_grad(set_to_none=True)
-        assert not session.records[-1].events
-        assert () == session.planning_problem().events
-        assert "event  action" in session.explain()
-
-
 class _Convolutions(nn.Module):
     """A layer that saves its own output; a stride rounds its length up."""
 
@@ -114,7 +97,7 @@ class _Classifier(nn.Module):
         return self.head(x.mean(2)).square().mean()
 
 
-def test_a_last_layer_that_saves_its_own_output(toys, meter):
+def test_a_last_layer_that_saves_its_own_output(meter):
     """What a head holds behind it is known from the first plan on, and goes with it.
 
     Carried through the whole backward it is 4% of the growth here.

@@ -91,12 +91,3 @@ def test_a_side_tensor_is_known_by_the_readers_that_ran():
     assert {"a b c": 7, "a b": 0} == _sides(pattern, every, every, {(0, 1, 2): 7})[1]
     assert {"a b c": 7, "a b": 0} == _sides(pattern, every, "a0 c0", {(0, 1): 7})[1]
     assert {} == _sides(pattern, every, "a0 b0", {(0, 1): 7})[1]  # either of the two
-
-
-def test_an_event_that_is_new_reads_what_the_others_read():
-    """The group grows by it; one that is known and did not read is another's."""
-    pattern = _with_sides("a0 b0 c0", (1, 1, 1), "a0 b0")
-    grown = _sides(pattern, "a0 b0", "a0 b0 c0", {(0, 1, 2): 7})
-    assert (["a b c"], {"a b c": 7}) == grown
-    other = _sides(pattern, "a0 b0 c0", "a0 b0 c0", {(0, 1, 2): 7})
-    assert (["a b", "a b c"], {"a b": 0, "a b c": 7}) == other

@@ -93,14 +93,6 @@ def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
     assert f"{beyond} is beyond 40, the most measured" == series.doubt((beyond,))
 
 
-def test_a_constant_size_that_grows_is_doubted():
-    """A size that never varied says nothing of a larger one."""
-    series = _exact()
-    for n in (4, 10, 16, 22, 31):
-        series.add((2, n), _square(n))
-    assert "3 where only 2 was measured" == series.doubt((3, 19))
-
-
 def test_a_surprise_is_taken_in():
     """A value that the trusted fit got wrong makes it fit again."""
     series = _exact()
@@ -121,16 +113,6 @@ def test_the_number_of_shapes_is_bounded():
     assert len(series) <= 64
     assert "" == series.doubt((199,))
     assert 7.0 * 150 == pytest.approx(series.predict((150,)))
-
-
-def test_below_the_least_measured_an_excess_falls_with_the_sizes():
-    """Another part may be the largest there; it is not more than in proportion."""
-    series = _excess(8.0)
-    for n in range(100, 200, 10):
-        series.add((2, n), float(n * n))
-    assert series.predict((2, 100)) == pytest.approx(100.0**2, rel=1e-3)
-    assert series.predict((2, 90)) == pytest.approx(90.0 * 100, rel=1e-3)
-    assert series.predict((2, 0)) < 9.0
 
 
 class _Failing:

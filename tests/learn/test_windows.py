@@ -1,10 +1,8 @@
 """What is expected of the windows to come."""
 
-import json
-
 import pytest
 
-from mimose.learn.windows import Windows, joined
+from mimose.learn.windows import Windows
 from mimose.types import StepInput
 
 
@@ -18,13 +16,6 @@ def _kinds(windows, *names):
         [part.context for part in windows.ending([_part(name, 3)]).parts]
         for name in names
     ]
-
-
-def test_the_facts_of_a_window():
-    """Contexts in order, sizes one behind the other, gradients as the first has."""
-    whole = joined([_part("a", 4, 5), _part("b", 6, has_gradients=True)])
-    assert ("a+b", (4, 5, 6), False) == (whole.context, whole.sizes, whole[2])
-    assert joined([_part("a", 4)], 2).context != joined([_part("a", 4)]).context
 
 
 def test_what_followed_last_time_is_expected():
@@ -51,19 +42,6 @@ def test_windows_that_take_turns(n_before):
     assert not [number for number in wrong if number >= len(kinds) // 2]
 
 
-def test_a_change_is_learned_soon():
-    """Where windows end, two surprises at most are left of them."""
-    windows = Windows()
-    for n_parts in [1] * 12 + [3] * 8:
-        windows.absorb([_part("a", 3)] * n_parts)
-    wrong = 0
-    for _ in range(8):
-        (told,) = _kinds(windows, "a")
-        wrong += bool(told)
-        windows.absorb([_part("a", 3)])
-    assert 1 <= wrong <= 2
-
-
 def test_sizes_to_come_follow_from_the_first():
     """A rule tells them: equal, constant, or another."""
     windows = Windows()
@@ -86,18 +64,6 @@ def test_sizes_without_a_rule_are_the_largest():
     assert ((44,), False) == (second.sizes, is_sure)
     (median,), _ = windows.to_come([first], ending, share=0.5)
     assert 19 <= median.sizes[0] <= 21
-
-
-def test_saved_and_loaded():
-    """Another one expects the same."""
-    windows, other = Windows(), Windows()
-    for length in (8, 12, 20):
-        windows.absorb([_part("a", length), _part("b", 2 * length)])
-    other.load_state_dict(json.loads(json.dumps(windows.state_dict())))
-    first = _part("a", 10)
-    ending = other.ending([first])
-    assert windows.ending([first]) == ending
-    assert windows.to_come([first], ending) == other.to_come([first], ending)
 
 
 def test_what_is_remembered_is_bounded():

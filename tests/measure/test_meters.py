@@ -1,6 +1,5 @@
 """Meters read back what is known to be held."""
 
-import logging
 import mmap
 import os
 import subprocess
@@ -177,18 +176,6 @@ def test_the_machine_tells_its_memory(monkeypatch):
     assert 123 * MIB == ProcessMeter().total_bytes()
 
 
-def test_prediction_meter_knows_no_peak():
-    """It reads what is held, and says that peaks are not to be had."""
-    meter = PredictionMeter(CPU)
-    assert not meter.reads_peak
-    live, peak, files = meter.read()
-    assert live == peak
-    assert 0 == files
-    meter.reset_peak()
-    assert abs(live - meter.peak_bytes()) < SLACK
-    assert abs(live - meter.rough_peak_bytes()) < SLACK
-
-
 def test_meters_by_name():
     """Each name makes its meter; an object is taken as it is.
 
@@ -202,21 +189,6 @@ def test_meters_by_name():
     if sys.platform == "linux":
         assert isinstance(make_meter(None, CPU), ProcessMeter)
         assert isinstance(make_meter("process", CPU), ProcessMeter)
-
-
-def test_a_system_that_tells_no_peak_is_warned_about(monkeypatch, caplog):
-    """Without the kernel's files planning goes on by prediction, with one warning."""
-
-    def refuse(*_, **__):
-        msg = "no such file"
-        raise OSError(msg)
-
-    monkeypatch.setattr("mimose.measure.meters.process.os.open", refuse)
-    with caplog.at_level(logging.WARNING, logger="mimose"):
-        meter = make_meter(None, CPU)
-    assert isinstance(meter, PredictionMeter)
-    assert 1 == len(caplog.records)
-    assert "OSError: no such file" in caplog.text
 
 
 class _OwnMeter:

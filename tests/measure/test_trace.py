@@ -196,21 +196,6 @@ class _Readings:
         pass
 
 
-def test_a_second_forward_goes_on_in_the_gap():
-    """What was read as the first forward was left is part of the gap behind it."""
-    readings = [(100, 100), (100, 100), (110, 120), (130, 190), (125, 160)]
-    trace = Trace(_Readings([*readings, (135, 140), (137, 150)]))
-    trace.mark("start")
-    trace.mark("exit", trace.enter(_event(0)))
-    trace.mark("root_exit")
-    trace.join_forward()
-    trace.mark("exit", trace.enter(_event(1)))
-    trace.mark("root_exit")
-    sample = analyse(trace.marks, trace.events, EXACT_MENU)
-    gap = sample.gaps[1]
-    assert (125 - 110, 190.0 - 110) == (gap.net_bytes, gap.excess_bytes)
-
-
 def test_a_second_backward_ends_the_loss():
     """All before its first gradient is the loss; gradients are waited for again."""
     readings = [(100, 100), (100, 100), (110, 120), (120, 120), (125, 140), (130, 180)]
@@ -228,17 +213,6 @@ def test_a_second_backward_ends_the_loss():
     sample = analyse(trace.marks, trace.events, EXACT_MENU)
     assert (8, 60.0) == (sample.loss.net_bytes, sample.loss.excess_bytes)
     assert {RECOMPUTE: 90 - 128 + 10} == sample.events[0].backward_net_bytes
-
-
-def test_a_disturbed_reading_gives_no_excess():
-    """Where files were mapped meanwhile, the excess is not known."""
-    marks = _written(*STEP)
-    marks[1] = marks[1]._replace(is_clean=False)
-    marks[-1] = marks[-1]._replace(is_clean=False)
-    sample = analyse(marks, [_event(0)], EXACT_MENU)
-    assert (5, None) == (sample.gaps[0].net_bytes, sample.gaps[0].excess_bytes)
-    assert {} == sample.events[0].backward_excess_bytes
-    assert {RECOMPUTE: 70.0, KEEP: 70.0} == sample.events[0].forward_excess_bytes
 
 
 def test_gradients_out_of_order_are_noticed():

@@ -117,16 +117,6 @@ def test_impossible_budget(planner_name, planner, problem, with_fields):
     assert least.peak_bytes == pytest.approx(sum(caught.value.holders.values()))
 
 
-def test_budget_of_the_least_peak(planner_name, planner, problem, with_fields):
-    """The least peak itself is a budget that can be kept."""
-    least = safest_plan(problem)
-    tight = with_fields(problem, budget_bytes=least.peak_bytes)
-    plan = planner.plan(tight)
-    if planner_name in KEEP_BUDGETS:
-        assert plan.peak_bytes <= tight.budget_bytes
-        assert plan.extra_cost <= least.extra_cost + 1e-9
-
-
 def test_ample_budget(planner_name, planner, problem, with_fields):
     """With room for all, everything that may be kept is kept."""
     plan = planner.plan(with_fields(problem, budget_bytes=float("inf")))
@@ -173,21 +163,6 @@ def test_one_event(planner_name, planner, make_problem):
     keeps = planner_name in ("none", "greedy", "greedy-released")
     expected = ("keep",) if keeps else ("recompute",)
     assert expected == planner.plan(problem).actions
-
-
-def test_zero_byte_events(planner, make_problem):
-    """Events without bytes and costs are planned like any other."""
-    plan = planner.plan(make_problem(5, budget_bytes=0.0))
-    assert len(plan.actions) == 5
-    assert plan.peak_bytes == 0.0
-    assert plan.extra_cost == 0.0
-
-
-def test_only_one_action(planner, make_problem):
-    """Where nothing but keeping is known, everything is kept."""
-    problem = make_problem(3, actions=("keep",), held_bytes=np.ones((3, 1)),
-                           budget_bytes=3.0)  # fmt: skip
-    assert planner.plan(problem).actions == ("keep",) * 3
 
 
 def test_events_that_may_not_be_recomputed(planner, make_problem):

@@ -35,12 +35,6 @@ def recomputed(planner, problem):
     return [i for i, action in enumerate(actions) if action == "recompute"]
 
 
-def with_half(problem, with_fields):
-    """Make half of what keeping all holds the budget, beyond the start."""
-    half = problem.held_bytes[:, 0].sum() / 2
-    return with_fields(problem, budget_bytes=problem.start_bytes + half)
-
-
 @pytest.mark.parametrize(
     ("case", "n_events", "freed"), [(MIXED, 4, 275), (HALVING, 3, 640)]
 )
@@ -82,15 +76,6 @@ def test_counts_what_recomputation_still_holds(sized, with_fields):
     held = problem.held_bytes.copy()
     held[:, 1] = 10.0
     assert recomputed(Greedy(), with_fields(problem, held_bytes=held)) == [0, 1]
-
-
-def test_takes_the_least_that_a_unit_has(rng, measured_problem, with_fields):
-    """Where a unit may not recompute, its least is the last that it may."""
-    problem = with_half(measured_problem(rng, "layers", 12), with_fields)
-    allowed = problem.allowed.copy()
-    allowed[:, -1] = False
-    actions = Greedy().plan(with_fields(problem, allowed=allowed)).actions
-    assert {"keep", "lean75"} == set(actions)
 
 
 def test_does_not_see_the_peak(sized):

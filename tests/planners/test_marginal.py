@@ -167,13 +167,6 @@ def test_long_chains(rng, transformer_problem, budget_between):
     assert 100 < plan.actions.count("recompute") < 200
 
 
-def test_more_walks_never_cost_more(rng, resnet_problem, budget_between):
-    """Over many problems."""
-    problems = spread(resnet_problem, budget_between, rng, (16, 24))
-    costs = [total_costs(problems, width=width)[0] for width in (2, 16, 96)]
-    assert sorted(costs, reverse=True) == costs
-
-
 @pytest.mark.parametrize("kind", ["layers", "stages", "mixture", "pair"])
 def test_more_actions_never_cost_more(rng, whole_menu_problem, kind):
     """Not even to a search that leaves out nearly all."""
@@ -199,54 +192,6 @@ def test_fewer_actions_that_cannot_keep_the_budget(rng, make_problem):
     plan = Marginal(width=2, widest=2).plan(problem)
     assert not plan.optimal
     assert plan.peak_bytes <= 30.0
-
-
-def test_nets_that_leave_no_way(make_problem):
-    """Where the cheap way leaves too much for the optimizer, another is found."""
-    problem = make_problem(
-        2,
-        held_bytes=np.array([[4.0, 2.0, 0.0]] * 2),
-        backward_net_bytes=np.array([[0.0, 1.0, 0.0], [0.0, 2.0, 0.0]]),
-        cost=np.array([[0.0, 1.0, 9.0]] * 2),
-        actions=("keep", "lean", "recompute"),
-        allowed=np.array([[True, True, True], [True, True, False]]),
-        step_excess_bytes=3.0,
-        budget_bytes=5.0,
-    )
-    assert Marginal().plan(problem).actions == ("recompute", "keep")
-
-
-def test_two_of_three_fit_on_the_host(make_problem):
-    """By one price a byte all of them would go there, or none."""
-    problem = make_problem(
-        3,
-        actions=("keep", "offload", "recompute"),
-        held_bytes=np.array([[4.0, 0.0, 0.0]] * 3),
-        cost=np.array([[0.0, 1.0, 3.0]] * 3),
-        host_bytes=np.array([[0.0, 4.0, 0.0]] * 3),
-        host_budget_bytes=9.0,
-        budget_bytes=3.0,
-    )
-    plan = Marginal().plan(problem)
-    assert (plan.extra_cost, plan.optimal) == (5.0, True)
-
-
-def test_uses_what_a_pair_frees(make_problem):
-    """The first event gives up its output, so that packing the second frees it."""
-    fields = {
-        "actions": ("keep", "pack"),
-        "held_bytes": np.array([[10.0, 10.0], [6.0, 6.0]]),
-        "cost": np.array([[0.0, 1.0], [0.0, 2.0]]),
-        "input_bytes": np.array([0.0, 4.0]),
-        "releases_input": np.array([[False, True]] * 2),
-        "saves_output": np.array([[True, False]] * 2),
-        "gap_excess_bytes": np.array([0.0, 0.0, 20.0]),
-    }
-    plan = Marginal().plan(make_problem(2, **fields, budget_bytes=32.0))
-    assert plan.actions == ("pack", "pack")
-    with pytest.raises(InfeasibleBudgetError) as caught:
-        Marginal().plan(make_problem(2, **fields, budget_bytes=31.0))
-    assert caught.value.least_peak_bytes == 32.0
 
 
 def test_falls_back_to_the_safest_plan(

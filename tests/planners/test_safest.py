@@ -41,13 +41,6 @@ def test_equals_the_solver(rng, transformer_problem, resnet_problem):
         assert expected == pytest.approx(safest_plan(problem).peak_bytes)
 
 
-def test_does_not_read_the_budget(rng, resnet_problem, with_fields):
-    """It is the same plan at any budget."""
-    problem = resnet_problem(rng, 8)
-    expected = safest_plan(problem)
-    assert expected == safest_plan(with_fields(problem, budget_bytes=0.0))
-
-
 def lossy_problem(make_problem, **fields):
     """Three layers that a lossy action would bring down to 100, an exact one to 106."""
     return make_problem(

@@ -81,44 +81,12 @@ def test_binding_segments(make_problem):
     assert expected == laid_out.binding_segments
 
 
-def test_the_optimizer_state_still_to_come_counts(make_problem):
-    """The first step's peak can be the optimizer's, whatever is recomputed."""
-    problem = make_problem(
-        1,
-        backward_net_bytes=np.array([4.0]),
-        optimizer_state_bytes=8.0,
-        step_excess_bytes=1.0,
-        start_bytes=10.0,
-    )
-    laid_out = lay_out(problem, np.array([0]))
-    assert laid_out.peak_bytes == 23.0
-    assert laid_out.binding_segments == ("optimizer step",)
-
-
 def test_holders_add_up_to_the_peak(rng, random_problem):
     """What is said to hold the bytes at the peak holds all of them."""
     for turn in range(100):
         problem = random_problem(rng, turn % 6, 3, pairs=turn > 50)
         laid_out = lay_out(problem, random_choice(rng, problem, 1)[0])
         assert laid_out.peak_bytes == pytest.approx(sum(laid_out.holders().values()))
-
-
-def test_holders_of_a_backward(make_problem):
-    """At a backward's peak the events before it, and its own bytes, are held."""
-    problem = make_problem(
-        3,
-        held_bytes=np.array([[1.0, 0], [2.0, 0], [4.0, 0]]),
-        backward_excess_bytes=np.array([[0, 0], [100.0, 0], [0, 0]]),
-        backward_net_bytes=np.array([0, 0, 16.0]),
-        start_bytes=1000.0,
-    )
-    expected = {
-        "held at start (parameters, gradients, optimizer state, other)": 1000.0,
-        "activations held": 3.0,
-        "new gradients and tensors between the events": 16.0,
-        "working memory of backward of layer.1#0": 100.0,
-    }
-    assert expected == lay_out(problem, np.zeros(3, dtype=np.intp)).holders()
 
 
 def boundary(make_problem, saves, releases):

@@ -96,15 +96,3 @@ def test_raised_above_the_samples():
     assert fitted.shift_ > 0.0
     assert (fitted.predict(X) >= y * (1 - 1e-12)).all()
     assert not fitted.trusted_
-
-
-def test_short_piece_is_not_trusted():
-    """A piece that two samples lie on is used and not trusted."""
-    X = np.array([[1, t] for t in (10, 20, 100, 200, 300, 400, 500)])
-    y = np.maximum(500.0, 10.0 * X[:, 1])
-
-    fitted = EnvelopeRegressor().fit(X, y)
-
-    assert y.tolist() == pytest.approx(fitted.predict(X).tolist())
-    assert 2 == len(fitted.pieces_)
-    assert not fitted.trusted_

@@ -90,17 +90,6 @@ def test_what_falls_is_refused():
     assert ("", 0.0) == (flat.refused, flat.slope)
 
 
-def test_a_line_below_nothing_goes_through_what_is_given():
-    """And only that one: what is positive at 0 is left alone."""
-    y = np.array([1.0, 2.5, 6.0, 12.0, 30.0])
-    assert fit_series(X, y, form="line").intercept < 0.0
-    fixed = fit_series(X, y, form="line", intercept=0.5)
-    assert 0.5 == fixed.intercept
-    assert fixed.slope > 0.0
-    free = fit_series(X, 3.0 * X + 5.0, intercept=0.5)
-    assert 5.0 == pytest.approx(free.intercept)
-
-
 def test_the_inverse_is_the_largest_that_fits():
     """Above a floor; nothing below it, and everything where the series is flat."""
     series = knee()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -86,15 +85,6 @@ def test_follows_a_change():
     assert 1.01 * GB == pytest.approx(feed(bound, [0.0] * 200).allowed(GB))
 
 
-def test_allowed():
-    """At first a share of the growth, and the noise of a reading."""
-    bound = GrowthBound(noise_bytes=5.0)
-
-    assert [1065.0, 111.0, 15.6, 5.0] == [
-        pytest.approx(bound.allowed(growth)) for growth in (1000.0, 100.0, 10.0, -3.0)
-    ]
-
-
 def test_within_what_is_allowed_is_no_miss():
     """An observation within the bytes kept free is none, one byte more is."""
     bound = GrowthBound(noise_bytes=1e6)
@@ -141,25 +131,6 @@ def test_the_noise_of_a_reading_widens_no_margin():
     assert 0.0 == pytest.approx(bound.margin())
     feed(bound, [0.021])
     assert 1.25 * 0.02 == pytest.approx(bound.correction + bound.margin())
-
-
-def test_nothing_is_corrected_at_first():
-    """Seven observations are too few, eight are enough."""
-    bound = feed(GrowthBound(), [0.01] * 7)
-    assert GB == bound.corrected(GB)
-    assert 1.01 * GB == pytest.approx(feed(bound, [0.01]).corrected(GB))
-
-
-@pytest.mark.parametrize(
-    ("predicted", "observed"),
-    [(GB, math.nan), (math.inf, GB), (math.nan, GB), (0.0, GB), (GB, math.inf)],
-)
-def test_says_nothing(predicted, observed):
-    """Numbers that are not finite and growths of nothing are passed over."""
-    bound = GrowthBound()
-    bound.observe(predicted, observed)
-
-    assert 0 == bound.n
 
 
 def test_state():

@@ -91,17 +91,6 @@ def test_as_many_shapes_as_monomials():
     assert not fitted.trusted_
 
 
-def test_lone_shape_is_not_checked():
-    """A size that varied in one sample alone cannot be left out, so no trust."""
-    X = np.array([[4, 10], [4, 20], [4, 40], [4, 80], [9, 80]])
-    y = 5.0 * X[:, 1] + np.where(X[:, 0] == 9, 777.0, 0.0)
-
-    fitted = PolynomialRegressor(max_degree=1).fit(X, y)
-
-    assert np.inf == fitted.loo_error_ or fitted.loo_error_ > 100.0
-    assert not fitted.trusted_
-
-
 def test_duplicates_are_averaged():
     """The samples of one shape count as their mean."""
     X = np.array([[1], [1], [2], [3], [4]])

@@ -50,13 +50,6 @@ def test_rule(name):
     assert own(unseen).tolist() == [fitted.predict_one(row) for row in unseen.tolist()]
 
 
-def test_equal_before_constant():
-    """A size that equals a column which stands still is taken to follow it."""
-    X = np.array([[16, 20], [16, 40], [16, 90]])
-
-    assert Rule((Term(0),)) == SizeMap().fit(X, [16, 16, 16]).rule_
-
-
 @pytest.mark.parametrize(("n", "expected"), [(1, False), (2, False), (3, True)])
 def test_exact_takes_samples(n, expected):
     """A rule with a divisor is for sizes not seen after three values."""
@@ -79,11 +72,6 @@ def test_not_found():
     assert y.max() == fitted.predict_one((99, 99, 99))
 
 
-def test_contradiction():
-    """Two sizes for one batch have no rule."""
-    assert not SizeMap().fit([[1, 5], [1, 5]], [5, 6]).found_
-
-
 def test_refit():
     """Another sample can overturn a rule."""
     sizes = SizeMap().fit([[4, 128], [4, 256]], [128, 256])
@@ -92,13 +80,6 @@ def test_refit():
     sizes.fit([[4, 128], [4, 256], [4, 100]], [128, 256, 128])
 
     assert Rule((Term(1),)) != sizes.rule_
-
-
-@pytest.mark.parametrize("y", [[], [1, 2]])
-def test_bad_samples(y):
-    """Samples that do not go together are refused."""
-    with pytest.raises(ValueError, match="go together"):
-        SizeMap().fit([[1, 2]] * 3 if y else np.empty((0, 2)), y)
 
 
 def test_a_sum_is_not_found_by_chance():

@@ -13,8 +13,6 @@ from mimose.predictors import (
     polynomial,
 )
 
-NOISE = 1e3
-
 
 @pytest.fixture
 def n_searches(monkeypatch):
@@ -88,19 +86,3 @@ def test_exact_terms_that_fail_are_searched_for_again(shapes, n_searches):
 
     assert like.is_exact and not again.is_exact
     assert before < n_searches()
-
-
-def _noisy(batch, length):
-    return _attention(batch, length) + NOISE * ((batch * 31 + length * 17) % 5 - 2) / 2
-
-
-def test_terms_of_noisy_readings_are_kept_for_a_quarter_more_shapes(shapes, n_searches):
-    """Then a search may find better ones; until then it makes none."""
-    like = _fit(_noisy, shapes[:20], NOISE)
-    before = n_searches()
-
-    nearly = _fit(_noisy, shapes[:25], NOISE, like)
-
-    assert (before, 20, 25) == (n_searches(), nearly.n_searched, nearly.n_shapes)
-    later = _fit(_noisy, shapes[:26], NOISE, nearly)
-    assert (True, 26) == (before < n_searches(), later.n_searched)

@@ -45,20 +45,6 @@ def test_every_batch_is_told(start):
     assert [] == watched.line.read()
 
 
-def test_batches_that_cannot_be_read_are_not_told():
-    """A list that holds itself, say: the loop gets it as it is."""
-
-    def endless(sample):
-        found = [sample]
-        found.append(found)
-        return found
-
-    loader = DataLoader(_Rows(), batch_size=None, collate_fn=endless)
-    watched = WatchedLoaders(loader)
-    assert N_BATCHES == len(list(loader))
-    assert [] == watched.line.read()
-
-
 def test_batches_are_told_before_they_are_asked_for():
     """The workers are ahead of the loop, which is what it is all for."""
     loader = DataLoader(_Rows(), batch_size=None, num_workers=1, prefetch_factor=4)

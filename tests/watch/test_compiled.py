@@ -173,15 +173,6 @@ def test_layers_compiled_after_attach_run_uncompiled(toys):
     assert session.records[-1].actions == ("keep", "recompute", "keep")
 
 
-def test_layers_compiled_again_after_attach_are_noticed(toys):
-    """Instead of being planned no more without a word."""
-    model = _chain(toys, "in place", 3)
-    with mimose.attach(model, "1TiB", meter=toys.BlindMeter()):
-        _compiled(model, "in place")
-        with pytest.raises(MimoseError, match="compiled again after attach"):
-            toys.train(model, _batches(toys, [8]))
-
-
 def test_a_step_that_compiles_teaches_nothing_of_memory(toys, meter, monkeypatch):
     """The compiler's own memory is in its readings."""
     graphs = itertools.count()

@@ -1,7 +1,5 @@
 """Lists of a varying number of tensors."""
 
-import json
-
 import pytest
 import torch
 
@@ -56,11 +54,3 @@ def test_tensors_that_are_not_alike_are_described_one_by_one(odd):
     assert call_shape(([odd],), {}, None, lists) == call_shape(([odd],), {})
     note_lists(([odd],), {}, lists)
     assert _shape(3, lists) == _shape(3, None)
-
-
-def test_state():
-    """What was seen comes back as it was, through JSON."""
-    lists = _seen(3, 2)
-    again = Lists.from_state(json.loads(json.dumps(lists.state_dict())))
-    assert again.vary("0.0")
-    assert lists.state_dict() == again.state_dict()

@@ -15,14 +15,6 @@ class _Hook:
     offload = True
 
 
-def test_a_model_on_the_cpu(toys):
-    """Counters and small weights belong to the CPU where all is there."""
-    assert _CPU == only_device(toys.chain(1))
-    assert _CPU == only_device(torch.nn.Linear(1, 1))
-    assert _CPU == only_device(torch.nn.Module())
-    assert _CPU == only_device(torch.nn.LazyLinear(5))
-
-
 def test_weights_without_memory_are_refused(toys):
     """A model on meta holds nothing, in part or as a whole."""
     with pytest.raises(mimose.MimoseError, match=r"[\d,]+ bytes on meta"):

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from mimose import MimoseError
 from mimose.watch.shapes import (
     argument_tensors,
     call_shape,
@@ -54,14 +53,6 @@ def test_structures_that_differ(one, other):
     assert fast_key((one,), {}) != fast_key((other,), {})
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [(torch.zeros(2), torch.zeros(9)), (0.1, 0.3), (object, type)]
-)
-def test_structures_that_agree(one, other):
-    """Sizes and numbers are no part of the structure."""
-    assert call_shape((one,), {}).structure == call_shape((other,), {}).structure
-
-
 def test_masks_that_hide_something():
     """A mask of ones is not partial; one with a zero is; floats are no masks."""
     ones, hiding = torch.ones(2, 3, dtype=torch.long), torch.eye(3, dtype=torch.long)
@@ -84,13 +75,6 @@ def test_equal_columns_are_merged_under_the_first_name():
     assert {"ids.0": 4, "ids.1": 10, "labels.1": 4} == table.named((4, 10, 4, 4, 4, 10))
 
 
-def test_only_sizes_that_vary_are_shown():
-    """Once something varied, what did not is left out."""
-    table = _table()
-    table.add((4, 12, 4, 4, 4, 12))
-    assert {"ids.1": 12} == table.named((4, 12, 4, 4, 4, 12))
-
-
 def test_columns_that_differ_once_stay_apart():
     """One call in which two columns differ parts them for good."""
     table = _table()
@@ -108,12 +92,6 @@ def test_fill_sets_every_column_of_a_name():
     assert (8, 10, 8, 4, 8, 10) == table.fill({"ids.0": 8}, now)
 
 
-def test_fill_refuses_unknown_names():
-    """A name that is not there is answered with those that are."""
-    with pytest.raises(MimoseError, match=r"'length'.*ids\.0, ids\.1, labels\.1"):
-        _table().fill({"length": 20}, (4, 10, 4, 4, 4, 10))
-
-
 def test_rounding_never_rounds_down():
     """Every varying size but the batch goes up to the next multiple."""
     table = _table()
@@ -121,18 +99,3 @@ def test_rounding_never_rounds_down():
     assert (5, 16, 5, 8, 5, 16) == round_up(table, (5, 12, 5, 7, 5, 12), 8)
     assert (4, 16, 4, 8, 4, 16) == round_up(table, (4, 16, 4, 8, 4, 16), 8)
     assert (4, 13, 4, 7, 4, 13) == round_up(table, (4, 13, 4, 7, 4, 13), 1)
-
-
-def test_jagged_tensors_have_sizes_that_are_numbers():
-    """The batch and the values' rows, in place of a symbol that equals only itself."""
-    parts = [torch.randn(3, 16), torch.randn(5, 16)]
-    one, other = (
-        torch.nested.nested_tensor(parts, layout=torch.jagged) for _ in range(2)
-    )
-    shape = call_shape((one,), {})
-    assert (2, 8, 16) == shape.sizes
-    assert ("0.0", "0.1", "0.2") == shape.names
-    assert shape == call_shape((other,), {})
-    assert fast_key((one,), {}) == fast_key((other,), {})
-    mask = torch.nested.nested_tensor([p > 0 for p in parts], layout=torch.jagged)
-    assert ("0",) == partial_masks((mask,), {})

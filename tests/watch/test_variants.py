@@ -8,24 +8,12 @@ from torch import nn
 
 import mimose
 from mimose.bench.zoo import ZOO
-from mimose.watch.describe import Describer
 
 DEVICE = "sim:0"
 ORDERS = {
     "by turns": lambda i: i % 2 == 0,
     "padded first": lambda i: i < 16,
 }
-
-
-def test_on_a_cpu_masks_are_read(toys):
-    """The context is certain there, and another for a mask that hides something."""
-    reader = Describer(toys.chain(1), torch.device("cpu"))
-    contexts = set()
-    for mask in (torch.ones(2, 3), torch.eye(2, 3)):
-        facts, _ = reader.arrive((toys.inputs(),), {"mask": mask.long()})
-        assert "" == facts.base
-        contexts.add(facts.context)
-    assert 2 == len(contexts)
 
 
 # ------------------------------------------------------------------ on an accelerator
@@ -187,22 +175,6 @@ def _step(model, n_rows, *, is_padded):
     if is_padded:
         mask[0, 0] = 0
     model(x, mask=mask).sum().backward()
-
-
-@pytest.mark.sim
-def test_a_refused_variant_does_not_stop_the_other(sim):
-    """Padded batches do not fit the budget; what they show is theirs."""
-    model = _Masked().to(DEVICE)
-    with mimose.attach(model, "24MiB", round_to=1) as session:
-        for n_rows in (700, 800, 900, 1000, 1100, 1200) * 2:
-            _step(model, n_rows, is_padded=False)
-        assert 0 == session.summary().steps_over
-        for _ in range(2):
-            with pytest.raises((mimose.InfeasibleBudgetError, torch.OutOfMemoryError)):
-                _step(model, 1000, is_padded=True)
-        _step(model, 1000, is_padded=False)
-        last = session.records[-1]
-    assert ("plan", "", False) == (last.phase, last.reason, last.is_over)
 
 
 @pytest.mark.sim
