@@ -48,29 +48,3 @@ def test_all_steps_of_a_batch_and_of_those_by_turns():
         forecasts.learn("k", (length,), [first, _step(2 * length, context="d")])
     expected = {_step(9), _step(9, has_gradients=True), _step(18, context="d")}
     assert expected == set(forecasts.of("k", (9,)))
-
-
-def test_steps_that_come_no_more_are_not_expected():
-    """Layers were unfrozen: what ran before is another context."""
-    forecasts = Forecasts()
-    for length in range(10, 20):
-        forecasts.learn("k", (length,), [_step(length)])
-    for length in range(20, 60):
-        forecasts.learn("k", (length,), [_step(length, context="d")])
-    assert [_step(61, context="d")] == forecasts.of("k", (61,))
-
-
-def test_batches_without_sizes_foretell_nothing():
-    """Texts that the loop makes tensors of."""
-    forecasts = Forecasts()
-    for length in (7, 12):
-        forecasts.learn("k", (), [_step(length)])
-    assert [] == forecasts.of("k", ())
-
-
-def test_of_batches_alike_the_last_tells():
-    """The loop has changed how it pads."""
-    forecasts = Forecasts()
-    for length in (16, 32):
-        forecasts.learn("k", (7,), [_step(length)])
-    assert [_step(32)] == forecasts.of("k", (7,))

@@ -49,12 +49,6 @@ def _plan(*codes):
     )
 
 
-def test_nothing_on_the_host(problem):
-    """Then there is nothing to tell of."""
-    growth = Growth(100.0, 100.0)
-    assert {} == headrooms(problem, _plan(*"krkr"), growth, 0.0, {"offload"})
-
-
 def test_each_segment_between_two_counts(problem):
     """Forwards up to the next one's; backwards from the next one's to its own."""
     found = headrooms(problem, _plan(*"okok"), Growth(50.0, 50.0), 0.0, {"offload"})
@@ -62,16 +56,3 @@ def test_each_segment_between_two_counts(problem):
     # The last one's copy may last through the head (20 + 3) and the last event's
     # backward (20 + 4), until its own (20, 10 held by then, rises by 20).
     assert {0: (28.0, 20.0), 2: (20.0, 20.0)} == found
-
-
-def test_less_than_nothing_is_nothing(problem):
-    """A segment over the prediction leaves no room, and takes none away."""
-    found = headrooms(problem, _plan(*"okok"), Growth(25.0, 25.0), 0.0, {"offload"})
-    assert {0: (3.0, 0.0), 2: (0.0, 0.0)} == found
-
-
-def test_what_the_last_step_lets_go_is_not_counted_on(problem):
-    """In a later step less may go between forward and backward."""
-    plan, growth = _plan(*"okok"), Growth(40.0, 50.0)
-    found = headrooms(problem, plan, growth, 5.0, {"offload"})
-    assert {0: (18.0, 15.0), 2: (15.0, 15.0)} == found

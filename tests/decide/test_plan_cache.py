@@ -28,17 +28,6 @@ def _get(cache, key, today="good"):
     return cache.get(key, _is_good, today)
 
 
-def test_growth_takes_the_release_off_what_comes_behind():
-    """What is freed before the backward lowers the second part, not the first."""
-    growth = Growth(before_release_bytes=70.0, after_release_bytes=100.0)
-    assert [100.0, 80.0, 70.0] == [growth.bytes(r) for r in (0.0, 20.0, 50.0)]
-
-
-def test_keeps_all_means_that_nothing_is_recomputed():
-    """A plan without extra cost cannot be improved by more room."""
-    assert (True, False) == (_cached(0.0).keeps_all, _cached(1.0).keeps_all)
-
-
 def test_hits_and_misses_are_counted():
     """The first look misses, and those after `put` hit."""
     cache = PlanCache(4)
@@ -69,14 +58,6 @@ def test_the_least_recently_used_goes_first():
     assert _get(cache, "b") is None
     assert _get(cache, "a") is not None
     assert _get(cache, "c") is not None
-
-
-def test_the_first_plan_put_is_kept():
-    """Set if absent: who comes second gets the first one's plan."""
-    cache = PlanCache(2)
-    first, second = _cached(), _cached()
-    assert first is cache.put("a", first)
-    assert first is cache.put("a", second)
 
 
 def test_two_threads_agree_on_one_plan():

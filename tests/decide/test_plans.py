@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mimose
-from mimose.planners import Marginal, Refined, make_planner, refiner_of
+from mimose.planners import Refined, make_planner
 
 LENGTHS = [64, 20, 64, *range(22, 62, 4)]
 
@@ -75,36 +75,6 @@ def test_a_plan_that_does_not_fit_any_more_is_made_anew(toys, planned, meter):
     assert last.observed_peak_bytes <= last.budget_bytes
 
 
-def test_nothing_is_made_ahead_that_is_there_or_cannot_be_told(toys, planned):
-    """A shape that is cached; one far beyond what was measured."""
-    name = next(iter(planned.records[-1].shape))
-    plans = planned._engine.policy.plans
-    for length in (LENGTHS[-1], 4000):
-        _prepare(planned, name, length)
-        assert not plans._ready
-    _prepare(planned, name, 51)
-    assert 1 == len(plans._ready)
-
-
-def test_a_plan_made_ahead_of_a_context_that_was_forgotten_is_not_used(toys, planned):
-    """It is collected again: other contexts have pushed it out meanwhile."""
-    name = next(iter(planned.records[-1].shape))
-    _prepare(planned, name, 51)
-    learner = planned._engine.learner
-    learner.model = replace(learner.model, patterns={})
-    _train(toys, planned, [51])
-    assert "collect" == planned.records[-1].phase
-
-
-def test_a_plan_made_ahead_is_worth_nothing_after_a_step_over_the_budget(toys, planned):
-    """As every other plan."""
-    name = next(iter(planned.records[-1].shape))
-    _prepare(planned, name, 51)
-    planned._engine.policy.distrust_plans()
-    _train(toys, planned, [51])
-    assert 0 == planned._engine.policy.plans.n_ready
-
-
 def test_a_plan_without_proof_is_replaced_by_a_proven_one(toys, meter, monkeypatch):
     """From the next time on its shape comes, at no higher cost."""
 
@@ -129,10 +99,3 @@ def test_a_plan_without_proof_is_replaced_by_a_proven_one(toys, meter, monkeypat
         assert second.observed_peak_bytes <= budget
         problem = session.planning_problem()
         assert problem.events == second.events
-
-
-def test_only_the_usual_planner_is_refined():
-    """Baselines and what was published stay as they were asked for."""
-    assert isinstance(refiner_of(Marginal()), Refined)
-    for name in ("greedy", "optimal", "none", "every-2", "eviction"):
-        assert refiner_of(make_planner(name)) is None

@@ -1,14 +1,12 @@
 """Phases, plans and the cache, step by step, on an exact meter."""
 
-import logging
 from dataclasses import replace
 
 import pytest
 import torch
 
 import mimose
-from mimose.decide import planning, policy
-from mimose.learn.problem import Memory
+from mimose.decide import planning
 from mimose.planners import Static
 
 
@@ -26,15 +24,14 @@ def test_a_shape_seen_before_is_a_hit(toys, meter):
     assert (sum(hits), len(hits) - sum(hits)) == (summary.cache_hits, 2)
 
 
-@pytest.mark.parametrize("round_to", [8, {"input_ids.1": 8}])
-def test_near_shapes_share_a_plan(toys, meter, round_to):
+def test_near_shapes_share_a_plan(toys, meter):
     """Lengths of one bucket get one plan, made for its upper end."""
     model = toys.zoo_model("bert")
     lengths = [24, 8, 32, 16, 28, 12, 22, 30, 18, 10, 26]
     learning = toys.text_batches([*lengths, 32, 24, 32])
     near = toys.text_batches([17, 19, 22, 24, 25, 31, 29, 32])
     budget = toys.budget_between(model, learning[:3], 0.7, meter)
-    options = {"meter": meter, "budget": budget, "round_to": round_to}
+    options = {"meter": meter, "budget": budget, "round_to": {"input_ids.1": 8}}
     found, session = toys.compare(model, learning + near, **options)
     assert [] == found
     last = list(session.records)[-len(near) :]
@@ -47,17 +44,6 @@ def test_near_shapes_share_a_plan(toys, meter, round_to):
     assert [r.observed_growth_bytes for r in last] == [
         pytest.approx(r.predicted_growth_bytes, rel=0.02) for r in last
     ]
-
-
-def test_constant_sizes_do_not_stop_buckets(toys, meter):
-    """Images have three channels, whatever sizes are rounded to."""
-    model = toys.zoo_model("resnet")
-    widths = [32, 64, 16, 48, 96, 80, 128, 112, 32, 64, 16, 48]
-    shapes = [{"batch": 2, "height": 32, "width": width} for width in widths]
-    batches = toys.zoo_batches("resnet", len(shapes), shapes)
-    found, session = toys.compare(model, batches, meter=meter, round_to=16)
-    assert [] == found
-    assert "plan" == session.records[-1].phase
 
 
 def test_less_headroom_makes_a_new_plan(toys, meter):
@@ -99,16 +85,6 @@ def test_accumulated_gradients_are_another_case(toys, meter):
     assert second.predicted_growth_bytes == second.observed_growth_bytes
 
 
-def test_the_cache_is_bounded(toys, meter):
-    """With room for one plan, two shapes in turn never hit."""
-    model = toys.chain(3)
-    batches = [toys.inputs(n) for n in (8, 24) * 5]
-    _, session = toys.compare(model, batches, meter=meter, cache_size=1)
-    assert 0 == session.summary().cache_hits
-    _, session = toys.compare(model, batches, meter=meter, cache_size=2)
-    assert 0 < session.summary().cache_hits
-
-
 def test_stepping_down_uses_the_room_little_by_little(toys, meter):
     """Between the safest plan and the final one lie two checked steps."""
     model = toys.chain(8)
@@ -138,7 +114,7 @@ def test_a_static_planner_plans_for_its_shape(toys, meter):
     assert 0 == session.summary().steps_over
 
 
-@pytest.mark.parametrize("planner", ["greedy", "marginal", "optimal"])
+@pytest.mark.parametrize("planner", ["greedy", "optimal"])
 def test_named_planners_keep_the_budget(toys, meter, planner):
     """Every planner by name trains exactly; those that know peaks keep the budget."""
     model = toys.chain(6)
@@ -152,27 +128,11 @@ def test_named_planners_keep_the_budget(toys, meter, planner):
         assert 0 == session.summary().steps_over
 
 
-def test_the_optimal_plan_costs_no_more(toys, meter):
-    """On the same steps `optimal` recomputes no more FLOPs than `marginal`."""
-    model = toys.chain(6)
-    batches = [toys.inputs(64)] * 6
-    budget = toys.budget_between(model, batches[:2], 0.5, meter)
-    flops = []
-    for planner in ("optimal", "marginal"):
-        options = {"planner": planner, "budget": budget, "meter": meter}
-        with toys.untracked():
-            twin = toys.chain(6)
-        _, session = toys.compare(twin, batches, **options)
-        flops.append(session.records[-1].recomputed_flops)
-    assert 0 < flops[0] <= flops[1]
-
-
-@pytest.mark.parametrize("name", ["support-vectors", "tree"])
-def test_other_predictors_train_exactly(toys, meter, name):
+def test_other_predictors_train_exactly(toys, meter):
     """Mimose's alternatives may predict worse, but never change a result."""
     model = toys.chain(4)
     batches = [toys.inputs(n) for n in (8, 24) * 4]
-    found, session = toys.compare(model, batches, meter=meter, predictor=name)
+    found, session = toys.compare(model, batches, meter=meter, predictor="tree")
     assert [] == found
     assert 8 == len(session.records)
 
@@ -217,87 +177,5 @@ def test_a_prediction_alone_does_not_end_a_training(toys, meter, monkeypatch):
         model(toys.inputs(30)).backward()
     record = session.records[-1]
     assert ("fallback", {"recompute"}) == (record.phase, set(record.actions))
-    assert record.reason.startswith("no plan is predicted to keep the budget: the ")
-    assert record.reason.endswith("% left out, and tensors may hold 1024.00 GiB")
+    assert "1024.00 GiB" in record.reason
     assert record.observed_peak_bytes is not None
-
-
-def test_too_small_a_budget_is_told_with_all_that_is_in_it():
-    """On an accelerator it is one of reserved bytes, and tensors may hold fewer."""
-    memory = Memory(7.9 * 2**20, 2**20, 0.0, 0.0, reserved_ratio=1.651)
-    error = mimose.InfeasibleBudgetError(memory.budget_bytes, 8.2 * 2**20, {})
-    assert (
-        "no plan is predicted to keep the budget: the least peak is 8.2 MiB, the "
-        "margin of 4.5% left out, and tensors may hold 7.9 MiB, as 1.65 bytes are "
-        "reserved for each byte of growth"
-    ) == policy._too_small(error, memory, 0.045)
-
-
-def test_rounding_a_size_that_is_not_there(toys, meter, caplog):
-    """A name that is none of the model's is told once, with those that are."""
-    model = toys.chain(2)
-    batches = [toys.inputs(n) for n in (8, 16, 24)]
-    with (
-        caplog.at_level(logging.WARNING, logger="mimose"),
-        mimose.attach(model, "1TiB", meter=meter, round_to={"0.0": 8, "no": 4}),
-    ):
-        toys.train(model, batches)
-    told = [r.getMessage() for r in caplog.records if "round_to" in r.message]
-    assert 1 == len(told)
-    assert "no size is called 'no'" in told[0]
-    assert "the sizes are x.0, x.1" in told[0]
-
-
-def test_a_plan_outlives_no_pattern(toys, meter):
-    """A context that was forgotten for others is collected again, not guessed at."""
-    model = toys.chain(3)
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        toys.train(model, [toys.inputs()] * 6)
-        assert session.records[-1].cache_hit
-        facts, _ = session._engine.describer.last
-        learner = session._engine.learner
-        assert facts.context in learner.model.patterns
-        learner.model = learner.model.changed(patterns={})
-        toys.train(model, [toys.inputs()])
-        assert "collect" == session.records[-1].phase
-
-
-def test_measuring_ends_where_predictions_are_near(toys, meter):
-    """Soon, and for good, though steps go on to be of new shapes."""
-    model = toys.chain(6)
-    lengths = [64, *range(20, 60)]
-    batches = [toys.inputs(n) for n in lengths]
-    budget = toys.budget_between(model, [batches[0], batches[-1]], 0.6, meter)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    with mimose.attach(model, budget, meter=meter) as session:
-        toys.train(model, batches, optimizer=optimizer)
-        policy = session._engine.policy
-        n_measured = policy._learner.model.n_steps
-        assert n_measured < 20
-        last = session.records[-1]
-        assert (last.phase, last.cache_hit) == ("plan", False)
-        assert "recompute" in last.actions
-
-
-def test_the_farther_beyond_what_was_measured_the_more_is_kept_free(toys, meter):
-    """And nothing within; each such step is measured, so that the next is within."""
-    model = toys.chain(4)
-    lengths = [8, 40, 24, 32, 16, 40, 36]
-    with mimose.attach(model, "1GiB", meter=meter) as session:
-        policy = session._engine.policy
-        kept_free = []
-        usable = policy.reserve.usable_budget
-
-        def using(memory, ratio=0.0):
-            bound = policy.reserve.bound
-            shape = session._engine.describer.last[0].sizes
-            kept_free.append((shape[0], bound.margin(ratio) - bound.margin()))
-            return usable(memory, ratio)
-
-        policy.reserve.usable_budget = using
-        toys.train(model, [toys.inputs(n) for n in [*lengths, 42, 41, 58]])
-    free = dict(kept_free)
-    assert free[36] == 0.0
-    assert free[42] == pytest.approx(0.1 * 0.05 / 0.25)
-    assert free[41] == 0.0
-    assert free[58] == pytest.approx(0.1)

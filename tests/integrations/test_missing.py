@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mimose.integrations.missing import missing_package
 
 _HIDING = """
 import importlib.abc
@@ -23,20 +22,6 @@ class Hiding(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Hiding())
 import {module}
 """
-
-
-def test_the_innermost_module_is_the_missing_one() -> None:
-    """A lazy import names a class; the error it was raised from names the package."""
-    inner = ModuleNotFoundError("No module named 'accelerate'", name="accelerate.utils")
-    outer = ModuleNotFoundError("Could not import module 'Trainer'")
-    outer.__cause__ = inner
-
-    assert missing_package(inner) == missing_package(outer) == "accelerate"
-
-
-def test_another_error_names_no_package() -> None:
-    """A name that is not in a module is none that could be installed."""
-    assert missing_package(ImportError("cannot import name 'x' from 'y'")) is None
 
 
 @pytest.mark.parametrize(

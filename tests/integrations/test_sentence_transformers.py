@@ -6,8 +6,6 @@ import warnings
 import pytest
 import torch
 
-import mimose
-
 pytest.importorskip("datasets")
 pytest.importorskip("accelerate")
 with warnings.catch_warnings():
@@ -120,31 +118,6 @@ def test_a_loss_that_calls_the_model_for_each_text(saved, tmp_path, meter):
     assert N_STEPS == len(records)
     assert {6} == {len(record.actions) for record in records}
     assert {"plan"} == {record.phase for record in list(records)[-4:]}
-
-
-def test_a_session_of_ones_own_on_the_loss(saved, tmp_path, meter):
-    """`attach` to the loss does what the callback does."""
-    loss = _loss(saved, losses.MultipleNegativesRankingLoss)
-    trainer = _trainer(tmp_path, loss)
-    with mimose.attach(loss, "1TiB", meter=meter) as session:
-        trainer.train()
-    assert {"plan"} == {record.phase for record in list(session.records)[-4:]}
-
-
-def test_without_the_loss_its_forwards_are_one_step(saved, tmp_path, meter):
-    """Results are the same, and the calls before a backward have one peak."""
-    kind = losses.MultipleNegativesRankingLoss
-    bare = _trainer(tmp_path, _loss(saved, kind))
-    bare.train()
-    callback = MimoseCallback("1TiB", meter=meter)
-    trainer = _trainer(tmp_path, _loss(saved, kind), callback)
-    trainer.train()
-    assert _losses(bare) == _losses(trainer)
-    records = list(callback.session.records)
-    assert 2 * N_STEPS == len(records)
-    for first, second in zip(records[::2], records[1::2], strict=True):
-        assert first.observed_peak_bytes == second.observed_peak_bytes
-    assert {"plan"} == {record.phase for record in records[-4:]}
 
 
 def test_a_loss_that_caches_plans_its_small_batches(saved, tmp_path, meter):

@@ -1,11 +1,7 @@
 """What becomes of inputs that layers pack, from samples to a plan's growth."""
 
-import math
-
-import numpy as np
 import pytest
 
-from mimose.learn.elsewhere import boundaries, may_save_inputs
 from mimose.learn.growth import plan_growth
 from mimose.learn.measured_step import with_step
 from mimose.learn.model import CostModel, kinds_of
@@ -100,8 +96,6 @@ def test_what_packs_is_tried_before_it_is_planned(collected):
     [
         (0, 2, False),
         (1, 2, True),
-        (1, 3, False),
-        (2, 3, True),
         (2, 4, False),
         (3, 4, True),
     ],
@@ -116,41 +110,3 @@ def test_an_input_goes_when_it_was_seen_to_go(passes, high, is_there):
     levels = {2: 10 + 40, 3: 10 + 40 + 100, 4: 10 + 40 + 100 + 100}
     expected = levels[high] - (0.0 if is_there else INPUT) + HIGH
     assert expected == pytest.approx(growth)
-
-
-def test_behind_who_saves_it_the_input_is_there_twice(collected):
-    """What is packed comes back as another, beside the one that the maker holds."""
-    model = _taught("pack", saves=True, model=_taught("recompute", saves=True))
-    quiet, problem = _grown(model, ("recompute", "pack", "recompute", "recompute"))
-    assert bool(problem.saves_output[0, 0])
-    free, _ = _grown(model, ("recompute", "pack", "keep", "keep"))
-    shared, _ = _grown(model, ("keep", "pack", "keep", "keep"))
-    assert shared - free == pytest.approx(HELD["keep"] - HELD["recompute"] + INPUT)
-    rises = problem.backward_excess_bytes[1, 1] / N
-    assert BACKWARD + INPUT == pytest.approx(rises)  # there may be two
-    assert quiet < shared
-
-
-def test_an_input_that_stays_is_there_twice(collected):
-    """Nobody saw it go behind a layer that hands it on: somebody else holds it."""
-    model = _taught("pack", is_gone=False, model=collected)
-    problem = fill_problem(model, _facts(N), MEMORY)
-    assert not problem.releases_input[1, 1]
-    rises = problem.backward_excess_bytes[1, 1] / N
-    assert BACKWARD + INPUT == pytest.approx(rises)
-
-
-def test_boundaries_of_a_written_table():
-    """At once it goes; later, or behind who saves it, the problem counts it."""
-    given = np.array([[0.0, 5.0], [0.0, 5.0], [0.0, 5.0], [0.0, 5.0]])
-    passes = np.array([[0.0, 0.0], [0.0, 2.0], [0.0, math.inf], [0.0, 0.0]])
-    saved = np.array([[False] * 2, [False] * 2, [True, False], [False] * 2])
-    allowed = np.ones((4, 2), dtype=np.bool_)
-    may_save = may_save_inputs(saved, allowed)
-    assert [False, False, False, True] == may_save.tolist()
-    n_bytes, releases, second = boundaries(given, passes, may_save)
-    assert [5.0] * 4 == n_bytes.tolist()
-    assert [True, False, False, True] == releases[:, 1].tolist()
-    assert [0.0, 0.0, 5.0, 5.0] == second[:, 1].tolist()
-    allowed[2, 0] = False
-    assert not may_save_inputs(saved, allowed).any()

@@ -64,25 +64,14 @@ def test_lessons_wait_until_they_are_taken_in(learner, later):
     assert learner.model.patterns["c"].high == (16,)
 
 
-def test_what_is_read_then_has_its_fits(learner, later):
-    """No reader has to make one."""
-    for n in (8, 16, 24, 32):
-        _absorb(learner, n)
-        later.catch_up()
-        model = learner.model
-        for samples in model.samples.values():
-            assert samples._verdict is not None
-            assert samples._verdict.scale == model.scale
-        assert model.patterns["c"]._known is not None
+def _write_meanwhile(learner, write):
+    """Teach a lesson during which steps write."""
 
+    def lesson(model):
+        write()
+        return model
 
-def test_a_larger_step_has_all_judged_anew(learner, later):
-    """Errors are small against the growth, so trust follows it."""
-    _absorb(learner, 8)
-    later.catch_up()
-    _absorb(learner, 16, context="d", growth_bytes=1000.0)
-    later.catch_up()
-    assert {1000.0} == {s._verdict.scale for s in learner.model.samples.values()}
+    learner._teach(lesson)
 
 
 def test_what_steps_write_meanwhile_stays(learner, later):
@@ -90,18 +79,15 @@ def test_what_steps_write_meanwhile_stays(learner, later):
     for context in ("a", "b"):
         _absorb(learner, 8, context)
     later.catch_up()
+
+    def write():
+        learner.restrict(0, [KEEP.name])
+        learner.forget("b")
+        learner.distrust_plans()
+
+    _write_meanwhile(learner, write)
     _absorb(learner, 16, "a")
-    lessons = learner._lessons
-
-    class _Lessons(type(lessons)):
-        def popleft(self):
-            learner.restrict(0, [KEEP.name])  # as the lesson begins
-            learner.forget("b")
-            learner.distrust_plans()
-            return super().popleft()
-
-    learner._lessons = _Lessons(lessons)
-    learner._take_in()
+    later.catch_up()
     model = learner.model
     assert model.allowed(0) == (KEEP.name,)
     assert model.allowed(1) == (KEEP.name, RECOMPUTE.name)
@@ -115,14 +101,8 @@ def test_a_step_is_taken_back_whatever_steps_wrote_meanwhile(learner, later):
     """Its other half came later; the one before it stays."""
     _absorb(learner, 8)
     later.catch_up()
+    _write_meanwhile(learner, learner.distrust_plans)
     _absorb(learner, 16)
-    lesson = learner._lessons[0]
-
-    def learn(model):
-        learner.distrust_plans()
-        return lesson(model)
-
-    learner._lessons[0] = learn
     later.catch_up()
     assert learner.model.n_steps == 2
     learner.take_back()
@@ -131,55 +111,14 @@ def test_a_step_is_taken_back_whatever_steps_wrote_meanwhile(learner, later):
     assert learner.model.patterns["c"].high == (8,)
 
 
-def test_a_plan_made_before_the_distrust_stays_distrusted(learner, later):
-    """Whatever version the lesson publishes."""
-    _absorb(learner, 8)
-    made_from = learner.model.version
-    learner.distrust_plans()
-    later.catch_up()
-    assert made_from < learner.model.valid_since <= learner.model.version
-
-
 def test_a_lesson_that_fails_leaves_the_ones_before_it(learner, later):
     """And those behind it wait for their turn."""
     _absorb(learner, 8)
-    learner._teach(lambda _: 1 / 0)
+    _write_meanwhile(learner, lambda: 1 / 0)
     _absorb(learner, 16)
     with pytest.raises(ZeroDivisionError):
         later.catch_up()
     assert learner.model.n_steps == 1
-    learner._take_in()
-    assert learner.model.n_steps == 2
-
-
-def test_a_state_holds_what_waits(learner, later):
-    """It is taken in before it is told, and what is loaded has its fits."""
-    _absorb(learner, 8)
-    state = learner.state_dict()
-    assert state["n_steps"] == 1
-    other = Learner(CostModel(kinds_of("polynomial", 0.0)), _Later())
-    other.load_state_dict(state)
-    assert other.n_steps == 1
-    assert all(s._verdict is not None for s in other.model.samples.values())
-
-
-def test_what_ran_beyond_a_plan_is_a_lesson(learner, later):
-    """Nothing that is written meanwhile loses it, and plans made meanwhile go."""
-    facts, sample = _step(8)
-    learner.absorb(facts, (), sample, 0.0, (1,))
+    _absorb(learner, 24)
     later.catch_up()
-    planned_by = []
-
-    def write_meanwhile(model):
-        for _ in range(9):
-            learner.distrust_plans()
-        planned_by.append(learner.model.version)
-        return model
-
-    learner._teach(write_meanwhile)
-    learner.miss(facts._replace(calls=(2,)))
-    later.catch_up()
-    pattern = learner.model.patterns["c"]
-    assert (((8,), (2,)),) == pattern.seen
-    assert pattern.is_missing
-    assert planned_by[0] < learner.model.valid_since
+    assert learner.model.n_steps == 3

@@ -1,20 +1,16 @@
 """A made-up third action, from samples to a plan, its growth and the saved state."""
 
-import json
-
 import pytest
 
-from mimose.learn.costs import call_cost, exact_cost, extra_flops
-from mimose.learn.learner import Learner
 from mimose.learn.measured_step import with_step
-from mimose.learn.model import CostModel, flops_of_a_byte, kinds_of
+from mimose.learn.model import CostModel, kinds_of
 from mimose.learn.problem import (
     Memory,
     doubt,
     fill_problem,
 )
 from mimose.planners import ActionSpec, Menu
-from mimose.planners.actions import KEEP, LEAN, RECOMPUTE
+from mimose.planners.actions import KEEP, RECOMPUTE
 from mimose.types import (
     EventSample,
     Measured,
@@ -138,52 +134,3 @@ def test_an_action_nothing_tells_of_is_not_chosen():
     assert "" == doubt(model, _facts(28))
     allowed = fill_problem(model, _facts(28), MEMORY).allowed
     assert [[True, False, True]] * N_EVENTS == allowed.tolist()
-
-
-def test_a_rebuilt_byte_costs_what_its_device_computes_meanwhile():
-    """Whatever was learned; what recomputes costs its FLOPs."""
-    for device, expected in (("cpu", 25.0), ("cuda", 320.0), ("sim", 320.0)):
-        per_byte = flops_of_a_byte(device)
-        model = CostModel(kinds_of("polynomial", 0.0), byte_flops=per_byte)
-        assert 8 * expected == call_cost(model, "a", LEAN, (4,), 8.0)
-        assert 1.0 == call_cost(model, "a", RECOMPUTE, (4,), 8.0)
-
-
-def test_costs_of_a_plan(taught):
-    """What each call's action recomputes is counted by action, where it is known."""
-    facts = _facts(28)
-    actions = ("fold", "keep", "recompute", "fold", "keep")
-    added, unknown = extra_flops(taught, facts, actions)
-    assert (0,) * 5 == added
-    assert ("family", "fold", (28,)) == unknown[0, 0]
-    assert {(0, 0), (2, 0), (3, 0)} == set(unknown)
-    learner = Learner(taught)
-    for call, flops in (((0, 0), 100), ((2, 0), 500)):
-        learner.absorb_cost(unknown[call], flops)
-    assert ((100, 0, 500, 100, 0), {}) == extra_flops(learner.model, facts, actions)
-    assert 100 == exact_cost(learner.model, unknown[3, 0])
-
-
-def test_units_that_may_not_run_under_every_action(taught):
-    """The problem allows what is left of the menu, in its order."""
-    model = taught.restricted(1, ("recompute", "keep")).restricted(2, ["keep"])
-    allowed = fill_problem(model, _facts(28), MEMORY).allowed.tolist()
-    assert [True] * 3 == allowed[0]
-    assert [True, False, True] == allowed[1]
-    assert [True, False, False] == allowed[2]
-    assert (False, True) == (model.is_settled(1), model.is_settled(2))
-
-
-def test_saved_and_loaded(taught):
-    """Another model with this menu fills the same problems, actions and all."""
-    restricted = taught.restricted(1, ("keep", "fold"))
-    saved = json.dumps(restricted.state_dict())
-    again = _nothing().loaded(json.loads(saved))
-    assert saved == json.dumps(again.state_dict())
-    for n in (10, 28, 40):
-        one, other = (
-            fill_problem(model, _facts(n), MEMORY) for model in (restricted, again)
-        )
-        for name in ("held_bytes", "backward_excess_bytes", "backward_net_bytes"):
-            assert getattr(one, name).tolist() == getattr(other, name).tolist()
-        assert one.allowed.tolist() == other.allowed.tolist()

@@ -2,13 +2,8 @@
 
 import json
 
-import pytest
-
-import mimose
-from mimose.learn.costs import exact_cost
 from mimose.learn.learner import Learner
 from mimose.learn.model import CostModel, kinds_of
-from mimose.learn.problem import doubt, fill_problem
 from mimose.planners.actions import EXACT_MENU
 from mimose.types import MOST_CONTEXTS, SegmentSample, StepInput, StepSample
 
@@ -36,98 +31,3 @@ def test_contexts_and_families_are_forgotten_at_last():
     saved = json.dumps(learner.state_dict())
     again.load_state_dict(json.loads(saved))
     assert saved == json.dumps(again.state_dict())
-
-
-def test_families_without_a_context_are_forgotten(toys, meter):
-    """Of ever more families those stay that some known context has."""
-    with mimose.attach(toys.chain(3), "1TiB", meter=meter) as session:
-        toys.train(session._model, [toys.inputs()] * 3)
-        (in_use,) = session._engine.learner.model.families
-        for n in range(2000):
-            session._engine.learner.absorb_cost((f"family {n}", RECOMPUTE, (8,)), 100)
-        model = session._engine.learner.model
-        assert len(model.families) <= 1024
-        assert in_use in model.families
-        assert 100 == exact_cost(model, ("family 1999", RECOMPUTE, (8,)))
-        assert exact_cost(model, ("family 0", RECOMPUTE, (8,))) is None
-        toys.train(session._model, [toys.inputs()] * 3)
-        assert "plan" == session.records[-1].phase
-
-
-def test_each_writer_makes_another_version():
-    """Models that were handed out stay as they are."""
-    learner = Learner(_nothing())
-    seen = [learner.model]
-    facts, sample = _step(8)
-    for write in (
-        lambda: learner.absorb(facts, (), sample, 0.0, (), growth_bytes=100.0),
-        lambda: learner.absorb_cost(("f", RECOMPUTE, (8,)), 7),
-        lambda: learner.restrict(0, [KEEP]),
-        learner.distrust_plans,
-        lambda: learner.miss(facts._replace(calls=())),
-        lambda: learner.forget(facts.context),
-    ):
-        write()
-        seen.append(learner.model)
-    assert [0, 2, 3, 4, 5, 6, 7] == [model.version for model in seen]
-    assert [0, 0, 0, 4, 5, 6, 7] == [model.valid_since for model in seen]
-    assert [0, 1, 1, 1, 1, 1, 1] == [model.n_steps for model in seen]
-    assert [0.0] + 6 * [100.0] == [model.scale for model in seen]
-    assert [0, 1, 1, 1, 1, 1, 0] == [len(model.patterns) for model in seen]
-    assert [2, 1] == [len(seen[i].allowed(0)) for i in (2, 3)]
-
-
-def test_what_teaches_nothing_makes_no_version():
-    """A smaller step, a context used again: the model is the same."""
-    learner = Learner(_nothing())
-    for n, context in ((8, "a"), (16, "b")):
-        facts, sample = _step(n, context)
-        learner.absorb(facts, (), sample, 0.0, ())
-    model = learner.model
-    assert model is model.grown(0.0)
-    learner.use("b")
-    learner.use("unknown")
-    assert model is learner.model
-    learner.use("a")
-    assert ["b", "a"] == list(learner.model.patterns)
-    assert ["a", "b"] == list(model.patterns)
-    assert model.version == learner.model.version
-
-
-def test_what_stayed_is_shared():
-    """A step of one context leaves the samples of others as they are, uncopied."""
-    learner = Learner(_nothing())
-    facts, sample = _step(8, "a")
-    learner.absorb(facts, (), sample, 0.0, ())
-    before = learner.model
-    facts, sample = _step(8, "b")
-    learner.absorb(facts, (), sample, 0.0, ())
-    for key, samples in before.samples.items():
-        assert samples is learner.model.samples[key]
-
-
-def _step(n, context="c"):
-    facts = StepInput(context, (n,), False, f"structure {context}")
-    return facts, StepSample((), (), SegmentSample(1.0, 1.0), None, True)
-
-
-def test_reading_changes_nothing(toys, meter):
-    """All that is asked of a model leaves what it knows, and what it saves, alone."""
-    model = toys.zoo_model("bert")
-    batches = toys.text_batches([20, 33, 9, 26, 14, 38, 30, 12])
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        toys.train(model, batches)
-        facts, _ = session._engine.describer.last
-        learned, memory = (
-            session._engine.learner.model,
-            session._engine.driver.memory_now(),
-        )
-        said = json.dumps(learned.state_dict())
-        for n in (8, 25, 60, 200):
-            there = facts._replace(sizes=tuple(n if s > 2 else s for s in facts.sizes))
-            doubt(learned, there)
-            fill_problem(learned, there, memory)
-        assert said == json.dumps(learned.state_dict())
-        assert learned is session._engine.learner.model
-        with pytest.raises(AttributeError):
-            learned.scale = 3.0

@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 
 from mimose.learn.outputs import freed_by_maker
 
@@ -38,55 +37,13 @@ def _true_peaks(actions):
     return level, peaks
 
 
-@pytest.mark.parametrize("actions", [*itertools.product((KEPT, RECOMPUTED), repeat=4)])
-def test_levels_of_every_mixture(actions):
+def test_levels_of_every_mixture():
     """Each plan has the peaks and the last level that it really has."""
     excess, net = freed_by_maker(*_readings(), np.zeros((4, 2)), 0.0)
-    last, peaks = _true_peaks(actions)
-    level = sum(OUTPUTS)
-    for index in reversed(range(len(actions))):
-        assert peaks[index] == level + excess[index, actions[index]]
-        level += net[index, actions[index]]
-    assert last == level == sum(ADDED)
-
-
-def test_alike_readings_are_mixed_wrongly():
-    """Without it a recomputed layer behind a kept one would free what that holds."""
-    actions = (KEPT, KEPT, RECOMPUTED, RECOMPUTED)
-    _, net = _readings()
-    _, peaks = _true_peaks(actions)
-    level = sum(OUTPUTS) + net[3, RECOMPUTED] + net[2, RECOMPUTED]
-    assert level + BACKWARD == peaks[1] - INPUTS[2]
-
-
-def test_differences_within_the_noise_say_nothing():
-    """Readings that only noise tells apart stay as they are."""
-    excess, net = np.full((2, 2), 50.0), np.array([[3.0, 1.5], [4.0, 4.5]])
-    same, also = freed_by_maker(excess, net, np.zeros((2, 2)), 2.0)
-    assert excess.tolist() == same.tolist()
-    assert net.tolist() == also.tolist()
-
-
-def test_noise_is_not_added_up_over_many_layers():
-    """What is no output in one layer is none in front of a hundred."""
-    net = np.tile([-9.0, 0.0], (100, 1))
-    excess, _ = freed_by_maker(np.full((100, 2), 5e3), net, np.zeros((100, 2)), 10.0)
-    assert 5e3 == excess.min()
-
-
-def test_what_runs_again_brings_back_is_no_part_of_keeping():
-    """A kept layer rises by less than a recomputed one, by that and by its output."""
-    excess, net = _readings()
-    excess[:, KEPT] = 1e6  # such as where nothing of its own was read
-    brought = np.column_stack((np.zeros(4), np.full(4, 30.0)))
-    found, _ = freed_by_maker(excess + brought, net, brought, 0.0)
-    assert [BACKWARD] * 3 == found[:3, KEPT].tolist()
-    assert 1e6 == found[3, KEPT]  # it saves no output
-    unknown = np.column_stack((excess[:, KEPT], brought[:, 1]))
-    assert [1e6] * 4 == freed_by_maker(unknown, net, brought, 0.0)[0][:, KEPT].tolist()
-
-
-def test_no_layers():
-    """A step without layers has nothing to free."""
-    excess, net = freed_by_maker(*np.zeros((3, 0, 2)), 0.0)
-    assert (0, 2) == excess.shape == net.shape
+    for actions in itertools.product((KEPT, RECOMPUTED), repeat=4):
+        last, peaks = _true_peaks(actions)
+        level = sum(OUTPUTS)
+        for index in reversed(range(len(actions))):
+            assert peaks[index] == level + excess[index, actions[index]]
+            level += net[index, actions[index]]
+        assert last == level == sum(ADDED)

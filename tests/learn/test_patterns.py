@@ -1,44 +1,13 @@
 """Which events run in a context, and how their sizes follow from the batch's."""
 
 import numpy as np
-import pytest
 
 from mimose.learn.patterns import Pattern
 from mimose.learn.sequences import Event
-from mimose.learn.size_rules import SizeRule
 from mimose.planners.actions import EXACT_MENU
 from mimose.predictors import SizeMap
 
 KEEP, RECOMPUTE = EXACT_MENU.names
-
-
-@pytest.mark.parametrize(
-    ("rule", "found"),
-    [
-        (lambda h, w: 7, True),
-        (lambda h, w: w, True),
-        (lambda h, w: -(-h // 4), True),
-        (lambda h, w: h * w, True),
-        (lambda h, w: (h * 37 + w * 11) % 23, False),
-    ],
-)
-def test_rules_of_own_sizes(rule, found):
-    """Constants, copies, halvings and products are found; chance is owned up to."""
-    rng = np.random.default_rng(0)
-    roots = [tuple(int(v) for v in rng.integers(16, 200, 2)) for _ in range(20)]
-    learned = SizeRule(roots[:14], [rule(*root) for root in roots[:14]])
-    assert found == learned.is_found
-    if found:
-        assert [rule(*r) for r in roots[14:]] == [learned(r) for r in roots[14:]]
-
-
-def test_actions_are_sorted_by_unit_and_call():
-    """Each unit gets its calls' actions; calls that are no events are kept."""
-    calls = (("a#0", 0, 0, "f"), ("b#1", 1, 1, "f"), ("a#2", 0, 2, "f"))
-    pattern = Pattern(tuple(Event(*each) for each in calls), calls=(3, 2))
-    assert ((KEEP, KEEP, RECOMPUTE), (KEEP, KEEP)) == pattern.by_unit(
-        (KEEP, KEEP, RECOMPUTE), otherwise=KEEP
-    )
 
 
 def _one_event():
@@ -69,30 +38,3 @@ def test_rows_that_follow_no_rule_are_bounded_and_seldom_fitted(monkeypatch):
     assert largest in [row.root for row in pattern.rows]
     assert root == pattern.rows[-1].root
     assert n_fits < 25
-
-
-def test_a_rule_is_found_again_after_many_failures():
-    """Fits go on, if seldom: once the odd rows are gone, the rule is known."""
-    pattern = _one_event()
-    for n in range(1, 12):
-        pattern = pattern.taken_in((n, 2 * n), ((n * n + n % 3,),))
-        assert pattern.rules
-    assert not pattern.follows_rules
-    for n in range(12, 300):
-        pattern = pattern.taken_in((n, 2 * n), ((n,),))
-        assert pattern.rules
-    assert pattern.follows_rules
-
-
-def test_a_pattern_is_never_written_to():
-    """Who takes in a step gets another pattern; rules are shared while they hold."""
-    before = _one_event()
-    for n in range(1, 20):
-        before = before.taken_in((n,), ((2 * n,),))
-    said, rules = before.state_dict(), before.rules
-    foretold = before.taken_in((5,), ((10,),))
-    after = before.taken_in((40,), ((7,),))
-    assert said == before.state_dict()
-    assert foretold.rules is rules
-    assert [(80,)] == before.own_sizes((40,))
-    assert not after.follows_rules

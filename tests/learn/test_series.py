@@ -9,7 +9,6 @@ from mimose.learn.samples import Kind, Samples
 from mimose.learn.series import Series
 from mimose.predictors import (
     EXTRAPOLATION,
-    NOISY_EXTRAPOLATION,
     EnvelopeRegressor,
     PolynomialRegressor,
     make_predictor,
@@ -61,47 +60,8 @@ def _excess(noise):
     return _Growing(make, noise, nonnegative=True, is_excess=True)
 
 
-@pytest.fixture
-def n_made(monkeypatch):
-    """Count the polynomials that are fitted."""
-    made = []
-    fit = PolynomialRegressor.fit
-
-    def counted(self, *samples):
-        made.append(self)
-        return fit(self, *samples)
-
-    monkeypatch.setattr(PolynomialRegressor, "fit", counted)
-    return made.__len__
-
-
 def _square(n):
     return 3.0 * n * n + 5.0 * n
-
-
-def test_counts_that_are_no_polynomial_are_not_fitted_for_ever(n_made):
-    """What was counted is told; anything else is not, and no fit is tried for it."""
-    series = _exact()
-    for size in range(10, 40):
-        series.add((size,), float(size // 4 * 1000 + size % 3))
-        assert series.exact((size,)) == size // 4 * 1000 + size % 3
-        assert series.exact((100 - size,)) is None
-    assert n_made() <= 6 * 16  # as they are, with halved sizes, without the first
-
-
-def test_nothing_measured_is_doubted():
-    """A series without samples trusts nothing."""
-    assert "never measured" == _exact().doubt((4,))
-    assert 0.0 == _exact().predict((4,))
-
-
-def test_an_exact_count_of_the_shape_itself_needs_no_fit():
-    """One exact sample answers for its own shape, and for no other."""
-    series = _exact()
-    series.add((4, 10), 77.0)
-    assert "" == series.doubt((4, 10))
-    assert 77.0 == series.predict((4, 10))
-    assert series.doubt((4, 11))
 
 
 def test_a_noisy_reading_needs_repeating():
@@ -112,14 +72,6 @@ def test_a_noisy_reading_needs_repeating():
     series.add((4,), 104.0)
     assert "" == series.doubt((4,))
     assert 104.0 == series.predict((4,))
-
-
-def test_a_signed_quantity_takes_the_median():
-    """A net change is told by the median of its readings, and may be negative."""
-    series = _net(8.0)
-    for value in (-100.0, -102.0, 50.0):
-        series.add((4,), value)
-    assert -100.0 == series.predict((4,))
 
 
 def test_a_polynomial_is_found_and_trusted():
@@ -141,33 +93,6 @@ def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
     assert f"{beyond} is beyond 40, the most measured" == series.doubt((beyond,))
 
 
-def test_a_noisy_fit_is_trusted_less_far():
-    """A fit of readings reaches less far beyond the largest than an exact one."""
-    series = _net(50.0)
-    series.scale = 1e6
-    for i, n in enumerate((4, 10, 16, 22, 28, 34, 40)):
-        series.add((n,), 1000.0 * n + (-20, 13, 7, -9, 16, -11, 5)[i])
-    assert "" == series.doubt((int(40 * NOISY_EXTRAPOLATION),))
-    assert series.doubt((int(40 * NOISY_EXTRAPOLATION) + 1,))
-
-
-def test_a_constant_size_that_grows_is_doubted():
-    """A size that never varied says nothing of a larger one."""
-    series = _exact()
-    for n in (4, 10, 16, 22, 31):
-        series.add((2, n), _square(n))
-    assert "3 where only 2 was measured" == series.doubt((3, 19))
-
-
-def test_sizes_that_were_always_equal_must_stay_equal():
-    """Two sizes that never differed count as one until they do."""
-    series = _exact()
-    for n in (4, 10, 16, 22, 31):
-        series.add((n, n), _square(n))
-    assert "" == series.doubt((19, 19))
-    assert "19 and 12 differ, which were always equal" == series.doubt((12, 19))
-
-
 def test_a_surprise_is_taken_in():
     """A value that the trusted fit got wrong makes it fit again."""
     series = _exact()
@@ -179,14 +104,6 @@ def test_a_surprise_is_taken_in():
     assert _square(60) == pytest.approx(series.predict((60,)), rel=0.01)
 
 
-def test_predictions_are_not_negative_where_they_cannot_be():
-    """Held bytes and excesses are at least 0 everywhere."""
-    series = _exact()
-    for n in (10, 12, 14, 16, 18):
-        series.add((n,), 10.0 * n - 100.0)
-    assert 0.0 == series.predict((1,))
-
-
 def test_the_number_of_shapes_is_bounded():
     """Shapes that the fit predicts well are not kept without end."""
     series = _exact()
@@ -196,30 +113,6 @@ def test_the_number_of_shapes_is_bounded():
     assert len(series) <= 64
     assert "" == series.doubt((199,))
     assert 7.0 * 150 == pytest.approx(series.predict((150,)))
-
-
-def test_below_the_least_measured_an_excess_falls_with_the_sizes():
-    """Another part may be the largest there; it is not more than in proportion."""
-    series = _excess(8.0)
-    for n in range(100, 200, 10):
-        series.add((2, n), float(n * n))
-    assert series.predict((2, 100)) == pytest.approx(100.0**2, rel=1e-3)
-    assert series.predict((2, 90)) == pytest.approx(90.0 * 100, rel=1e-3)
-    assert series.predict((2, 0)) < 9.0
-
-
-def test_samples_of_another_length_do_not_mix():
-    """Sizes of another number begin anew; those of before are not spoken for."""
-    series = _exact()
-    for n in (4, 10, 16, 22, 31):
-        series.add((2, n), _square(n))
-    assert "measured with another number of sizes" == series.doubt((19,))
-    assert 0.0 == series.predict((19,))
-    for n in (4, 10, 16, 22, 31):
-        series.add((n,), _square(n))
-    assert 5 == len(series)
-    assert "" == series.doubt((19,))
-    assert _square(19) == pytest.approx(series.predict((19,)), rel=1e-9)
 
 
 class _Failing:
@@ -258,12 +151,9 @@ class _Failing:
 
 
 @pytest.mark.parametrize("where", ["fit", "predict", "predict later", "nan"])
-@pytest.mark.parametrize("noise", [0.0, 8.0])
-def test_a_predictor_that_fails_is_doubted(where, noise):
+def test_a_predictor_that_fails_is_doubted(where):
     """It never raises; the doubt says what it did, and readings stand in for it."""
-    series = _Growing(
-        lambda _: _Failing(where), noise, nonnegative=True, is_excess=noise > 0
-    )
+    series = _Growing(lambda _: _Failing(where), 0.0, nonnegative=True)
     for n in (4, 8, 12, 12):
         series.add((n,), 10.0 * n)
     assert 120.0 == series.predict((10,))
@@ -272,21 +162,6 @@ def test_a_predictor_that_fails_is_doubted(where, noise):
     assert f"the predictor failed: {why}" == series.doubt((10,))
     series.add((16,), 160.0)
     assert 160.0 == series.predict((10,))
-
-
-def test_a_predictor_without_an_error_is_doubted():
-    """One that does not know how good it is is not trusted, and raises nothing."""
-    series = _Growing(lambda _: _Untold("error"), 0.0, nonnegative=True)
-    for n in (4, 8, 12):
-        series.add((n,), 10.0 * n)
-    assert "the predictor failed: ValueError: not in error" == series.doubt((10,))
-    assert series.predict((10,)) in (5.0, 120.0)
-
-
-class _Untold(_Failing):
-    """A predictor that has to tell its error to be trusted."""
-
-    trusted_ = False
 
 
 def _scattered(by, *, nonnegative):
@@ -308,36 +183,6 @@ def test_scatter_that_many_shapes_show_raises_predictions():
     assert all(series.predict((n,)) >= 3.0 * n + 30.0 for n in range(101, 141, 2))
 
 
-def test_scattered_net_changes_are_trusted_later_and_as_they_are():
-    """What a reading is off by the next makes up for; what a fit is adds up."""
-    series, doubts = _scattered(20.0, nonnegative=False)
-    assert all(doubts[3:6] + doubts[7:22])
-    assert not any(doubts[23:])
-    assert 3.0 * 121 == pytest.approx(series.predict((121,)), abs=15.0)
-
-
-def test_a_scattered_excess_is_raised_over_its_samples():
-    """By the envelope that excesses are fitted with."""
-    random = np.random.default_rng(0)
-    series = _excess(1.0)
-    for n in range(100, 140, 2):
-        series.add((n,), 3.0 * n + random.choice((-30.0, 30.0)))
-    assert "" == series.doubt((121,))
-    assert 3.0 * 121 + 30.0 <= series.predict((121,)) <= 3.0 * 121 + 30.0 + 100.0
-
-
-def test_scatter_within_what_is_tolerated_raises_nothing():
-    """A fit that is not far off says what it says."""
-    series, doubts = _scattered(5.0, nonnegative=False)
-    assert not any(doubts[4:])
-    assert 3.0 * 121 == pytest.approx(series.predict((121,)), abs=8.0)
-
-
-def test_too_much_scatter_is_never_trusted():
-    """Many shapes do not help where errors are beyond bearing."""
-    assert all(_scattered(150.0, nonnegative=False)[1][7:])
-
-
 def test_a_coarse_fit_serves_where_a_fine_one_is_not_settled():
     """Scatter beyond the meter's noise is not explained by more and more monomials."""
     random = np.random.default_rng(1)
@@ -348,7 +193,7 @@ def test_a_coarse_fit_serves_where_a_fine_one_is_not_settled():
     assert 700.0 == pytest.approx(series.predict((100, 100)), abs=20.0)
 
 
-@pytest.mark.parametrize("stride", [2, 4, 8, 16, 32])
+@pytest.mark.parametrize("stride", [2, 32])
 def test_sizes_that_a_stride_has_halved_are_found(stride):
     """A height over a stride, rounded up, is no polynomial of the height, and fits."""
     random = np.random.default_rng(0)
@@ -366,7 +211,7 @@ def test_sizes_that_a_stride_has_halved_are_found(stride):
     )
 
 
-@pytest.mark.parametrize("n_before", range(4))
+@pytest.mark.parametrize("n_before", [0, 3])
 def test_what_happened_once_in_an_early_reading_is_forgotten(n_before):
     """A workspace taken, or a bucket let go, once is no part of what follows."""
     series = _net(0.0)
@@ -376,74 +221,3 @@ def test_what_happened_once_in_an_early_reading_is_forgotten(n_before):
         series.add((size,), 3.0 * size + once)
     assert 3.0 * 40 == pytest.approx(series.predict((40,)))
     assert "" == series.doubt((30,))
-
-
-def test_exact_readings_are_believed_below_the_least_measured():
-    """An excess that a polynomial tells to the byte is not raised there."""
-    series = _excess(0.0)
-    series.scale = 1e6
-    for size in range(100, 200, 10):
-        series.add((2, size), float(size * size))
-    assert 90.0**2 == pytest.approx(series.predict((2, 90)))
-
-
-def test_taking_in_changes_nothing_that_there_is():
-    """Samples that were handed out say what they said; what they share stays."""
-    kind = Kind(_polynomial, 0.0, nonnegative=False)
-    before = Samples(kind).with_readings([((n,), 3.0 * n) for n in (10, 20, 30)], 0.0)
-    said = before.state_dict()
-    after = before.with_readings([((40,), 7.0), ((10,), 30.0), ((50,), 150.0)], 0.0)
-    assert said == before.state_dict()
-    assert 120.0 == pytest.approx(Series(before, 0.0).predict((40,)))
-    assert 7.0 == Series(after, 0.0).predict((40,))
-
-
-def _first_is_odd():
-    """Samples whose first reading no polynomial of the others explains."""
-    kind = Kind(_polynomial, 0.0, nonnegative=False)
-    samples = Samples(kind).with_readings([((10,), 5e5)], 1e6)
-    return samples.with_readings([((n,), 3.0 * n) for n in range(11, 22)], 1e6)
-
-
-def test_reading_changes_nothing_that_is_saved():
-    """Fits are made by the first reader; samples are as they were, but for the fit."""
-    samples = _first_is_odd()
-    said = samples.state_dict()
-    series = Series(samples, 1e6)
-    assert 60.0 == pytest.approx(series.predict((20,)))
-    assert "" == series.doubt((25,))
-    assert said == samples.state_dict()
-    assert [(10,)] == [s for s in samples.readings if not samples.own(s, 1e6)]
-    assert (10,) not in samples.with_readings([((12,), 36.0)], 1e6).readings
-
-
-_QUESTIONS = {
-    "exact": lambda series: series.exact((10,)),
-    "predict": lambda series: round(series.predict((10,))),
-    "doubt": lambda series: series.doubt((10,)),
-    "has": lambda series: series.has((10,)),
-    "medians": lambda series: series.medians()[0],
-    "len": len,
-}
-
-
-@pytest.mark.parametrize("before", _QUESTIONS)
-def test_answers_do_not_depend_on_who_asked_before(before):
-    """An odd first reading is left out of all of them, whichever comes first."""
-    series = Series(_first_is_odd(), 1e6)
-    _QUESTIONS[before](series)
-    answers = {name: ask(series) for name, ask in _QUESTIONS.items()}
-    expected = {"exact": 30, "predict": 30, "doubt": "", "has": False}
-    assert {**expected, "medians": ((11,), 33.0), "len": 12} == answers
-
-
-def test_a_fit_that_foretells_what_comes_is_kept(n_made):
-    """Readings that surprise nobody do not make anybody fit again."""
-    series = _net(0.0)
-    for n in (10, 20, 30):
-        series.add((n,), 3.0 * n)
-    for n in range(40, 80):
-        series.add((n,), 3.0 * n)
-        assert 3.0 * n == pytest.approx(series.predict((n,)))
-        assert "" == series.doubt((n + 1,))
-    assert 1 == n_made()

@@ -1,10 +1,8 @@
 """What is expected of the windows to come."""
 
-import json
-
 import pytest
 
-from mimose.learn.windows import Windows, has_several_backwards, joined
+from mimose.learn.windows import Windows
 from mimose.types import StepInput
 
 
@@ -18,35 +16,6 @@ def _kinds(windows, *names):
         [part.context for part in windows.ending([_part(name, 3)]).parts]
         for name in names
     ]
-
-
-def test_one_forward_and_one_backward_are_as_they_are():
-    """An ordinary step's facts are the window's."""
-    part = _part("a", 4, 5)
-    assert part is joined([part])
-
-
-def test_the_facts_of_a_window():
-    """Contexts in order, sizes one behind the other, gradients as the first has."""
-    whole = joined([_part("a", 4, 5), _part("b", 6, has_gradients=True)])
-    assert ("a+b", (4, 5, 6), False) == (whole.context, whole.sizes, whole[2])
-    assert joined([_part("a", 4)], 2).context != joined([_part("a", 4)]).context
-
-
-@pytest.mark.parametrize("n_backwards", [1, 2])
-def test_several_backwards_show_in_the_context(n_backwards):
-    """They have a context of their own."""
-    whole = joined([_part("a", 4), _part("b", 4)], n_backwards)
-    assert (n_backwards > 1) == has_several_backwards(whole.context)
-
-
-def test_nothing_is_remembered_of_ordinary_steps():
-    """As long as there are no others nothing has to be foretold."""
-    windows = Windows()
-    for size in range(9):
-        windows.absorb([_part("a", size)])
-    assert not windows.are_told
-    assert [] == windows.state_dict()["endings"]
 
 
 def test_what_followed_last_time_is_expected():
@@ -73,19 +42,6 @@ def test_windows_that_take_turns(n_before):
     assert not [number for number in wrong if number >= len(kinds) // 2]
 
 
-def test_a_change_is_learned_soon():
-    """Where windows end, two surprises at most are left of them."""
-    windows = Windows()
-    for n_parts in [1] * 12 + [3] * 8:
-        windows.absorb([_part("a", 3)] * n_parts)
-    wrong = 0
-    for _ in range(8):
-        (told,) = _kinds(windows, "a")
-        wrong += bool(told)
-        windows.absorb([_part("a", 3)])
-    assert 1 <= wrong <= 2
-
-
 def test_sizes_to_come_follow_from_the_first():
     """A rule tells them: equal, constant, or another."""
     windows = Windows()
@@ -108,52 +64,6 @@ def test_sizes_without_a_rule_are_the_largest():
     assert ((44,), False) == (second.sizes, is_sure)
     (median,), _ = windows.to_come([first], ending, share=0.5)
     assert 19 <= median.sizes[0] <= 21
-
-
-def test_likely_sizes_go_with_the_first():
-    """Where ratios scatter less than sizes do, they tell what is likely."""
-    windows = Windows()
-    for number in range(18):
-        length = 8 + 37 * number % 101
-        other = length // 2 + number % 3
-        windows.absorb([_part("a", length), _part("b", other)])
-    first = _part("a", 90)
-    ending = windows.ending([first])
-    (second,), is_sure = windows.to_come([first], ending, share=0.5)
-    assert not is_sure
-    assert 45 <= second.sizes[0] <= 50
-
-
-def test_sizes_without_a_rule_when_few_have_come():
-    """They may be as large to the first as they once were, half as large again."""
-    windows = Windows()
-    for length, other in ((8, 8), (12, 5), (20, 17), (16, 9), (10, 3)):
-        windows.absorb([_part("a", length), _part("b", other)])
-    for length, most in ((20, 20), (30, 25), (8, 17)):
-        first = _part("a", length)
-        (second,), _ = windows.to_come([first], windows.ending([first]))
-        assert (most,) == second.sizes
-
-
-def test_one_backward_more_than_was_told():
-    """The last window is another than it was taken for."""
-    windows = Windows()
-    for _ in range(2):
-        windows.absorb([_part("a", 3)])
-        windows.correct([_part("a", 3)], 2)
-    assert 2 == windows.ending([_part("a", 5)]).n_backwards
-
-
-def test_saved_and_loaded():
-    """Another one expects the same."""
-    windows, other = Windows(), Windows()
-    for length in (8, 12, 20):
-        windows.absorb([_part("a", length), _part("b", 2 * length)])
-    other.load_state_dict(json.loads(json.dumps(windows.state_dict())))
-    first = _part("a", 10)
-    ending = other.ending([first])
-    assert windows.ending([first]) == ending
-    assert windows.to_come([first], ending) == other.to_come([first], ending)
 
 
 def test_what_is_remembered_is_bounded():

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.measure.analysis import analyse, without_readings
+from mimose.measure.analysis import analyse
 from mimose.measure.gauges import by_operators
-from mimose.measure.retained import RetainedOutputs
 from mimose.measure.trace import Mark, Trace
 from mimose.measure.tracker import StorageTracker
 from mimose.planners.actions import EXACT_MENU
@@ -17,7 +16,7 @@ from mimose.types import Measured
 
 KEEP, RECOMPUTE = EXACT_MENU.names
 
-ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
+ZOO = ("t5", "albert", "resnet")
 
 
 def _marks(trace):
@@ -33,15 +32,6 @@ def _expected_marks(n_events):
         for kind in ("gradient", "recompute", "recomputed")
     ]
     return [("start", -1), *forward, ("root_exit", -1), *backward, ("end", -1)]
-
-
-def test_boundaries_of_a_residual_chain(toys, meter, monkeypatch):
-    """Every block is entered, left, reached by its gradient and recomputed once."""
-    traces = toys.traces_of(monkeypatch)
-    model = toys.chain(3)
-    with mimose.attach(model, "1TiB", meter=meter):
-        model(toys.inputs()).backward()
-    assert _expected_marks(3) == _marks(traces[0])
 
 
 class _Passing(nn.Module):
@@ -103,7 +93,7 @@ def test_the_recomputation_holds_what_keeping_does(toys, monkeypatch, name):
     """Held bytes, outputs and working peak of each event are those of a bare run."""
     model = toys.zoo_model(name)
     (batch,) = toys.zoo_batches(name, 1)
-    if name in ("gpt2", "t5"):  # a kept layer holds no keys and values
+    if name == "t5":  # a kept layer holds no keys and values
         batch["use_cache"] = False
     expected = _bare_measurements(copy.deepcopy(model), batch, toys)
     traces = toys.traces_of(monkeypatch)
@@ -206,21 +196,6 @@ class _Readings:
         pass
 
 
-def test_a_second_forward_goes_on_in_the_gap():
-    """What was read as the first forward was left is part of the gap behind it."""
-    readings = [(100, 100), (100, 100), (110, 120), (130, 190), (125, 160)]
-    trace = Trace(_Readings([*readings, (135, 140), (137, 150)]))
-    trace.mark("start")
-    trace.mark("exit", trace.enter(_event(0)))
-    trace.mark("root_exit")
-    trace.join_forward()
-    trace.mark("exit", trace.enter(_event(1)))
-    trace.mark("root_exit")
-    sample = analyse(trace.marks, trace.events, EXACT_MENU)
-    gap = sample.gaps[1]
-    assert (125 - 110, 190.0 - 110) == (gap.net_bytes, gap.excess_bytes)
-
-
 def test_a_second_backward_ends_the_loss():
     """All before its first gradient is the loss; gradients are waited for again."""
     readings = [(100, 100), (100, 100), (110, 120), (120, 120), (125, 140), (130, 180)]
@@ -240,42 +215,6 @@ def test_a_second_backward_ends_the_loss():
     assert {RECOMPUTE: 90 - 128 + 10} == sample.events[0].backward_net_bytes
 
 
-def test_a_gradient_tried_within_a_forward_is_no_mark():
-    """An action may take a call's gradient by itself, which reaches the one before."""
-    trace = Trace(_Readings([(100, 100)] * 8))
-    trace.mark("start")
-    x = torch.ones(2, requires_grad=True)
-    for index in range(2):
-        assert index == trace.enter(_event(index))
-        given, x = x, 2 * x
-        torch.autograd.grad(x, given, torch.ones(2), retain_graph=True)
-        trace.leave(index, [given], x)
-    trace.mark("root_exit")
-    x.sum().backward()
-    marks = [kind for kind, _ in _marks(trace)]
-    forward = ["start", "enter", "exit", "enter", "exit", "root_exit"]
-    assert [*forward, "gradient", "gradient"] == marks
-
-
-def test_a_disturbed_reading_gives_no_excess():
-    """Where files were mapped meanwhile, the excess is not known."""
-    marks = _written(*STEP)
-    marks[1] = marks[1]._replace(is_clean=False)
-    marks[-1] = marks[-1]._replace(is_clean=False)
-    sample = analyse(marks, [_event(0)], EXACT_MENU)
-    assert (5, None) == (sample.gaps[0].net_bytes, sample.gaps[0].excess_bytes)
-    assert {} == sample.events[0].backward_excess_bytes
-    assert {RECOMPUTE: 70.0, KEEP: 70.0} == sample.events[0].forward_excess_bytes
-
-
-def test_a_step_without_backward_has_forward_samples():
-    """What ran is told; of the loss and the backward nothing is."""
-    sample = analyse(_written(*STEP[:4]), [_event(0)], EXACT_MENU)
-    assert {RECOMPUTE: 70.0} == sample.events[0].forward_excess_bytes
-    assert {} == sample.events[0].backward_excess_bytes
-    assert sample.loss is None
-
-
 def test_gradients_out_of_order_are_noticed():
     """A model whose gradients come in another order cannot be laid out."""
     marks = _written(
@@ -290,63 +229,6 @@ def test_gradients_out_of_order_are_noticed():
         ("end", -1, 0, 0),
     )
     assert not analyse(marks, [_event(0), _event(1)], EXACT_MENU).is_ordered
-
-
-def test_without_readings_only_counts_are_left():
-    """The first step of a process keeps its held bytes and nothing that was read."""
-    sample = without_readings(analyse(_written(*STEP), [_event(0)], EXACT_MENU))
-    assert {KEEP: 60.0, RECOMPUTE: 10.0} == sample.events[0].held_bytes
-    assert {} == sample.events[0].forward_excess_bytes
-    assert {} == sample.events[0].backward_net_bytes
-    assert {RECOMPUTE: 7.0} == sample.events[0].cost
-    assert sample.head.excess_bytes is None
-    assert sample.loss is None
-
-
-def test_carried_outputs_are_counted_while_they_live():
-    """Large outputs that the user holds count, each storage once; small ones not."""
-    large, small = torch.zeros(100_000), torch.zeros(10)
-    carried = RetainedOutputs([large, large[5:], small])
-    assert large.nbytes == carried.live_bytes()
-    del large
-    assert 0 == carried.live_bytes()
-
-
-def test_an_input_that_goes_later_says_after_how_many_layers():
-    """It is looked for as each layer is entered, as the root is left, and behind."""
-    for when, n_passed in (("enter", 0), ("later", 1), ("root_exit", 2), ("loss", 3)):
-        has_gone = []
-        trace = Trace(_Readings([(100, 100)] * 12))
-        trace.mark("start")
-        trace.mark("exit", trace.enter(_event(0)))
-        trace.events[0].tell_released(8.0, lambda has_gone=has_gone: bool(has_gone))
-        for at in ("enter", "later"):
-            has_gone += [at] if at == when else []
-            index = trace.enter(_event(len(trace.events)))
-            trace.mark("exit", index)
-        for at, kind in (("root_exit", "root_exit"), ("loss", "gradient")):
-            has_gone += [at] if at == when else []
-            trace.mark(kind, 2)
-        assert (8.0, n_passed) == (trace.events[0].gone_bytes, trace.events[0].n_passed)
-
-
-def test_a_second_input_is_left_out_of_a_backward():
-    """Where what was packed is still there, its copy is told apart."""
-    gone, there = _event(0), _event(0)
-    for event in (gone, there):
-        event.tell_released(20.0, lambda: False)
-    gone.gone_bytes = 20.0
-    marks = _written(*STEP)
-    rises = [
-        analyse(marks, [event], EXACT_MENU).events[0].backward_excess_bytes[RECOMPUTE]
-        for event in (gone, there)
-    ]
-    assert [210 - (122 + 20) - 50, 210 - 122 - 20 - 50] == rises
-    nets = [
-        analyse(marks, [event], EXACT_MENU).events[0].backward_net_bytes[RECOMPUTE]
-        for event in (gone, there)
-    ]
-    assert [90 - (122 + 20) + 10, 90 - 122 + 10] == nets
 
 
 class _Watched(nn.Module):
@@ -377,14 +259,3 @@ def test_who_saves_what_it_returns(last, expected):
     x = torch.rand(2, 4, requires_grad=True)
     trace.recomputed(index, gauge)(lambda: layer(x), [x])
     assert expected == trace.events[0].kept_output_bytes
-
-
-def test_what_is_tried_leaves_a_prediction_as_it_is():
-    """The budget may have more room than the prediction."""
-    trace = Trace(_Readings([(100, 100)]), 1000.0)
-    trace.mark("start")
-    assert (900.0, 900.0) == (trace.room_bytes, trace.spare_bytes)
-    trace.predicted_bytes = 150.0
-    assert (900.0, 50.0) == (trace.room_bytes, trace.spare_bytes)
-    trace.predicted_bytes = 5000.0
-    assert 900.0 == trace.spare_bytes

@@ -43,7 +43,8 @@ def _with(problem, **changes):
 def _budget_between(problem, share):
     """Put the budget between the least peak (0) and that of keeping all (1)."""
     least = safest_plan(problem).peak_bytes
-    keep = float(peak_bytes(problem, np.zeros(len(problem.events), dtype=np.intp)))
+    allowed = np.where(problem.allowed, problem.cost, np.inf)
+    keep = float(peak_bytes(problem, allowed.argmin(axis=1)))
     return _with(problem, budget_bytes=least + share * max(keep - least, 0.0))
 
 
@@ -202,6 +203,19 @@ def whole_menu_problem():
 def every_choice():
     """List all choices of a small problem."""
     return _every_choice
+
+
+@pytest.fixture(scope="session")
+def cheapest_cost():
+    """Tell the least cost of all choices within the budgets, by looking at each."""
+
+    def cheapest(problem):
+        choices = _every_choice(problem)
+        fits = peak_bytes(problem, choices) <= problem.budget_bytes
+        costs = problem.cost[np.arange(len(problem.events)), choices].sum(axis=1)
+        return costs[fits].min()
+
+    return cheapest
 
 
 @pytest.fixture

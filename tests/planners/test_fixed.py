@@ -5,12 +5,11 @@ import pytest
 
 from mimose.planners import (
     EveryK,
+    Eviction,
     FixedPlanner,
     Full,
-    Greedy,
     Marginal,
     NoPlan,
-    OneShapePlanner,
     Static,
     peak_bytes,
 )
@@ -53,12 +52,6 @@ def test_every_k(make_problem, k, expected):
     assert f"every-{k}" == plan.planner
 
 
-def test_every_k_is_checked():
-    """The distance is a positive number."""
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
-        EveryK(0)
-
-
 @pytest.mark.parametrize("planner", [NoPlan(), Full(), EveryK(3)])
 def test_fixed_planners_need_no_problem(make_problem, planner):
     """What they say of an event by its position is what they plan."""
@@ -66,13 +59,6 @@ def test_fixed_planners_need_no_problem(make_problem, planner):
     problem = make_problem(5)
     expected = planner.plan(problem).actions
     assert expected == tuple(map(planner.action_at, range(5)))
-
-
-def test_others_need_a_problem():
-    """Only baselines are fixed, and only a static planner is for one shape."""
-    assert not isinstance(Marginal(), FixedPlanner | OneShapePlanner)
-    assert isinstance(Static(shape={}), OneShapePlanner)
-    assert not isinstance(Static(shape={}), FixedPlanner)
 
 
 def test_static_repeats_its_first_plan(
@@ -104,22 +90,17 @@ def test_static_goes_by_the_name(make_problem):
     assert planner.plan(later).actions == (K, R, R)
 
 
-def test_static_minds_what_is_allowed(make_problem):
-    """An action that is no longer allowed gives way."""
-    planner = Static(shape={}, planner=NoPlan())
-    planner.plan(make_problem(2))
-    allowed = np.array([[False, True], [True, True]])
-    assert planner.plan(make_problem(2, allowed=allowed)).actions == (R, K)
+def test_eviction_evicts_until_the_step_fits(rng, transformer_problem, budget_between):
+    """Of equal events the one that waits longest goes first."""
+    problem = budget_between(transformer_problem(rng, 12), 0.5)
+    plan = Eviction().plan(problem)
+    assert plan.peak_bytes <= problem.budget_bytes
+    evicted = [i for i, action in enumerate(plan.actions) if action == "recompute"]
+    assert 0 < len(evicted) < 12
+    assert evicted == list(range(len(evicted)))
 
 
-def test_static_takes_any_planner(make_problem):
-    """The one plan is made by whichever planner it is given."""
-    problem = make_problem(
-        1,
-        held_bytes=np.array([[8.0, 0.0]]),
-        gap_excess_bytes=[0, 4],
-        cost=np.array([[0.0, 1.0]]),
-        budget_bytes=8.0,
-    )
-    assert Static(shape={}, planner=Greedy()).plan(problem).actions == (K,)
-    assert Static(shape={}).plan(problem).actions == (R,)
+def test_eviction_stops_where_nothing_helps(rng, transformer_problem, with_fields):
+    """Out of reach, it says its peak."""
+    plan = Eviction().plan(with_fields(transformer_problem(rng, 6), budget_bytes=1.0))
+    assert plan.peak_bytes > 1.0

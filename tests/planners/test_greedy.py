@@ -35,12 +35,6 @@ def recomputed(planner, problem):
     return [i for i, action in enumerate(actions) if action == "recompute"]
 
 
-def with_half(problem, with_fields):
-    """Make half of what keeping all holds the budget, beyond the start."""
-    half = problem.held_bytes[:, 0].sum() / 2
-    return with_fields(problem, budget_bytes=problem.start_bytes + half)
-
-
 @pytest.mark.parametrize(
     ("case", "n_events", "freed"), [(MIXED, 4, 275), (HALVING, 3, 640)]
 )
@@ -76,11 +70,6 @@ def test_a_bucket_ends_at_nine_tenths(sized):
     assert recomputed(Greedy(), sized((91, 100), 80.0)) == [0]
 
 
-def test_nearest_bucket_that_covers(sized):
-    """Of the events that cover what is missing, it takes the smallest."""
-    assert recomputed(Greedy(), sized((100, 50, 25), 30.0)) == [1]
-
-
 def test_counts_what_recomputation_still_holds(sized, with_fields):
     """Freed is what an event holds less its output."""
     problem = sized((100, 100), 95.0)
@@ -89,31 +78,9 @@ def test_counts_what_recomputation_still_holds(sized, with_fields):
     assert recomputed(Greedy(), with_fields(problem, held_bytes=held)) == [0, 1]
 
 
-def test_takes_nothing_in_between(rng, measured_problem, with_fields):
-    """Of six actions it knows the first and the least, as it was published."""
-    problem = with_half(measured_problem(rng, "layers", 12), with_fields)
-    actions = Greedy().plan(problem).actions
-    assert {"keep", "recompute"} == set(actions)
-
-
-def test_takes_the_least_that_a_unit_has(rng, measured_problem, with_fields):
-    """Where a unit may not recompute, its least is the last that it may."""
-    problem = with_half(measured_problem(rng, "layers", 12), with_fields)
-    allowed = problem.allowed.copy()
-    allowed[:, -1] = False
-    actions = Greedy().plan(with_fields(problem, allowed=allowed)).actions
-    assert {"keep", "lean75"} == set(actions)
-
-
 def test_does_not_see_the_peak(sized):
     """The sum fits, the timeline does not, and the plan says so."""
     problem = sized((10, 10), 0.0, gap_excess_bytes=np.array([0, 0, 500.0]))
     plan = Greedy().plan(problem)
     assert plan.actions == ("keep", "keep")
     assert plan.peak_bytes > problem.budget_bytes
-
-
-def test_names():
-    """The two variants have names of their own."""
-    assert Greedy().name == "greedy"
-    assert Greedy(largest=False).name == "greedy-released"

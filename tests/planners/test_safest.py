@@ -12,9 +12,8 @@ from mimose.planners import (
 )
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-@pytest.mark.parametrize("nets_by_action", [False, True])
-@pytest.mark.parametrize("n_events", [0, 1, 5, 8])
+@pytest.mark.parametrize(("nets_by_action", "pairs"), [(False, False), (True, True)])
+@pytest.mark.parametrize("n_events", [0, 1, 7])
 def test_equals_brute_force(
     rng, random_problem, every_choice, n_events, nets_by_action, pairs
 ):
@@ -40,13 +39,6 @@ def test_equals_the_solver(rng, transformer_problem, resnet_problem):
     for problem in (transformer_problem(rng, 20), resnet_problem(rng, 20)):
         expected = least_peak_plan(problem).peak_bytes
         assert expected == pytest.approx(safest_plan(problem).peak_bytes)
-
-
-def test_does_not_read_the_budget(rng, resnet_problem, with_fields):
-    """It is the same plan at any budget."""
-    problem = resnet_problem(rng, 8)
-    expected = safest_plan(problem)
-    assert expected == safest_plan(with_fields(problem, budget_bytes=0.0))
 
 
 def lossy_problem(make_problem, **fields):
@@ -89,25 +81,3 @@ def test_the_least_peak_that_is_told_is_any_plan_s(make_problem):
     with pytest.raises(InfeasibleBudgetError) as told:
         Marginal().plan(lossy_problem(make_problem, budget_bytes=99.0))
     assert told.value.least_peak_bytes == 100.0
-
-
-def test_lossy_within_the_host_budget(make_problem):
-    """Where exact actions need too much of the host, lossy ones are taken."""
-    problem = lossy_problem(
-        make_problem,
-        allowed=np.array([[False, True, True]] * 3),
-        host_bytes=np.array([[0.0, 0.0, 1.0]] * 3),
-        host_budget_bytes=2.0,
-    )
-    assert "quantize" in safest_plan(problem).actions
-
-
-def test_holds_least_among_equals(make_problem):
-    """Where the peak is elsewhere anyway, it still holds little."""
-    problem = make_problem(
-        3,
-        held_bytes=np.array([[4.0, 1.0]] * 3),
-        cost=np.array([[0.0, 1.0]] * 3),
-        gap_excess_bytes=np.array([100.0, 0, 0, 0]),
-    )
-    assert safest_plan(problem).actions == ("recompute",) * 3

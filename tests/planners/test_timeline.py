@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from mimose.planners import host_bytes, lay_out, peak_bytes
-from mimose.planners.prefix import (
-    least_peak_choice,
-    least_suffix,
-    prefix_form,
-    prefix_peak,
-)
+from mimose.planners import lay_out, peak_bytes
 
 
 def slow_segments(problem, choice):
@@ -49,9 +43,8 @@ def random_choice(rng, problem, n_plans):
     return rng.integers(0, len(problem.actions), (n_plans, len(problem.events)))
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-@pytest.mark.parametrize("nets_by_action", [False, True])
-@pytest.mark.parametrize("n_events", [0, 1, 2, 7, 24])
+@pytest.mark.parametrize(("nets_by_action", "pairs"), [(False, False), (True, True)])
+@pytest.mark.parametrize("n_events", [0, 1, 7, 24])
 def test_equals_the_slow_walk(rng, random_problem, n_events, nets_by_action, pairs):
     """Levels, peaks and names of all segments are those of the slow walk."""
     for _ in range(20):
@@ -65,27 +58,9 @@ def test_equals_the_slow_walk(rng, random_problem, n_events, nets_by_action, pai
         assert list(levels) == laid_out.level_bytes.tolist()
         assert list(peaks) == laid_out.peak_bytes_by_segment.tolist()
         assert max(peaks) == laid_out.peak_bytes
-
-
-def test_judges_many_plans_at_once(rng, random_problem):
-    """A table of plans gives the peaks of its rows."""
-    problem = random_problem(rng, 9, 4)
-    choices = random_choice(rng, problem, 50)
-    expected = [lay_out(problem, choice).peak_bytes for choice in choices]
-    assert expected == peak_bytes(problem, choices).tolist()
-    assert peak_bytes(problem, choices).shape == (50,)
-
-
-def test_host_bytes(rng, random_problem):
-    """Host bytes are added up over the events, for one plan or many."""
-    problem = random_problem(rng, 5, 3, host=True)
-    choices = random_choice(rng, problem, 4)
-    expected = [
-        sum(problem.host_bytes[e, a] for e, a in enumerate(choice))
-        for choice in choices
-    ]
-    assert expected == host_bytes(problem, choices).tolist()
-    assert expected[0] == float(host_bytes(problem, choices[0]))
+        choices = random_choice(rng, problem, 9)
+        many = [lay_out(problem, each).peak_bytes for each in choices]
+        assert many == peak_bytes(problem, choices).tolist()
 
 
 def test_binding_segments(make_problem):
@@ -106,82 +81,12 @@ def test_binding_segments(make_problem):
     assert expected == laid_out.binding_segments
 
 
-def test_the_position_of_an_event_matters(make_problem):
-    """Recomputing the first of equal events lowers the peak, the last does not."""
-    problem = make_problem(
-        3,
-        held_bytes=np.array([[10.0, 1.0]] * 3),
-        backward_excess_bytes=np.array([[2.0, 11.0]] * 3),
-    )
-    first, last, none = np.array([[1, 0, 0], [0, 0, 1], [0, 0, 0]])
-    assert float(peak_bytes(problem, none)) == 32.0
-    assert float(peak_bytes(problem, first)) == 23.0
-    assert float(peak_bytes(problem, last)) == 32.0
-
-
-def test_the_optimizer_state_still_to_come_counts(make_problem):
-    """The first step's peak can be the optimizer's, whatever is recomputed."""
-    problem = make_problem(
-        1,
-        backward_net_bytes=np.array([4.0]),
-        optimizer_state_bytes=8.0,
-        step_excess_bytes=1.0,
-        start_bytes=10.0,
-    )
-    laid_out = lay_out(problem, np.array([0]))
-    assert laid_out.peak_bytes == 23.0
-    assert laid_out.binding_segments == ("optimizer step",)
-
-
-@pytest.mark.parametrize("pairs", [False, True])
-def test_holders_add_up_to_the_peak(rng, random_problem, pairs):
+def test_holders_add_up_to_the_peak(rng, random_problem):
     """What is said to hold the bytes at the peak holds all of them."""
-    for _ in range(50):
-        problem = random_problem(rng, int(rng.integers(0, 6)), 3, pairs=pairs)
+    for turn in range(100):
+        problem = random_problem(rng, turn % 6, 3, pairs=turn > 50)
         laid_out = lay_out(problem, random_choice(rng, problem, 1)[0])
         assert laid_out.peak_bytes == pytest.approx(sum(laid_out.holders().values()))
-
-
-def test_holders_of_a_backward(make_problem):
-    """At a backward's peak the events before it, and its own bytes, are held."""
-    problem = make_problem(
-        3,
-        held_bytes=np.array([[1.0, 0], [2.0, 0], [4.0, 0]]),
-        backward_excess_bytes=np.array([[0, 0], [100.0, 0], [0, 0]]),
-        backward_net_bytes=np.array([0, 0, 16.0]),
-        start_bytes=1000.0,
-    )
-    expected = {
-        "held at start (parameters, gradients, optimizer state, other)": 1000.0,
-        "activations held": 3.0,
-        "new gradients and tensors between the events": 16.0,
-        "working memory of backward of layer.1#0": 100.0,
-    }
-    assert expected == lay_out(problem, np.zeros(3, dtype=np.intp)).holders()
-
-
-@pytest.mark.parametrize("n_events", [0, 1, 6])
-def test_prefix_form_gives_the_same_peaks(rng, random_problem, n_events):
-    """The rearranged problem has the timeline's peak for every allowed plan."""
-    for _ in range(30):
-        problem = random_problem(rng, n_events, 3)
-        choice = problem.allowed.argmax(axis=1)
-        form = prefix_form(problem)
-        expected = float(peak_bytes(problem, choice))
-        assert expected == prefix_peak(form, choice)
-
-
-@pytest.mark.parametrize("n_events", [0, 1, 6])
-def test_least_suffix_is_the_least_peak(rng, random_problem, every_choice, n_events):
-    """One pass from behind finds the least peak of all choices."""
-    for _ in range(20):
-        problem = random_problem(rng, n_events, 3)
-        form = prefix_form(problem)
-        expected = peak_bytes(problem, every_choice(problem)).min()
-        least = least_suffix(form)[0, 0]
-        assert expected == max(least, form.step_bytes)
-        choice = least_peak_choice(form, problem.cost)
-        assert expected == peak_bytes(problem, choice)
 
 
 def boundary(make_problem, saves, releases):
@@ -220,16 +125,3 @@ def test_an_input_goes_where_nobody_else_holds_it(
     # Before the head and before the event's own backward.
     lower = as_stated.level_bytes - laid_out.level_bytes
     assert lower.tolist() == [0, 0, 0, 0, less, less, 0, 0]
-
-
-def test_boundaries_nobody_lets_go_change_nothing(rng, random_problem, with_fields):
-    """Bit for bit, whatever inputs weigh and whoever saves them."""
-    for _ in range(20):
-        problem = random_problem(rng, 7, 3, nets_by_action=True)
-        same = with_fields(
-            problem,
-            input_bytes=rng.uniform(0, 1e9, 7),
-            saves_output=rng.random((7, 3)) < 0.5,
-        )
-        choice = random_choice(rng, problem, 5)
-        assert np.array_equal(peak_bytes(problem, choice), peak_bytes(same, choice))

@@ -52,10 +52,9 @@ def test_one_polynomial():
 
 @pytest.mark.parametrize("draw", [lengths, shapes])
 @pytest.mark.parametrize("excess", [attention_or_mlp, floor_or_line])
-@pytest.mark.parametrize("seed", range(3))
-def test_two_polynomials(draw, excess, seed):
+def test_two_polynomials(draw, excess):
     """The larger of two polynomials is found, and holds where nothing was seen."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     X, unseen = draw(24, random), draw(200, random)
     unseen = inside(unseen, X)
 
@@ -96,25 +95,4 @@ def test_raised_above_the_samples():
 
     assert fitted.shift_ > 0.0
     assert (fitted.predict(X) >= y * (1 - 1e-12)).all()
-    assert not fitted.trusted_
-
-
-def test_predict_one_includes_the_shift():
-    """The fast path raises its values as `predict` does."""
-    random = np.random.default_rng(0)
-    X = shapes(20, random)
-    fitted = EnvelopeRegressor().fit(X, random.uniform(1, 100, 20))
-
-    assert fitted.predict(X)[0] == pytest.approx(fitted.predict_one(X[0].tolist()))
-
-
-def test_short_piece_is_not_trusted():
-    """A piece that two samples lie on is used and not trusted."""
-    X = np.array([[1, t] for t in (10, 20, 100, 200, 300, 400, 500)])
-    y = np.maximum(500.0, 10.0 * X[:, 1])
-
-    fitted = EnvelopeRegressor().fit(X, y)
-
-    assert y.tolist() == pytest.approx(fitted.predict(X).tolist())
-    assert 2 == len(fitted.pieces_)
     assert not fitted.trusted_

@@ -1,4 +1,4 @@
-"""The allowance for what a caching allocator reserves beside what is asked for."""
+"""What is learned of the allocator: its allowance, and where memory runs out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mimose.predictors import FragmentationAllowance
+from mimose.predictors import FragmentationAllowance, LearnedLimit
 
 ROOM = 100.0
 
@@ -57,3 +57,33 @@ def test_reserved_bytes_are_not_fewer_than_requested_ones():
     """A prior below one is a mistake."""
     with pytest.raises(ValueError, match="0\\.9"):
         FragmentationAllowance(0.9)
+
+
+def test_a_limit_falls_when_memory_runs_out():
+    """Below what was held; it is the budget at first, and no failure raises it."""
+    limit = LearnedLimit(1000.0)
+    limit.step()
+    assert (1000.0, False) == (limit.bytes, limit.is_lowered)
+    limit.ran_out(600.0)
+    low = limit.bytes
+    assert low < 600.0
+    assert limit.is_lowered
+    limit.ran_out(900.0)
+    assert low == limit.bytes
+
+
+@pytest.mark.parametrize("n_failures", [1, 2])
+def test_a_limit_rises_slowly(n_failures):
+    """After hundreds of quiet steps, twice as many a failure; to the budget at most."""
+    limit = LearnedLimit(1000.0)
+    for _ in range(n_failures):
+        limit.ran_out(600.0)
+    low = limit.bytes
+    for _ in range(256 * n_failures):
+        limit.step()
+    assert low == limit.bytes
+    limit.step()
+    assert low < limit.bytes < 1.01 * 600
+    for _ in range(2000):
+        limit.step()
+    assert 1000.0 == limit.bytes

@@ -35,15 +35,6 @@ def test_a_model_of_medians():
     assert (10.0, 100.0) == pytest.approx((model.memory.slope, model.memory.intercept))
 
 
-def test_a_negative_fixed_time_is_plain_trainings():
-    """As it cannot be what a step of no samples takes."""
-    plain = fit_model("plain", readings(1.0, noise=0.0))
-    below = readings(2.0, noise=0.0, fixed=-1.0)
-    assert -1.0 == pytest.approx(fit_model("mine", below).seconds.intercept)
-    fixed = fit_model("mine", below, plain=plain)
-    assert 20.0 == pytest.approx(fixed.seconds.intercept)
-
-
 def test_without_noise_everything_can_be_predicted():
     """And with ever more, ever less."""
     ceilings = [
@@ -51,25 +42,6 @@ def test_without_noise_everything_can_be_predicted():
     ]
     assert 1.0 == ceilings[0] > ceilings[1] > ceilings[2]
     assert 0.99 < ceilings[1]
-
-
-def test_the_ceiling_of_two_rounds():
-    """The one predicts the other's throughput, either way; the middle of both."""
-    rounds = np.array([[1.0, 2.0], [1.0, 1.0]])
-    # Rates are (1, 1) and (1, 2) at x = (1, 2): 1 - 1/0.5 of the second's, and no part
-    # of the first's, which do not vary.
-    assert -np.inf == noise_ceiling(rounds, [1.0, 2.0])
-    rounds = np.array([[1.0, 1.0], [1.0, 0.5]])
-    # (1, 2) and (1, 4): 1 - 4/4.5 and 1 - 4/0.5.
-    expected = (1 - 4 / 4.5 + 1 - 4 / 0.5) / 2
-    assert expected == pytest.approx(noise_ceiling(rounds, [1.0, 2.0]))
-
-
-def test_many_rounds_are_drawn_alike():
-    """The same ceiling each time; better than that of a few."""
-    many = readings(1.0, noise=0.1, rounds=20).seconds
-    assert noise_ceiling(many, X) == noise_ceiling(many, X)
-    assert noise_ceiling(many, X) > noise_ceiling(many[:2], X)
 
 
 def test_the_interval_is_around_the_ratio():
@@ -86,18 +58,6 @@ def test_the_interval_is_around_the_ratio():
         widths.append(high - low)
         assert (low, high) == ratio_interval(plain, mine, 300.0, draws=100)
     assert 3.0 * widths[0] < widths[1]
-
-
-def test_rounds_that_took_turns_are_drawn_together():
-    """What slows a round slows both: their ratio does not change."""
-    plain, mine = readings(1.0, noise=0.0), readings(1.5, noise=0.0)
-    slow = 1.0 + 0.3 * np.random.default_rng(0).random((8, 1))
-    paired = [Readings(X, each.memory, each.seconds * slow) for each in (plain, mine)]
-    low, high = ratio_interval(*paired, 300.0, draws=50)
-    assert low == pytest.approx(high)
-    other = Readings(X, mine.memory[1:], paired[1].seconds[1:])
-    low, high = ratio_interval(paired[0], other, 300.0, draws=50)
-    assert low < 0.99 * high
 
 
 def test_what_does_not_belong_together_is_refused():

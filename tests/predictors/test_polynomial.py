@@ -11,7 +11,6 @@ MIB = 2.0**20
 
 # name -> columns' ranges, {monomial: coefficient}, parameters
 LAYERS = {
-    "linear": ([(1, 33), (16, 513)], {(1, 1): 3072.0}, {}),
     "attention": ([(1, 33), (16, 513)], {(1, 1): 49152.0, (1, 2): 48.0}, {}),
     "bias": ([(1, 33), (16, 513)], {(1, 1): 8.0, (0, 2): 32.0, (0, 0): 512.0}, {}),
     "vit": (
@@ -35,18 +34,6 @@ LAYERS = {
         },
         {},
     ),
-    "decoder, first": (
-        [(1, 17), (16, 300), (16, 300)],
-        {
-            (1, 1, 0): 81920.0,
-            (1, 2, 0): 96.0,
-            (1, 0, 1): 8192.0,
-            (1, 1, 1): 48.0,
-            (0, 2, 0): 32.0,
-            (0, 0, 0): 1024.0,
-        },
-        {},
-    ),
 }
 
 
@@ -64,7 +51,7 @@ def polynomial(X, terms):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("spare", [2, 4, 20])
+@pytest.mark.parametrize("spare", [2, 20])
 def test_exact_support(name, spare):
     """Noise-free samples give back the layer's own monomials and coefficients."""
     ranges, terms, params = LAYERS[name]
@@ -81,19 +68,6 @@ def test_exact_support(name, spare):
     assert fitted.trusted_
     expected = polynomial(unseen, terms)
     assert expected == pytest.approx(fitted.predict(unseen), rel=1e-9)
-
-
-def test_five_monomials_from_nine_shapes():
-    """A decoder's five monomials are trusted well within nine shapes."""
-    ranges, terms, _ = LAYERS["decoder"]
-    random = np.random.default_rng(3)
-    for _ in range(20):
-        X = draw(ranges, 9, random)
-
-        fitted = PolynomialRegressor().fit(X, polynomial(X, terms))
-
-        assert set(terms) == set(fitted.monomials_)
-        assert fitted.trusted_
 
 
 def test_only_varying_columns():
@@ -117,28 +91,6 @@ def test_as_many_shapes_as_monomials():
     assert not fitted.trusted_
 
 
-def test_lone_shape_is_not_checked():
-    """A size that varied in one sample alone cannot be left out, so no trust."""
-    X = np.array([[4, 10], [4, 20], [4, 40], [4, 80], [9, 80]])
-    y = 5.0 * X[:, 1] + np.where(X[:, 0] == 9, 777.0, 0.0)
-
-    fitted = PolynomialRegressor(max_degree=1).fit(X, y)
-
-    assert np.inf == fitted.loo_error_ or fitted.loo_error_ > 100.0
-    assert not fitted.trusted_
-
-
-def test_small_values_count():
-    """Without noise, small values are fitted as well as large ones, relatively."""
-    X = np.array([[t] for t in (1, 2, 4, 64, 512, 4096, 10_000)])
-    y = 3.0 + 2.0 * X[:, 0] ** 2
-
-    fitted = PolynomialRegressor().fit(X, y)
-
-    assert {(0,), (2,)} == set(fitted.monomials_)
-    assert y.tolist() == pytest.approx(fitted.predict(X).tolist(), rel=1e-9)
-
-
 def test_duplicates_are_averaged():
     """The samples of one shape count as their mean."""
     X = np.array([[1], [1], [2], [3], [4]])
@@ -153,8 +105,8 @@ def test_duplicates_are_averaged():
     assert not fitted.exact_
 
 
-@pytest.mark.parametrize("n", [6, 9, 16, 32])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("n", [6, 32])
+@pytest.mark.parametrize("seed", range(3))
 def test_noise_is_not_fitted(n, seed):
     """Noisy samples of two monomials hardly ever get more than two."""
     random = np.random.default_rng(seed)
@@ -169,26 +121,6 @@ def test_noise_is_not_fitted(n, seed):
     assert np.median(np.abs(error)) < 3 * MIB
 
 
-def test_noise_alone():
-    """Readings that are nothing but noise get one monomial."""
-    random = np.random.default_rng(0)
-    X = draw([(1, 33), (16, 513)], 12, random)
-
-    fitted = PolynomialRegressor(noise=MIB).fit(X, random.normal(0, MIB, 12))
-
-    assert 1 == len(fitted.monomials_)
-    assert np.abs(fitted.predict(X)).max() < 3 * MIB
-
-
-def test_noise_decides_about_small_terms():
-    """A term within the noise is left out, and taken in when there is none."""
-    X = np.array([[t] for t in (10, 50, 100, 200, 300, 400)])
-    y = 1e6 * X[:, 0] + 1000.0
-
-    assert ((1,),) == PolynomialRegressor(noise=1000.0).fit(X, y).monomials_
-    assert {(0,), (1,)} == set(PolynomialRegressor().fit(X, y).monomials_)
-
-
 def test_untrusted_when_left_out_badly():
     """A sample off the curve is noticed."""
     X = np.array([[t] for t in (10, 50, 100, 200, 300, 400)])
@@ -199,33 +131,3 @@ def test_untrusted_when_left_out_badly():
 
     assert not fitted.trusted_
     assert fitted.is_trusted(tolerance=10.0)
-
-
-def test_degrees_are_limited():
-    """No monomial is above the highest total degree or power."""
-    random = np.random.default_rng(0)
-    X = draw([(1, 9), (1, 9), (1, 9)], 30, random)
-    y = random.uniform(1, 2, 30)
-
-    fitted = PolynomialRegressor(max_degree=2, max_power=1).fit(X, y)
-
-    assert all(sum(m) <= 2 and max(m) <= 1 for m in fitted.monomials_)
-
-
-def test_four_columns():
-    """Four sizes that vary are searched as well."""
-    terms = {(1, 1, 0, 0): 5.0, (1, 0, 1, 0): 7.0, (0, 0, 0, 1): 11.0}
-    X = draw([(1, 9), (10, 99), (10, 99), (10, 99)], 12, np.random.default_rng(0))
-
-    fitted = PolynomialRegressor().fit(X, polynomial(X, terms))
-
-    assert set(terms) == set(fitted.monomials_)
-
-
-def test_nonnegative():
-    """Only where asked are predictions raised to 0."""
-    X = np.array([[1], [2], [3], [4]])
-    y = 10.0 - 2.0 * X[:, 0]
-
-    assert -10.0 == pytest.approx(PolynomialRegressor().fit(X, y).predict_one((10,)))
-    assert 0.0 == PolynomialRegressor(nonnegative=True).fit(X, y).predict_one((10,))

@@ -28,14 +28,6 @@ def test_a_busy_machine_moves_little():
     assert WORK @ RATES == pytest.approx(WORK @ fit_rates(WORK, times), rel=0.05)
 
 
-def test_more_readings_count_more():
-    """Of two that disagree, the one with more readings behind it is believed more."""
-    work, times = np.ones((2, 1)), np.array([1.0, 2.0])
-    low = fit_rates(work, times, np.array([9.0, 1.0]))
-    high = fit_rates(work, times, np.array([1.0, 9.0]))
-    assert low < high
-
-
 def test_rates_are_never_negative():
     """Times that fall with work make that work free."""
     work = np.array([(1.0, n) for n in range(5)])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-import mimose.predictors
 from mimose.predictors import (
     PREDICTORS,
     EstimatorPredictor,
@@ -15,12 +12,6 @@ from mimose.predictors import (
     QuadraticScalarRegressor,
     make_predictor,
 )
-
-
-def test_names():
-    """The names are those of the published comparison, the default first."""
-    expected = ("polynomial", "boosting", "quadratic-scalar", "support-vectors", "tree")
-    assert expected == PREDICTORS
 
 
 def test_default():
@@ -57,38 +48,6 @@ def test_polynomial_is_nearest():
     assert errors["quadratic-scalar"] < 0.01
 
 
-def test_scalar_misses_the_second_size():
-    """One scalar cannot tell a wide batch from a long one."""
-    X = np.array([[b, t] for b in (2, 4, 8) for t in (50, 100, 200)], dtype=float)
-    y = X[:, 0] * X[:, 1] ** 2
-
-    fitted = QuadraticScalarRegressor().fit(X, y)
-
-    wide, long = fitted.predict([[8.0, 50.0], [2.0, 200.0]])
-    assert wide == pytest.approx(long)
-
-
-@pytest.mark.parametrize(
-    ("feature", "expected"), [("first", (True, False)), ("product", (True, True))]
-)
-def test_scalar_feature(feature, expected):
-    """The scalar is the first size that varies, or the product of all that do."""
-    X = np.array([[7, t, s] for t, s in ((1, 2), (2, 5), (3, 1), (4, 9))], dtype=float)
-    fitted = QuadraticScalarRegressor(feature=feature).fit(X, X[:, 1])
-
-    base = fitted.predict([[7.0, 2.0, 2.0]])[0]
-    changed = [[7.0, 3.0, 2.0], [7.0, 2.0, 3.0]]
-    moved = tuple(bool(abs(v - base) > 1e-6) for v in fitted.predict(changed))
-
-    assert expected == moved
-
-
-def test_scalar_unknown_feature():
-    """Another feature is refused."""
-    with pytest.raises(ValueError, match="got 'sum'"):
-        QuadraticScalarRegressor(feature="sum").fit([[1.0]], [1.0])
-
-
 def test_adapter_trust():
     """The adapter trusts a fit by its error at shapes left out."""
     X = np.arange(1.0, 21.0)[:, None]
@@ -98,20 +57,3 @@ def test_adapter_trust():
     assert predictor.fit(X, 5.0 * X[:, 0] + X[:, 0] ** 2).trusted_
     assert not predictor.fit(X, noise).trusted_
     assert not predictor.fit(X[:4], X[:4, 0]).trusted_
-
-
-def test_exported():
-    """`__all__` is sorted and names what is there."""
-    names = mimose.predictors.__all__
-
-    assert all(hasattr(mimose.predictors, name) for name in names)
-    assert sorted(names, key=lambda n: (not n.isupper(), n)) == names
-
-
-@pytest.mark.parametrize("name", PREDICTORS)
-def test_every_predictor_tells_its_error(name):
-    """The error at shapes left out is known of all, infinite where few were seen."""
-    sizes = np.arange(10.0, 80.0, 10.0)[:, None]
-    values = 1000.0 * sizes[:, 0] ** 2
-    assert math.isinf(make_predictor(name).fit(sizes[:1], values[:1]).loo_error_)
-    assert make_predictor(name).fit(sizes, values).loo_error_ < values.max()

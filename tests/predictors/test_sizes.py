@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
-from sklearn.exceptions import NotFittedError
 
 from mimose.predictors import Rule, SizeMap, Sum, Term
 
@@ -20,11 +17,6 @@ RULES = {
         lambda X: (X[:, 1] // 16) * (X[:, 2] // 16) + 1,
         Rule((Term(1, 16), Term(2, 16)), constant=1),
     ),
-    "patches of 14": (
-        lambda X: (X[:, 1] // 14) * (X[:, 2] // 14) + 1,
-        Rule((Term(1, 14), Term(2, 14)), constant=1),
-    ),
-    "flattened": (lambda X: X[:, 0] * X[:, 1], Rule((Term(0), Term(1)))),
     "all patches": (
         lambda X: X[:, 0] * (X[:, 1] // 16) * (X[:, 2] // 16),
         Rule((Term(1, 16), Term(2, 16), Term(0))),
@@ -45,11 +37,10 @@ def batches(n, seed=0):
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("n", [6, 32])
-def test_rule(name, n):
+def test_rule(name):
     """Each kind of rule is found and holds for sizes not seen."""
     own, rule = RULES[name]
-    X, unseen = batches(n), batches(50, seed=1)
+    X, unseen = batches(6), batches(50, seed=1)
 
     fitted = SizeMap().fit(X, own(X))
 
@@ -59,47 +50,12 @@ def test_rule(name, n):
     assert own(unseen).tolist() == [fitted.predict_one(row) for row in unseen.tolist()]
 
 
-def test_strided_convolution():
-    """A convolution without padding is a rounded quotient with a constant."""
-    X = batches(8)
-    y = (X[:, 1] - 7) // 4 + 1
-
-    fitted = SizeMap().fit(X, y)
-
-    assert (225 - 7) // 4 + 1 == fitted.predict_one((1, 225, 225))
-
-
-def test_equal_before_constant():
-    """A size that equals a column which stands still is taken to follow it."""
-    X = np.array([[16, 20], [16, 40], [16, 90]])
-
-    assert Rule((Term(0),)) == SizeMap().fit(X, [16, 16, 16]).rule_
-
-
-def test_rounding_up_when_undecided():
-    """Where all samples divide evenly, the rule rounds up."""
-    X = np.array([[1, 224], [1, 256], [1, 384]])
-
-    fitted = SizeMap().fit(X, X[:, 1] // 4)
-
-    assert 57 == fitted.predict_one((1, 225))
-
-
 @pytest.mark.parametrize(("n", "expected"), [(1, False), (2, False), (3, True)])
 def test_exact_takes_samples(n, expected):
     """A rule with a divisor is for sizes not seen after three values."""
     X = np.array([[1, 230], [1, 301], [1, 377]])[:n]
 
     assert expected is SizeMap().fit(X, -(-X[:, 1] // 16)).exact_
-
-
-def test_one_sample_is_not_exact():
-    """One sample fits many rules; none is for other sizes."""
-    fitted = SizeMap().fit([[4, 128]], [128])
-
-    assert 128 == fitted.predict_one((4, 128))
-    assert fitted.found_
-    assert not fitted.exact_
 
 
 def test_not_found():
@@ -116,16 +72,6 @@ def test_not_found():
     assert y.max() == fitted.predict_one((99, 99, 99))
 
 
-def test_contradiction():
-    """Two sizes for one batch have no rule."""
-    assert not SizeMap().fit([[1, 5], [1, 5]], [5, 6]).found_
-
-
-def test_fractions_have_no_rule():
-    """Sizes are whole numbers; anything else is not found."""
-    assert not SizeMap().fit([[1.5], [2.5]], [1.5, 2.5]).found_
-
-
 def test_refit():
     """Another sample can overturn a rule."""
     sizes = SizeMap().fit([[4, 128], [4, 256]], [128, 256])
@@ -134,27 +80,6 @@ def test_refit():
     sizes.fit([[4, 128], [4, 256], [4, 100]], [128, 256, 128])
 
     assert Rule((Term(1),)) != sizes.rule_
-
-
-def test_unfitted():
-    """Use before `fit` raises scikit-learn's error."""
-    with pytest.raises(NotFittedError):
-        SizeMap().predict_one((1, 2))
-
-
-@pytest.mark.parametrize("y", [[], [1, 2]])
-def test_bad_samples(y):
-    """Samples that do not go together are refused."""
-    with pytest.raises(ValueError, match="go together"):
-        SizeMap().fit([[1, 2]] * 3 if y else np.empty((0, 2)), y)
-
-
-def test_picklable():
-    """A fitted map survives pickling."""
-    X = batches(6)
-    fitted = SizeMap().fit(X, X[:, 1])
-
-    assert 77 == pickle.loads(pickle.dumps(fitted)).predict_one((1, 77, 3))
 
 
 def test_a_sum_is_not_found_by_chance():

@@ -1,16 +1,11 @@
 """What a loader's collate_fn tells, from this process and from workers."""
 
-import copy
-import multiprocessing
-import os
-import pickle
-
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from mimose.watch.batches import BatchShape
-from mimose.watch.collating import Collate, Line, WatchedLoaders, base_loaders, write
+from mimose.watch.collating import Line, WatchedLoaders, base_loaders, write
 
 N_BATCHES = 6
 
@@ -25,11 +20,6 @@ class _Rows(Dataset):
         return torch.zeros(index + 1, 2)
 
 
-class _Stream(IterableDataset):
-    def __iter__(self):
-        return iter([torch.zeros(index + 1, 2) for index in range(N_BATCHES)])
-
-
 def _sizes(watched):
     return sorted(shape.sizes[0] for shape in watched.line.read())
 
@@ -37,7 +27,7 @@ def _sizes(watched):
 ALL = list(range(1, N_BATCHES + 1))
 
 
-@pytest.mark.parametrize("start", [None, "fork", "spawn"])
+@pytest.mark.parametrize("start", [None, "spawn"])
 def test_every_batch_is_told(start):
     """In this process, in forked workers and in those that start anew; each epoch."""
     options = {} if start is None else {"num_workers": 2}
@@ -55,37 +45,6 @@ def test_every_batch_is_told(start):
     assert [] == watched.line.read()
 
 
-def test_settings_reach_the_loaders_own_function():
-    """While it is watched as well; they are there afterwards."""
-
-    class Cut:
-        most = 3
-
-        def __call__(self, samples):
-            return samples[: self.most]
-
-    loader = DataLoader(_Rows(), batch_size=None, collate_fn=Cut())
-    watched = WatchedLoaders(loader)
-    loader.collate_fn.most = 2
-    assert max(map(len, loader)) == 2
-    watched.remove()
-    assert loader.collate_fn.most == 2
-
-
-def test_batches_that_cannot_be_read_are_not_told():
-    """A list that holds itself, say: the loop gets it as it is."""
-
-    def endless(sample):
-        found = [sample]
-        found.append(found)
-        return found
-
-    loader = DataLoader(_Rows(), batch_size=None, collate_fn=endless)
-    watched = WatchedLoaders(loader)
-    assert N_BATCHES == len(list(loader))
-    assert [] == watched.line.read()
-
-
 def test_batches_are_told_before_they_are_asked_for():
     """The workers are ahead of the loop, which is what it is all for."""
     loader = DataLoader(_Rows(), batch_size=None, num_workers=1, prefetch_factor=4)
@@ -96,41 +55,6 @@ def test_batches_are_told_before_they_are_asked_for():
     assert 2 <= len(watched.line.read())
     del batches
     watched.remove()
-
-
-def test_streams_and_whole_batches_are_told():
-    """An iterable data set, and samples put together by a function of the user's."""
-    loader = DataLoader(_Stream(), batch_size=None)
-    watched = WatchedLoaders(loader)
-    assert ALL == [len(batch) for batch in loader]
-    assert ALL == _sizes(watched)
-    watched.remove()
-    loader = DataLoader(_Rows(), batch_size=2, collate_fn=torch.cat)
-    watched = WatchedLoaders(loader)
-    assert [3, 7, 11] == [len(batch) for batch in loader]
-    assert [3, 7, 11] == _sizes(watched)
-    watched.remove()
-    assert loader.collate_fn is torch.cat
-
-
-def test_a_worker_that_dies_holds_nobody_up():
-    """What was told until then can be read, and others go on telling."""
-    line = Line()
-    collate = Collate(torch.cat, line)
-
-    def work():
-        collate([torch.zeros(2, 2), torch.zeros(1, 2)])
-        os._exit(1)
-
-    for n_told in (1, 2):
-        worker = multiprocessing.get_context("fork").Process(target=work)
-        worker.start()
-        worker.join()
-        assert 1 == worker.exitcode
-        if n_told == 1:
-            assert [(3, 2)] == [shape.sizes for shape in line.read()]
-    assert [(3, 2)] == [shape.sizes for shape in line.read()]
-    line.close()
 
 
 def test_a_full_pipe_and_long_lines_are_no_obstacle():
@@ -147,15 +71,6 @@ def test_a_full_pipe_and_long_lines_are_no_obstacle():
     line.close()
     line.tell(shape)
     assert [] == line.read()
-
-
-def test_copies_are_those_of_the_loaders_own_function():
-    """A copied loader tells nobody, and neither does one that was pickled."""
-    loader = DataLoader(_Rows(), batch_size=2, collate_fn=torch.cat)
-    watched = WatchedLoaders(loader)
-    assert copy.copy(loader.collate_fn) is torch.cat
-    assert pickle.loads(pickle.dumps(loader.collate_fn)) is torch.cat
-    watched.remove()
 
 
 def test_one_who_stands_around_another_leaves_nothing():

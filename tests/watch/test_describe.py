@@ -5,7 +5,6 @@ import json
 import torch
 
 import mimose
-from mimose.types import MOST_CONTEXTS
 from mimose.watch.describe import Describer
 
 CPU = torch.device("cpu")
@@ -29,22 +28,6 @@ def test_freezing_and_evaluating_layers_make_another_context(toys):
     assert frozen == context()
     model.blocks[0].requires_grad_(True)
     assert plain == context()
-
-
-def test_gradients_are_looked_for_where_something_is_trained(toys):
-    """After the trained part changed, its gradients tell of accumulation."""
-    model, x = toys.chain(3), toys.inputs()
-    model.requires_grad_(False)
-    model.blocks[2].requires_grad_(True)
-    reader = Describer(model, CPU)
-    assert not reader.arrive((x,), {})[0].has_gradients
-    model(x).backward()
-    assert reader.arrive((x,), {})[0].has_gradients
-    model.blocks[2].requires_grad_(False)
-    model.blocks[0].requires_grad_(True)
-    # Asked of a call to come, in a mode that none has run in, it looks there, too.
-    assert not reader.describe((x,), {})[0].has_gradients
-    assert not reader.arrive((x,), {})[0].has_gradients
 
 
 def test_unfreezing_in_mid_training_is_planned_anew(toys, meter):
@@ -71,19 +54,6 @@ def test_unfreezing_in_mid_training_is_planned_anew(toys, meter):
         after[-1].observed_growth_bytes,
     )
     assert abs(observed - predicted) <= 0.02 * predicted
-
-
-def test_describing_a_call_changes_nothing(toys):
-    """Calls that are yet to come can be described; what they teach waits for them."""
-    model = toys.chain(3)
-    reader = Describer(model, CPU)
-    reader.arrive((toys.inputs(8),), {"mode": "a"})
-    said, last = json.dumps(reader.state_dict()), reader.last
-    ahead = reader.describe((toys.inputs(24),), {"mode": "b"})[0]
-    other = reader.describe((toys.inputs(24), toys.inputs(3)), {})[0]
-    assert (said, last) == (json.dumps(reader.state_dict()), reader.last)
-    assert other.context != ahead.context
-    assert ahead == reader.describe((toys.inputs(24),), {"mode": "b"})[0]
 
 
 class _CountingBlock(torch.nn.Module):
@@ -141,25 +111,6 @@ def test_names_of_samples_do_not_keep_a_shape_from_being_planned(toys, meter):
         other.load_state_dict(state)
         toys.train(again, batches[:3])
     assert "collect" not in {record.phase for record in other.records}
-
-
-def test_tables_and_modes_are_bounded(toys):
-    """The least recently used are forgotten, and every mode has its own key."""
-    model = toys.chain(8)
-    reader = Describer(model, CPU)
-    parameters = list(model.parameters())
-    keys = set()
-    for n in range(2 * MOST_CONTEXTS):
-        for i, parameter in enumerate(parameters[:7]):
-            parameter.requires_grad_(bool(n >> i & 1))
-        reader.arrive((toys.inputs(), [None] * n), {})
-        keys.add(reader.mode.key)
-    assert 2 * MOST_CONTEXTS == len(keys)
-    assert MOST_CONTEXTS == len(reader._tables) == len(reader._modes)
-    for parameter in parameters[:7]:
-        parameter.requires_grad_(False)
-    reader.arrive((toys.inputs(),), {})
-    assert reader.mode.key in keys  # a mode that was forgotten is the same again
 
 
 class _Ragged(torch.nn.Module):

@@ -1,12 +1,10 @@
 """Lists of a varying number of tensors."""
 
-import json
-
 import pytest
 import torch
 
 from mimose.watch.lists import Lists
-from mimose.watch.shapes import call_shape, fast_key, note_lists
+from mimose.watch.shapes import call_shape, note_lists
 
 
 def _images(n, *shape):
@@ -56,25 +54,3 @@ def test_tensors_that_are_not_alike_are_described_one_by_one(odd):
     assert call_shape(([odd],), {}, None, lists) == call_shape(([odd],), {})
     note_lists(([odd],), {}, lists)
     assert _shape(3, lists) == _shape(3, None)
-
-
-def test_keys_tell_numbers_apart():
-    """Whoever remembers calls by their key remembers each number."""
-    lists = _seen(3, 2)
-    keys = {fast_key((_images(n),), {}, None, lists) for n in (1, 2, 3)}
-    assert 3 == len(keys)
-
-
-def test_other_lists_are_none():
-    """Texts and empty lists are not looked at."""
-    lists = Lists()
-    note_lists((["a", "b"], [], ["c"]), {}, lists)
-    assert {} == lists.state_dict()
-
-
-def test_state():
-    """What was seen comes back as it was, through JSON."""
-    lists = _seen(3, 2)
-    again = Lists.from_state(json.loads(json.dumps(lists.state_dict())))
-    assert again.vary("0.0")
-    assert lists.state_dict() == again.state_dict()

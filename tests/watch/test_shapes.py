@@ -1,18 +1,14 @@
 """From arguments to structures, sizes, names and buckets."""
 
-import json
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from mimose import MimoseError
 from mimose.watch.shapes import (
-    Texts,
     argument_tensors,
     call_shape,
     fast_key,
-    note_texts,
     partial_masks,
 )
 from mimose.watch.size_table import SizeTable, round_up
@@ -45,10 +41,8 @@ def test_nested_containers_are_looked_into():
     [
         (torch.zeros(2), torch.zeros(2, 1)),
         (torch.zeros(2), torch.zeros(2, dtype=torch.int64)),
-        (torch.zeros(2), torch.zeros(2, requires_grad=True)),
         (torch.zeros(2), None),
         (True, False),
-        ("mean", "sum"),
         (1, 1.0),
         ([torch.zeros(2)], [torch.zeros(2), torch.zeros(2)]),
     ],
@@ -57,27 +51,6 @@ def test_structures_that_differ(one, other):
     """Rank, type, requires_grad, None and flags tell calls apart."""
     assert call_shape((one,), {}).structure != call_shape((other,), {}).structure
     assert fast_key((one,), {}) != fast_key((other,), {})
-
-
-@pytest.mark.parametrize(
-    ("one", "other"), [(torch.zeros(2), torch.zeros(9)), (0.1, 0.3), (object, type)]
-)
-def test_structures_that_agree(one, other):
-    """Sizes and numbers are no part of the structure."""
-    assert call_shape((one,), {}).structure == call_shape((other,), {}).structure
-
-
-def test_fast_key_tells_sizes_and_devices_apart():
-    """What `call_shape` or the device check would tell apart, the key does too."""
-    keys = {
-        fast_key((torch.zeros(2),), {}),
-        fast_key((torch.zeros(3),), {}),
-        fast_key((torch.zeros(2, device="meta"),), {}),
-        fast_key((), {"x": torch.zeros(2)}),
-        fast_key(([torch.zeros(2)],), {}),
-    }
-    assert 5 == len(keys)
-    assert fast_key((torch.zeros(2),), {}) in keys
 
 
 def test_masks_that_hide_something():
@@ -90,12 +63,6 @@ def test_masks_that_hide_something():
     assert () == partial_masks((), {"input_ids": hiding, "mask": hiding.float()})
 
 
-def test_a_mask_elsewhere_counts_as_hiding():
-    """Where looking would cost a synchronisation, the costlier case is assumed."""
-    mask = torch.ones(2, 3, dtype=torch.long, device="meta")
-    assert ("attention_mask",) == partial_masks((), {"attention_mask": mask})
-
-
 def _table():
     table = SizeTable(("ids.0", "ids.1", "labels.0", "labels.1", "mask.0", "mask.1"))
     table.add((4, 10, 4, 4, 4, 10))
@@ -106,13 +73,6 @@ def test_equal_columns_are_merged_under_the_first_name():
     """Columns that were always equal are one size; the batch stays by itself."""
     table = _table()
     assert {"ids.0": 4, "ids.1": 10, "labels.1": 4} == table.named((4, 10, 4, 4, 4, 10))
-
-
-def test_only_sizes_that_vary_are_shown():
-    """Once something varied, what did not is left out."""
-    table = _table()
-    table.add((4, 12, 4, 4, 4, 12))
-    assert {"ids.1": 12} == table.named((4, 12, 4, 4, 4, 12))
 
 
 def test_columns_that_differ_once_stay_apart():
@@ -132,12 +92,6 @@ def test_fill_sets_every_column_of_a_name():
     assert (8, 10, 8, 4, 8, 10) == table.fill({"ids.0": 8}, now)
 
 
-def test_fill_refuses_unknown_names():
-    """A name that is not there is answered with those that are."""
-    with pytest.raises(MimoseError, match=r"'length'.*ids\.0, ids\.1, labels\.1"):
-        _table().fill({"length": 20}, (4, 10, 4, 4, 4, 10))
-
-
 def test_rounding_never_rounds_down():
     """Every varying size but the batch goes up to the next multiple."""
     table = _table()
@@ -145,90 +99,3 @@ def test_rounding_never_rounds_down():
     assert (5, 16, 5, 8, 5, 16) == round_up(table, (5, 12, 5, 7, 5, 12), 8)
     assert (4, 16, 4, 8, 4, 16) == round_up(table, (4, 16, 4, 8, 4, 16), 8)
     assert (4, 13, 4, 7, 4, 13) == round_up(table, (4, 13, 4, 7, 4, 13), 1)
-
-
-def test_constant_sizes_are_not_rounded():
-    """Three colour channels stay three."""
-    table = SizeTable(("x.0", "x.1", "x.2"))
-    for size in (30, 35, 41):
-        table.add((4, 3, size))
-    assert (4, 3, 48) == round_up(table, (4, 3, 41), 16)
-
-
-def test_a_named_rule_holds_for_all_columns_of_the_size():
-    """Rounding one name keeps equal columns equal; other sizes stay exact."""
-    table = _table()
-    table.add((5, 12, 5, 7, 5, 12))
-    for name in ("ids.1", "mask.1"):
-        rounded = round_up(table, (5, 13, 5, 7, 5, 13), {name: 8})
-        assert (5, 16, 5, 7, 5, 16) == rounded
-
-
-def test_the_batch_is_rounded_only_by_name():
-    """Somebody who names the batch means it."""
-    table = _table()
-    rounded = round_up(table, (5, 13, 5, 4, 5, 13), {"ids.0": 8})
-    assert (8, 13, 8, 4, 8, 13) == rounded
-
-
-def test_few_texts_are_settings_and_many_are_data():
-    """Texts count by value until a fifth is seen at their place, then by type."""
-    texts = Texts()
-
-    def structure(text, mode="mean"):
-        args = ({"id": text},)
-        note_texts(args, {"mode": mode}, texts)
-        key = fast_key(args, {"mode": mode}, texts)
-        return key, call_shape(args, {"mode": mode}, texts).structure
-
-    few = [structure(f"sample {n}") for n in range(4)]
-    assert 4 == len(set(few))
-    assert structure("sample 0") == few[0]
-    many = [structure(f"sample {n}") for n in (4, 5, 0)]
-    assert 1 == len(set(many))
-    assert many[0] not in few
-    assert structure("sample 9", "sum") not in many
-    again = Texts.from_state(json.loads(json.dumps(texts.state_dict())))
-    assert not again.are_settings("0.id")
-    assert again.are_settings("mode")
-
-
-def test_places_of_texts_are_bounded():
-    """Where the names of places are data themselves, texts count by type."""
-    texts = Texts()
-    for n in range(3000):
-        note_texts(({f"sample {n}": "raw text"},), {}, texts)
-    assert len(texts.state_dict()) < 2000
-    assert not texts.are_settings("0.sample 2999")
-
-
-def test_lists_of_numbers_and_data_count_as_one():
-    """Identifiers and lengths of a batch make no structure of each batch size."""
-    texts = Texts()
-
-    def structure(n):
-        ids = [f"sample {n} {i}" for i in range(n)]
-        kwargs = {"ids": ids, "lengths": list(range(n)), "x": torch.zeros(n, 2)}
-        note_texts((), kwargs, texts)
-        key = fast_key((), kwargs, texts)
-        return key, call_shape((), kwargs, texts).structure
-
-    first = structure(5)
-    assert structure(7)[1] == first[1]
-    assert call_shape(([True, True],), {}) != call_shape(([True],), {})
-    assert call_shape(([1, 2.0],), {}) != call_shape(([1],), {})
-
-
-def test_jagged_tensors_have_sizes_that_are_numbers():
-    """The batch and the values' rows, in place of a symbol that equals only itself."""
-    parts = [torch.randn(3, 16), torch.randn(5, 16)]
-    one, other = (
-        torch.nested.nested_tensor(parts, layout=torch.jagged) for _ in range(2)
-    )
-    shape = call_shape((one,), {})
-    assert (2, 8, 16) == shape.sizes
-    assert ("0.0", "0.1", "0.2") == shape.names
-    assert shape == call_shape((other,), {})
-    assert fast_key((one,), {}) == fast_key((other,), {})
-    mask = torch.nested.nested_tensor([p > 0 for p in parts], layout=torch.jagged)
-    assert ("0",) == partial_masks((mask,), {})

@@ -1,7 +1,6 @@
 """Finding units, and taking over a forward without leaving a trace."""
 
 import copy
-import inspect
 import pickle
 
 import pytest
@@ -64,12 +63,6 @@ def test_blocks_repeated_in_a_sequential_are_found(toys):
     assert ["net.1", "net.2"] == _names(find_units(model))
 
 
-def test_all_of_a_repeated_class_are_found():
-    """Once a class is repeated, its members of other sizes count as well."""
-    model = _Two(lambda: nn.ModuleList([_MyLayer(2), _MyLayer(4), _MyLayer(4)]))
-    assert ["net.0", "net.1", "net.2"] == _names(find_units(model))
-
-
 def test_a_stage_of_checkpointable_layers_is_no_unit():
     """Swin's stages are `GradientCheckpointingLayer`s, and so are their layers."""
 
@@ -95,12 +88,6 @@ def test_no_split_modules_are_found():
     assert ["net.b"] == _names(find_units(model))
 
 
-def test_elements_of_any_list_are_the_last_resort():
-    """Blocks of differing classes in a `ModuleList` are better than nothing."""
-    model = _Two(lambda: nn.ModuleList([_MyLayer(2), _OtherLayer(3)]))
-    assert ["net.0", "net.1"] == _names(find_units(model))
-
-
 def test_units_by_class(toys):
     """A class finds its instances, and those of its subclasses."""
     model = nn.Sequential(_MyLayer(), toys.Block(4), _OtherLayer())
@@ -114,14 +101,6 @@ def test_units_by_name(toys):
     assert ["blocks.0", "blocks.1", "blocks.2"] == _names(find_units(model, "blocks"))
 
 
-def test_several_choices_come_in_module_order(toys):
-    """Names and classes may be mixed; nothing is found twice."""
-    model = toys.chain(3)
-    chosen = ["blocks.2", "stem", toys.Block]
-    expected = ["stem", "blocks.0", "blocks.1", "blocks.2"]
-    assert expected == _names(find_units(model, chosen))
-
-
 def test_units_by_predicate(toys):
     """A predicate takes the module, or the name and the module."""
     model = toys.chain(3)
@@ -131,25 +110,11 @@ def test_units_by_predicate(toys):
     assert ["blocks.1"] == _names(by_name)
 
 
-def test_what_a_predicate_has_values_for_is_not_given(toys):
-    """Parameters with a default, or that take all the rest, ask for nothing."""
-    model = toys.chain(2)
-    by_default = find_units(model, lambda m, cls=toys.Block: isinstance(m, cls))
-    by_rest = find_units(model, lambda m, *_, **__: isinstance(m, toys.Block))
-    assert ["blocks.0", "blocks.1"] == _names(by_default) == _names(by_rest)
-
-
 def test_a_unit_inside_a_unit_is_dropped(toys):
     """Units do not nest: the outer one is taken."""
     model = toys.chain(2)
     found = find_units(model, [toys.Block, "blocks.0.up"])
     assert ["blocks.0", "blocks.1"] == _names(found)
-
-
-def test_the_model_itself_is_no_unit(toys):
-    """A choice that fits the whole model leaves its parts."""
-    with pytest.raises(NoUnitsError):
-        find_units(toys.chain(2), toys.Chain)
 
 
 def test_nothing_found_says_what_to_pass():
@@ -158,24 +123,15 @@ def test_nothing_found_says_what_to_pass():
         find_units(nn.Linear(2, 2))
 
 
-def test_a_wrong_name_is_refused_with_near_ones(toys):
-    """A misspelt name is met with those that look like it."""
-    with pytest.raises(NoUnitsError, match=r"'block\.1'.*did you mean blocks\.1"):
-        find_units(toys.chain(3), "block.1")
-
-
 @pytest.mark.parametrize(
     ("units", "complaint"),
     [
-        ("layer", r"did you mean bert\.encoder\.layer\?$"),
-        ("bert.encoder.layr", r"did you mean bert\.encoder\.layer\?$"),
-        ("bert.encoder.layer.9", r"bert\.encoder\.layer has 3 elements, and means"),
-        ("bert.encoder.layer.*", r"bert\.encoder\.layer has 3 elements, and means"),
-        ("BertLayer", "but a class is: pass the class itself, units=BertLayer"),
-        ("BertLayr", r"did you mean the class BertLayer\?$"),
-        ("transformer.h", r"print\(model\) shows .*\(without units= it is bert\.enc"),
-        ([3], "3 is none of what can be chosen"),
-        (3, "3 is none of what can be chosen"),
+        ("bert.encoder.layr", r"bert\.encoder\.layer\?$"),
+        ("bert.encoder.layer.9", r"bert\.encoder\.layer has 3 elements"),
+        ("BertLayer", "units=BertLayer"),
+        ("BertLayr", r"BertLayer\?$"),
+        ("transformer.h", r"bert\.encoder\.layer"),
+        ([3], "3 is none"),
     ],
 )
 def test_a_choice_that_finds_nothing_says_what_could_be_meant(toys, units, complaint):
@@ -195,58 +151,6 @@ def test_modules_themselves_are_refused_by_name(toys):
         find_units(model, nn.Linear(2, 2))
 
 
-def test_own_checkpointing_is_refused(toys):
-    """Transformers' own checkpointing, switched on, is a second owner."""
-    model = toys.zoo_model("bert")
-    refuse_other_checkpointing(model)
-    model.activation_checkpointing_enable()
-    with pytest.raises(CheckpointingConflictError, match=r"bert \(BertModel\)"):
-        refuse_other_checkpointing(model)
-
-
-class _Older(_MyLayer):
-    """Checkpoints by itself, and is told not to as models of transformers 4 are."""
-
-    gradient_checkpointing = True
-
-    def gradient_checkpointing_disable(self):
-        """Stop."""
-
-
-class _Newer(_Older):
-    """Knows the new name, too."""
-
-    def activation_checkpointing_disable(self):
-        """Stop."""
-
-
-@pytest.mark.parametrize(
-    ("cls", "call"),
-    [
-        (_Older, "call model.net.a.gradient_checkpointing_disable()"),
-        (_Newer, "call model.net.a.activation_checkpointing_disable()"),
-    ],
-)
-def test_whose_checkpointing_it_is_and_how_to_stop_it(cls, call):
-    """The call that the model has is named, and the same setting of trainers."""
-    model = _Two(lambda: nn.ModuleDict({"a": cls()}))
-    with pytest.raises(CheckpointingConflictError) as raised:
-        refuse_other_checkpointing(model)
-    setting = call.partition("a.")[2].removesuffix("_disable()")
-    assert call in str(raised.value)
-    assert f"TrainingArguments({setting}=False)" in str(raised.value)
-    assert f"SFTConfig({setting}=False)" in str(raised.value)
-
-
-def test_checkpointing_that_nothing_switches_off():
-    """A module without such a call has the attribute alone."""
-    layer = _MyLayer()
-    layer.gradient_checkpointing = True
-    complaint = r"set gradient_checkpointing = False on net\.0"
-    with pytest.raises(CheckpointingConflictError, match=complaint):
-        refuse_other_checkpointing(_Two(lambda: nn.ModuleList([layer])))
-
-
 def test_checkpoint_wrapper_is_refused(toys):
     """A block in torch's checkpoint wrapper is a second owner."""
     model = toys.chain(2)
@@ -260,38 +164,6 @@ class _Doubled(Patch):
         return self.original(x) if self.is_removed else 2 * self.original(x)
 
 
-def test_patch_replaces_and_gives_back():
-    """The replacement is on the instance alone, and goes without a trace."""
-    module, x = nn.Linear(3, 3), torch.randn(2, 3)
-    before, expected = dict(vars(module)), module(x)
-    patch = _Doubled(module)
-    assert torch.equal(2 * expected, module(x))
-    patch.remove()
-    assert before == vars(module)
-    assert torch.equal(expected, module(x))
-
-
-def test_patch_keeps_the_signature(toys):
-    """Who asks for the forward's parameters sees the user's own."""
-    model = toys.zoo_model("bert")
-    expected = inspect.signature(model.forward)
-    name = model.forward.__name__
-    patch = Patch(model)
-    assert expected == inspect.signature(model.forward)
-    assert name == model.forward.__name__
-    patch.remove()
-
-
-def test_patch_restores_a_forward_that_was_on_the_instance():
-    """Somebody else's earlier patch is put back as it was."""
-    module, x = nn.Linear(3, 3), torch.randn(2, 3)
-    module.forward = own = lambda x: x + 1
-    patch = _Doubled(module)
-    assert torch.equal(2 * (x + 1), module(x))
-    patch.remove()
-    assert own is vars(module)["forward"]
-
-
 def test_patch_under_another_steps_aside():
     """Where somebody patched over it, a removed patch passes through."""
     module, x = nn.Linear(3, 3), torch.randn(2, 3)
@@ -303,18 +175,15 @@ def test_patch_under_another_steps_aside():
     assert torch.equal(expected + 1, module(x))
 
 
-@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_copies_of_a_patched_module_are_plain(how):
+def test_copies_of_a_patched_module_are_plain():
     """A copy runs its own forward on its own parameters."""
     module, x = nn.Linear(3, 3), torch.randn(2, 3)
     patch = _Doubled(module)
-    if how == "deepcopy":
-        copied = copy.deepcopy(module)
-    else:
-        copied = pickle.loads(pickle.dumps(module))
+    both = [copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
     patch.remove()
-    assert torch.equal(module(x), copied(x))
-    with torch.no_grad():
-        copied.weight.zero_()
-        copied.bias.zero_()
-    assert torch.equal(torch.zeros(2, 3), copied(x))
+    for copied in both:
+        assert torch.equal(module(x), copied(x))
+        with torch.no_grad():
+            copied.weight.zero_()
+            copied.bias.zero_()
+        assert torch.equal(torch.zeros(2, 3), copied(x))

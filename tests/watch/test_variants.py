@@ -1,7 +1,6 @@
 """Variants of a step: told by the first layer's call, with no wait for the device."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -9,55 +8,12 @@ from torch import nn
 
 import mimose
 from mimose.bench.zoo import ZOO
-from mimose.run.step import Step
-from mimose.types import MOST_CONTEXTS
-from mimose.watch.describe import Describer
-from mimose.watch.variants import Variants
 
 DEVICE = "sim:0"
 ORDERS = {
     "by turns": lambda i: i % 2 == 0,
     "padded first": lambda i: i < 16,
-    "unpadded first": lambda i: i >= 16,
 }
-
-
-def test_the_last_variant_is_expected():
-    """None against a tensor makes another variant; the base stands before any."""
-    variants = Variants()
-    x, mask = torch.ones(2), torch.ones(2)
-    assert "base" == variants.expected("base")
-    without = variants.seen("base", (x, None), {})
-    with_mask = variants.seen("base", (x, mask), {})
-    assert with_mask == variants.expected("base")
-    assert without == variants.seen("base", (torch.ones(5), None), {})
-    assert without == variants.expected("base")
-    assert 4 == len({"base", without, with_mask, variants.seen("other", (x, None), {})})
-
-
-def test_variants_are_saved_and_bounded():
-    """Of many bases the last used are remembered, also after saving and loading."""
-    variants = Variants()
-    for n in range(2 * MOST_CONTEXTS):
-        variants.seen("base 0", (), {})
-        variants.seen(f"base {n}", (), {})
-    again = Variants()
-    again.load_state_dict(json.loads(json.dumps(variants.state_dict())))
-    assert MOST_CONTEXTS == len(again.state_dict())
-    for base in ("base 0", "base 1", f"base {2 * MOST_CONTEXTS - 1}"):
-        assert variants.expected(base) == again.expected(base)
-    assert "base 1" == again.expected("base 1")
-
-
-def test_on_a_cpu_masks_are_read(toys):
-    """The context is certain there, and another for a mask that hides something."""
-    reader = Describer(toys.chain(1), torch.device("cpu"))
-    contexts = set()
-    for mask in (torch.ones(2, 3), torch.eye(2, 3)):
-        facts, _ = reader.arrive((toys.inputs(),), {"mask": mask.long()})
-        assert "" == facts.base
-        contexts.add(facts.context)
-    assert 2 == len(contexts)
 
 
 # ------------------------------------------------------------------ on an accelerator
@@ -150,7 +106,7 @@ def _errors(session):
 @pytest.mark.sim
 @pytest.mark.parametrize(
     ("name", "order"),
-    [("t5", "by turns"), ("bert", "padded first"), ("bert", "unpadded first")],
+    [("t5", "by turns"), ("bert", "padded first")],
 )
 def test_padded_and_unpadded_batches(sim, toys, name, order):
     """Each variant is measured, then planned: exact, within the budget, at no wait."""
@@ -175,58 +131,6 @@ def test_padded_and_unpadded_batches(sim, toys, name, order):
     assert max(_errors(session)) < (0.001 if name == "bert" else 0.015)
     assert 2 == len(session._engine.learner.model.patterns)
     assert 2 == len(session._engine.policy.reserve._stages)
-
-
-@pytest.mark.sim
-@pytest.mark.parametrize("order", ["padded first", "unpadded first"])
-def test_the_first_step_of_a_variant_is_measured(sim, toys, order):
-    """Another was expected, and planned by then; it is collected from its start."""
-    model = _model("bert").to(DEVICE)
-    batches = _batches(toys, "bert", ORDERS[order], 18)
-    with mimose.attach(model, "1TiB") as session:
-        _train(sim, toys, model, batches)
-    before, first = session.records[15], session.records[16]
-    assert ("plan", "collect") == (before.phase, first.phase)
-    assert {"recompute"} == set(first.actions)
-    assert first.predicted_peak_bytes is None
-    assert first.start_bytes < first.observed_peak_bytes
-
-
-@pytest.mark.sim
-def test_a_mask_that_never_varies(sim, toys, monkeypatch):
-    """There is one variant; every step is expected as it turns out."""
-    model = _model("bert").to(DEVICE)
-    batches = _batches(toys, "bert", lambda _: False, 20)
-    with mimose.attach(model, "1TiB") as session:
-        changes = []
-        take = Step.take
-
-        def counted(step, decision):
-            if step.number >= 0 and hasattr(step, "decision"):
-                changes.append(decision)
-            take(step, decision)
-
-        monkeypatch.setattr(Step, "take", counted)
-        _train(sim, toys, model, batches[:1])
-        assert 1 == len(changes)  # of the first step nothing was known
-        _train(sim, toys, model, batches[1:])
-    assert 1 == len(changes)
-    assert 1 == len(session._engine.learner.model.patterns)
-    assert "plan" == session.records[-1].phase
-
-
-@pytest.mark.sim
-def test_variants_are_found_again_in_another_session(sim, toys):
-    """After loading, batches of both variants are planned from the first on."""
-    batches = _batches(toys, "bert", ORDERS["by turns"])
-    model = _model("bert").to(DEVICE)
-    with mimose.attach(model, "1TiB") as session:
-        _train(sim, toys, model, batches)
-        state = json.loads(json.dumps(session.state_dict()))
-    with mimose.attach(model, "1TiB") as session:
-        session.load_state_dict(state)
-        _train(sim, toys, model, batches[-4:])
-    assert ["plan"] * 4 == [record.phase for record in session.records]
 
 
 class _Layer(nn.Module):
@@ -274,24 +178,7 @@ def _step(model, n_rows, *, is_padded):
 
 
 @pytest.mark.sim
-def test_a_refused_variant_does_not_stop_the_other(sim):
-    """Padded batches do not fit the budget; what they show is theirs."""
-    model = _Masked().to(DEVICE)
-    with mimose.attach(model, "24MiB", round_to=1) as session:
-        for n_rows in (700, 800, 900, 1000, 1100, 1200) * 2:
-            _step(model, n_rows, is_padded=False)
-        assert 0 == session.summary().steps_over
-        for _ in range(2):
-            with pytest.raises((mimose.InfeasibleBudgetError, torch.OutOfMemoryError)):
-                _step(model, 1000, is_padded=True)
-        _step(model, 1000, is_padded=False)
-        last = session.records[-1]
-    assert ("plan", "", False) == (last.phase, last.reason, last.is_over)
-
-
-@pytest.mark.sim
-@pytest.mark.parametrize("is_padded", [False, True])
-def test_a_step_that_is_run_again_stays_the_safest(sim, is_padded):
+def test_a_step_that_is_run_again_stays_the_safest(sim):
     """It failed before its first layer; it is learned as the variant that it is."""
     model = _Masked().to(DEVICE)
     with mimose.attach(model, "1TiB") as session:
@@ -300,10 +187,10 @@ def test_a_step_that_is_run_again_stays_the_safest(sim, is_padded):
                 _step(model, n_rows, is_padded=each)
         known = set(session._engine.learner.model.patterns)
         _failures.append(torch.OutOfMemoryError("out of memory, for the test"))
-        _step(model, 48, is_padded=is_padded)
+        _step(model, 48, is_padded=True)
         again = session.records[-1]
         learned_last = list(session._engine.learner.model.patterns)[-1]
-        _step(model, 48, is_padded=is_padded)
+        _step(model, 48, is_padded=True)
         described_last = session._engine.describer.last[0].context
     assert ("fallback", 1, 4) == (again.phase, again.retries, again.n_recomputed)
     assert known == set(session._engine.learner.model.patterns)
