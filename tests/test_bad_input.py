@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import mimose
-from benchmarks.proofs import plancost
 
 
 def test_an_impossible_budget(toys, meter):
@@ -266,23 +265,6 @@ def test_a_problem_before_anything_is_measured(toys):
         session._model(toys.inputs()).backward()
         with pytest.raises(mimose.MimoseError, match="no step with such inputs"):
             session.planning_problem()
-
-
-@pytest.mark.parametrize("n_events", [12, 1000, 3000, 20_000])
-def test_new_shapes_for_the_cost_of_a_plan_do_not_run_out(n_events):
-    """However few rows fit the growth, there are enough numbers of them."""
-    middle = max(16, plancost._GROWTH_BYTES // (n_events * plancost._ROW_BYTES))
-    shapes = list(plancost._shapes(middle, 0, 150))
-    assert 150 <= len(set(shapes)) == len(shapes)
-    assert 0 < min(shapes)
-
-
-def test_too_few_plans_to_time_are_an_error(monkeypatch):
-    """A proof with fewer rows than were asked for does not pass for a whole one."""
-    monkeypatch.setattr(plancost, "_LEARNING_STEPS", 2)
-    monkeypatch.setattr(plancost, "_shapes", lambda *_: iter([20, 24, 28]))
-    with pytest.raises(RuntimeError, match="only 0 made a new plan, not 5"):
-        list(plancost.work({"seed": 0, "events": 3, "misses": 5}))
 
 
 def test_a_transform_of_torch_func_is_refused(toys, meter):

@@ -7,8 +7,6 @@ import pytest
 
 from benchmarks.menus import MENUS, draw_whole_menu, with_budgets, with_menu
 from benchmarks.problems import KINDS
-from benchmarks.proofs.common import Settings
-from benchmarks.proofs.menuchain import MenuChainRow, _dearer, ask
 from mimose.planners import safest_plan
 from mimose.planners.prefix import prefix_form
 
@@ -61,21 +59,3 @@ def test_budgets(rng):
     assert problem.host_budget_bytes == pytest.approx(
         0.2 * problem.host_bytes.max(axis=1).sum()
     )
-
-
-def test_dearer_plans_are_counted():
-    """Each menu against the one before it; no plan costs more than any."""
-    costs = [None, 3.0, 3.0, 2.0, 1.0, 2.0, 1.0, None]
-    assert _dearer(costs) == 2
-
-
-def test_the_proof(tmp_path):
-    """Four problems, each under four menus."""
-
-    class Options:
-        problems = 4
-
-    answer = ask(Settings(seed=3, threads=1, out=tmp_path), Options())
-    assert len(answer.rows) == 16
-    assert all(isinstance(row, MenuChainRow) for row in answer.rows)
-    assert all(bar.holds for bar in answer.bars)
