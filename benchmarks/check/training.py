@@ -1,21 +1,20 @@
-"""What is trained on a device: models, lengths that jump, and a budget between."""
+"""What is trained on a device: a small transformer of torch's modules alone."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-from benchmarks.check.model import Transformer, make_batch
 from benchmarks.proofs.loop import Loop
 from mimose.bench.step_meter import MeasuredStep, ReservedStepMeter
-from mimose.bench.zoo import ZOO, Batch, moved
+from mimose.bench.zoo import Batch, Output, moved
 
 _SEED = 0
+_VOCABULARY, _CLASSES, _HEADS, _LAYERS, _DROPOUT = 512, 8, 4, 8, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,79 +23,112 @@ class Scale:
 
     batch: int
     width: int
-    heads: int
     lengths: tuple[int, int]
     """The shortest and the longest."""
-    layers: int = 8
-
-
-_SIMULATED = Scale(8, 64, 4, (24, 192))
-_CARD = Scale(16, 256, 4, (64, 768))
-"""Two GiB of activations."""
 
 
 def scale_of(device: torch.device) -> Scale:
-    """Return what suits a device: the simulated one computes on the CPU."""
-    return _SIMULATED if device.type == "sim" else _CARD
+    """Return what suits a device: the simulated one computes on the CPU.
+
+    On a card it is two GiB of activations.
+    """
+    if device.type == "sim":
+        return Scale(8, 64, (24, 192))
+    return Scale(16, 256, (64, 768))
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A model to train."""
+class Layer(nn.Module):
+    """Attention and two linear layers, each behind a norm and with a residual.
 
-    name: str
-    build: Callable[[Scale], nn.Module]
-    batch: Callable[[Scale, int, torch.Generator], Batch]
-    """Makes a batch of some length."""
+    Attention is torch's where it is fused; else products and a softmax.
+    """
 
+    def __init__(self, width: int, *, is_fused: bool) -> None:
+        super().__init__()
+        self._attend = functional.scaled_dot_product_attention if is_fused else _eager
+        self.norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.dropout = nn.Dropout(_DROPOUT)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
 
-def _transformer(scale: Scale, *, is_fused: bool) -> nn.Module:
-    sizes = scale.width, scale.heads, scale.layers, scale.lengths[1]
-    return Transformer(*sizes, is_fused=is_fused)
-
-
-def _unpadded(scale: Scale, length: int, generator: torch.Generator) -> Batch:
-    return make_batch(scale.batch, length, generator, is_padded=False)
-
-
-def _padded(scale: Scale, length: int, generator: torch.Generator) -> Batch:
-    return make_batch(scale.batch, length, generator, is_padded=True)
-
-
-def _bert(scale: Scale) -> nn.Module:
-    return ZOO["bert"].build(
-        hidden_size=scale.width,
-        intermediate_size=4 * scale.width,
-        num_attention_heads=scale.heads,
-        num_hidden_layers=scale.layers,
-        max_position_embeddings=scale.lengths[1],
-    )
+    def forward(
+        self, states: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Map (batch, length, width) to the same shape."""
+        batch, length, width = states.shape
+        together = self.queries_keys_values(self.norm(states))
+        together = together.view(batch, length, 3, _HEADS, width // _HEADS)
+        queries, keys, values = together.permute(2, 0, 3, 1, 4)
+        found = self._attend(queries, keys, values, attn_mask=mask, dropout_p=_DROPOUT)
+        states = states + self.dropout(self.out(found.transpose(1, 2).flatten(2)))
+        inner = functional.gelu(self.wide(self.second_norm(states)))
+        changed: torch.Tensor = self.dropout(self.narrow(inner))
+        return states + changed
 
 
-def _bert_batch(scale: Scale, length: int, generator: torch.Generator) -> Batch:
-    return ZOO["bert"].batch({"batch": scale.batch, "length": length}, generator)
+def _eager(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+) -> torch.Tensor:
+    scores = queries @ keys.transpose(-2, -1) * queries.shape[-1] ** -0.5
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    return functional.dropout(scores.softmax(-1), dropout_p) @ values
 
 
-FUSED = Subject("transformer", lambda s: _transformer(s, is_fused=True), _unpadded)
-EAGER = Subject(
-    "transformer, eager attention",
-    lambda scale: _transformer(scale, is_fused=False),
-    _unpadded,
-)
-PADDED = Subject("transformer, padded", FUSED.build, _padded)
-_BERT = Subject("BERT of transformers", _bert, _bert_batch)
+class Transformer(nn.Module):
+    """Embeddings, layers, a classifier on the mean of the states."""
+
+    def __init__(self, scale: Scale, *, is_fused: bool = True) -> None:
+        super().__init__()
+        width = scale.width
+        self.tokens = nn.Embedding(_VOCABULARY, width)
+        self.places = nn.Embedding(scale.lengths[1], width)
+        layers = (Layer(width, is_fused=is_fused) for _ in range(_LAYERS))
+        self.layers = nn.ModuleList(layers)
+        self.classifier = nn.Linear(width, _CLASSES)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+    ) -> Output:
+        """Map tokens to the loss of their classes; True in a mask is a token."""
+        mask = None if attention_mask is None else attention_mask[:, None, None, :]
+        states = self.tokens(input_ids) + self.places.weight[: input_ids.shape[1]]
+        for layer in self.layers:
+            states = layer(states, mask)
+        classes = self.classifier(states.mean(1))
+        return Output(loss=functional.cross_entropy(classes, labels))
 
 
-def subjects() -> Sequence[Subject]:
-    """Return the models there are: one of the zoo's where transformers is installed."""
-    has_zoo = importlib.util.find_spec("transformers") is not None
-    return (FUSED, _BERT) if has_zoo else (FUSED,)
+def make_batch(
+    rows: int, length: int, generator: torch.Generator, *, is_padded: bool = False
+) -> Batch:
+    """Make a batch on the CPU; where it is padded, all but one sequence end earlier."""
+    shape = rows, length
+    batch = {
+        "input_ids": torch.randint(_VOCABULARY, shape, generator=generator),
+        "labels": torch.randint(_CLASSES, (rows,), generator=generator),
+    }
+    if is_padded:
+        least = max(1, length // 4)
+        ends = torch.randint(least, length + 1, (rows, 1), generator=generator)
+        ends[0] = length
+        batch["attention_mask"] = torch.arange(length) < ends
+    return batch
 
 
-def jumping(scale: Scale, steps: int, seed: int = _SEED) -> list[int]:
+def jumping(scale: Scale, steps: int) -> list[int]:
     """Draw lengths; the longest is one of the last ten, and the last."""
     low, high = scale.lengths
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(_SEED)
     drawn = torch.randint(low, high + 1, (steps,), generator=generator).tolist()
     for place in (-min(10, steps), -1):
         drawn[place] = high
@@ -106,10 +138,9 @@ def jumping(scale: Scale, steps: int, seed: int = _SEED) -> list[int]:
 def bare(device: torch.device, lengths: Sequence[int]) -> tuple[nn.Module, list[Batch]]:
     """Return a model and batches on a device, without a loop."""
     torch.manual_seed(_SEED)
-    generator = torch.Generator().manual_seed(_SEED)
-    scale = scale_of(device)
-    batches = [moved(FUSED.batch(scale, n, generator), device) for n in lengths]
-    return FUSED.build(scale).to(device), batches
+    generator, scale = torch.Generator().manual_seed(_SEED), scale_of(device)
+    batches = [moved(make_batch(scale.batch, n, generator), device) for n in lengths]
+    return Transformer(scale).to(device), batches
 
 
 def run_once(model: nn.Module, batch: Batch) -> None:
@@ -124,18 +155,18 @@ class DeviceLoop(Loop):
     def __init__(
         self,
         device: torch.device,
-        subject: Subject = FUSED,
+        *,
+        is_fused: bool = True,
         dtype: torch.dtype | None = None,
     ) -> None:
         torch.manual_seed(_SEED)
         self.scale = scale_of(device)
-        super().__init__(subject.build(self.scale).train().to(device))
+        super().__init__(Transformer(self.scale, is_fused=is_fused).to(device))
         assert isinstance(self.meter, ReservedStepMeter)
         self.reserved: ReservedStepMeter = self.meter
-        self._subject = subject
         self._dtype = dtype
         self._generator = torch.Generator().manual_seed(_SEED)
-        self.run: Callable[[Callable[[], object]], object] = _once
+        self.run: Callable[[Callable[[], object]], object] = lambda step: step()
         """Runs each step's forward and backward, such as `Session.step`."""
 
     def forward_and_backward(self, batch: Batch) -> None:
@@ -148,10 +179,10 @@ class DeviceLoop(Loop):
         with torch.autocast(self.device.type, self._dtype, enabled=is_on):
             return super().loss(batch)
 
-    def batch(self, length: int, like: Subject | None = None) -> Batch:
-        """Make the next batch, as for another subject of the same model if asked to."""
-        make = (like or self._subject).batch
-        return make(self.scale, length, self._generator)
+    def batch(self, length: int, *, is_padded: bool = False) -> Batch:
+        """Make the next batch."""
+        rows, generator = self.scale.batch, self._generator
+        return make_batch(rows, length, generator, is_padded=is_padded)
 
     def train(self, lengths: Iterable[int]) -> Iterator[MeasuredStep]:
         """Train a step at each length."""
@@ -162,33 +193,16 @@ class DeviceLoop(Loop):
         return [each.detach().clone() for each in self.model.parameters()]
 
 
-def _once(step: Callable[[], object]) -> object:
-    return step()
+def measure_headroom(training: DeviceLoop) -> tuple[int, int]:
+    """Train two short steps and two of the longest without a session.
 
-
-class Room(NamedTuple):
-    """What a device holds between steps, and what the longest step takes over that."""
-
-    base_bytes: int
-    """Reserved with the optimizer's state there, no free blocks, no gradients."""
-    growth_bytes: int
-    """Of reserved bytes, in plain training."""
-
-    def budget(self, share: float) -> int:
-        """Return the budget that leaves a share of the growth."""
-        return self.base_bytes + round(share * self.growth_bytes)
-
-    def used(self, peak_bytes: int | None, budget_bytes: int) -> float:
-        """Return a peak's part of the growth that a budget leaves."""
-        taken = (peak_bytes or 0) - self.base_bytes
-        return taken / (budget_bytes - self.base_bytes)
-
-
-def measure_room(training: DeviceLoop) -> Room:
-    """Train two short steps and two of the longest without a session."""
+    Returns:
+        The bytes reserved between steps, with the optimizer's state and no cached
+        blocks, and by how many plain training grows over that.
+    """
     low, high = training.scale.lengths
     list(training.train((low, low, high)))
     base_bytes = training.reserved.resting_bytes()
     (measured,) = training.train((high,))
     training.reserved.give_back()
-    return Room(base_bytes, measured.peak_bytes - base_bytes)
+    return base_bytes, measured.peak_bytes - base_bytes

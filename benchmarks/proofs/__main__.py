@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,63 +13,16 @@ from benchmarks.proofs.common import Settings, publish
 from mimose import usage
 from mimose.bench.device import SIM, is_cpu, kind_of, need_device
 
-PROOFS = (
-    "ablate",
-    "accuracy",
-    "advise",
-    "ahead",
-    "check",
-    "collection",
-    "daemon",
-    "exact",
-    "falls",
-    "hard",
-    "held",
-    "hostcost",
-    "layers",
-    "looks",
-    "menu",
-    "menuchain",
-    "monet",
-    "optimum",
-    "packing",
-    "papaya",
-    "picks",
-    "plancost",
-    "plangap",
-    "prediction",
-    "ranks",
-    "scale",
-    "sequences",
-    "settings",
-    "soak",
-    "stepcost",
-    "tight",
-    "trainer",
-    "unbiased",
-    "weight",
-    "windows",
+PROOFS = tuple(
+    sorted(
+        path.stem
+        for path in Path(__file__).parent.glob("*.py")
+        if "\nQUESTION = " in path.read_text(encoding="utf-8")
+    )
 )
-
-_TEXTS = (("bench", ("tokenizers", "transformers")),)
-_NEEDED: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "ahead": _TEXTS,
-    "check": (),
-    "daemon": (),
-    "hard": (("dev", ("peft", "transformers")),),
-    "menuchain": (),
-    "optimum": _TEXTS,
-    "papaya": (),
-    "plancost": (("bench", ("matplotlib",)),),
-    "ranks": (),
-    "scale": (),
-    "stepcost": _TEXTS,
-    "trainer": (*_TEXTS, ("transformers", ("accelerate",))),
-}
-"""Extras, and what each brings that a proof needs."""
-_OTHERS = (("bench", ("transformers",)),)
-"""What proofs need that are not named there: the zoo's models."""
-
+"""The modules here that ask a question."""
+_NEEDS = (("bench", ("transformers",)),)
+"""Extras and their packages, for proofs that do not name theirs as ``NEEDS``."""
 _RESULTS = Path("docs/results")
 _PROGRAM = "python -m benchmarks.proofs"
 _UNUSABLE = 2
@@ -89,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ask(options: argparse.Namespace) -> int:
-    for extra, packages in _NEEDED.get(options.proof, _OTHERS):
+    proof = _module(options.proof)
+    for extra, packages in getattr(proof, "NEEDS", _NEEDS):
         usage.need(extra, *packages)
     device = getattr(options, "device", "cpu")
     if kind_of(device) != SIM:  # that is the child's to load
@@ -104,12 +58,12 @@ def _ask(options: argparse.Namespace) -> int:
         models=tuple(options.models or ()),
         out=options.out or _RESULTS / kind_of(device),
     )
-    answer = _proof(options.proof).ask(settings, options)
+    answer = proof.ask(settings, options)
     publish(options.proof, answer, settings.out)
     return int(not all(bar.holds for bar in answer.bars))
 
 
-def _proof(name: str) -> Any:
+def _module(name: str) -> Any:
     return importlib.import_module(f"benchmarks.proofs.{name}")
 
 
@@ -121,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     proofs = parser.add_subparsers(dest="proof", required=True)
     for name in PROOFS:
-        module = _proof(name)
+        module = _module(name)
         own = proofs.add_parser(name, help=module.QUESTION, description=module.QUESTION)
         own.add_argument("--seed", type=usage.seed, default=defaults.seed)
         own.add_argument("--threads", type=usage.at_least_one, default=defaults.threads)

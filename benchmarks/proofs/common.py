@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mimose.bench.child import run_child
-from mimose.bench.rows import Row, RunSettings, write
+from mimose.bench.rows import Row, RunSettings
 from mimose.usage import at_least_one
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ AMPLE_BYTES = 2**40
 """A budget that is never used up."""
 _TOLD_EVERY = 100
 
+Measured: TypeAlias = dict[str, Any]
+"""A row: what was measured by name, then where and with what, as `Row` says."""
 Option: TypeAlias = tuple[str, dict[str, Any]]
 """Of a command line: its name, and how argparse is to read it."""
 
@@ -63,19 +66,24 @@ def said_by(proof: str, settings: Settings, /, **task: Any) -> Iterator[dict[str
     return run_child(f"{__package__}.{proof}", whole, settings.threads)
 
 
+def measured(proof: str, settings: Settings, /, **task: Any) -> list[Measured]:
+    """Return what `said_by` yields as rows; tell who waits of every hundredth."""
+    rows: list[Measured] = []
+    for said in said_by(proof, settings, **task):
+        rows.append({**said, **settings.provenance()})
+        if len(rows) % _TOLD_EVERY == 0:
+            progress(f"{proof}: {len(rows)} rows")
+    return rows
+
+
 _Kind = TypeVar("_Kind", bound=Row)
 
 
 def rows_of(
     kind: type[_Kind], proof: str, settings: Settings, /, **task: Any
 ) -> list[_Kind]:
-    """Return what `said_by` yields as rows; tell who waits of every hundredth."""
-    rows = []
-    for said in said_by(proof, settings, **task):
-        rows.append(kind(**said, **settings.provenance()))
-        if len(rows) % _TOLD_EVERY == 0:
-            progress(f"{proof}: {len(rows)} rows")
-    return rows
+    """Return what `measured` does as rows of a dataclass."""
+    return [kind(**row) for row in measured(proof, settings, **task)]
 
 
 def recorded(record: StepRecord, *columns: str) -> dict[str, Any]:
@@ -130,7 +138,7 @@ class Bar:
 class Answer:
     """What a proof found."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row | Measured] = field(default_factory=list)
     """All that was measured."""
     table: list[Mapping[str, object]] = field(default_factory=list)
     """The rows in short, for people and for the JSON line."""
@@ -146,7 +154,7 @@ class Answer:
     def add(
         self,
         name: str,
-        rows: Iterable[Row],
+        rows: Iterable[Row | Measured],
         line: Mapping[str, object],
         bars: Iterable[Bar],
         *,
@@ -159,6 +167,27 @@ class Answer:
         progress(f"{name}: done")
 
 
+Verdict: TypeAlias = tuple[Mapping[str, object], list[Bar]]
+"""A line of the table, and the bars."""
+
+
+def ask_each(
+    proof: str,
+    settings: Settings,
+    names: Iterable[str],
+    judge: Callable[[list[Measured]], Verdict],
+    /,
+    head: str = "model",
+    **task: Any,
+) -> Answer:
+    """Measure each model, or another `head`, in a process of its own, and judge it."""
+    answer = Answer()
+    for name in names:
+        rows = measured(proof, settings, **{head: name, **task})
+        answer.add(name, rows, *judge(rows), head=head)
+    return answer
+
+
 def progress(text: str) -> None:
     """Tell who waits how far it is; on the error output, apart from the answer."""
     sys.stderr.write(f"{text}\n")
@@ -169,7 +198,7 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
     """Write the CSV file, print the table and the bars; JSON is the last line."""
     variant = f"_{answer.variant}" if answer.variant else ""
     path = folder / f"{name}{variant}.csv"
-    write(path, type(answer.rows[0]) if answer.rows else Row, answer.rows)
+    _write(path, [row if isinstance(row, dict) else asdict(row) for row in answer.rows])
     table = format_table(answer.table, is_text=answer.is_text)
     lines = [*table, *answer.notes, *map(str, answer.bars)]
     document = {
@@ -181,6 +210,17 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
         "rows": str(path),
     }
     sys.stdout.write("\n".join([*lines, json.dumps(document)]) + "\n")
+
+
+def _write(path: Path, rows: Sequence[Measured]) -> None:
+    """Write rows as CSV: what was measured first, where it was measured last."""
+    where = [column.name for column in fields(Row)]
+    names = dict.fromkeys(name for row in rows for name in row if name not in where)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*names, *where], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def format_table(

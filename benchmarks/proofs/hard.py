@@ -1,9 +1,8 @@
 """Does prediction hold in the cases that break simple models of memory?
 
 Batches with and without padding, frozen layers, adapters, a second loss on an inner
-tensor, accumulation, two forwards before one backward, and checkpointing of the
-user's own inside a layer. A step either runs under a plan whose growth was predicted,
-or its record says why it did not.
+tensor, accumulation, and checkpointing of the user's own inside a layer. A step either
+runs under a plan whose growth was predicted, or its record says why it did not.
 
     python -m benchmarks.proofs hard
     python -m benchmarks.proofs hard --pairs 8 --cases lora
@@ -23,96 +22,50 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.proofs.common import (
-    AMPLE_BYTES,
-    Answer,
-    Bar,
-    Settings,
-    count,
-    recorded,
-    rows_of,
-)
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Measured, Settings
 from benchmarks.proofs.loop import Loop
-from benchmarks.proofs.models import ModelSpec, Sizes
+from benchmarks.proofs.models import ModelSpec
 from benchmarks.proofs.numbers import MIB, percent, quantile, worst
 from benchmarks.proofs.prediction import GROWTHS, Alternating
-from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
-from mimose.session import Session, attach
+from mimose.session import attach
 
 QUESTION = "Does prediction hold in the cases that break simple models of memory?"
+NEEDS = (("dev", ("peft", "transformers")),)
 
 _LEAST_GROWTH_BYTES = 100 * MIB
 _ERROR_BAR = 0.02
+_RECORDED = ("step", "phase", "kept", "events", *GROWTHS, "reason")
 _TRIES = 4
 """Steps a pair, at the most."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HardRow(Row):
-    """One forward of a hard case."""
-
-    case: str
-    step: int
-    sizes: str
-    """As JSON."""
-    phase: str
-    kept: int
-    """Events whose activations were kept."""
-    events: int
-    predicted_growth_bytes: float | None
-    observed_growth_bytes: int | None
-    reason: str
-
-    @property
-    def error(self) -> float | None:
-        """(observed − predicted) ÷ predicted; None below 100 MiB and without a plan."""
-        predicted, observed = self.predicted_growth_bytes, self.observed_growth_bytes
-        if not predicted or observed is None or observed < _LEAST_GROWTH_BYTES:
-            return None
-        return observed / predicted - 1
-
-    @property
-    def is_explained(self) -> bool:
-        """Whether it ran under a plan with a prediction, or says why it did not."""
-        return self.predicted_growth_bytes is not None or bool(self.reason)
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every case, and judge its steps."""
     answer = Answer()
     for name in options.cases:
-        own = rows_of(HardRow, "hard", settings, case=name, pairs=options.pairs)
-        bars = _judge(_CASES[name], own, options.pairs)
-        answer.add(name, own, _summarise(own), bars, head="case")
+        rows = common.measured("hard", settings, case=name, pairs=options.pairs)
+        answer.add(name, rows, *judge(options.pairs, rows), head="case")
     return answer
 
 
-def _errors(rows: Sequence[HardRow]) -> list[float]:
-    return [abs(row.error) for row in rows if row.error is not None]
-
-
-def _summarise(rows: Sequence[HardRow]) -> dict[str, object]:
-    errors = _errors(rows)
-    return {
+def judge(pairs: int, rows: Sequence[Measured]) -> common.Verdict:
+    """Judge the steps of a case."""
+    errors = [abs(row["error"]) for row in rows if row["error"] is not None]
+    unexplained = sum(
+        row["predicted_growth_bytes"] is None and not row["reason"] for row in rows
+    )
+    line = {
         "steps": len(rows),
         "planned ≥ 100 MiB": len(errors),
         "error p50": percent(quantile(errors, 0.5)),
         "error p99": percent(quantile(errors, 0.99)),
         "worst": percent(worst(errors)),
-        "phases": dict(Counter(row.phase for row in rows)),
-        "reasons": dict(Counter(r.reason for r in rows if r.phase == "fallback")),
+        "phases": dict(Counter(row["phase"] for row in rows)),
     }
-
-
-def _judge(case: Case, rows: Sequence[HardRow], pairs: int) -> list[Bar]:
-    errors = _errors(rows)
-    unexplained = sum(not row.is_explained for row in rows)
-    explained = Bar("steps neither predicted nor explained", unexplained, 0)
-    if not case.is_planned:
-        return [explained]
-    return [
-        explained,
+    return line, [
+        Bar("steps neither predicted nor explained", unexplained, 0),
         Bar("planned steps", len(errors), at_least=pairs),
         Bar("worst error", worst(errors), _ERROR_BAR, is_share=True),
     ]
@@ -131,8 +84,6 @@ class Case:
     loop: Callable[[nn.Module], Loop] = Loop
     fill: Callable[[Batch, int], Batch] = field(default=lambda batch, _: batch)
     """Changes a batch, given the step's number."""
-    is_planned: bool = True
-    """Whether plans are to be expected."""
 
 
 def _frozen(model: nn.Module) -> nn.Module:
@@ -188,18 +139,6 @@ class _AuxiliaryLoop(Loop):
         return loss + 0.01 * states.square().mean()
 
 
-class _TwiceLoop(Loop):
-    """Runs two forwards before one backward, as contrastive losses do."""
-
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Return the sum over both halves of the batch."""
-        halves = [
-            {name: tensor.chunk(2)[half] for name, tensor in batch.items()}
-            for half in range(2)
-        ]
-        return super().loss(halves[0]) + super().loss(halves[1])
-
-
 _BERT = ModelSpec("bert", {"batch": (18, 30), "length": (256, 448)})
 _GPT2 = ModelSpec("gpt2", {"batch": (10, 18), "length": (320, 608)})
 _CASES: Mapping[str, Case] = {
@@ -208,13 +147,12 @@ _CASES: Mapping[str, Case] = {
     "lora": Case(spec=_BERT, prepare=_adapted),
     "auxiliary": Case(spec=_BERT, loop=_AuxiliaryLoop),
     "accumulation": Case(spec=_GPT2, loop=functools.partial(Loop, window=4)),
-    "twice": Case(spec=_BERT, loop=_TwiceLoop, is_planned=False),
     "checkpointed": Case(spec=_BERT, prepare=_checkpointed),
 }
 
 
 OPTIONS = (
-    count("--pairs", 60, "that count, a case"),
+    common.count("--pairs", 60, "that count, a case"),
     ("--cases", {"nargs": "+", "choices": list(_CASES), "default": [*_CASES]}),
 )
 
@@ -230,29 +168,21 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     loop = case.loop(case.prepare(spec.build(task["seed"])))
     loop.warm_up(spec.batch(spec.shortest(), generator))
     planner = Alternating(task["seed"])
-    n_counted, most = 0, (_TRIES if case.is_planned else 1) * task["pairs"] + 10
-    with attach(loop.model, AMPLE_BYTES, planner=planner, meter=loop.meter) as session:
+    n_counted, most = 0, _TRIES * task["pairs"] + 10
+    with attach(
+        loop.model, common.AMPLE_BYTES, planner=planner, meter=loop.meter
+    ) as session:
         for step in range(most):
             sizes = spec.draw(generator)
             n_before = len(session.records)
             loop.step(case.fill(spec.batch(sizes, generator), step))
-            for said in _observed(session, n_before, sizes):
-                yield {**said, "case": task["case"]}
-                n_counted += _counts(said)
+            for record in list(session.records)[n_before:]:
+                said = common.recorded(record, *_RECORDED)
+                predicted, observed = (said[name] for name in GROWTHS)
+                is_large = (observed or 0) >= _LEAST_GROWTH_BYTES
+                error = observed / predicted - 1 if predicted and is_large else None
+                n_counted += error is not None
+                told = {"case": task["case"], "sizes": json.dumps(sizes)}
+                yield {**told, **said, "error": error}
             if n_counted >= task["pairs"]:
                 return
-
-
-def _counts(said: Mapping[str, Any]) -> bool:
-    is_large = (said["observed_growth_bytes"] or 0) >= _LEAST_GROWTH_BYTES
-    return is_large and said["predicted_growth_bytes"] is not None
-
-
-def _observed(
-    session: Session, n_before: int, sizes: Sizes
-) -> Iterator[dict[str, Any]]:
-    for record in list(session.records)[n_before:]:
-        yield {
-            "sizes": json.dumps(sizes),
-            **recorded(record, "step", "phase", "kept", "events", *GROWTHS, "reason"),
-        }

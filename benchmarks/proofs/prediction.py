@@ -9,9 +9,7 @@ exact: there growths from 16 MiB up count, batches are a third, and bars are clo
 
     python -m benchmarks.proofs prediction
     python -m benchmarks.proofs prediction --pairs 30 --models vit
-    python -m benchmarks.proofs prediction --device sim
     python -m benchmarks.proofs prediction --device sim --fine --pairs 60
-    python -m benchmarks.proofs prediction --device sim --all --pairs 60
 """
 
 from __future__ import annotations
@@ -19,45 +17,31 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.proofs.common import (
-    AMPLE_BYTES,
-    Answer,
-    Bar,
-    Settings,
-    count,
-    device,
-    flag,
-    progress,
-    recorded,
-    said_by,
-)
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Measured, Settings
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, Sizes, by_name, names_of
 from benchmarks.proofs.numbers import MIB, mebibytes, percent, quantile, worst
 from mimose.bench.device import is_cpu
-from mimose.bench.grid.strategies import menu_named
-from mimose.bench.rows import Row
 from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
-from mimose.planners.actions import EXACT_MENU
-from mimose.planners.timeline import judge
-from mimose.records import StepRecord
+from mimose.planners.timeline import judge as laid_out
 from mimose.session import attach
 
 QUESTION = "How far is growth from its prediction, at unseen shapes under any plan?"
 OPTIONS = (
-    device("cpu"),
-    count("--pairs", 300, "that count, a model"),
-    flag("--fine", "plans of exact actions, mixed at random"),
-    flag("--all", "plans of all actions, lossy ones and the host among them"),
+    common.device("cpu"),
+    common.count("--pairs", 300, "that count, a model"),
+    common.flag("--fine", "plans of exact actions, mixed at random"),
+    common.flag("--all", "plans of all actions, lossy ones and the host among them"),
 )
 
 _SPECS = by_name(
@@ -78,49 +62,10 @@ _DEVICE_BATCH = 3
 GROWTHS = "predicted_growth_bytes", "observed_growth_bytes"
 _TRIES = 6
 """Steps a pair, at the most."""
-_BARS, _DEVICE_BARS, _DEVICE_MEDIAN_BAR = (0.02, 0.01), (0.003, 0.001), 0.0005
+_BARS, _DEVICE_BARS = (0.02, 0.01), (0.003, 0.001)
 """On |errors|, and on predictions that are too low."""
 _FINE_BARS = (0.01, 0.01)
 """The same with more actions than keeping and recomputing."""
-_MEDIANS_MISSED = 1
-"""So many models may miss the bar on medians."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PairRow(Row):
-    """One step at an unseen shape under a plan."""
-
-    model: str
-    step: int
-    sizes: str
-    """As JSON."""
-    source: str
-    """``"planner"`` or ``"random"``."""
-    phase: str
-    kept: int
-    """Events whose activations were kept."""
-    events: int
-    menu: str
-    """The session's actions, in a word."""
-    plan: str = ""
-    """One letter for each event's action."""
-    predicted_growth_bytes: float
-    observed_growth_bytes: int
-
-    @property
-    def counts(self) -> bool:
-        """Whether the growth is large enough to be judged."""
-        return self.observed_growth_bytes >= _least_growth(self.device)
-
-    @property
-    def error(self) -> float:
-        """(observed − predicted) ÷ predicted; positive where the prediction was low."""
-        return self.observed_growth_bytes / self.predicted_growth_bytes - 1
-
-
-def _least_growth(device: str) -> int:
-    """Return the smallest growth that is judged, on a device as rows write it."""
-    return _LEAST_GROWTH_BYTES if is_cpu(device) else _LEAST_DEVICE_GROWTH_BYTES
 
 
 class Alternating:
@@ -141,7 +86,7 @@ class Alternating:
             self.source = "planner"
             return Marginal().plan(replace(problem, budget_bytes=self._budget(problem)))
         self.source = "random"
-        return judge(problem, self._choice(problem), planner=self.name)
+        return laid_out(problem, self._choice(problem), planner=self.name)
 
     def _budget(self, problem: PlanningProblem) -> float:
         everything = np.zeros(len(problem.events), dtype=np.intp)
@@ -151,94 +96,57 @@ class Alternating:
         return least + share * max(0.0, most - least)
 
     def _choice(self, problem: PlanningProblem) -> NDArray[np.intp]:
+        """Take any allowed action for a random share of the calls; keep the rest."""
         share = self._random.random()
-        if len(problem.actions) > len(EXACT_MENU.names):
-            return self._mixed(problem, share)
-        recomputed = [self._random.random() < share for _ in problem.events]
-        return np.array(recomputed, dtype=np.intp) * problem.allowed[:, 1]
-
-    def _mixed(self, problem: PlanningProblem, share: float) -> NDArray[np.intp]:
-        """Choose any action for about so many events, and keep the others."""
-        chosen = [
-            self._random.choice(np.flatnonzero(allowed).tolist())
-            if self._random.random() < share
-            else 0
-            for allowed in problem.allowed
-        ]
+        chosen = []
+        for allowed in problem.allowed:
+            others = np.flatnonzero(allowed[1:]) + 1
+            is_kept = not others.size or self._random.random() >= share
+            chosen.append(0 if is_kept else self._random.choice(others.tolist()))
         return np.array(chosen, dtype=np.intp)
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every model, and judge its errors."""
     menu = "all" if options.all else "fine" if options.fine else "exact"
-    answer = Answer(variant="" if menu == "exact" else menu)
-    rows: list[PairRow] = []
-    for name in names_of(_SPECS, settings.models):
-        own, others = [], Counter[str]()
-        task = {"model": name, "pairs": options.pairs, "menu": menu}
-        for said in said_by("prediction", settings, **task):
-            if "other" in said:
-                others[said["other"]] += 1
-            else:
-                own.append(PairRow(**said, **settings.provenance()))
-                if len(own) % 50 == 0:
-                    progress(f"prediction {name}: {len(own)} pairs")
-        rows += own
-        bars = _judge(own, options.pairs, settings.device, is_fine=menu != "exact")
-        answer.add(name, own, _summarise(own, others), bars)
-    if not is_cpu(settings.device) and menu == "exact":
-        answer.bars.append(_medians_bar(rows))
+    usual = _BARS if is_cpu(settings.device) else _DEVICE_BARS
+    bars = usual if menu == "exact" else _FINE_BARS
+    answer = common.ask_each(
+        "prediction",
+        settings,
+        names_of(_SPECS, settings.models),
+        partial(judge, options.pairs, bars),
+        pairs=options.pairs,
+        menu=menu,
+    )
+    answer.variant = "" if menu == "exact" else menu
     return answer
 
 
-def _summarise(rows: Sequence[PairRow], others: Mapping[str, int]) -> dict[str, object]:
-    counted = [row for row in rows if row.counts]
-    errors = [abs(row.error) for row in counted]
-    growths = [row.observed_growth_bytes for row in counted]
-    return {
+def judge(
+    pairs: int, bars: tuple[float, float], rows: Sequence[Measured]
+) -> common.Verdict:
+    """Judge a model's errors, of steps that grew by enough to be judged."""
+    counted = [row for row in rows if row["counts"]]
+    errors = [abs(row["error"]) for row in counted]
+    low = quantile((max(0.0, row["error"]) for row in counted), 0.99)
+    p99 = quantile(errors, 0.99)
+    growth = quantile((row["observed_growth_bytes"] for row in counted), 0.5)
+    line = {
         "pairs": len(counted),
-        "random": sum(row.source == "random" for row in counted),
-        "growth p50 MiB": mebibytes(quantile(growths, 0.5)),
+        "random": sum(row["source"] == "random" for row in counted),
+        "growth p50 MiB": mebibytes(growth),
         "error p50": percent(quantile(errors, 0.5)),
-        "error p99": percent(quantile(errors, 0.99)),
+        "error p99": percent(p99),
         "worst": percent(worst(errors)),
-        "low p99": percent(_low(counted)),
-        "lowest": percent(worst(row.error for row in counted)),
+        "low p99": percent(low),
         "too small": len(rows) - len(counted),
-        "steps besides": dict(others),
     }
-
-
-def _low(rows: Sequence[PairRow]) -> float | None:
-    return quantile((max(0.0, row.error) for row in rows), 0.99)
-
-
-def _judge(
-    rows: Sequence[PairRow], pairs: int, device: str, *, is_fine: bool
-) -> list[Bar]:
-    counted = [row for row in rows if row.counts]
-    error = quantile((abs(row.error) for row in counted), 0.99)
-    least = _least_growth(device) // MIB
-    usual = _BARS if is_cpu(device) else _DEVICE_BARS
-    error_bar, low_bar = _FINE_BARS if is_fine else usual
-    return [
-        Bar(f"pairs of {least} MiB and more", len(counted), at_least=pairs),
-        Bar("error p99", error, at_most=error_bar, is_share=True),
-        Bar("too low, p99", _low(counted), at_most=low_bar, is_share=True),
+    return line, [
+        Bar("pairs that count", len(counted), at_least=pairs),
+        Bar("error p99", p99, at_most=bars[0], is_share=True),
+        Bar("too low, p99", low, at_most=bars[1], is_share=True),
     ]
-
-
-def _medians_bar(rows: Sequence[PairRow]) -> Bar:
-    """Judge the models' median errors: all but one are to be close."""
-    models = {row.model for row in rows}
-    errors = [
-        quantile((abs(r.error) for r in rows if r.model == name and r.counts), 0.5)
-        for name in models
-    ]
-    close = sum(error is not None and error <= _DEVICE_MEDIAN_BAR for error in errors)
-    what = f"models with an error p50 of at most {percent(_DEVICE_MEDIAN_BAR)}"
-    missed = _MEDIANS_MISSED if len(models) == len(_SPECS) else 0
-    return Bar(what, close, at_least=len(models) - missed)
 
 
 # ------------------------------------------------------------------ in the child
@@ -246,8 +154,11 @@ def _medians_bar(rows: Sequence[PairRow]) -> Bar:
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one model until enough pairs are there."""
-    spec = _spec_on(task["model"], task["device"])
-    least = _least_growth(task["device"])
+    spec, least = _SPECS[task["model"]], _LEAST_GROWTH_BYTES
+    if not is_cpu(task["device"]):
+        least = _LEAST_DEVICE_GROWTH_BYTES
+        low, high = (-(-size // _DEVICE_BATCH) for size in spec.sizes["batch"])
+        spec = replace(spec, sizes={**spec.sizes, "batch": (low, high)})
     generator = torch.Generator().manual_seed(task["seed"] + 1)
     loop = Loop(spec.build(task["seed"], task["device"]))
     loop.warm_up(spec.batch(spec.shortest(), generator))
@@ -256,27 +167,28 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     # Steps are few and short here: a thread beside them would learn behind the last.
     how = {"meter": loop.meter, "refine": task["menu"] == "exact"}
     with attach(
-        loop.model, AMPLE_BYTES, planner=planner, actions=task["menu"], **how
+        loop.model, common.AMPLE_BYTES, planner=planner, actions=task["menu"], **how
     ) as session:
         for sizes in _unseen(spec, generator, _TRIES * task["pairs"] + 20):
             planner.source = ""
             loop.step(spec.batch(sizes, generator))
-            said = _pair(session.records[-1], planner.source)
-            told = {"model": spec.model, "sizes": json.dumps(sizes)}
-            plan = menu_named(task["menu"]).codes(session.records[-1].actions)
-            yield {**said, **told, "menu": task["menu"], "plan": plan}
-            n_counted += said.get("observed_growth_bytes", 0) >= least
+            record = session.records[-1]
+            if not planner.source or record.prediction_error is None:
+                continue
+            said = common.recorded(record, "step", "kept", "events", *GROWTHS)
+            counts = said[GROWTHS[1]] >= least
+            n_counted += counts
+            yield {
+                "model": spec.model,
+                "sizes": json.dumps(sizes),
+                "menu": task["menu"],
+                "source": planner.source,
+                **said,
+                "error": said[GROWTHS[1]] / said[GROWTHS[0]] - 1,
+                "counts": counts,
+            }
             if n_counted >= task["pairs"]:
                 return
-
-
-def _spec_on(model: str, device: str) -> ModelSpec:
-    """Return a model's spec; on an accelerator with batches of a third."""
-    spec = _SPECS[model]
-    if is_cpu(device):
-        return spec
-    low, high = (-(-size // _DEVICE_BATCH) for size in spec.sizes["batch"])
-    return replace(spec, sizes={**spec.sizes, "batch": (low, high)})
 
 
 def _unseen(spec: ModelSpec, generator: torch.Generator, most: int) -> Iterator[Sizes]:
@@ -288,13 +200,3 @@ def _unseen(spec: ModelSpec, generator: torch.Generator, most: int) -> Iterator[
         if key not in seen:
             seen.add(key)
             yield sizes
-
-
-def _pair(record: StepRecord, source: str) -> dict[str, Any]:
-    """Return a row's fields if the step ran under a plan made for it, else why not."""
-    if not source or record.prediction_error is None:
-        return {"other": record.phase}
-    return {
-        **recorded(record, "step", "phase", "kept", "events", *GROWTHS),
-        "source": source,
-    }

@@ -27,23 +27,21 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.proofs.common import Answer, Bar, Settings, count, progress
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Measured, Settings
 from benchmarks.proofs.numbers import MIB, percent
-from mimose.bench.child import Child
-from mimose.bench.rows import Row
-from mimose.run.agreement import Together
+from mimose.bench.child import run_child
 from mimose.session import Session, attach
 
 QUESTION = "What does agreement between ranks cost, and does each keep its budget?"
-OPTIONS = (count("--steps", 2000, "on each rank"),)
+NEEDS = ()
+OPTIONS = (common.count("--steps", 2000, "on each rank"),)
 
 _N_RANKS = 2
 _THREADS = 1
@@ -62,108 +60,62 @@ _SECONDS_TO_START = 120.0
 _MOST_SHARE = 0.02
 """Of a step's time, for an exchange by itself."""
 _LEAST_PLANNED = 0.9
-_MOST_RISE = 2 * MIB
+_MOST_RISE_MIB = 2
 """Of what is held between steps, in all hundreds of steps behind the first."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RanksRow(Row):
-    """A hundred steps of one rank; seconds are medians of a step."""
-
-    rank: int
-    first_step: int
-    steps: int
-    planned: int
-    """Those that ran under a plan and knew their peak beforehand."""
-    changed: int
-    """Those that did something else than the rank had decided."""
-    exchanges: int
-    over: int
-    budget_bytes: int
-    highest_bytes: int
-    partly_recomputed: int
-    """Steps that recomputed something, and not everything."""
-    resting_bytes: int
-    """Held between two steps at the end, the heap trimmed."""
-    median_seconds: float
-    agreement_seconds: float
-    """Waiting for the other rank included."""
-    alone_seconds: float
-    """An exchange by itself, both ranks ready."""
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
-    """Train on all ranks at once."""
+    """Train on all ranks at once; a rank that hangs is ended, which is an error."""
     limit = _SECONDS_TO_START + _SECONDS_A_STEP * options.steps
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        task = {
-            "seed": settings.seed,
-            "device": settings.device,
-            "steps": options.steps,
-            "store": str(Path(folder) / "store"),
-        }
+        store = str(Path(folder) / "store")
+        task = {"seed": settings.seed, "steps": options.steps, "store": store}
 
-        def told(rank: int) -> list[RanksRow]:
-            child = Child(
-                f"rank {rank}",
-                f"{__package__}.ranks",
-                {**task, "rank": rank},
-                _THREADS,
-                limit_seconds=limit,
-            )
-            found = []
-            with closing(child):
-                for said in child.answers():
-                    found.append(RanksRow(**said, **settings.provenance()))
-                    progress(f"rank {rank}: {found[-1].first_step + found[-1].steps}")
-            return found
+        def told(rank: int) -> list[Measured]:
+            own = {**task, "rank": rank}
+            child = run_child(__name__, own, _THREADS, limit_seconds=limit)
+            return [{**said, **settings.provenance()} for said in child]
 
         with ThreadPoolExecutor(_N_RANKS) as pool:
             by_rank = list(pool.map(told, range(_N_RANKS)))
     answer = Answer()
     for rank, rows in enumerate(by_rank):
-        line, bars = _summarise(rows, options.steps)
-        answer.add(f"rank {rank}", rows, line, bars, head="rank")
+        answer.add(f"rank {rank}", rows, *judge(rows, options.steps), head="rank")
     return answer
 
 
-def _summarise(
-    rows: Sequence[RanksRow], steps: int
-) -> tuple[dict[str, Any], list[Bar]]:
-    n_steps = sum(row.steps for row in rows)
-    planned = sum(row.planned for row in rows) / max(1, n_steps)
-    over = sum(row.over for row in rows)
-    step = statistics.median(row.median_seconds for row in rows)
-    waited = statistics.median(row.agreement_seconds for row in rows)
-    alone = statistics.median(row.alone_seconds for row in rows)
-    # Paired by row, for the load differs by row, and by it what a step takes.
-    of_step = [row.alone_seconds / row.median_seconds for row in rows]
-    waiting = [row.agreement_seconds / row.median_seconds for row in rows]
-    share = statistics.median(of_step)
-    rise = rows[-1].resting_bytes - rows[0].resting_bytes
+def judge(rows: Sequence[Measured], steps: int) -> common.Verdict:
+    """Judge one rank's hundreds of steps; shares of a step are medians of the rows."""
+    n_steps = sum(row["steps"] for row in rows)
+    planned = sum(row["planned"] for row in rows) / max(1, n_steps)
+    over = sum(row["over"] for row in rows)
+    rise = (rows[-1]["resting_bytes"] - rows[0]["resting_bytes"]) / MIB
+
+    def share(column: str) -> float:
+        shares = [row[column] / row["median_seconds"] for row in rows]
+        return float(statistics.median(shares))
+
     line = {
         "steps": n_steps,
         "planned": percent(planned, 1),
-        "partly": sum(row.partly_recomputed for row in rows),
-        "changed": sum(row.changed for row in rows),
-        "exchanges": sum(row.exchanges for row in rows),
+        "partly": sum(row["partly_recomputed"] for row in rows),
+        "changed": sum(row["changed"] for row in rows),
+        "exchanges": sum(row["exchanges"] for row in rows),
         "over": over,
-        "budget MiB": rows[0].budget_bytes / MIB,
-        "highest MiB": max(row.highest_bytes for row in rows) / MIB,
-        "rise MiB": rise / MIB,
-        "step ms": 1e3 * step,
-        "agreeing ms": 1e3 * waited,
-        "of a step": percent(statistics.median(waiting), 1),
-        "exchange ms": 1e3 * alone,
-        "by itself": percent(share, 2),
-        "load": statistics.median(row.load_average for row in rows),
+        "budget MiB": rows[0]["budget_bytes"] / MIB,
+        "highest MiB": max(row["highest_bytes"] for row in rows) / MIB,
+        "rise MiB": rise,
+        "agreeing, of a step": percent(share("agreement_seconds"), 1),
+        "by itself": percent(share("alone_seconds"), 2),
+        "load": statistics.median(row["load_average"] for row in rows),
     }
+    alone = share("alone_seconds")
     return line, [
         Bar("steps that ended", n_steps, at_least=steps),
         Bar("steps over the budget", over, at_most=0),
         Bar("steps under a plan", planned, at_least=_LEAST_PLANNED, is_share=True),
-        Bar("MiB more held between steps", rise / MIB, at_most=_MOST_RISE / MIB),
-        Bar("an exchange, of a step", share, _MOST_SHARE, is_share=True),
+        Bar("MiB more held between steps", rise, at_most=_MOST_RISE_MIB),
+        Bar("an exchange, of a step", alone, _MOST_SHARE, is_share=True),
     ]
 
 
@@ -192,8 +144,7 @@ class Layer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = Half()
-        self.second = Half()
+        self.first, self.second = Half(), Half()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Map (batch, length, width) to the same."""
@@ -239,8 +190,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for length in range(high, low - 1, -1):
         _train(model, optimizer, length)
     with attach(model, _BUDGET, max_records=2 * _STEPS_A_ROW) as session:
-        agreement = session._engine.agreement
-        assert isinstance(agreement, Together)
+        agreement: Any = session._engine.agreement
         for first in range(0, task["steps"], _STEPS_A_ROW):
             steps = min(_STEPS_A_ROW, task["steps"] - first)
             before = agreement.n_changed, agreement.exchange.n_exchanges
@@ -289,9 +239,9 @@ def _read(session: Session, steps: int) -> dict[str, int]:
     }
 
 
-def _alone(agreement: Together) -> float:
+def _alone(agreement: Any) -> float:
     """Return the median of exchanges with nothing in between."""
-    seconds = []
+    seconds: list[float] = []
     for _ in range(_N_ALONE):
         before = agreement.exchange.seconds
         agreement.meet(("an exchange by itself",))

@@ -1,12 +1,12 @@
 """Do 1,000 steps of mixed lengths stay within the budget, and is the budget used?
 
-For each model one process finds a budget: it measures plain training on shapes of the
-run, and training with everything recomputed on the longest. The budget leaves what
-plain training grows by on the shape at `RANK` of the run's, so that all longer ones
-need a plan, over what such training holds between its steps once it has seen many
-shapes (oneDNN keeps kernels by shape: 40 MiB for the ResNet). Another process trains
-under mimose; with ``--limit`` the system enforces the budget there, and a third shows
-that plain training fails under the same limit.
+The first shapes of a run are short, the last are the longest, in between they are
+mixed. One process finds a budget: what plain training grows by on the shape at `_RANK`
+of the run's by size, so that all larger ones need a plan, over what training holds
+between its steps once it has seen many shapes (oneDNN keeps kernels by shape: 40 MiB
+for the ResNet). Another process trains under mimose; with ``--limit`` the system, or
+the device's allocator, enforces the budget there, and a third process shows that plain
+training fails under the same limit.
 
     python -m benchmarks.proofs soak
     python -m benchmarks.proofs soak --limit --steps 300 --models bert
@@ -14,276 +14,142 @@ that plain training fails under the same limit.
 
 On an accelerator bytes are reserved ones, taken in segments of up to 20 MiB, so that
 plain training at its rank can grow by less than the longest shape with everything
-recomputed: the budget leaves 15% over the latter there, if that is more.
+recomputed: the budget leaves at least 15% over the latter there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.proofs.common import (
-    EXPANDABLE,
-    Answer,
-    Bar,
-    Settings,
-    count,
-    device,
-    flag,
-    progress,
-    said_by,
-)
-from benchmarks.proofs.models import names_of
-from benchmarks.proofs.numbers import MIB, mean, mebibytes, percent, quantile, worst
-from benchmarks.proofs.soak_run import RANK, SPECS, SoakRun
+import numpy as np
+import torch
+
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from benchmarks.proofs.loop import Loop
+from benchmarks.proofs.models import ModelSpec, Sizes, by_name, names_of, volume
+from benchmarks.proofs.numbers import mean, mebibytes, percent, quantile
 from mimose.bench.child import RunFailedError
 from mimose.bench.device import is_cpu
-from mimose.bench.limits import SLACK_BYTES
-from mimose.bench.rows import Row
+from mimose.bench.limits import limit_memory
+from mimose.bench.zoo import Batch
 from mimose.exceptions import first_line
+from mimose.measure.meters import AllocatorMeter
+from mimose.session import attach
 
 QUESTION = "Do mixed lengths stay within the budget, and is the budget used?"
 OPTIONS = (
-    device("cpu"),
-    count("--steps", 1000, "a model"),
-    flag("--limit", "let the system enforce the budget"),
-    EXPANDABLE,
+    common.device("cpu"),
+    common.count("--steps", 1000, "a model"),
+    common.flag("--limit", "let the system enforce the budget"),
+    common.EXPANDABLE,
 )
 
-_MARGIN_BAR, _PLANNED_BAR, _NEEDED_BAR = 0.03, 0.8, 0.3
-_DEVICE_MARGIN_BAR = 0.01
-"""Readings of an allocator are exact."""
+_SPECS = by_name(
+    ModelSpec(
+        "bert",
+        {"batch": (16, 16), "length": (32, 384)},
+        changes={"num_attention_heads": 1},
+    ),
+    ModelSpec("gpt2", {"batch": (6, 6), "length": (64, 384)}, changes={"n_layer": 12}),
+    ModelSpec("t5", {"batch": (8, 8), "source": (32, 320), "target": (16, 192)}),
+    ModelSpec(
+        "resnet",
+        {"batch": (8, 8), "height": (128, 320), "width": (128, 320)},
+        multiple=32,
+        changes={"depths": [12, 8, 3, 2], "embedding_size": 4},
+    ),
+)
+_ON_DEVICES = {"t5": {"num_layers": 6}}
+"""Changes on an accelerator: with four layers each, the longest T5 batch with
+everything recomputed reserves as much as two thirds of all do with everything kept."""
+_WINDOWS = {"gpt2": 2}
+"""Batches an optimizer step, where it is not one."""
+_RANK, _DEVICE_RANK = 0.62, 0.52
+_EDGE = 0.05
+"""Share of a run's steps that are short at the beginning, and longest at the end."""
+_SHORT, _MIXED = 0.15, 0.8
+"""Ends of the parts of each range that the first and the middle steps come from."""
+_N_SEEN = 60
+"""Shapes that the budget's process trains on first."""
 _OVER_LEAST, _OVER_DEVICE_LEAST = 1.05, 1.15
-"""The budget leaves so much of the longest shape's least growth, and on an accelerator
-for the difference between segments and what is requested of them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SoakRow(Row):
-    """One training step under mimose."""
-
-    model: str
-    is_limited: bool
-    """Whether the system, or the device's allocator, enforced the budget."""
-    is_expandable: bool
-    """Whether the device's segments could grow."""
-    step: int
-    sizes: str
-    """As JSON."""
-    is_seen: bool
-    """Whether each size lies within those of the steps before."""
-    keep_all_growth_bytes: float
-    """What keeping everything would grow by, predicted after the run: on an
-    accelerator of reserved bytes, by the ratio of plain training at the budget's
-    shape."""
-    phase: str
-    budget_bytes: int
-    start_bytes: int
-    peak_bytes: int
-    """Read from outside, over every reset and the optimizer's step."""
-    observed_growth_bytes: int | None
-    """The session's reading, to the end of backward."""
-    predicted_growth_bytes: float | None
-    margin: float
-    """After the step, as a share of growth."""
-    cache_hit: bool
-    plan_seconds: float
-    seconds: float
-    recomputed_flops: int
-    retries: int
-    reason: str
-    requested_peak_bytes: int | None
-    """On an accelerator, of the session's reading; the budget is about reserved
-    bytes, which `peak_bytes` are there."""
-    alloc_retries: int | None
-    """How often the allocator had to give back its free blocks to go on."""
-    fragmentation: float | None
-    """Reserved growth that is counted for each byte of growth, after the step."""
-    flushes: int | None
-    """How often the session has given free blocks back, so far."""
-
-    @property
-    def needs_plan(self) -> bool:
-        """Whether keeping everything would exceed the budget."""
-        return self.start_bytes + self.keep_all_growth_bytes > self.budget_bytes
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the step held more than the budget."""
-        return self.peak_bytes > self.budget_bytes
-
-    @property
-    def use(self) -> float:
-        """Growth as a share of what the budget left for it."""
-        return (self.peak_bytes - self.start_bytes) / (
-            self.budget_bytes - self.start_bytes
-        )
-
-    @property
-    def error(self) -> float | None:
-        """|observed − predicted| growth over the predicted; None outside `plan`."""
-        predicted, observed = self.predicted_growth_bytes, self.observed_growth_bytes
-        if self.phase != "plan" or not predicted or observed is None:
-            return None
-        return abs(observed - predicted) / predicted
+_PLANNED_BAR, _MARGIN_BAR, _DEVICE_MARGIN_BAR = 0.8, 0.03, 0.01
+_RECORDED = (
+    *("step", "phase", "observed_growth_bytes", "predicted_growth_bytes"),
+    *("recomputed_flops", "retries", "reason", "alloc_retries"),
+)
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every model, and judge its steps."""
     answer = Answer()
-    for name in names_of(SPECS, settings.models):
+    for name in names_of(_SPECS, settings.models):
         task: dict[str, Any] = {
             "model": name,
             "steps": options.steps,
             "is_expandable": options.expandable,
+            "is_limited": options.limit,
         }
-        probe = list(said_by("soak", settings, part="probe", **task))
-        task |= {**_headroom(probe, settings.device), "is_limited": options.limit}
-        own, keep_all = _train(settings, task)
-        truth = _truth(probe, keep_all, task["level_headroom_bytes"])
-        bars = _judge(own, options.steps, settings.device)
-        answer.add(name, own, _summarise(own, truth), bars)
+        (found,) = common.said_by("soak", settings, part="probe", **task)
+        task |= found
+        own = common.measured("soak", settings, part="train", **task)
+        answer.add(name, own, *judge(own, options.steps, settings.device))
         if options.limit:
-            answer.notes.append(_plain_under_limit(settings, task))
+            answer.notes.append(f"{name}: {_plain_under_limit(settings, task)}")
     return answer
 
 
-def _train(
-    settings: Settings, task: Mapping[str, Any]
-) -> tuple[list[SoakRow], Mapping[str, float]]:
-    """Return the steps, and by sizes what keeping everything would grow by."""
-    steps: list[Mapping[str, Any]] = []
-    keep_all: Mapping[str, float] = {}
-    for said in said_by("soak", settings, part="train", **task):
-        if "keep_all" in said:
-            keep_all = said["keep_all"]
-            continue
-        steps.append({**said, **settings.provenance()})
-        if len(steps) % 100 == 0:
-            progress(f"soak {task['model']}: {len(steps)} of {task['steps']} steps")
-    ratio = task["headroom_bytes"] / task["level_headroom_bytes"]
-    rows = [
-        SoakRow(**step, keep_all_growth_bytes=ratio * keep_all[step["sizes"]])
-        for step in steps
-    ]
-    return rows, keep_all
-
-
 def _plain_under_limit(settings: Settings, task: Mapping[str, Any]) -> str:
-    taken, slack = 0, SLACK_BYTES if is_cpu(settings.device) else 0
+    taken = 0
     try:
-        for _ in said_by("soak", settings, part="plain", **task):
+        for _ in common.said_by("soak", settings, part="plain", **task):
             taken += 1
     except RunFailedError as error:
-        return (
-            f"{task['model']}: plain training under the same limit (slack "
-            f"{slack / MIB:.0f} MiB) failed at step {taken + 1}: {first_line(error)}"
-        )
-    return f"{task['model']}: plain training finished under the limit as well"
+        return f"plain training failed at step {taken + 1}: {first_line(error)}"
+    return "plain training finished under the limit as well"
 
 
-def _headroom(probe: Sequence[Mapping[str, Any]], device: str) -> dict[str, int]:
-    """Choose what the budget leaves: the growth at `RANK`, if all can be recomputed.
-
-    Raises:
-        ValueError: On a CPU, it is not enough for the longest shape with all
-            recomputed.
-    """
-    plain = next(p["growth_bytes"] for p in probe if p.get("is_rank"))
-    least = next(p["growth_bytes"] for p in probe if p.get("is_full"))
-    if is_cpu(device) and plain < _OVER_LEAST * least:
-        msg = (
-            f"the shape at rank {RANK} grows by {mebibytes(plain)} MiB, and the "
-            f"longest by {mebibytes(least)} MiB with everything recomputed"
-        )
-        raise ValueError(msg)
-    drift = next(p["drift_bytes"] for p in probe if "drift_bytes" in p)
-    level = next(p["level_growth_bytes"] for p in probe if p.get("is_rank"))
-    most = plain if is_cpu(device) else max(plain, int(_OVER_DEVICE_LEAST * least))
-    return {
-        "headroom_bytes": most,
-        "level_headroom_bytes": level * most // plain,
-        "drift_bytes": drift,
-    }
-
-
-# ------------------------------------------------------------------ judging
-
-
-def _summarise(
-    rows: Sequence[SoakRow], truth: Mapping[str, object]
-) -> dict[str, object]:
-    needing = [row for row in rows if row.needs_plan]
-    planned = [row for row in needing if row.is_seen and row.phase == "plan"]
-    errors = [row.error for row in needing if row.error is not None]
-    return {
+def judge(rows: Sequence[Measured], steps: int, device: str) -> common.Verdict:
+    """Judge one model's steps."""
+    margin_bar = _MARGIN_BAR if is_cpu(device) else _DEVICE_MARGIN_BAR
+    margin = rows[-1]["margin"] if rows else None
+    needing = [row for row in rows if row["needs_plan"]]
+    planned = [row for row in needing if row["phase"] == "plan"]
+    errors = [abs(row["error"]) for row in planned if row["error"] is not None]
+    used = [row["used"] for row in planned if row["is_seen"]]
+    over = sum(row["used"] > 1 for row in rows)
+    share = mean(row["phase"] == "plan" for row in needing if row["is_seen"])
+    retries = sum(row["retries"] for row in rows)
+    line = {
         "steps": len(rows),
-        "over": sum(row.is_over for row in rows),
+        "over": over,
         "need a plan": len(needing),
-        "planned of those seen": percent(_planned_share(rows), 1),
-        "use p50": percent(quantile((row.use for row in planned), 0.5), 1),
-        "use mean": percent(mean(row.use for row in planned), 1),
+        "planned of those seen": percent(share, 1),
+        "use p50": percent(quantile(used, 0.5), 1),
         "error p50": percent(quantile(errors, 0.5)),
         "error p99": percent(quantile(errors, 0.99)),
-        "margin": percent(rows[-1].margin) if rows else "",
-        **truth,
-        "phases": dict(Counter(row.phase for row in rows)),
-        "retries": sum(row.retries for row in rows),
-        "alloc retries": sum(row.alloc_retries or 0 for row in rows),
-        "flushes": rows[-1].flushes if rows else None,
-        "fragmentation": rows[-1].fragmentation if rows else None,
-        "step p50 s": quantile((row.seconds for row in rows), 0.5),
-        "all s": sum(row.seconds for row in rows),
+        "margin": percent(margin),
+        "phases": dict(Counter(row["phase"] for row in rows)),
+        "retries": retries,
+        "alloc retries": sum(row["alloc_retries"] or 0 for row in rows),
+        "fragmentation": rows[-1]["fragmentation"] if rows else None,
     }
-
-
-def _planned_share(rows: Sequence[SoakRow]) -> float | None:
-    return mean(row.phase == "plan" for row in rows if row.needs_plan and row.is_seen)
-
-
-def _judge(rows: Sequence[SoakRow], steps: int, device: str) -> list[Bar]:
-    over = sum(row.is_over for row in rows)
-    needing = sum(row.needs_plan for row in rows)
-    planned = "planned, of those that need one at sizes within those seen"
-    margin = rows[-1].margin if rows else None
-    margin_bar = _MARGIN_BAR if is_cpu(device) else _DEVICE_MARGIN_BAR
+    what = "planned, of those that need one at sizes within those seen"
     bars = [
         Bar("steps done", len(rows), at_least=steps),
         Bar("steps over", over, at_most=0),
-        Bar("steps that need a plan", needing, at_least=_NEEDED_BAR * steps),
-        Bar(planned, _planned_share(rows), at_least=_PLANNED_BAR, is_share=True),
+        Bar(what, share, at_least=_PLANNED_BAR, is_share=True),
         Bar("margin at the end", margin, at_most=margin_bar, is_share=True),
     ]
-    return bars if is_cpu(device) else [*bars, _retries_bar(rows)]
-
-
-def _retries_bar(rows: Sequence[SoakRow]) -> Bar:
-    """Free blocks given back by a wall are its doing; memory that runs out is not."""
-    if any(row.is_limited for row in rows):
-        again = sum(row.retries for row in rows)
-        return Bar("steps run again behind the wall", again, at_most=0)
-    retries = sum(row.alloc_retries or 0 for row in rows)
-    return Bar("allocation retries", retries, at_most=0)
-
-
-def _truth(
-    probe: Sequence[Mapping[str, Any]], keep_all: Mapping[str, float], headroom: int
-) -> dict[str, object]:
-    """Compare the predicted growth of keeping everything with plain training's."""
-    pairs = [
-        (keep_all[p["sizes"]], p["level_growth_bytes"])
-        for p in probe
-        if p.get("sizes") in keep_all and not p["is_full"]
-    ]
-    wrong = sum((said > headroom) != (true > headroom) for said, true in pairs)
-    off = worst(abs(said - true) / true for said, true in pairs if true > 50 * MIB)
-    return {
-        "keep-all off by": percent(off, 1),
-        "need misjudged": f"{wrong} of {len(pairs)}",
-    }
+    if not is_cpu(device):
+        bars.append(Bar("steps run again", retries, at_most=0))
+    return line, bars
 
 
 # ------------------------------------------------------------------ in the child
@@ -291,4 +157,120 @@ def _truth(
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Do one part: ``"probe"``, ``"train"`` or ``"plain"``."""
-    yield from getattr(SoakRun(task), task["part"])()
+    yield from getattr(_Run(task), task["part"])()
+
+
+class _Run:
+    """A model, the shapes it is trained on, and the loop."""
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        self._task, self._is_cpu = task, is_cpu(task["device"])
+        spec = _SPECS[task["model"]]
+        if not self._is_cpu:
+            changes = {**spec.changes, **_ON_DEVICES.get(spec.model, {})}
+            spec = replace(spec, changes=changes)
+        self._spec = spec
+        self._generator = torch.Generator().manual_seed(task["seed"] + 1)
+        draw, steps = spec.draw, task["steps"]
+        edge = round(_EDGE * steps)
+        self._shapes = [
+            *(draw(self._generator, 0.0, _SHORT) for _ in range(edge)),
+            *(draw(self._generator, 0.0, _MIXED) for _ in range(steps - 2 * edge)),
+            *(spec.longest() for _ in range(edge)),
+        ]
+        window = _WINDOWS.get(spec.model, 1)
+        self._loop = Loop(spec.build(task["seed"], task["device"]), window=window)
+        self._base_bytes = self._loop.warm_up(self._batch(spec.shortest()))
+
+    def probe(self) -> Iterator[Mapping[str, Any]]:
+        """Find what the budget leaves over the model, its optimizer and what drifts.
+
+        Raises:
+            ValueError: On a CPU, it is not enough for the longest shape with all
+                recomputed.
+        """
+        ranked = sorted(self._shapes, key=self._volume)
+        rank = _RANK if self._is_cpu else _DEVICE_RANK
+        middle = ranked[int(rank * len(ranked))]
+        for place in np.linspace(0, len(ranked) - 1, _N_SEEN).astype(int):
+            self._loop.step(self._batch(ranked[place]))
+        plain = self._growth(middle)
+        loop = self._loop
+        with attach(loop.model, common.AMPLE_BYTES, planner="full", meter=loop.meter):
+            least = self._growth(self._spec.longest())
+        if self._is_cpu and plain < _OVER_LEAST * least:
+            msg = (
+                f"the shape at rank {rank} grows by {mebibytes(plain)} MiB, and the "
+                f"longest by {mebibytes(least)} MiB with everything recomputed"
+            )
+            raise ValueError(msg)
+        floor = 0 if self._is_cpu else int(_OVER_DEVICE_LEAST * least)
+        held = loop.meter.resting_bytes() - self._base_bytes - loop.state_bytes
+        yield {
+            "headroom_bytes": max(plain, floor) + max(0, held),
+            "volume": self._volume(middle),
+        }
+
+    def plain(self) -> Iterator[Mapping[str, Any]]:
+        """Train without the library under a limit, the allocator's or the system's."""
+        meter, budget_bytes = self._loop.meter, self._budget_bytes()
+        with contextlib.ExitStack() as undo:
+            if isinstance(meter, AllocatorMeter):
+                undo.callback(meter.wall(budget_bytes))
+            for sizes in self._shapes:
+                if not isinstance(meter, AllocatorMeter):
+                    limit_memory(budget_bytes, meter.live_bytes())
+                self._loop.step(self._batch(sizes))
+                yield {}
+
+    def train(self) -> Iterator[Mapping[str, Any]]:
+        """Train under mimose."""
+        task, loop, largest = self._task, self._loop, 0
+        told = {name: task[name] for name in ("model", "is_limited", "is_expandable")}
+        with attach(loop.model, self._budget_bytes(), meter=loop.meter) as session:
+            for sizes in self._shapes:
+                if task["is_limited"] and self._is_cpu:
+                    limit_memory(session.budget_bytes, loop.meter.live_bytes())
+                step = loop.step(self._batch(sizes))
+                own, summary, record = (
+                    self._volume(sizes),
+                    session.summary(),
+                    session.records[-1],
+                )
+                yield {
+                    **told,
+                    "sizes": json.dumps(sizes),
+                    "needs_plan": own > task["volume"],
+                    "is_seen": own <= largest,
+                    **common.recorded(record, *_RECORDED),
+                    **step._asdict(),
+                    "budget_bytes": session.budget_bytes,
+                    "used": step.growth_bytes
+                    / (session.budget_bytes - step.start_bytes),
+                    "error": record.prediction_error,
+                    "margin": summary.margin,
+                    "fragmentation": summary.fragmentation,
+                }
+                largest = max(largest, own)
+
+    def _budget_bytes(self) -> int:
+        held = self._base_bytes + self._loop.state_bytes
+        return int(held + self._task["headroom_bytes"])
+
+    def _batch(self, sizes: Sizes) -> Batch:
+        return self._spec.batch(sizes, self._generator)
+
+    def _volume(self, sizes: Sizes) -> int:
+        return volume(self._spec.batch(sizes, torch.Generator()))
+
+    def _growth(self, sizes: Sizes) -> int:
+        """Measure a shape's growth, begun without cached blocks: the smaller of two.
+
+        Code is mapped in the first.
+        """
+        readings = []
+        for _ in range(2):
+            self._loop.optimizer.zero_grad(set_to_none=True)
+            self._loop.meter.resting_bytes()
+            readings.append(self._loop.step(self._batch(sizes)).growth_bytes)
+        return min(readings)

@@ -5,8 +5,8 @@ without: bare where the plan keeps, and with `torch.utils.checkpoint` called by 
 on the same blocks where it recomputes. The medians' difference is what the library
 costs; the calls of functions beyond those of the bare step tell it on a busy machine.
 
-    python -m benchmarks.proofs stepcost
-    python -m benchmarks.proofs stepcost --rounds 10
+    python -m benchmarks.proofs stepcost --threads 1
+    python -m benchmarks.proofs stepcost --threads 1 --rounds 10
 """
 
 from __future__ import annotations
@@ -16,32 +16,25 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.proofs import blocks
-from benchmarks.proofs.common import (
-    AMPLE_BYTES,
-    Answer,
-    Bar,
-    Settings,
-    count,
-    rows_of,
-    said_by,
-)
-from benchmarks.proofs.numbers import percent, quantile
-from mimose.bench.grid.workloads import DOCSTRINGS, OURS
-from mimose.bench.rows import Row
-from mimose.bench.zoo import Output
-from mimose.measure.meters import ProcessMeter
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from mimose.planners import Plan, PlanningProblem
+from mimose.planners.timeline import judge as laid_out
 from mimose.session import Session, attach
 
 QUESTION = "What does a step cost on a cache hit, beyond checkpoint's own price?"
-OPTIONS = (count("--rounds", 60, "of each plan"), count("--steps", 50, "a round"))
+NEEDS = ()
+OPTIONS = (
+    common.count("--rounds", 60, "of each plan"),
+    common.count("--steps", 50, "a round"),
+)
 
 _N_BLOCKS = 24
 _WIDTH = 16
@@ -50,187 +43,142 @@ _PLANS: Mapping[str, tuple[int, ...]] = {
     "half": (1, 0) * (_N_BLOCKS // 2),
     "recompute all": (1,) * _N_BLOCKS,
 }
-_THREADS = 1
-"""Such small products gain nothing from a second thread, and waiting for one is noise.
-"""
 _WARM_UP_STEPS = 40
 _STEP_MICROS, _RECOMPUTED_MICROS = 40, 3
 """The bar for a step, and for each layer that it recomputes."""
-_MICRO = 1e6
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoundRow(Row):
-    """A round of steps under the library, and one without: seconds a step."""
-
-    plan: str
-    round: int
-    events: int
-    attached_seconds: float
-    bare_seconds: float
-    """Recomputed blocks checkpointed by hand."""
-    decide_seconds: float
-    """Of the attached: from the root's entry to the plan, median of the round."""
-    meter_seconds: float
-    """The meter's readings and resets of a step, by themselves."""
-    attached_calls: int
-    """Of functions, Python's and others, in a step."""
-    bare_calls: int
-    random_state_seconds: float
-    """A copy of the random state, by itself."""
-    demo_seconds: float
-    """A bare step of the demonstration on a batch of median length."""
-
-    @property
-    def cost_seconds(self) -> float:
-        """What the library costs a step."""
-        return self.attached_seconds - self.bare_seconds
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
-    """Time every plan."""
-    (demo,) = said_by("stepcost", settings, part="demo")
-    task = {"rounds": options.rounds, "steps": options.steps, "part": "time", **demo}
-    alone = replace(settings, threads=_THREADS)
-    rows = rows_of(RoundRow, "stepcost", alone, **task)
+    """Time every plan, all in one process."""
+    task = {"rounds": options.rounds, "steps": options.steps}
+    rows = common.measured("stepcost", settings, **task)
     answer = Answer()
-    for name in _PLANS:
-        own = [row for row in rows if row.plan == name]
-        line = _summarise(own)
-        most = _STEP_MICROS + _RECOMPUTED_MICROS * sum(_PLANS[name])
-        bar = Bar("cost in µs", line["cost µs"], most)
-        answer.add(name, own, line, [bar], head="plan")
+    for name, choice in _PLANS.items():
+        own = [row for row in rows if row["plan"] == name]
+        answer.add(name, own, *judge(own, sum(choice)), head="plan")
     return answer
 
 
-def _micros(rows: Sequence[RoundRow], column: str) -> float:
-    return _MICRO * float(statistics.median(getattr(row, column) for row in rows))
+def judge(rows: Sequence[Measured], n_recomputed: int) -> common.Verdict:
+    """Judge the rounds of one plan."""
 
+    def micros(column: str) -> float:
+        return 1e6 * float(statistics.median(row[f"{column}_seconds"] for row in rows))
 
-def _summarise(rows: Sequence[RoundRow]) -> dict[str, Any]:
-    bare, attached = _micros(rows, "bare_seconds"), _micros(rows, "attached_seconds")
-    demo = _MICRO * rows[0].demo_seconds
-    costs = (_MICRO * row.cost_seconds for row in rows)
-    return {
+    cost = micros("attached") - micros("bare")
+    line = {
         "rounds": len(rows),
-        "bare µs": bare,
-        "attached µs": attached,
-        "cost µs": attached - bare,
-        "p90 of rounds µs": quantile(costs, 0.9),
-        "calls": rows[0].attached_calls - rows[0].bare_calls,
-        "to decide µs": _micros(rows, "decide_seconds"),
-        "meter µs": _micros(rows, "meter_seconds"),
-        "random state µs": _micros(rows, "random_state_seconds"),
-        "demo step ms": demo / 1000,
-        "of a demo step": percent((attached - bare) / demo, 3),
+        "bare µs": micros("bare"),
+        "attached µs": micros("attached"),
+        "cost µs": cost,
+        "to decide µs": micros("decide"),
+        "calls": rows[0]["attached_calls"] - rows[0]["bare_calls"],
     }
+    most = _STEP_MICROS + _RECOMPUTED_MICROS * n_recomputed
+    return line, [Bar("cost in µs", cost, most)]
 
 
 # ------------------------------------------------------------------ in the child
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Time the plans, or one step of the demonstration."""
-    torch.manual_seed(task["seed"])
-    if task["part"] == "demo":
-        yield {"demo_seconds": _demo_seconds(task["seed"])}
-        return
-    demo = {"demo_seconds": task["demo_seconds"]}
-    model = blocks.Blocks(_N_BLOCKS, _WIDTH)
-    bare = ByHand(_N_BLOCKS, _WIDTH)
-    bare.load_state_dict(model.state_dict())
-    planner = blocks.Told()
-    with attach(model, AMPLE_BYTES, planner=planner) as session:
-        _warm_up(model, session)
-        for number, (name, choice) in enumerate(_PLANS.items()):
-            planner.choice = choice
-            # A shape, and so a plan, of its own
-            states = torch.rand(5 + number, _WIDTH)
-            both = Pair(session, model, bare, states, choice)
-            for index in range(task["rounds"]):
-                said = {"plan": name, "round": index, "events": _N_BLOCKS, **demo}
-                yield {**said, **both.calls, **both.time(task["steps"])}
+class Block(nn.Module):
+    """Two linear layers and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Map (rows, width) to the same shape."""
+        changed: torch.Tensor = self.narrow(torch.relu(self.wide(states)))
+        return states + changed
 
 
-def _warm_up(model: blocks.Blocks, session: Session) -> None:
-    """Train on other shapes until plans come."""
-    for step in range(_WARM_UP_STEPS):
-        rows = (4, 8, 12, 16)[step % 4]
-        model(torch.rand(rows, _WIDTH)).loss.backward()
-        model.zero_grad(set_to_none=True)
-    assert session.records[-1].phase == "plan", session.records[-1].reason
+class Blocks(nn.Module):
+    """Blocks one behind another; those of `by_hand` under torch's checkpoint."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(_N_BLOCKS))
+        self.by_hand: Sequence[int] = (0,) * _N_BLOCKS
 
-class ByHand(blocks.Blocks):
-    """Blocks, of which a loop of the user's checkpoints some."""
-
-    choice: Sequence[int] = ()
-
-    def forward(self, states: torch.Tensor) -> Output:
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Map (rows, width) to a loss."""
-        for block, is_recomputed in zip(self.blocks, self.choice, strict=True):
+        for block, is_recomputed in zip(self.blocks, self.by_hand, strict=True):
             if is_recomputed:
                 states = checkpoint(block, states, use_reentrant=False)
             else:
                 states = block(states)
-        return Output(loss=states.sum())
+        return states.sum()
 
 
-class Pair:
-    """A model under the library and its twin without, on one batch and plan."""
+class Told:
+    """A planner that does what it is told: see `choice`."""
 
-    def __init__(
-        self,
-        session: Session,
-        model: blocks.Blocks,
-        bare: ByHand,
-        states: torch.Tensor,
-        choice: Sequence[int],
-    ) -> None:
-        self._session = session
-        self._model = model
-        self._bare = bare
-        self._bare.choice = choice
-        self._states = states
-        self._meter = ProcessMeter()
-        for _ in range(10):
-            self._attached_step()
-            self._bare_step()
-        record = session.records[-1]
-        recomputed = record.actions.count("recompute")
-        assert record.cache_hit and recomputed == sum(choice), record
-        self.calls = {
-            "attached_calls": _calls(self._attached_step),
-            "bare_calls": _calls(self._bare_step),
-        }
+    name = "told"
+    choice: Sequence[int] = (0,) * _N_BLOCKS
+    """0 to keep and 1 to recompute, call by call."""
 
-    def time(self, steps: int) -> dict[str, float]:
-        """Time a round of each."""
-        bare = _seconds_a_call(self._bare_step, steps)
-        attached = _seconds_a_call(self._attached_step, steps)
-        records = list(self._session.records)[-steps:]
-        return {
-            "attached_seconds": attached,
-            "bare_seconds": bare,
-            "decide_seconds": statistics.median(r.plan_seconds for r in records),
-            "meter_seconds": _seconds_a_call(self._read_meter, steps),
-            "random_state_seconds": _seconds_a_call(torch.get_rng_state, steps),
-        }
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Make the plan; its budget is not read."""
+        return laid_out(problem, torch.tensor(self.choice).numpy(), planner=self.name)
 
-    def _attached_step(self) -> None:
-        self._model(self._states).loss.backward()
-        self._model.zero_grad(set_to_none=True)
 
-    def _bare_step(self) -> None:
-        self._bare(self._states).loss.backward()
-        self._bare.zero_grad(set_to_none=True)
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Time the plans."""
+    torch.manual_seed(task["seed"])
+    model, bare = Blocks(), Blocks()
+    bare.load_state_dict(model.state_dict())
+    planner = Told()
+    with attach(model, common.AMPLE_BYTES, planner=planner) as session:
+        for step in range(_WARM_UP_STEPS):  # on other shapes, until plans come
+            _step(model, torch.rand((4, 8, 12, 16)[step % 4], _WIDTH))
+        for number, (name, choice) in enumerate(_PLANS.items()):
+            planner.choice = bare.by_hand = choice
+            # A shape, and so a plan, of its own
+            states = torch.rand(5 + number, _WIDTH)
+            own, other = partial(_step, model, states), partial(_step, bare, states)
+            calls = _settled(session, own, other, choice)
+            for index in range(task["rounds"]):
+                bare_seconds = _seconds_a_call(other, task["steps"])
+                attached_seconds = _seconds_a_call(own, task["steps"])
+                records = list(session.records)[-task["steps"] :]
+                yield {
+                    "plan": name,
+                    "round": index,
+                    "attached_seconds": attached_seconds,
+                    "bare_seconds": bare_seconds,
+                    "decide_seconds": statistics.median(
+                        record.plan_seconds for record in records
+                    ),
+                    **calls,
+                }
 
-    def _read_meter(self) -> None:
-        """Read what a step reads: twice the peak, once what is held; one reset."""
-        self._meter.peak_bytes()
-        self._meter.live_bytes()
-        self._meter.reset_peak()
-        self._meter.peak_bytes()
+
+def _step(model: nn.Module, states: torch.Tensor) -> None:
+    model(states).backward()
+    model.zero_grad(set_to_none=True)
+
+
+def _settled(
+    session: Session,
+    own: Callable[[], None],
+    other: Callable[[], None],
+    choice: Sequence[int],
+) -> dict[str, int]:
+    """Train until the plan comes from the cache; return the calls of a step of each.
+
+    Raises:
+        RuntimeError: The step does not run under the plan.
+    """
+    for _ in range(10):
+        own()
+        other()
+    record = session.records[-1]
+    if not record.cache_hit or record.n_recomputed != sum(choice):
+        msg = f"a step was {record.phase} ({record.reason}), not the plan {choice}"
+        raise RuntimeError(msg)
+    return {"attached_calls": _calls(own), "bare_calls": _calls(other)}
 
 
 def _seconds_a_call(call: Callable[[], object], times: int) -> float:
@@ -241,7 +189,7 @@ def _seconds_a_call(call: Callable[[], object], times: int) -> float:
 
 
 def _calls(step: Callable[[], object]) -> int:
-    """Count the functions that a step calls in this thread."""
+    """Count the functions that a step calls in this thread, Python's and others."""
     n_calls = 0
 
     def note(frame: object, event: str, _: object) -> None:
@@ -256,19 +204,3 @@ def _calls(step: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return n_calls
-
-
-def _demo_seconds(seed: int) -> float:
-    """Time bare steps of the demonstration on a batch of median length."""
-    ProcessMeter()  # for its thresholds
-    model = DOCSTRINGS.build("tiny")
-    sizes = OURS.trace(np.random.default_rng(seed), 51)
-    middle = sorted(sizes, key=lambda each: each["length"])[len(sizes) // 2]
-    batch = OURS.batch(middle, "tiny", torch.Generator().manual_seed(seed))
-
-    def step() -> None:
-        model(**batch).loss.backward()
-        model.zero_grad(set_to_none=True)
-
-    step()
-    return statistics.median(_seconds_a_call(step, 1) for _ in range(7))

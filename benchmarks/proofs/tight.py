@@ -10,40 +10,29 @@ memory, after two steps at the most.
     python -m benchmarks.proofs tight --device sim
 
 On an accelerator all bytes are reserved ones, and the least is that of steps which
-begin without free blocks, as a step of the library does that might pass its budget.
+begin without cached blocks.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.proofs.common import (
-    AMPLE_BYTES,
-    Answer,
-    Bar,
-    Settings,
-    count,
-    device,
-    recorded,
-    rows_of,
-)
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Measured, Settings
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, by_name, names_of
 from benchmarks.proofs.numbers import mebibytes, worst
 from mimose.bench.device import is_cpu
-from mimose.bench.rows import Row
 from mimose.bench.zoo import Batch
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.session import Session, attach
 
 QUESTION = "Is a tight budget kept from the first step, and an impossible one refused?"
-OPTIONS = (device("cpu"), count("--steps", 30, "that must be kept"))
+OPTIONS = (common.device("cpu"), common.count("--steps", 30, "that must be kept"))
 
 # Wide enough that the optimizer's state is a good part of the whole.
 _WIDE = {
@@ -65,90 +54,40 @@ _PROBE_STEPS = 5
 _STEPS_BAR = 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TightRow(Row):
-    """One step; the last of an impossible budget is the one that was refused."""
-
-    model: str
-    run: str
-    """``"probe"``, ``"above"`` or ``"below"`` the least growth."""
-    step: int
-    phase: str
-    """``"refused"`` where `InfeasibleBudgetError` was raised."""
-    kept: int
-    """Events whose activations were kept."""
-    base_bytes: int
-    """Held before the first step, the optimizer's state not there."""
-    budget_bytes: int | None
-    start_bytes: int
-    peak_bytes: int
-    """Read from outside, the optimizer's step included."""
-    seconds: float
-    holders: str
-    """What holds the memory, as the error says."""
-
-    @property
-    def rise_bytes(self) -> int:
-        """The peak over what was held before the first step."""
-        return self.peak_bytes - self.base_bytes
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Measure the least, then train just above and just below it."""
     answer = Answer()
-    run = partial(rows_of, TightRow, "tight", settings)
     for name in names_of(_SPECS, settings.models):
         task: dict[str, Any] = {"model": name, "steps": options.steps}
-        probe = run(run="probe", **task)
-        task["least_bytes"] = max(row.rise_bytes for row in probe)
-        above = run(run="above", share=_SHARE, **task)
-        below = run(run="below", share=-_SHARE, **task)
-        line = {"least MiB": mebibytes(task["least_bytes"]), **_summarise(above, below)}
-        bars = _judge(above, below, options.steps)
+        probe = common.measured("tight", settings, run="probe", **task)
+        task["least_bytes"] = max(row["rise_bytes"] for row in probe)
+        above = common.measured("tight", settings, run="above", share=_SHARE, **task)
+        below = common.measured("tight", settings, run="below", share=-_SHARE, **task)
+        line, bars = judge(above, below, options.steps)
+        line = {"least MiB": mebibytes(task["least_bytes"]), **line}
         answer.add(name, [*probe, *above, *below], line, bars)
     return answer
 
 
-def _over(rows: Sequence[TightRow]) -> int:
-    return sum(row.peak_bytes > (row.budget_bytes or 0) for row in rows)
-
-
-def _refusal(rows: Sequence[TightRow]) -> TightRow | None:
-    return next((row for row in rows if row.phase == "refused"), None)
-
-
-def _summarise(
-    above: Sequence[TightRow], below: Sequence[TightRow]
-) -> dict[str, object]:
-    refusal = _refusal(below)
-    return {
+def judge(
+    above: Sequence[Measured], below: Sequence[Measured], steps: int
+) -> common.Verdict:
+    """Judge the steps within a budget just above the least, and those just below."""
+    refused = next((row for row in below if row["phase"] == "refused"), None)
+    over = sum(row["used"] > 1 for row in above)
+    before = refused["step"] if refused else None
+    line = {
         "steps above": len(above),
-        "over": _over(above),
-        "highest ÷ budget": _highest(above),
-        "steps before refusal": None if refusal is None else refusal.step,
-        "holders, MiB": "" if refusal is None else refusal.holders,
+        "over": over,
+        "highest ÷ budget": worst(row["used"] for row in above),
+        "steps before refusal": before,
+        "holders, MiB": refused["holders"] if refused else "",
     }
-
-
-def _judge(
-    above: Sequence[TightRow], below: Sequence[TightRow], steps: int
-) -> list[Bar]:
-    refusal = _refusal(below)
-    before = None if refusal is None else refusal.step
-    return [
+    return line, [
         Bar("steps done above", len(above), at_least=steps),
-        Bar("steps over", _over(above), 0),
+        Bar("steps over", over, 0),
         Bar("steps before the refusal", before, _STEPS_BAR),
     ]
-
-
-def _highest(rows: Sequence[TightRow]) -> float | None:
-    """Return the highest rise as a share of what the budget allows."""
-    return worst(
-        row.rise_bytes / (row.budget_bytes - row.base_bytes)
-        for row in rows
-        if row.budget_bytes is not None
-    )
 
 
 # ------------------------------------------------------------------ in the child
@@ -161,19 +100,25 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     loop = Loop(spec.build(task["seed"], task["device"]))
     base_bytes = loop.warm_up(spec.batch(spec.longest(), generator))
     is_probe = task["run"] == "probe"
-    budget = AMPLE_BYTES if is_probe else _budget(base_bytes, task)
+    allowed = common.AMPLE_BYTES - base_bytes
+    if not is_probe:
+        allowed = int((1.0 + task["share"]) * task["least_bytes"])
     planner = "full" if is_probe else "auto"
+    budget = base_bytes + allowed
     with attach(loop.model, budget, planner=planner, meter=loop.meter) as session:
         for step in range(_PROBE_STEPS if is_probe else task["steps"]):
             if is_probe and not is_cpu(task["device"]):
                 loop.meter.resting_bytes()
             said = _step(loop, session, spec.batch(spec.longest(), generator))
+            rise = max(0, said["peak_bytes"] - base_bytes)
             yield {
                 "model": spec.model,
                 "run": task["run"],
                 "step": step,
                 "base_bytes": base_bytes,
-                "budget_bytes": None if is_probe else budget,
+                "budget_bytes": budget,
+                "rise_bytes": rise,
+                "used": rise / allowed,
                 **said,
             }
             if said["phase"] == "refused":
@@ -187,18 +132,8 @@ def _step(loop: Loop, session: Session, batch: Batch) -> dict[str, Any]:
         measured = loop.step(batch)
     except InfeasibleBudgetError as error:
         held = (f"{name} {mebibytes(n)}" for name, n in error.holders.items())
-        return {
-            "phase": "refused",
-            "kept": 0,
-            "start_bytes": start_bytes,
-            "peak_bytes": 0,
-            "seconds": 0.0,
-            "holders": ", ".join(held),
-        }
-    record = session.records[-1]
-    said = recorded(record, "phase", "kept")
+        nothing = {"kept": 0, "peak_bytes": 0, "seconds": 0.0}
+        told = {"phase": "refused", "holders": ", ".join(held)}
+        return {"start_bytes": start_bytes, **nothing, **told}
+    said = common.recorded(session.records[-1], "phase", "kept")
     return {**said, **measured._asdict(), "holders": ""}
-
-
-def _budget(base_bytes: int, task: Mapping[str, Any]) -> int:
-    return base_bytes + int((1.0 + task["share"]) * task["least_bytes"])

@@ -51,16 +51,6 @@ def test_segment_sizes(sim, take, n_bytes, reserved):
     del block
 
 
-def test_pools_are_apart(take, numbers):
-    """A small block does not come from a large segment, though there is room."""
-    blocks = [take(2 * MIB), take(512)]
-
-    assert {"segment": 2, "reserved_bytes": 22 * MIB} == numbers(
-        "segment", "reserved_bytes"
-    )
-    del blocks
-
-
 def test_rest_of_a_large_block_is_split_off_above_a_mebibyte(take, numbers):
     """1.5 MiB of a free 2 MiB takes all of it; 0.5 MiB more would be split off."""
     blocks = [take(9 * MIB), take(9 * MIB), take(1.5 * MIB)]
@@ -76,16 +66,6 @@ def test_rest_of_a_large_block_is_split_off_above_a_mebibyte(take, numbers):
     del blocks
 
 
-def test_rest_of_a_small_block_is_split_off_from_512_bytes_on(take, numbers):
-    """What is left of a segment of 2 MiB is an inactive block that cannot be freed."""
-    block = take(1)
-
-    assert {"inactive_split": 1, "inactive_split_bytes": 2 * MIB - 512} == numbers(
-        "inactive_split", "inactive_split_bytes"
-    )
-    del block
-
-
 def test_best_fit_is_the_smallest_that_is_large_enough(take, numbers):
     """Of free segments of 16 and 12 MiB, 11 MiB come from the latter, unsplit."""
     blocks = [take(16 * MIB), take(12 * MIB)]
@@ -95,16 +75,6 @@ def test_best_fit_is_the_smallest_that_is_large_enough(take, numbers):
 
     assert place == block.data_ptr()
     assert {"allocated_bytes": 12 * MIB} == numbers("allocated_bytes")
-
-
-def test_of_equal_blocks_the_lowest_address_is_taken(take):
-    """Two free blocks of a size are told apart by where they are."""
-    blocks = [take(12 * MIB), take(12 * MIB)]
-    places = [block.data_ptr() for block in blocks]
-    blocks.clear()
-    block = take(12 * MIB)
-
-    assert min(places) == block.data_ptr()
 
 
 def test_free_neighbours_merge(sim, take, numbers):
@@ -180,17 +150,6 @@ def test_what_cannot_be_released_is_out_of_memory(sim, take):
     del held
 
 
-def test_room_again_after_out_of_memory(sim, take):
-    """A failure takes nothing: what fits is allocated afterwards."""
-    sim.set_limit(20 * MIB)
-    with pytest.raises(torch.OutOfMemoryError):
-        take(21 * MIB)
-    block = take(20 * MIB)
-
-    assert 20 * MIB == sim.memory_allocated()
-    del block
-
-
 def test_total_memory_is_a_limit_of_its_own(sim, take):
     """Without any limit set, the device itself has no more than it has."""
     sim.set_total_memory(30 * MIB)
@@ -202,24 +161,6 @@ def test_total_memory_is_a_limit_of_its_own(sim, take):
     assert (10 * MIB, 30 * MIB) == sim.mem_get_info()
     assert (10 * MIB, 30 * MIB) == torch._C._accelerator_getMemoryInfo(0)
     del block
-
-
-def test_fraction_of_total_memory(sim, take):
-    """A share of what the device has is a limit, of that device alone."""
-    sim.set_total_memory(100 * MIB, "sim:1")
-    sim.set_per_process_memory_fraction(0.25, "sim:1")
-    take(26 * MIB, "sim:0")
-    with pytest.raises(torch.OutOfMemoryError, match=r"25\.00 MiB allowed"):
-        take(26 * MIB, "sim:1")
-
-    assert (1.0, 0.25) == tuple(map(sim.get_per_process_memory_fraction, (0, 1)))
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_fraction_out_of_range(sim, share):
-    """A share below nothing or above all is refused, as on CUDA."""
-    with pytest.raises(ValueError, match="give 0 to 1"):
-        sim.set_per_process_memory_fraction(share)
 
 
 def test_garbage_is_collected_by_age(sim, take, numbers):
@@ -241,16 +182,6 @@ def test_garbage_is_collected_by_age(sim, take, numbers):
     del held
 
 
-def test_garbage_is_not_collected_without_a_limit(sim, take):
-    """The threshold is a share of the limit: without one there is none."""
-    sim.set_total_memory(100 * MIB)
-    sim.set_garbage_collection_threshold(0.5)
-    for size in (20, 22, 24, 26):
-        take(size * MIB)
-
-    assert (20 + 22 + 24 + 26) * MIB == sim.memory_reserved()
-
-
 def test_oversize_blocks_are_not_split(sim, take, numbers):
     """From the largest size that is split on, a block is handed out whole or not."""
     sim.set_max_split_size(20 * MIB)
@@ -265,19 +196,6 @@ def test_oversize_blocks_are_not_split(sim, take, numbers):
         "allocated_bytes", "reserved_bytes"
     )
     del small
-
-
-def test_only_as_many_oversize_blocks_are_released_as_needed(sim, take):
-    """Before all of the cache, an oversize block that is large enough is released."""
-    sim.set_max_split_size(20 * MIB)
-    sim.set_limit(100 * MIB)
-    blocks = [take(30 * MIB), take(60 * MIB)]
-    blocks.clear()
-    held = take(32 * MIB)  # 60 MiB are too many for it
-
-    assert (30 + 32) * MIB == sim.memory_reserved()
-    assert (0, 1) == (_count("num_alloc_retries"), _count("num_device_free"))
-    del held
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -318,33 +236,6 @@ def test_any_order_of_allocations_is_kept_apart(sim, take, expandable):
     assert {} == left
 
 
-def test_history_tells_what_was_done(sim, take):
-    """Allocations as asked for, segments as reserved, in order."""
-    sim.record_memory_history()
-    block = take(600)
-    place = block.data_ptr()
-    del block
-    sim.empty_cache()
-
-    assert [
-        ("segment_alloc", place, 2 * MIB),
-        ("alloc", place, 600),
-        ("free", place, 600),
-        ("segment_free", place, 2 * MIB),
-    ] == sim.memory_history()
-    sim.record_memory_history(False)
-    assert [] == sim.memory_history()
-
-
-def test_devices_have_memory_of_their_own(sim, take):
-    """What one device holds is nothing to the other."""
-    block = take(3 * MIB, "sim:1")
-
-    assert (0, 3 * MIB) == (sim.memory_allocated(0), sim.memory_allocated("sim:1"))
-    assert (0, 20 * MIB) == (sim.memory_reserved(0), sim.memory_reserved(1))
-    del block
-
-
 def test_operators_allocate_on_their_device(sim, take, numbers):
     """A result and its temporaries are the device's memory, to the byte."""
     block = torch.zeros(MIB, dtype=torch.float32, device="sim")
@@ -353,18 +244,6 @@ def test_operators_allocate_on_their_device(sim, take, numbers):
 
     assert 8 * MIB == sim.max_memory_allocated()
     assert {"requested_bytes": 4 * MIB} == numbers("requested_bytes")
-
-
-def test_a_gradient_is_freed_with_its_tensor(sim):
-    """After a backward in the device's own thread, nothing is left behind."""
-    weight = torch.ones(MIB, device="sim", requires_grad=True)
-    for factor in (2, 3):
-        (weight * factor).sum().backward()
-    gradient = weight.grad.cpu()
-    del weight
-
-    assert {} == sim.reset()
-    assert torch.equal(torch.full((MIB,), 5.0), gradient)
 
 
 def test_reset_reports_what_is_held(sim, take):

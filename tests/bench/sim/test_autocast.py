@@ -13,9 +13,6 @@ BF16, F32 = torch.bfloat16, torch.float32
 
 _RESULTS = {
     "matmul": (BF16, lambda x, low: x @ x),
-    "bmm": (BF16, lambda x, low: torch.bmm(x[None], x[None])),
-    "addmm": (BF16, lambda x, low: torch.addmm(x, x, x)),
-    "baddbmm": (BF16, lambda x, low: torch.baddbmm(x[None], x[None], x[None])),
     "einsum": (BF16, lambda x, low: torch.einsum("ij,kj->ik", x, low)),
     "conv1d": (BF16, lambda x, low: functional.conv1d(x[None], x[:, :, None])),
     "attention": (
@@ -23,22 +20,16 @@ _RESULTS = {
         lambda x, low: functional.scaled_dot_product_attention(*[x[None, None]] * 3),
     ),
     "softmax": (F32, lambda x, low: low.softmax(-1)),
-    "log_softmax": (F32, lambda x, low: low.log_softmax(-1)),
     "softmax in bf16": (BF16, lambda x, low: low.softmax(-1, dtype=BF16)),
     "layer_norm": (F32, lambda x, low: functional.layer_norm(low, (4,))),
     "cross_entropy": (
         F32,
         lambda x, low: functional.cross_entropy(low, low[0].long().abs() % 4),
     ),
-    "mse_loss": (F32, lambda x, low: functional.mse_loss(low, low)),
     "exp": (F32, lambda x, low: low.exp()),
-    "pow": (F32, lambda x, low: low**2),
     "sum": (F32, lambda x, low: low.sum()),
-    "cumsum": (F32, lambda x, low: low.cumsum(0)),
-    "norm": (F32, lambda x, low: torch.norm(low)),
     "norm of rows": (F32, lambda x, low: torch.norm(low, 2, dim=1)),
     "addcmul promotes": (F32, lambda x, low: torch.addcmul(low, low, x)),
-    "addcmul of bf16": (BF16, lambda x, low: torch.addcmul(low, low, low)),
     "add": (BF16, lambda x, low: low + 1),
     "cat promotes": (F32, lambda x, low: torch.cat([x, low])),
 }
@@ -73,14 +64,6 @@ def test_a_linear_is_the_cpus_in_bf16():
     assert [True, True] == list(map(torch.equal, expected, actual))
 
 
-def test_float16():
-    """The other type that CUDA has."""
-    with torch.autocast("sim", torch.float16):
-        result = torch.ones(2, 2, device="sim") @ torch.ones(2, 2, device="sim")
-
-    assert torch.float16 == result.dtype
-
-
 def test_casted_weights_are_held_until_the_context_ends(sim):
     """The first call casts weight and bias, a second none; the end frees them."""
     layer = nn.Linear(1024, 1024, device="sim")
@@ -96,40 +79,3 @@ def test_casted_weights_are_held_until_the_context_ends(sim):
     held.append(sim.memory_allocated() - before)
 
     assert [2 * 2**20 + 2048, 2 * 2**20 + 2048, 0] == held
-
-
-def test_without_the_cache_nothing_is_held(sim):
-    """cache_enabled=False casts for each call."""
-    layer = nn.Linear(1024, 1024, device="sim")
-    x = torch.ones(1, 1024, device="sim", dtype=BF16)
-    before = sim.memory_allocated()
-    with torch.autocast("sim", BF16, cache_enabled=False):
-        layer(x)
-        held = sim.memory_allocated() - before
-
-    assert 0 == held
-
-
-def test_binary_cross_entropy_is_refused():
-    """As on CUDA, with the name of what to use."""
-    x = torch.full((2,), 0.5, device="sim")
-    with torch.autocast("sim", BF16), pytest.raises(RuntimeError, match="with_logits"):
-        functional.binary_cross_entropy(x, x)
-
-
-def test_the_cpus_autocast_does_not_reach_in():
-    """A kernel of the device computes in the types it is given."""
-    x = torch.randn(4, 4, device="sim")
-    with torch.autocast("cpu", BF16):
-        result = torch.addmm(x, x, x)
-
-    assert F32 == result.dtype
-
-
-def test_other_types_are_not_cast():
-    """Whole numbers and doubles are left alone."""
-    whole = torch.ones(2, 2, device="sim", dtype=torch.float64)
-    with torch.autocast("sim", BF16):
-        result = whole @ whole
-
-    assert torch.float64 == result.dtype

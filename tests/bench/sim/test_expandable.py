@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from mimose.bench.machine import worker_environment
 
@@ -52,14 +51,6 @@ def test_growing_sizes_use_the_same_memory(sim, take):
     assert [62 * MIB, 40 * MIB] == reserved
 
 
-def test_large_blocks_are_split_to_512_bytes(take, numbers):
-    """No rest of a mebibyte is given away, as it is in usual segments."""
-    blocks = [take(9 * MIB), take(9 * MIB), take(1.5 * MIB)]
-
-    assert {"allocated_bytes": int(19.5 * MIB)} == numbers("allocated_bytes")
-    del blocks
-
-
 def test_free_granules_are_unmapped(sim, take):
     """Of 30 free MiB before 30 that are held, the granule that both share stays."""
     freed, held = take(30 * MIB), take(30 * MIB)
@@ -93,19 +84,6 @@ def test_a_gap_is_filled_before_the_end_grows(sim, take):
     del held
 
 
-def test_a_gap_that_is_too_small_is_left(sim, take):
-    """31 MiB do not fit into the 30: the end grows, and the gap stays unmapped."""
-    freed, held = take(30 * MIB), take(30 * MIB)
-    place = held.data_ptr()
-    del freed
-    sim.empty_cache()
-    block = take(31 * MIB)
-
-    assert place + 30 * MIB == block.data_ptr()
-    assert (40 + 40) * MIB == sim.memory_reserved()
-    del held
-
-
 def test_out_of_memory_unmaps_and_tries_again(sim, take):
     """Beside 60 cached MiB the small pool gets 2 only when they are unmapped."""
     sim.set_total_memory(60 * MIB)
@@ -114,27 +92,6 @@ def test_out_of_memory_unmaps_and_tries_again(sim, take):
 
     assert 2 * MIB == sim.memory_reserved()
     assert 1 == sim.memory_stats()["num_alloc_retries"]
-    del block
-
-
-def test_out_of_memory_leaves_things_whole(sim, take):
-    """After a failure what is held is intact, and all of it can be given back."""
-    sim.set_total_memory(40 * MIB)
-    held = torch.full((30 * MIB,), 7, dtype=torch.uint8, device="sim")
-    with pytest.raises(torch.OutOfMemoryError):
-        take(20 * MIB)
-    assert torch.equal(torch.full((30 * MIB,), 7, dtype=torch.uint8), held.cpu())
-    del held
-    sim.empty_cache()
-
-    assert 0 == sim.memory_reserved()
-
-
-def test_not_switched_while_memory_is_held(sim, take):
-    """Blocks of the two kinds never mix."""
-    block = take(1)
-    with pytest.raises(RuntimeError, match="while nothing is held"):
-        sim.set_expandable_segments(False)
     del block
 
 

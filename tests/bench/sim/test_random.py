@@ -40,22 +40,6 @@ def test_state_is_put_back(sim):
     assert offset == sim.default_generators[0].get_offset()
 
 
-def test_a_state_is_sixteen_bytes(sim):
-    """As CUDA's; anything else is refused."""
-    assert (16, torch.uint8) == (sim.get_rng_state().numel(), sim.get_rng_state().dtype)
-    with pytest.raises(RuntimeError, match="16 contiguous bytes"):
-        sim.set_rng_state(torch.get_rng_state())
-
-
-def test_an_offset_is_set(sim):
-    """Numbers belong to their offset."""
-    _draw()
-    second = _draw()
-    sim.default_generators[0].set_offset(4)
-
-    assert torch.equal(second, _draw())
-
-
 def test_seeds(sim):
     """torch.manual_seed seeds all devices; two seeds give other numbers."""
     torch.manual_seed(3)
@@ -88,22 +72,6 @@ def test_neighbouring_seeds_and_offsets_are_unrelated(sim):
         assert 1 / 12 == pytest.approx(flat.var().item(), abs=0.01)
 
 
-def test_a_generator_of_ones_own(sim):
-    """It draws the same from the same seed, and leaves the device's own alone."""
-    generator = torch.Generator("sim").manual_seed(5)
-    first = torch.rand(4, device="sim", generator=generator)
-    generator.manual_seed(5)
-
-    assert torch.equal(first, torch.rand(4, device="sim", generator=generator))
-    assert (4, 0) == (generator.get_offset(), sim.default_generators[0].get_offset())
-
-
-def test_a_generator_of_the_cpu_is_refused(sim):
-    """As on CUDA."""
-    with pytest.raises(RuntimeError, match="Expected a 'sim' device type"):
-        torch.rand(4, device="sim", generator=torch.Generator())
-
-
 def test_the_cpus_state_is_left_alone():
     """Drawing on the device, normal numbers too, changes nothing on the CPU."""
     torch.manual_seed(0)
@@ -121,14 +89,6 @@ def test_copies_of_the_state_are_counted(sim):
     sim.get_rng_state("sim:1")
 
     assert 2 == sim.rng_copies()
-
-
-def test_fork_rng(sim):
-    """What is drawn inside is drawn again outside."""
-    with torch.random.fork_rng(devices=[0], device_type="sim"):
-        inside = _draw()
-
-    assert torch.equal(inside, _draw())
 
 
 def test_checkpoint_recomputes_the_same_dropout():

@@ -1,0 +1,280 @@
+"""What is installed, and what the device, its allocator and its libraries do."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import platform
+import statistics
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.check import Line, at_most, equal, impossible, judged, told
+from benchmarks.check.training import bare, run_once, scale_of
+from benchmarks.proofs.common import AMPLE_BYTES
+from benchmarks.proofs.numbers import MIB
+from benchmarks.sim.hollow import CARDS
+from mimose.bench.machine import version_of
+from mimose.exact.random_state import DeviceRandom
+from mimose.measure.meters import AllocatorMeter
+from mimose.measure.meters.usage import has_expandable_segments
+from mimose.session import attach
+
+_NEEDED = ("numpy", "scipy", "scikit-learn", "cachetools")
+_PRIVATE = {
+    "_C._accelerator_getDeviceStats": "the public statistics, flattened",
+    "_C._accelerator_getAllocatorSettings": "the environment's settings alone",
+    "_C._storage_Use_Count": "none: no step can be measured",
+    "_C._current_graph_task_id": "none: optimizer steps inside backward are not seen",
+    "_C._autograd._push_saved_tensors_default_hooks": "none: compiled layers",
+    "_C._dynamo.eval_frame._set_lru_cache": "the cache of compiled code as it is",
+    "_subclasses.fake_tensor.FakeTensorMode": "none: FLOPs of compiled layers",
+    "accelerator.get_memory_info": "the device module's mem_get_info",
+}
+"""Private parts of torch (one is public, but new), and what is used without them."""
+
+_LAUNCHES, _ROUNDS = 2000, 5
+_SEGMENTS = (20 * MIB, 256 * MIB, 2**31, 2**33)
+_PRODUCTS, _TOKENS = (1024, 4096, 8192), 8192
+_CARD = CARDS["h200"]
+
+_LENGTHS, _PASSES = 8, 5
+"""All lengths, again and again: plans come from the cache in the last one."""
+_WAITING = (
+    *((torch.accelerator, "synchronize"), (torch.accelerator, "empty_cache")),
+    *((torch.cuda, "synchronize"), (torch.cuda, "empty_cache")),
+)
+
+
+def versions(device: torch.device) -> Iterator[Line]:
+    """Name versions, the device, its allocator, and private parts of torch."""
+    number = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    yield judged("torch", "2.9 or newer", torch.__version__, number >= (2, 9))
+    for name in _NEEDED:
+        version = version_of(name, "missing")
+        yield judged(name, "installed", version, version != "missing")
+    yield told("python", platform.python_version())
+    module = torch.get_device_module(device)
+    free, total = module.mem_get_info(device)
+    yield told("device", module.get_device_name(device))
+    yield told("memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
+    yield told("host", f"{platform.platform()}, {os.cpu_count()} cores")
+    yield told("settings", os.environ.get("PYTORCH_ALLOC_CONF", "none"))
+    if device.type == "cuda":
+        # Private, for nothing public tells the driver's version without nvidia-smi.
+        driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "unknown")()
+        yield told("driver", f"CUDA {driver}; torch is built for {torch.version.cuda}")
+        backend = torch.cuda.get_allocator_backend()
+        yield equal("allocator", "native", backend)
+    for path, instead in _PRIVATE.items():
+        try:
+            pkgutil.resolve_name(f"torch.{path}")
+            seen = "there"
+        except (ImportError, AttributeError):
+            seen = "missing"
+        what = f"torch.{path}"
+        yield judged(what, f"there; else {instead}", seen, seen == "there")
+
+
+# ------------------------------------------------------------------ what calls take
+
+
+def calls(device: torch.device) -> Iterator[Line]:
+    """Time the allocator's calls, small kernels, products and copies.
+
+    What is expected are the constants of the hollow card (`benchmarks.sim.hollow`),
+    which judges what the library does at true size. Where the environment asks for
+    segments that grow, mapping is timed in place of cudaMalloc, and nothing else.
+    """
+    if device.type != "cuda":
+        yield impossible("calls", f"{device.type} takes no time")
+        return
+    yield from _segments(device)
+    if has_expandable_segments():
+        return
+    one = torch.zeros(1, device=device)
+    launch = _seconds(lambda: [one.add_(1) for _ in range(_LAUNCHES)]) / _LAUNCHES
+    yield told("a small kernel, launched from Python", f"{1e6 * launch:.1f} µs")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_LAUNCHES):
+            one.add_(1)
+    alone = _seconds(graph.replay) / _LAUNCHES
+    assumed = f"{1e6 * _CARD.launch:.0f} µs"
+    yield told("a small kernel on the device", f"{1e6 * alone:.2f} µs", assumed)
+    for dtype, rate in (
+        (torch.bfloat16, _CARD.half_flops),
+        (torch.float32, _CARD.single_flops),
+    ):
+        for width in _PRODUCTS:
+            rows = torch.randn(_TOKENS, width, dtype=dtype, device=device)
+            weights = torch.randn(width, 4 * width, dtype=dtype, device=device)
+            ten = partial(_ten_products, rows, weights)
+            reached = 10 * 2 * rows.numel() * 4 * width / _seconds(ten)
+            what = f"a product of {_TOKENS} rows, {width} to {4 * width}, {dtype}"
+            yield told(what, f"{reached / 1e12:.0f} TFLOP/s", f"{rate / 1e12:.0f}")
+    large = torch.empty(2**31, dtype=torch.uint8, device=device)
+    other = torch.empty_like(large)
+    host = torch.empty(large.nbytes, dtype=torch.uint8, pin_memory=True)
+    for what, target, source, n_bytes, rate in (
+        ("read and written", other, large, 2 * large.nbytes, _CARD.memory_bytes),
+        ("copied to pinned memory", host, large, large.nbytes, _CARD.host_bytes),
+        ("copied from pinned memory", large, host, large.nbytes, _CARD.host_bytes),
+    ):
+        seconds = _seconds(partial(target.copy_, source, non_blocking=True))
+        seen = f"{n_bytes / seconds / 1e9:.0f} GB/s"
+        yield told(f"bytes {what}", seen, f"{rate / 1e9:.0f} GB/s")
+
+
+def _ten_products(rows: torch.Tensor, weights: torch.Tensor) -> None:
+    for _ in range(10):
+        rows @ weights
+
+
+def _segments(device: torch.device) -> Iterator[Line]:
+    is_mapping = has_expandable_segments()
+    what = "mapping" if is_mapping else "taking"
+    torch.empty(0, device=device)
+    for size in _SEGMENTS:
+        taken, freed = [], []
+        for _ in range(_ROUNDS):
+            torch.cuda.empty_cache()
+            held: list[torch.Tensor] = []
+            taken.append(_once(partial(_take, held, size, device)))
+            held.clear()
+            freed.append(_once(torch.cuda.empty_cache))
+        for name, times in ((what, taken), (f"un{what}", freed)):
+            seen = f"{1e6 * statistics.median(times):.0f} µs"
+            assumed = _CARD.segment + _CARD.segment_byte * size
+            if is_mapping:
+                assumed = _CARD.granule * size / (20 * MIB)
+            yield told(f"{name} {size // MIB} MiB", seen, f"{1e6 * assumed:.0f} µs")
+
+
+def _take(held: list[torch.Tensor], size: int, device: torch.device) -> None:
+    held.append(torch.empty(size, dtype=torch.uint8, device=device))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """Return the seconds of a run, the device's included, in the median."""
+    run()
+    return statistics.median(_once(run) for _ in range(_ROUNDS))
+
+
+def _once(run: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+# ------------------------------------------------------------------ the allocator
+
+
+def meter(device: torch.device) -> Iterator[Line]:
+    """Read known allocations back, to the byte."""
+    reads = AllocatorMeter(device)
+    reads.give_back()
+    first = reads.usage()
+    for name, size in {"64 MiB": 2**26, "1000 bytes": 1000}.items():
+        before = reads.live_bytes()
+        reads.reset_peak()
+        held = torch.empty(size, dtype=torch.uint8, device=device)
+        yield equal(f"{name}: requested", size, reads.live_bytes() - before)
+        rounded = -(-size // 512) * 512
+        blocks = reads.usage().allocated_bytes - first.allocated_bytes
+        yield equal(f"{name}: the block is a multiple of 512", rounded, blocks)
+        taken = reads.usage().reserved_bytes - first.reserved_bytes
+        yield judged(f"{name}: reserved", f"≥ {size}", taken, taken >= size)
+        del held
+        yield equal(f"{name}: freed", 0, reads.live_bytes() - before)
+        yield equal(f"{name}: peak", size, reads.peak_bytes() - before)
+        reads.reset_peak()
+        yield equal(f"{name}: peak after a reset", 0, reads.peak_bytes() - before)
+    reads.give_back()
+    left = reads.usage().reserved_bytes - first.reserved_bytes
+    yield equal("cached blocks freed: reserved", 0, left)
+
+
+# ------------------------------------------------------------------ random state, waits
+
+
+def random_state(device: torch.device) -> Iterator[Line]:
+    """Draw, go elsewhere, come back, and draw again."""
+    random = DeviceRandom(device)
+    torch.rand(3, device=device)
+    state = random.save()
+    drawn = torch.rand(5, device=device)
+    torch.manual_seed(99)
+    torch.rand(7, device=device)
+    random.put(state)
+    same = torch.equal(drawn, torch.rand(5, device=device))
+    yield equal("drawn again past another seed", True, same)
+    how = "as a copy" if random.is_copied else "by its place"
+    yield equal("how the state is saved", "by its place", how)
+
+
+def waits(device: torch.device) -> Iterator[Line]:
+    """Count how often bare, measured and planned steps make the host wait."""
+    low, high = scale_of(device).lengths
+    lengths = torch.linspace(low, high // 2, _LENGTHS).int().tolist()
+    model, batches = bare(device, lengths)
+    own = [_waits(device, partial(run_once, model, b)) for b in batches * 2]
+    most = max(own[_LENGTHS:])
+    yield told("waits of a bare step", f"{most} at most")
+    with attach(model, AMPLE_BYTES) as session:
+        steps = [
+            (_waits(device, partial(run_once, model, b)) - most, session.records[-1])
+            for b in batches * _PASSES
+        ]
+    measured = [n for n, record in steps if record.phase == "collect"]
+    yield told("waits of the first measured step, beyond bare", measured[0])
+    later = max(measured[1:])
+    yield at_most("waits of a later measured step, beyond bare", 1, later, "{:g}")
+    planned = [n for n, r in steps if r.phase == "plan" and r.cache_hit][-_LENGTHS:]
+    seen = ", ".join(f"{n} in {k} steps" for n, k in Counter(planned).items())
+    yield equal("waits of a planned step, beyond bare", f"0 in {_LENGTHS} steps", seen)
+
+
+def _waits(device: torch.device, step: Callable[[], None]) -> int:
+    if device.type != "sim":
+        return cuda_waits(step)
+    module: Any = torch.get_device_module(device)
+    before = module.waits()
+    step()
+    return int(module.waits() - before)
+
+
+def cuda_waits(step: Callable[[], None]) -> int:
+    """Count warnings of operators that wait, and calls that wait by their name.
+
+    CUDA's mode warns of the former only; a warning in backward is told at its end.
+    """
+    counted: Counter[str] = Counter()
+    with ExitStack() as stack:
+        for place, name in _WAITING:
+            stack.callback(setattr, place, name, getattr(place, name))
+            setattr(place, name, _counting(getattr(place, name), counted))
+        found = stack.enter_context(warnings.catch_warnings(record=True))
+        warnings.simplefilter("always")
+        stack.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
+        torch.cuda.set_sync_debug_mode("warn")
+        step()
+    messages = [str(each.message) for each in found]
+    return counted.total() + sum("synchronizing CUDA" in text for text in messages)
+
+
+def _counting(call: Callable[..., Any], counted: Counter[str]) -> Callable[..., Any]:
+    def also(*args: Any, **kwargs: Any) -> Any:
+        counted["calls"] += 1
+        return call(*args, **kwargs)
+
+    return also

@@ -1,0 +1,169 @@
+"""What mimose does on the device: exact, within its budget, as predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+
+import torch
+
+from benchmarks.check import Line, at_most, equal, impossible, judged, told
+from benchmarks.check.training import (
+    DeviceLoop,
+    jumping,
+    measure_headroom,
+)
+from benchmarks.proofs.common import AMPLE_BYTES
+from benchmarks.proofs.numbers import MIB, percent, quantile, worst
+from mimose.measure.meters.usage import has_expandable_segments
+from mimose.records import StepRecord
+from mimose.session import Session, attach
+
+_EXACT_STEPS, _STEPS = 5, 60
+_SHARE = 0.5
+"""Of the growth of plain training, that a budget leaves."""
+_EXPANDABLE_BAR = 1.25
+"""Reserved for each requested byte, where segments can grow."""
+_ERROR_BAR, _LOW_BAR = 0.02, 0.01
+_FIRST = 10
+"""Planned steps that are told apart: what kept layers need is learned in them."""
+_AMPLE_SHARE, _LEFT_SHARE = 1.2, 0.6
+"""Of plain training's growth: what the budget leaves, and what there is later."""
+
+
+def exactness(device: torch.device) -> Iterator[Line]:
+    """Compare weights after some recomputing steps with dropout to the bare model's."""
+    training = DeviceLoop(device, dtype=torch.bfloat16)
+    with attach(training.model, AMPLE_BYTES, planner="full") as session:
+        list(training.train(training.scale.lengths[:1]))  # the first attention there is
+        kept = len(session.summary().kept_units)
+    yield equal("layers that could not be recomputed", 0, kept)
+    for dtype in (None, torch.bfloat16):
+        for is_fused in (True, False):
+
+            def weights(is_bare: bool) -> list[torch.Tensor]:
+                own = DeviceLoop(device, is_fused=is_fused, dtype=dtype)  # noqa: B023 - called at once
+                low, high = own.scale.lengths
+                lengths = torch.linspace(low, (low + high) // 2, _EXACT_STEPS).int()
+                session: nullcontext[None] | Session = nullcontext()
+                if not is_bare:
+                    session = attach(own.model, AMPLE_BYTES, planner="full")
+                with session:
+                    list(own.train(lengths.tolist()))
+                return own.weights()
+
+            attention = "fused attention" if is_fused else "eager attention"
+            what = f"weights after {_EXACT_STEPS} recomputing steps, {attention}, "
+            what += "fp32" if dtype is None else "bf16 autocast"
+            yield same_weights(what, weights)
+
+
+def same_weights(what: str, run: Callable[[bool], Sequence[torch.Tensor]]) -> Line:
+    """Tell whether a run's weights are the bare model's.
+
+    Args:
+        what: What was run.
+        run: Trains, bare if told so, and returns the weights. The bare run is made
+            again where weights differ: if its own do, no more can be told.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    expected, other = run(True), run(False)
+    if all(map(torch.equal, expected, other)):
+        return judged(what, "equal", "equal", holds=True)
+    off = f"off by at most {_distance(expected, other):.2g}"
+    again = run(True)
+    if all(map(torch.equal, expected, again)):
+        return judged(what, "equal", off, holds=False)
+    by = _distance(expected, again)
+    return impossible(what, f"two bare runs differ, by at most {by:.2g}", off)
+
+
+def _distance(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
+    pairs = zip(some, others, strict=True)
+    return max(float((one - other).abs().max()) for one, other in pairs)
+
+
+def budget(device: torch.device) -> Iterator[Line]:
+    """Train jumping lengths within half of what plain training grows by.
+
+    In fp32, with every second batch padded, and in bf16; the environment says by which
+    segments the allocator takes memory.
+    """
+    is_expandable = has_expandable_segments()
+    for name, dtype, is_padded in (
+        ("fp32", None, False),
+        ("fp32, padded by turns", None, True),
+        ("bf16 autocast", torch.bfloat16, False),
+    ):
+        training = DeviceLoop(device, dtype=dtype)
+        base_bytes, growth_bytes = measure_headroom(training)
+        allowed = round(_SHARE * growth_bytes)
+        budget_bytes, peaks = base_bytes + allowed, []
+        with attach(training.model, budget_bytes, meter=training.meter) as session:
+            training.run = session.step
+            for index, length in enumerate(jumping(training.scale, _STEPS)):
+                batch = training.batch(length, is_padded=is_padded and index % 2 == 1)
+                peaks.append(training.step(batch).peak_bytes)
+            summary = session.summary()
+        used = (max(peaks) - base_bytes) / allowed
+        growth = f"{growth_bytes / MIB:.0f} MiB, {_SHARE:.0%}"
+        yield told(f"{name}: growth of plain training, and allowed", growth)
+        yield at_most(f"{name}: of the allowed growth used", 1.0, used, "{:.1%}")
+        yield told(f"{name}: flushes of the allocator", summary.flushes)
+        yield told(f"{name}: steps run again", summary.retries)
+        reserved = summary.fragmentation
+        what = f"{name}: reserved for each requested byte"
+        if is_expandable:
+            yield at_most(what, _EXPANDABLE_BAR, reserved, "{:.3f}")
+        else:
+            yield told(what, f"{reserved:.3f}")
+        yield from errors_told(name, session.records)
+
+
+def errors_told(name: str, records: Sequence[StepRecord]) -> Iterator[Line]:
+    """Judge the errors of planned steps."""
+    planned = [record for record in records if record.phase == "plan"]
+    errors = [r.prediction_error for r in planned if r.prediction_error is not None]
+    least, seen = len(records) // 2, len(errors)
+    yield judged(f"{name}: planned steps", f"≥ {least}", seen, seen >= least)
+    first, later = errors[:_FIRST], errors[_FIRST:]
+    highest = percent(worst(map(abs, first)))
+    yield told(f"{name}: error, worst of the first {_FIRST}", highest)
+    middle = percent(quantile(map(abs, later), 0.5))
+    p99 = quantile(map(abs, later), 0.99)
+    yield at_most(f"{name}: later error, p99 (p50 {middle})", _ERROR_BAR, p99, "{:.2%}")
+    low = quantile((max(0.0, error) for error in later), 0.99)
+    yield at_most(f"{name}: later too low, p99", _LOW_BAR, low, "{:.2%}")
+
+
+def out_of_memory(device: torch.device) -> Iterator[Line]:
+    """Take memory away in mid-run: it is paid for once, and changes no result."""
+    failures: list[int] = []
+
+    def weights(is_bare: bool) -> list[torch.Tensor]:
+        training = DeviceLoop(device)
+        base_bytes, growth_bytes = measure_headroom(training)
+        lengths = jumping(training.scale, _STEPS // 2)
+        if is_bare:
+            list(training.train(lengths))
+            return training.weights()
+        budget_bytes = base_bytes + round(_AMPLE_SHARE * growth_bytes)
+        left_bytes = base_bytes + round(_LEFT_SHARE * growth_bytes)
+        with attach(training.model, budget_bytes, meter=training.meter) as session:
+            training.run = session.step
+            list(training.train(lengths[: len(lengths) // 2]))
+            put_back = training.reserved.wall(left_bytes)
+            try:
+                for length in lengths[len(lengths) // 2 :]:
+                    before = training.reserved.usage().n_ooms
+                    list(training.train((length,)))
+                    failures.append(training.reserved.usage().n_ooms - before)
+            finally:
+                put_back()
+        return training.weights()
+
+    same = same_weights("weights, memory taken away in mid-run", weights)
+    failed = sum(count > 0 for count in failures)
+    yield at_most("steps in which memory ran out, once there was less", 1, failed, "{}")
+    yield told("out-of-memory errors in them", sum(failures))
+    yield same
