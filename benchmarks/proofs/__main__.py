@@ -35,7 +35,6 @@ PROOFS = (
     "optimum",
     "packing",
     "papaya",
-    "picks",
     "plancost",
     "plangap",
     "prediction",

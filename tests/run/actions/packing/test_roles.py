@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.proofs.packed_call import packed_call
 from mimose.run.actions.packing.base import Role
 from mimose.run.actions.packing.roles import reader_of
 from mimose.run.actions.replay.unit_graph import Nodes, Slot
@@ -192,14 +191,3 @@ def test_names_are_those_that_torch_has():
         node = getattr(torch._C._functions, kind, None)
         if node is not None or not kind.startswith(("Cudnn", "Miopen")):
             assert hasattr(node, f"_raw_saved_{name}"), (kind, name)
-
-
-def test_what_a_call_has_packed_is_told():
-    """By node, name and role."""
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-    call = packed_call(module, _leaf(2, 3, 8, 8), [], tuple(module.parameters()))
-    told = {name for storage in call.storages for name in storage.readers}
-    assert told == {
-        "ReluBackward0.result: SIGN",
-        "ConvolutionBackward0.input: CONVOLUTION_WEIGHT",
-    }
