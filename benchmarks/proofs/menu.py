@@ -3,270 +3,240 @@
 The language tasks of the Mimose paper are trained at three budgets five ways: by the
 optimum of whole layers for every shape, told everything beforehand; by this library
 with all exact actions; by their optimum, told everything; and by one plan for the
-longest batch, of whole layers and of all actions. The bytes are read where they are
-exact, on the simulated accelerator (`menu_bytes`). Then every plan that was run there
-is run again on the CPU beside plain training of the same batch (`menu_times`): that
-takes a quiet machine, and may be done later.
+longest batch, of whole layers and of all actions. Bytes and plans are the simulated
+accelerator's. Then every plan that was run there is run again on the CPU beside plain
+training of the same batch (see `playback`), which wants a quiet machine, and hours.
+Compared are the steps behind the warm-up in which all five had a plan.
 
-    python -m benchmarks.proofs menu --threads 1
-    python -m benchmarks.proofs menu --threads 1 --only bytes
-    python -m benchmarks.proofs menu --threads 1 --only times --resume
-    python -m benchmarks.proofs.menu_picture menu.csv menu_times.csv PICTURE.png
-
-Compared are the steps behind the warm-up in which all had a plan. Those in which this
-library still learned are counted, and a column of its own has the time with them.
-
-With ``--resume`` what is there is kept: of the bytes whole budgets of a task, of the
-times single rounds of a step. Time is the process's own. What a session does between
-steps is not in it; what a plan took to make is in the rows of the bytes.
+    python -m benchmarks.proofs menu --threads 1 --warm-up 24
+    python -m benchmarks.proofs menu --threads 1 --scale tiny --tasks qa-bert --steps 4
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from statistics import fmean
+from typing import Any, TypeAlias
 
-from benchmarks.proofs.common import Answer, Bar, Settings, count, device, flag
-from benchmarks.proofs.menu_bytes import MENU, STRATEGIES, bytes_of
-from benchmarks.proofs.menu_times import MenuTimeRow, PlanTimes, times_of
-from benchmarks.proofs.numbers import mean, percent
-from mimose.bench.grid.runner import GridRow
-from mimose.bench.grid.workloads import DEFAULT, SCALES
+import torch
+
+from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Settings, count, device
+from benchmarks.proofs.playback import Playback, Trained, by_turns, overhead
+from mimose.bench.child import RunFailedError, run_child
+from mimose.bench.grid.runner import GridRow, GridSettings, WorkloadRun
+from mimose.bench.grid.workloads import DEFAULT, SCALES, workload_named
+from mimose.bench.machine import HEAP_IS_KEPT
+from mimose.bench.rows import Row
+from mimose.planners.actions import FINE_MENU
+from mimose.session import attach
 from mimose.usage import positive
 
 QUESTION = "What are the finer exact actions worth, against the best of whole layers?"
-BUDGETS = (0.35, 0.5, 0.7)
 OPTIONS = (
     device("sim"),
     count("--steps", 30, "that are compared"),
     count("--warm-up", 12, "steps before them, for learning"),
     count("--rounds", 3, "of timing"),
-    (
-        "--time-device",
-        {"choices": ("cpu", "sim"), "default": "cpu", "help": "where times are taken"},
-    ),
     ("--tasks", {"nargs": "+", "choices": DEFAULT, "default": list(DEFAULT)}),
-    ("--budgets", {"nargs": "+", "type": positive, "default": list(BUDGETS)}),
+    ("--budgets", {"nargs": "+", "type": positive, "default": [0.35, 0.5, 0.7]}),
     ("--scale", {"choices": SCALES, "default": "small"}),
-    ("--only", {"choices": ("bytes", "times"), "help": "one part of it"}),
-    flag("--resume", "keep the rows that are there"),
 )
 
+MENU = "mimose-menu"
+"""This library, with all exact actions."""
+STRATEGIES = ("static", "static-menu", "oracle", MENU, "oracle-menu")
 _EXTRA_BARS: Mapping[float, float] = {0.35: 0.6, 0.5: 0.5, 0.7: 0.4}
 """By budget: extra time over that of the optimum of whole layers."""
 _STATIC_BAR, _OPTIMUM_BAR, _USE_BAR = 0.8, 1.03, 0.95
 
+Runs: TypeAlias = list[dict[str, Any]]
+"""Of one batch, as `by_turns` yields them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MenuRow(Row):
+    """One strategy on one task at one budget."""
+
+    workload: str
+    scale: str
+    budget: float
+    """Share of the way from everything recomputed to everything kept."""
+    strategy: str
+    steps: int
+    over: int
+    """Steps over the budget, those of the warm-up too."""
+    compared: int
+    needed: int
+    """Steps of these in which plain training is over the budget."""
+    use: float | None
+    """Mean growth ÷ headroom of those; None of none."""
+    extra: float
+    """Time over plain training in the compared steps, as a share."""
+
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
-    """Read the bytes, take the times, and compare."""
-    rows = bytes_of(settings, options, runs=options.only != "times")
-    times = times_of(settings, options, rows, runs=options.only != "bytes")
-    cells = [
-        _cell(task, budget, rows, times)
-        for task in options.tasks
-        for budget in options.budgets
-    ]
-    return Answer(
-        rows=[*rows],
-        table=[_line(cell) for cell in cells],
-        bars=_bars(cells, times),
-        notes=[_means(cells, budget) for budget in options.budgets],
-    )
+    """Read the bytes, take the times, and compare, task by task."""
+    answer, rows = Answer(), list[MenuRow]()
+    for task in options.tasks:
+        grid = GridSettings(
+            workloads=(task,),
+            strategies=("none", *STRATEGIES),
+            budgets=tuple(options.budgets),
+            steps=options.steps,
+            warm_up=options.warm_up,
+            scale=options.scale,
+            seed=settings.seed,
+            threads=settings.threads,
+            device=settings.device,
+            date=settings.date,
+        )
+        run = WorkloadRun(grid, task)
+        run.run()
+        times = _timed(grid, run.rows, options.rounds)
+        for budget in grid.budgets:
+            own = list(compare(run.rows, budget, times))
+            extra = {row.strategy: f"{row.extra:.1%}" for row in own}
+            line = {"budget": budget, **extra, "over": sum(row.over for row in own)}
+            answer.add(task, own, line, (), head="task")
+            rows += own
+    for budget in options.budgets:
+        means = (f"{name} {mean_extra(rows, name, budget):.1%}" for name in STRATEGIES)
+        answer.notes.append(f"mean extra time at {budget:g}: {', '.join(means)}")
+    answer.bars.extend(judge(rows))
+    return answer
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """A task at one budget."""
+def _timed(
+    grid: GridSettings, rows: Sequence[GridRow], n_rounds: int
+) -> dict[str, Runs]:
+    """Return the runs of each batch behind the warm-up, by its sizes.
 
-    task: str
-    budget: float
-    over: Mapping[str, int | None]
-    """Steps over the budget by strategy; None where it did not run to its end."""
-    use: float | None
-    """Mean growth ÷ headroom of planned steps that needed a plan."""
-    n_needed: int
-    n_compared: int
-    n_learning: int
-    """Steps behind the warm-up in which this library ran no plan with a prediction."""
-    extra: Mapping[str, float | None]
-    """Extra time over plain training by strategy, as a share."""
-    with_learning: float | None
-    """The same of this library, over all steps behind the warm-up."""
-
-    def ratio(self, other: str) -> float | None:
-        """Return this library's time ÷ another strategy's."""
-        mine, theirs = self.extra[MENU], self.extra[other]
-        return None if mine is None or theirs is None else (1 + mine) / (1 + theirs)
-
-
-def _cell(task: str, budget: float, rows: Sequence[GridRow], times: PlanTimes) -> _Cell:
-    own = [row for row in rows if row.workload == task]
-    plain = {row.step: row for row in own if row.strategy == "none"}
-    by = {
-        name: [r for r in own if (r.strategy, r.budget_share) == (name, budget)]
-        for name in STRATEGIES
+    Raises:
+        RunFailedError: A strategy did not run to its end.
+    """
+    plans: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.problem:
+            msg = f"{row.strategy} at {row.budget_share} on {row.workload}: "
+            raise RunFailedError(msg + row.problem)
+        if row.is_measured and row.strategy != "none":
+            plans.setdefault(row.sizes, {})[row.plan] = None
+    task = {
+        **{"workload": grid.workloads[0], "scale": grid.scale, "seed": grid.seed},
+        "plans": {sizes: list(own) for sizes, own in plans.items()},
+        "rounds": n_rounds,
     }
-    ran = {name: each for name, each in by.items() if _has_run(each)}
-    mine = {row.step: row for row in ran.get(MENU, ()) if row.is_measured}
-    compared = _compared(ran)
-    needed = [
-        mine[step]
-        for step in compared
-        if plain[step].growth_bytes > (mine[step].headroom_bytes or 0)
-    ]
-    return _Cell(
-        task=task,
-        budget=budget,
-        over={name: _over(ran.get(name)) for name in STRATEGIES},
-        use=mean(row.growth_bytes / (row.headroom_bytes or 1) for row in needed),
-        n_needed=len(needed),
-        n_compared=len(compared),
-        n_learning=sum(not _is_planned(row) for row in mine.values()),
-        extra={
-            name: _extra(
-                [row for row in ran.get(name, ()) if row.step in compared], times
-            )
-            for name in STRATEGIES
-        },
-        with_learning=_extra([*mine.values()], times),
-    )
+    times: dict[str, Runs] = {}
+    for said in run_child(__name__, task, grid.threads, environment=HEAP_IS_KEPT):
+        times.setdefault(said.pop("sizes"), []).append(said)
+    return times
 
 
-def extra_times(
-    rows: Sequence[GridRow], timed: Sequence[MenuTimeRow]
-) -> dict[float, dict[str, float]]:
-    """Return the mean extra time over plain training, by budget and strategy.
+def compare(
+    rows: Sequence[GridRow], budget: float, times: Mapping[str, Runs]
+) -> Iterator[MenuRow]:
+    """Compare a task's strategies at one budget.
 
     Args:
-        rows: Those of the bytes.
-        timed: Those of the times. A strategy that was not timed in every task is
-            left out.
+        rows: The task's, of every budget, with those of plain training.
+        budget: The share.
+        times: Runs by a batch's sizes, with all plans of the rows.
+
+    Raises:
+        RunFailedError: In no step all had a plan.
     """
-    times = PlanTimes()
-    for row in timed:
-        times.add(row)
-    tasks = sorted({row.workload for row in rows})
-    found: dict[float, dict[str, float]] = {}
-    for budget in sorted({row.budget_share for row in rows if row.budget_share}):
-        cells = [_cell(task, budget, rows, times) for task in tasks]
-        means = {name: _mean_extra(cells, name) for name in STRATEGIES}
-        found[budget] = {n: extra for n, extra in means.items() if extra is not None}
-    return found
-
-
-def _has_run(rows: Sequence[GridRow]) -> bool:
-    return bool(rows) and not any(row.problem for row in rows)
-
-
-def _compared(ran: Mapping[str, Sequence[GridRow]]) -> list[int]:
-    """Return the steps behind the warm-up in which all that have run had a plan."""
-    if MENU not in ran:
-        return []
-    steps = [
-        {row.step for row in rows if row.is_measured and row.phase == "plan"}
-        for rows in ran.values()
-    ]
-    predicted = {row.step for row in ran[MENU] if _is_planned(row)}
-    return sorted(predicted.intersection(*steps))
+    plain = {row.step: row.growth_bytes for row in rows if row.strategy == "none"}
+    by: dict[str, list[GridRow]] = {name: [] for name in STRATEGIES}
+    for row in rows:
+        if row.budget_share == budget:
+            by[row.strategy].append(row)
+    planned = [{row.step for row in own if _is_planned(row)} for own in by.values()]
+    compared = set.intersection(*planned)
+    if not compared:
+        msg = f"at {budget} no step was planned by all: take more --steps or --warm-up"
+        raise RunFailedError(msg)
+    for name, own in by.items():
+        room = own[0].headroom_bytes or 0
+        mine = [row for row in own if row.step in compared]
+        use = [row.growth_bytes / room for row in mine if plain[row.step] > room]
+        found = [overhead(times[row.sizes], row.plan) for row in mine]
+        extra = sum(share * seconds for share, seconds in found)
+        yield MenuRow(
+            workload=own[0].workload,
+            scale=own[0].scale,
+            budget=budget,
+            strategy=name,
+            steps=len(own),
+            over=sum(row.growth_bytes > room for row in own),
+            compared=len(compared),
+            needed=len(use),
+            use=fmean(use) if use else None,
+            extra=extra / sum(seconds for _, seconds in found),
+            **{column.name: getattr(own[0], column.name) for column in fields(Row)},
+        )
 
 
 def _is_planned(row: GridRow) -> bool:
-    """Whether a step ran a plan; one that shows an action has no prediction."""
-    return row.phase == "plan" and row.predicted_growth_bytes is not None
+    """Whether a step behind the warm-up ran a plan; one that shows an action has none.
 
-
-def _over(rows: Sequence[GridRow] | None) -> int | None:
-    """Count steps over the budget, those of the warm-up too."""
-    if rows is None:
-        return None
-    return sum(row.growth_bytes > (row.headroom_bytes or 0) for row in rows)
-
-
-def _extra(rows: Sequence[GridRow], times: PlanTimes) -> float | None:
-    """Return what the steps' plans take beyond plain training, as a share of it."""
-    timed = [times.of(row) for row in rows]
-    known = [each for each in timed if each is not None]
-    if not known or len(known) < len(timed):
-        return None
-    return sum(extra for extra, _ in known) / sum(plain for _, plain in known)
+    This library's plans come with a prediction, and such a step does not.
+    """
+    is_known = row.strategy != MENU or row.predicted_growth_bytes is not None
+    return row.is_measured and row.phase == "plan" and is_known
 
 
 # ------------------------------------------------------------------ telling
 
 
-def _line(cell: _Cell) -> dict[str, object]:
-    ran = {n: "-" if over is None else str(over) for n, over in cell.over.items()}
-    return {
-        "task": cell.task,
-        "budget": cell.budget,
-        **{f"{name} +%": _percent(cell.extra[name]) for name in STRATEGIES},
-        "over, in this order": " ".join(ran.values()),
-        "compared": cell.n_compared,
-        "needed": cell.n_needed,
-        "learning": cell.n_learning,
-        "with these +%": _percent(cell.with_learning),
-        "use": percent(cell.use, 1),
-    }
+def mean_extra(rows: Sequence[MenuRow], name: str, budget: float) -> float:
+    """Return a strategy's extra time, mean of the tasks."""
+    return fmean(r.extra for r in rows if (r.strategy, r.budget) == (name, budget))
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f}"
-
-
-def _means(cells: Sequence[_Cell], budget: float) -> str:
-    own = [cell for cell in cells if cell.budget == budget]
-    told = ", ".join(
-        f"{name} {_percent(_mean_extra(own, name)) or '?'}%" for name in STRATEGIES
-    )
-    return f"mean extra time at {budget:g}: {told}"
-
-
-def _mean_extra(cells: Sequence[_Cell], name: str) -> float | None:
-    """Return the mean over tasks; None where one of them is not known."""
-    return _mean([cell.extra[name] for cell in cells])
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return mean(known) if len(known) == len(values) else None
-
-
-def _bars(cells: Sequence[_Cell], times: PlanTimes) -> list[Bar]:
-    over = [cell.over[MENU] for cell in cells]
-    used = [cell.use for cell in cells if cell.n_needed]
-    exact = times.n_inexact if times.n_rounds else None
-    return [
-        *_extra_bars(cells),
-        Bar(
-            "time ÷ the static plan's of whole layers, mean",
-            _mean([cell.ratio("static") for cell in cells]),
-            _STATIC_BAR,
-        ),
-        Bar(
-            "time ÷ the optimum's with the same actions, mean",
-            _mean([cell.ratio("oracle-menu") for cell in cells]),
-            _OPTIMUM_BAR,
-        ),
-        Bar(
-            "steps over",
-            None if None in over else sum(each or 0 for each in over),
-            at_most=0,
-        ),
-        Bar(
-            "growth ÷ headroom where a plan was needed, mean",
-            mean(value for value in used if value is not None),
-            at_least=_USE_BAR,
-            is_share=True,
-        ),
-        Bar("timed steps with another loss or gradient", exact, at_most=0),
-    ]
-
-
-def _extra_bars(cells: Sequence[_Cell]) -> Iterator[Bar]:
-    for budget in sorted({cell.budget for cell in cells}):
-        own = [cell for cell in cells if cell.budget == budget]
-        mine, oracle = (_mean_extra(own, name) for name in (MENU, "oracle"))
-        value = mine / oracle if mine is not None and oracle else None
+def judge(rows: Sequence[MenuRow]) -> Iterator[Bar]:
+    """Judge all tasks and budgets."""
+    for budget in dict.fromkeys(row.budget for row in rows):
+        mine, oracle = (mean_extra(rows, name, budget) for name in (MENU, "oracle"))
         what = f"extra time ÷ the optimum's of whole layers, at {budget:g}"
-        yield Bar(what, value, at_most=_EXTRA_BARS.get(budget, 1.0))
+        value = mine / oracle if oracle > 0 else None
+        yield Bar(what, value, _EXTRA_BARS.get(budget, 1.0))
+    time = {(row.strategy, row.workload, row.budget): 1 + row.extra for row in rows}
+    for what, other, bar in (
+        ("the static plan's of whole layers", "static", _STATIC_BAR),
+        ("the optimum's with the same actions", "oracle-menu", _OPTIMUM_BAR),
+    ):
+        ratios = [time[MENU, t, b] / time[n, t, b] for n, t, b in time if n == other]
+        yield Bar(f"time ÷ {what}, mean", fmean(ratios), bar)
+    own = [row for row in rows if row.strategy == MENU]
+    yield Bar("steps over", sum(row.over for row in own), at_most=0)
+    use = [row.use for row in own if row.use is not None]
+    what = "growth ÷ headroom where a plan was needed, mean"
+    value = fmean(use) if use else None
+    yield Bar(what, value, at_least=_USE_BAR, is_share=True)
+
+
+# ------------------------------------------------------------------ in the child
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Run each batch under all of its plans."""
+    workload = workload_named(task["workload"])
+
+    def make() -> Trained:
+        torch.manual_seed(task["seed"])
+        return Trained(workload.build(task["scale"]), has_optimizer=True)
+
+    bare, planned, playback = make(), make(), Playback()
+    names = FINE_MENU.names
+    with attach(
+        planned.model, AMPLE_BYTES, actions=names, planner=playback, meter="prediction"
+    ) as session:
+        for sizes, plans in task["plans"].items():
+            generator = torch.Generator().manual_seed(task["seed"])
+            batch = workload.batch(json.loads(sizes), task["scale"], generator)
+            told = session, playback, batch, plans, task["rounds"]
+            for run in by_turns(bare, planned, *told):
+                yield {"sizes": sizes, **run}

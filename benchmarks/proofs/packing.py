@@ -1,12 +1,12 @@
-"""What stays on the device where one action is everywhere, and what of gradients?
+"""What stays on the device where one action is everywhere, and how far off is what?
 
 Each model runs the same step bare and under each action, all layers and the stem alike,
 on the simulated device, whose readings are exact. Bytes are requested bytes over what
-is always there (weights, their gradients, buffers and the batch): what is held when the
-forward has ended; the highest moment of the step, workspaces within operators included;
-and the highest level between two operators of what is no gradient of a weight either,
-which is what tensors hold for the backward's sake. Gradients are compared with the bare
-model's, dropout drawing the same.
+is always there (weights, their gradients, buffers and the batch): saved bytes when the
+forward has ended, and the highest level between two operators, gradients of weights
+left out, which is what tensors hold for the backward's sake. Workspaces within
+operators are the CPU library's, and differ by processor and threads. Gradients are
+compared with the bare model's, dropout drawing the same.
 
     python -m benchmarks.proofs packing
     python -m benchmarks.proofs packing --models resnet50
@@ -24,39 +24,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from benchmarks.proofs.common import Answer, Bar, Settings, device, rows_of
+from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Settings, device, rows_of
 from benchmarks.proofs.models import names_of
-from benchmarks.proofs.numbers import percent
-from mimose.bench.device import prepare
 from mimose.bench.rows import Row
 from mimose.bench.step_meter import DeviceStepMeter
 from mimose.bench.zoo import builder, moved
+from mimose.planners import Everywhere
+from mimose.session import attach
 from mimose.torch_private import TorchDispatchMode
 
-QUESTION = "What stays on the device under actions that pack, and what of gradients?"
+QUESTION = "What stays on the device under each action, and what of the gradients?"
 OPTIONS = (device("sim"),)
 
-ACTIONS = (
-    "keep",
-    "lean",
-    "pool",
-    "pool4",
-    "quantize",
-    "quantize4",
-    "offload",
-    "offload_input",
-    "recompute",
-)
+BARE = ""
 _EXACT = ("keep", "lean", "offload", "offload_input", "recompute")
+ACTIONS = (*_EXACT, "pool", "pool4", "quantize", "quantize4")
 _STEPS = 3
-_PEAK_BAR, _HELD_BAR = 0.35, 0.33
-_ROUNDED_BAR, _TIMES_BAR = 0.01, 4.0
-
-
-class _Case(NamedTuple):
-    build: Callable[[], tuple[nn.Module, dict[str, torch.Tensor], Any]]
-    """Makes a model, a batch, and says which of its modules are units."""
-    what: str
+_PEAK_BAR, _HELD_BAR, _ROUNDED_BAR, _ERROR_BAR = 0.35, 0.33, 0.75, 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,15 +49,10 @@ class PackingRow(Row):
 
     model: str
     action: str
-    what: str
-    """The model's batch."""
     held_bytes: int
     """When the forward has ended."""
     peak_bytes: int
-    between_bytes: int
     """The highest level between two operators, gradients of weights left out."""
-    host_bytes: int
-    """Held on the host at the most."""
     gradient_error: float
     """The norm of the difference over the norm, of all weights together."""
     is_exact: bool
@@ -86,200 +65,153 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     answer = Answer()
     for name in names_of(_CASES, settings.models):
         own = rows_of(PackingRow, "packing", settings, model=name)
-        for line in _table(own):
-            answer.table.append(line)
         answer.rows.extend(own)
-        answer.bars.extend(_judge(own))
+        answer.table.extend(_line(own[0], row) for row in own)
+        answer.bars.extend(_judge({row.action: row for row in own}))
     return answer
 
 
-def _table(rows: Sequence[PackingRow]) -> Iterator[dict[str, object]]:
-    bare = rows[0]
-    for row in rows:
-        yield {
-            "model": row.model,
-            "action": row.action or "(bare)",
-            "held MiB": row.held_bytes / 2**20,
-            "held": percent(row.held_bytes / bare.held_bytes - 1.0),
-            "peak MiB": row.peak_bytes / 2**20,
-            "peak": percent(row.peak_bytes / bare.peak_bytes - 1.0),
-            "over gradients": percent(row.between_bytes / bare.between_bytes - 1.0),
-            "host MiB": row.host_bytes / 2**20,
-            "gradient error": percent(row.gradient_error, 2),
-        }
+def _line(bare: PackingRow, row: PackingRow) -> dict[str, object]:
+    return {
+        "model": row.model,
+        "action": row.action or "(bare)",
+        "held": f"{row.held_bytes / bare.held_bytes - 1:.1%}",
+        "peak": f"{row.peak_bytes / bare.peak_bytes - 1:.1%}",
+        "gradient error": f"{row.gradient_error:.2%}",
+    }
 
 
-def _judge(rows: Sequence[PackingRow]) -> Iterator[Bar]:
-    at = {row.action: row for row in rows}
-    bare, name = at[""], rows[0].model
+def _judge(at: Mapping[str, PackingRow]) -> Iterator[Bar]:
+    bare, name = at[BARE], at[BARE].model
     wrong = sum(not at[action].is_exact for action in _EXACT)
     yield Bar(f"{name}: exact actions that are not", wrong, 0)
     if name == "resnet50":
-        less = 1.0 - at["pool"].between_bytes / bare.between_bytes
-        what = f"{name}: peak over gradients that pool takes off"
-        yield Bar(what, less, at_least=_PEAK_BAR, is_share=True)
+        less = 1 - at["pool"].peak_bytes / bare.peak_bytes
+        yield Bar(f"{name}: pool takes off the peak", less, at_least=_PEAK_BAR)
     if name == "resnet18":
-        less = 1.0 - at["pool"].held_bytes / bare.held_bytes
-        what = f"{name}: activations that pool takes off"
-        yield Bar(what, less, at_least=_HELD_BAR, is_share=True)
+        less = 1 - at["pool"].held_bytes / bare.held_bytes
+        yield Bar(f"{name}: pool takes off activations", less, at_least=_HELD_BAR)
     if name == "gpt2":
-        rounded = at["quantize"]
-        what = f"{name}: times fewer bytes under quantize"
-        times = bare.held_bytes / rounded.held_bytes
-        yield Bar(what, times, at_least=_TIMES_BAR)
-        what = f"{name}: error of gradients under quantize"
-        yield Bar(what, rounded.gradient_error, _ROUNDED_BAR, is_share=True)
+        less = 1 - at["quantize"].held_bytes / bare.held_bytes
+        yield Bar(
+            f"{name}: quantize takes off activations", less, at_least=_ROUNDED_BAR
+        )
+        error = at["quantize"].gradient_error
+        yield Bar(f"{name}: gradients' error under quantize", error, _ERROR_BAR)
 
 
 # ------------------------------------------------------------------------- the models
 
 
-_residual = builder("ResNetConfig", "ResNetForImageClassification", num_labels=10)
-_blocks = builder(
-    "GPT2Config",
-    "GPT2Model",
-    **{"n_embd": 256, "n_head": 4, "n_layer": 6, "n_positions": 512},
-    **{"vocab_size": 1000, "bos_token_id": 0, "eos_token_id": 0, "use_cache": False},
-)
-
-
 def _resnet(sizes: Mapping[str, Any], batch: int, side: int) -> Any:
-    model: Any = _residual(**sizes)
-    images = {
-        "pixel_values": _smooth(batch, side),
-        "labels": torch.arange(batch) % 10,
-    }
+    """Return a ResNet, smooth images, and the layers: each block, and the stem."""
+    build = builder("ResNetConfig", "ResNetForImageClassification", num_labels=10)
+    model: Any = build(**sizes)
+    small = torch.randn(batch, 3, side // 8, side // 8)
+    pixels = nn.functional.interpolate(small, size=(side, side), mode="bilinear")
     names = ["resnet.embedder"]
     for stage, depth in enumerate(model.config.depths):
-        blocks = f"resnet.encoder.stages.{stage}.layers"
-        names += [f"{blocks}.{number}" for number in range(depth)]
-    return model, images, names
-
-
-def _smooth(batch: int, side: int) -> torch.Tensor:
-    """Return images whose neighbouring points are alike, as those of things are."""
-    small = torch.randn(batch, 3, side // 8, side // 8)
-    size = (side, side)
-    return nn.functional.interpolate(small, size=size, mode="bilinear")
-
-
-def _resnet50() -> Any:
-    return _resnet({}, 8, 96)
-
-
-def _resnet18() -> Any:
-    sizes = {
-        "layer_type": "basic",
-        "hidden_sizes": [64, 128, 256, 512],
-        "depths": [2, 2, 2, 2],
-    }
-    return _resnet(sizes, 16, 64)
+        stem = f"resnet.encoder.stages.{stage}.layers"
+        names += [f"{stem}.{number}" for number in range(depth)]
+    return model, {"pixel_values": pixels, "labels": torch.arange(batch) % 10}, names
 
 
 def _gpt2() -> Any:
-    """Make a stack of blocks, without the head, whose logits no action reaches."""
-    tokens = {"input_ids": torch.randint(0, 1000, (4, 256))}
-    return _blocks(), tokens, None
+    """Return a stack of blocks, without the head, whose logits no action reaches."""
+    sizes = {"n_embd": 256, "n_head": 4, "n_layer": 6, "vocab_size": 1000}
+    tokens = {"n_positions": 512, "bos_token_id": 0, "eos_token_id": 0}
+    model = builder("GPT2Config", "GPT2Model", **sizes, **tokens, use_cache=False)()
+    return model, {"input_ids": torch.randint(0, 1000, (4, 256))}, None
 
 
-_CASES = {
-    "resnet50": _Case(_resnet50, "8 images of 96 x 96"),
-    "resnet18": _Case(_resnet18, "16 images of 64 x 64"),
-    "gpt2": _Case(_gpt2, "4 texts of 256 tokens, 6 blocks of width 256"),
+_WIDTHS = [64, 128, 256, 512]
+_RESNET18 = {"layer_type": "basic", "depths": [2] * 4, "hidden_sizes": _WIDTHS}
+_CASES: Mapping[str, Callable[[], Any]] = {
+    "resnet50": lambda: _resnet({}, 8, 96),
+    "resnet18": lambda: _resnet(_RESNET18, 16, 64),
+    "gpt2": _gpt2,
 }
+"""What makes a model, its batch and its layers."""
 
 
 # -------------------------------------------------------------------------- the child
 
 
-def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Run one model bare and under each action."""
-    prepare(task)
-    case = _CASES[task["model"]]
-    bare: _Ran | None = None
-    with torch.autograd.set_multithreading_enabled(False):
-        for action in ("", *ACTIONS):
-            torch.manual_seed(task["seed"])
-            ran = _run(case, action, task["device"])
-            bare = bare or ran
-            yield {
-                "model": task["model"],
-                "action": action,
-                "what": case.what,
-                "held_bytes": ran.held_bytes,
-                "peak_bytes": ran.peak_bytes,
-                "between_bytes": ran.between_bytes,
-                "host_bytes": ran.host_bytes,
-                "gradient_error": _error(bare, ran),
-                "is_exact": all(map(torch.equal, bare.results, ran.results)),
-            }
-
-
 class _Ran(NamedTuple):
     held_bytes: int
     peak_bytes: int
-    between_bytes: int
-    host_bytes: int
     results: list[torch.Tensor]
     """The loss, and the weights' gradients, on the CPU."""
 
 
-def _run(case: _Case, action: str, device: str) -> _Ran:
-    import mimose
-    from mimose.planners import Everywhere
+def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run one model bare and under each action."""
+    bare: _Ran | None = None
+    with torch.autograd.set_multithreading_enabled(False):
+        for action in (BARE, *ACTIONS):
+            torch.manual_seed(task["seed"])
+            ran = _run(_CASES[task["model"]](), action, torch.device(task["device"]))
+            bare = bare or ran
+            yield {
+                "model": task["model"],
+                "action": action,
+                "held_bytes": ran.held_bytes,
+                "peak_bytes": ran.peak_bytes,
+                "gradient_error": _error(bare.results[1:], ran.results[1:]),
+                "is_exact": all(map(torch.equal, bare.results, ran.results)),
+            }
 
-    model, batch, units = case.build()
-    place = torch.device(device)
+
+def _run(case: Any, action: str, place: torch.device) -> _Ran:
+    """Run a few steps under an action; the last one counts."""
+    model, batch, layers = case
     model, batch = model.to(place).train(), moved(batch, place)
-    meter, session = DeviceStepMeter(place), None
-    if action:
-        session = mimose.attach(
-            model,
-            "1TiB",
-            units=units,
-            actions=("keep", *({action} - {"keep", "recompute"}), "recompute"),
-            planner=Everywhere(action),
+    session = None
+    if action != BARE:
+        menu = ("keep", *({action} - {"keep", "recompute"}), "recompute")
+        planner = Everywhere(action)
+        session = attach(
+            model, AMPLE_BYTES, units=layers, actions=menu, planner=planner
         )
-    between = 0
-    for number in range(_STEPS + 1):
-        is_watched = number == _STEPS
-        if not is_watched and number:
-            model.zero_grad(set_to_none=False)
-        gc.collect()
-        always = _bytes_of([*model.parameters(), *model.buffers(), *batch.values()])
-        always += _bytes_of([p.grad for p in model.parameters() if p.grad is not None])
-        torch.manual_seed(1)
-        if is_watched:  # by an instrument that sees between operators
-            with _Between(model, meter, always) as watch:
-                _loss(model(**batch)).backward()  # type: ignore[no-untyped-call]
-            between = watch.highest_bytes
-            break
-        meter.reset_peak()
-        loss = _loss(model(**batch))
-        held = meter.live_bytes() - always
-        loss.backward()  # type: ignore[no-untyped-call]
-        peak = meter.peak_bytes() - always
-        told = loss.detach()
+    for _ in range(_STEPS):
+        always = _begin(model, batch)
+        with _Levels(model, DeviceStepMeter(place), always) as levels:
+            loss = _loss(model(**batch))
+            held = levels.bytes()
+            loss.backward()  # type: ignore[no-untyped-call]
+        results = [loss.detach(), *(p.grad for p in model.parameters())]
+        results = [each.cpu() for each in results if each is not None]
         del loss
-        results = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
-    host = 0
     if session is not None:
-        used = session.summary().host
-        host = used.peak_bytes if used else 0
         session.detach()
-    return _Ran(held, peak, between, host, [told.cpu(), *results])
+    return _Ran(held, levels.highest_bytes, results)
+
+
+def _begin(model: nn.Module, batch: Mapping[str, Any]) -> int:
+    """Make ready for a step; return the bytes that are always there."""
+    model.zero_grad(set_to_none=False)
+    gc.collect()
+    torch.manual_seed(1)
+    tensors = [*model.parameters(), *model.buffers(), *batch.values()]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _loss(output: Any) -> torch.Tensor:
-    if getattr(output, "loss", None) is not None:
-        told: torch.Tensor = output.loss
-        return told
-    last: torch.Tensor = output.last_hidden_state
-    drawn = torch.randn(last.shape, generator=torch.Generator().manual_seed(2))
-    return (last * drawn.to(last.device)).mean()
+    first: torch.Tensor = output[0]  # the loss, where there are labels
+    if not first.dim():
+        return first
+    drawn = torch.randn(first.shape, generator=torch.Generator().manual_seed(2))
+    return (first * drawn.to(first.device)).mean()
 
 
-class _Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
+def _error(exact: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> float:
+    one, other = (torch.cat([g.flatten() for g in each]) for each in (exact, found))
+    return float((other - one).double().norm() / one.double().norm())
+
+
+class _Levels(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Reads the level after each operator, gradients of weights left out.
 
     Args:
@@ -296,7 +228,11 @@ class _Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._meter, self._always_bytes = meter, always_bytes
         self._level = 0
         self._gradient_bytes = 0
-        self._hooks = [p.register_hook(self._note) for p in model.parameters()]  # type: ignore[no-untyped-call]
+        self._hooks = [p.register_hook(self._leave_out) for p in model.parameters()]  # type: ignore[no-untyped-call]
+
+    def bytes(self) -> int:
+        """Return what is held now."""
+        return self._meter.live_bytes() - self._always_bytes
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -304,17 +240,17 @@ class _Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator, and read."""
         self._take_in()
         result = func(*args, **(kwargs or {}))
-        self._level = self._meter.live_bytes() - self._always_bytes
+        self._level = self.bytes()
         return result
 
     def _take_in(self) -> None:
         self.highest_bytes = max(self.highest_bytes, self._level - self._gradient_bytes)
 
-    def _note(self, gradient: torch.Tensor) -> None:
+    def _leave_out(self, gradient: torch.Tensor) -> None:
         """Leave a weight's gradient out as long as it is there."""
-        n_bytes = gradient.untyped_storage().nbytes()
-        self._gradient_bytes += n_bytes
-        weakref.finalize(gradient.untyped_storage(), self._forget, n_bytes)
+        storage = gradient.untyped_storage()
+        self._gradient_bytes += storage.nbytes()
+        weakref.finalize(storage, self._forget, storage.nbytes())
 
     def _forget(self, n_bytes: int) -> None:
         self._gradient_bytes -= n_bytes
@@ -325,18 +261,3 @@ class _Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
-
-
-def _bytes_of(tensors: Sequence[torch.Tensor]) -> int:
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
-    return sum(storage.nbytes() for storage in storages.values())
-
-
-def _error(bare: _Ran, other: _Ran) -> float:
-    exact, found = bare.results[1:], other.results[1:]
-    off = sum(_square(b - a) for a, b in zip(exact, found, strict=True))
-    return float((off / sum(map(_square, exact))) ** 0.5)
-
-
-def _square(tensor: torch.Tensor) -> float:
-    return float(tensor.double().square().sum())

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.proofs import menu, menu_bytes, menu_picture, menu_times
-from benchmarks.proofs.common import Settings
-from benchmarks.proofs.menu_times import MenuTimeRow, PlanTimes
-from mimose.bench.child import RunFailedError
-from mimose.bench.grid.runner import NOTHING, GridRow, GridSettings
-from mimose.bench.rows import read, write
-from mimose.usage import UsageError
+pytest.importorskip("transformers")
 
+from benchmarks.proofs import menu, playback
+from benchmarks.proofs.menu import MenuRow
+from mimose.bench.child import RunFailedError
+from mimose.bench.grid.runner import GridRow, GridSettings
+from mimose.bench.rows import read
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 MIB = 2**20
-N_WARM_UP, N_STEPS = 1, 3
 PLANS = {
     "none": "",
     "oracle": "rr",
@@ -30,41 +31,22 @@ PLANS = {
 SECONDS = {"": 1.0, "rr": 1.4, "ll": 1.2, "kl": 1.1}
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    """Settings whose files go to a folder of the test's."""
-    return Settings(device="sim", threads=1, out=tmp_path)
-
-
-def _options(**changes: Any) -> argparse.Namespace:
-    options = {
-        "tasks": ["qa-bert"],
-        "budgets": [0.5],
-        "steps": N_STEPS,
-        "warm_up": N_WARM_UP,
-        "rounds": 2,
-        "scale": "tiny",
-        "resume": False,
-        "only": None,
-        "time_device": "cpu",
-    }
-    return argparse.Namespace(**{**options, **changes})
-
-
-def _row(strategy: str, step: int, share: float = 0.5, **changes: Any) -> GridRow:
+def _row(strategy: str, step: int, **changes: Any) -> GridRow:
     """Plain training grows by 200 MiB in step 2, the others by 98 of 100 at most."""
     is_plain = strategy == "none"
     growth = 200 if is_plain and step == 2 else 98 if step == 2 else 50
     values: dict[str, Any] = {
-        **NOTHING,
+        **dict.fromkeys(("start_bytes", "reserved_bytes", "retries"), 0),
+        **dict.fromkeys(("host_bytes", "recomputed_flops")),
+        **{"seconds": 0.0, "plan_seconds": 0.0, "cache_hit": False},
         "workload": "qa-bert",
         "scale": "tiny",
         "is_synthetic": True,
         "strategy": strategy,
-        "budget_share": None if is_plain else share,
+        "budget_share": None if is_plain else 0.5,
         "headroom_bytes": None if is_plain else 100 * MIB,
         "step": step,
-        "is_measured": step >= N_WARM_UP,
+        "is_measured": step > 0,
         "sizes": json.dumps({"length": 10 + step}),
         "phase": "" if is_plain else "plan",
         "plan": PLANS[strategy],
@@ -81,272 +63,108 @@ def _row(strategy: str, step: int, share: float = 0.5, **changes: Any) -> GridRo
     return GridRow(**{**values, **changes})
 
 
-def _rows(share: float = 0.5) -> list[GridRow]:
-    n = N_WARM_UP + N_STEPS
-    return [_row(name, step, share) for name in PLANS for step in range(n)]
+def _rows() -> list[GridRow]:
+    return [_row(name, step) for name in PLANS for step in range(4)]
 
 
-def _timed(settings: Settings, step: int, plan: str, number: int) -> MenuTimeRow:
-    return MenuTimeRow(
-        workload="qa-bert",
-        scale="tiny",
-        step=step,
-        sizes=json.dumps({"length": 10 + step}),
-        plan=plan,
-        round=number,
-        # A round in which the machine is busy takes twice as long, whatever runs.
-        seconds=SECONDS[plan] * (2 if number == 1 else 1),
-        is_exact=True,
-        **settings.provenance(),
-    )
+def _times() -> dict[str, menu.Runs]:
+    """In a round in which the machine is busy all takes twice as long."""
+    runs = [
+        {"plan": plan, "round": number, "seconds": seconds * (2 if number == 1 else 1)}
+        for plan, seconds in SECONDS.items()
+        for number in range(3)
+    ]
+    return {json.dumps({"length": 10 + step}): runs for step in range(1, 4)}
 
 
-def _times(settings: Settings) -> PlanTimes:
-    times = PlanTimes()
-    for step in range(N_WARM_UP, N_WARM_UP + N_STEPS):
-        for plan in SECONDS:
-            for number in range(3):
-                times.add(_timed(settings, step, plan, number))
-    return times
-
-
-def test_a_cell_is_compared_over_planned_steps(settings: Settings) -> None:
+def test_a_budget_is_compared_over_planned_steps() -> None:
     """Extra time of each way, steps over, and the use where a plan was needed."""
-    cell = menu._cell("qa-bert", 0.5, _rows(), _times(settings))
-
-    extra = {name: round(value or 0, 6) for name, value in cell.extra.items()}
+    rows = {row.strategy: row for row in menu.compare(_rows(), 0.5, _times())}
+    extra = {name: round(row.extra, 6) for name, row in rows.items()}
     assert extra == {
+        "static": 0.4,
+        "static-menu": 0.2,
         "oracle": 0.4,
         "mimose-menu": 0.2,
         "oracle-menu": 0.1,
-        "static": 0.4,
-        "static-menu": 0.2,
     }
-    assert set(cell.over.values()) == {0}
-    assert (cell.n_compared, cell.n_needed, cell.n_learning) == (3, 1, 0)
-    assert cell.use == pytest.approx(0.98)
-    assert cell.ratio("oracle-menu") == pytest.approx(1.2 / 1.1)
+    for row in rows.values():
+        assert (row.steps, row.over, row.compared, row.needed) == (4, 0, 3, 1)
+        assert row.use == pytest.approx(0.98)
 
 
-def test_steps_that_show_an_action_are_told_apart(settings: Settings) -> None:
-    """They have no prediction; the time with them is in a column of its own."""
+def test_steps_that_show_an_action_are_left_out() -> None:
+    """They have no prediction, and nobody's such step is compared."""
+    shows = {("mimose-menu", 3): {"plan": "rr", "predicted_growth_bytes": None}}
     rows = [
-        _row(r.strategy, r.step, plan="rr", predicted_growth_bytes=None)
-        if (r.strategy, r.step) == ("mimose-menu", 3)
-        else r
-        for r in _rows()
+        dataclasses.replace(row, **shows.get((row.strategy, row.step), {}))
+        for row in _rows()
     ]
-    cell = menu._cell("qa-bert", 0.5, rows, _times(settings))
-
-    assert (cell.n_compared, cell.n_learning) == (2, 1)
-    assert cell.extra["mimose-menu"] == pytest.approx(0.2)
-    assert cell.with_learning == pytest.approx((0.2 + 0.2 + 0.4) / 3)
+    found = list(menu.compare(rows, 0.5, _times()))
+    assert {row.compared for row in found} == {2}
+    assert menu.mean_extra(found, "mimose-menu", 0.5) == pytest.approx(0.2)
 
 
-def test_the_bars(settings: Settings) -> None:
-    """Those of the issue, from one cell: half of the extra time keeps that at 0.5."""
-    rows, times = _rows(), _times(settings)
-    cells = [menu._cell("qa-bert", 0.5, rows, times)]
-
-    bars = {bar.what: (bar.value, bar.holds) for bar in menu._bars(cells, times)}
-
-    assert list(bars.values()) == [
+def test_the_bars() -> None:
+    """Half of the extra time keeps the bar at 0.5."""
+    found = list(menu.compare(_rows(), 0.5, _times()))
+    assert [(bar.value, bar.holds) for bar in menu.judge(found)] == [
         (pytest.approx(0.5), True),
         (pytest.approx(1.2 / 1.4), False),
         (pytest.approx(1.2 / 1.1), False),
         (0, True),
         (pytest.approx(0.98), True),
-        (0, True),
     ]
 
 
-def test_what_did_not_run_misses_its_bars(settings: Settings) -> None:
-    """A way that failed has no time, and nothing stands in for it."""
-    rows = [row for row in _rows() if (row.strategy, row.step) != ("oracle", 3)]
-    rows.append(_row("oracle", 3, problem="memory ran out"))
-    times = _times(settings)
-    cell = menu._cell("qa-bert", 0.5, rows, times)
-
-    assert (cell.over["oracle"], cell.extra["oracle"]) == (None, None)
-    assert not menu._bars([cell], times)[0].holds
-
-
-def test_an_empty_beginning_misses_every_bar(settings: Settings) -> None:
-    """Nothing measured is nothing kept."""
-    cell = menu._cell("qa-bert", 0.5, [], PlanTimes())
-
-    assert not any(bar.holds for bar in menu._bars([cell], PlanTimes()))
-
-
-# ------------------------------------------------------------------ bytes
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
-    """What of the grid was run, in place of training anything."""
-    found: list[tuple[str, float]] = []
-
-    class _Run:
-        def __init__(self, grid: GridSettings, task: str) -> None:
-            (share,) = grid.budgets
-            found.append((task, share))
-            self.rows = [row for row in _rows(share) if row.workload == task]
-
-        def run(self) -> None:
-            """Do nothing."""
-
-    monkeypatch.setattr(menu_bytes, "WorkloadRun", _Run)
-    return found
-
-
-def test_bytes_are_resumed_by_budget(
-    settings: Settings, ran: list[tuple[str, float]]
-) -> None:
-    """What is complete is kept; plain training's rows are there once."""
-    menu_bytes.bytes_of(settings, _options(), runs=True)
-    more = _options(budgets=[0.35, 0.5], resume=True)
-    rows = menu_bytes.bytes_of(settings, more, runs=True)
-
-    assert ran == [("qa-bert", 0.5), ("qa-bert", 0.35)]
-    assert sum(row.strategy == "none" for row in rows) == N_WARM_UP + N_STEPS
-    assert len(rows) == 11 * (N_WARM_UP + N_STEPS)
-    assert read(settings.out / "menu.csv", GridRow) == rows
-
-
-def test_bytes_cut_short_are_run_again(
-    settings: Settings, ran: list[tuple[str, float]]
-) -> None:
-    """More steps are other batches; and without --resume all is run again."""
-    menu_bytes.bytes_of(settings, _options(), runs=True)
-    menu_bytes.bytes_of(settings, _options(resume=True), runs=True)
-    assert len(ran) == 1
-    menu_bytes.bytes_of(settings, _options(resume=True, steps=9), runs=True)
-    assert len(ran) == 2
-    menu_bytes.bytes_of(settings, _options(), runs=True)
-    assert len(ran) == 3
-
-
-def test_bytes_of_another_run_are_refused(
-    settings: Settings, ran: list[tuple[str, float]]
-) -> None:
-    """One line says what differs."""
-    menu_bytes.bytes_of(settings, _options(), runs=True)
-
-    with pytest.raises(UsageError, match=r"has scale 'tiny', and this run has 'small'"):
-        menu_bytes.bytes_of(settings, _options(resume=True, scale="small"), runs=True)
-
-
-# ------------------------------------------------------------------ times
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> list[dict[str, Any]]:
-    """What a child was asked to time; it answers at once."""
-    found: list[dict[str, Any]] = []
-
-    def answer(_: str, task: Any, *__: Any, **___: Any) -> Any:
-        for order in task["orders"]:
-            found.append(order)
-            plans = order["plans"]
-            place = {k: v for k, v in order.items() if k != "plans"}
-            place |= {"workload": task["workload"], "scale": task["scale"]}
-            said = {"seconds": 1.0, "is_exact": True}
-            yield {"runs": [{**place, **said, "plan": plan} for plan in plans]}
-
-    monkeypatch.setattr(menu_times, "run_child", answer)
-    return found
-
-
-def test_plans_that_are_shared_are_timed_once(
-    settings: Settings, asked: list[dict[str, Any]]
-) -> None:
-    """Each size under each of its plans and bare, in every round."""
-    menu_times.times_of(settings, _options(), _rows(), runs=True)
-
-    assert len(asked) == N_STEPS * 2
-    assert all(sorted(order["plans"]) == ["", "kl", "ll", "rr"] for order in asked)
-    assert [order["round"] for order in asked] == [0] * N_STEPS + [1] * N_STEPS
-
-
-def test_times_are_resumed_by_round(
-    settings: Settings, asked: list[dict[str, Any]]
-) -> None:
-    """A round lacks no plan, or is run again."""
-    menu_times.times_of(settings, _options(), _rows(), runs=True)
-    asked.clear()
-    rows = [*_rows(), _row("static", 2, plan="kk")]
-
-    times = menu_times.times_of(settings, _options(resume=True), rows, runs=True)
-
-    assert [(order["step"], order["round"]) for order in asked] == [(2, 0), (2, 1)]
-    assert times.of(rows[-1]) == (0.0, 1.0)
-    asked.clear()
-    menu_times.times_of(settings, _options(resume=True, rounds=3), rows, runs=True)
-    assert {order["round"] for order in asked} == {2}
-
-
-def test_times_of_another_device_are_refused(
-    settings: Settings, asked: list[dict[str, Any]]
-) -> None:
-    """Ratios of two devices are not to be mixed."""
-    menu_times.times_of(settings, _options(), _rows(), runs=True)
-
-    options = _options(resume=True, time_device="sim")
-    with pytest.raises(UsageError, match=r"menu_times.csv has device 'cpu: "):
-        menu_times.times_of(settings, options, _rows(), runs=True)
-
-
 def test_every_plan_is_run_and_compared() -> None:
-    """Here in the tests' own process, on a tiny model."""
-    pytest.importorskip("transformers")
-    order = {"step": 0, "sizes": '{"length": 12}', "round": 0}
-    plans = ["", "kkkkkk", "llrrkk", "rrrrrr"]
-    task = {
-        "workload": "qa-bert",
-        "scale": "tiny",
-        "seed": 0,
-        "device": "cpu",
-        "orders": [{**order, "plans": list(plans)}],
-    }
+    """In each round as told, here in the tests' own process, on a tiny model."""
+    plans = ["kkkkkk", "llrrkk", "rrrrrr"]
+    said = list(menu.work(_task(plans)))
+    assert sorted((each["plan"], each["round"]) for each in said) == [
+        (plan, number) for plan in ["", *plans] for number in range(2)
+    ]
+    assert all(each["seconds"] > 0 for each in said)
 
-    (said,) = menu_times.work(task)
 
-    assert sorted(run["plan"] for run in said["runs"]) == plans
-    for run in said["runs"]:
-        assert run["is_exact"]
-        assert run["seconds"] > 0
-        assert {"workload", "scale", "step", "sizes", "round"} <= run.keys()
+def _task(plans: list[str]) -> dict[str, Any]:
+    sizes = json.dumps({"length": 12})
+    task = {"workload": "qa-bert", "scale": "tiny", "seed": 0, "rounds": 2}
+    return {**task, "plans": {sizes: plans}}
 
 
 def test_a_plan_that_is_not_run_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that may not run under an action ends the timing."""
-    pytest.importorskip("transformers")
     from mimose.run.actions.lean import Lean
 
     monkeypatch.setattr(Lean, "refuses", lambda *_: "it is not to be")
-    order = {"step": 0, "sizes": '{"length": 12}', "round": 0, "plans": ["llllll"]}
-    task = {"workload": "qa-bert", "scale": "tiny", "seed": 0, "device": "cpu"}
-    task["orders"] = [order]
-
     with pytest.raises(RunFailedError, match="the plan 'llllll' was run otherwise"):
-        next(iter(menu_times.work(task)))
+        list(menu.work(_task(["llllll"])))
 
 
-def test_the_picture(settings: Settings, tmp_path: Path) -> None:
-    """It is drawn from the rows alone, and has what the proof says."""
-    pytest.importorskip("matplotlib")
-    steps = range(N_WARM_UP, N_WARM_UP + N_STEPS)
-    timed = [_timed(settings, step, plan, 0) for step in steps for plan in SECONDS]
-    rows, times, picture = (tmp_path / name for name in ("a.csv", "b.csv", "c.png"))
-    write(rows, GridRow, _rows())
-    write(times, MenuTimeRow, timed)
+def test_a_plan_that_gives_something_else_ends_the_timing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its gradients are compared with the bare model's to the last bit."""
+    step, noise = playback.Trained.step, itertools.count(1)
 
-    extra = menu.extra_times(_rows(), timed)[0.5]
-    status = menu_picture.main([str(rows), str(times), str(picture)])
+    def off(trained: playback.Trained, batch: Any) -> float:
+        seconds = step(trained, batch)
+        gradient = trained.parameters[-1].grad
+        assert gradient is not None
+        gradient.add_(next(noise))
+        return seconds
 
-    assert pytest.approx(0.2) == extra["mimose-menu"]
-    assert pytest.approx(0.4) == extra["static"]
-    assert (0, b"\x89PNG") == (status, picture.read_bytes()[:4])
-    write(times, MenuTimeRow, [])
-    with pytest.raises(ValueError, match="nothing to draw"):
-        menu_picture.draw(rows, times, picture)
+    monkeypatch.setattr(playback.Trained, "step", off)
+    with pytest.raises(RunFailedError, match="'rrrrrr' gave another loss or gradient"):
+        list(menu.work(_task(["rrrrrr"])))
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")
+def test_what_the_documentation_says_comes_from_the_rows() -> None:
+    """Every line of the table."""
+    rows = read(DOCS / "results" / "sim" / "menu.csv", MenuRow)
+    text = (DOCS / "results" / "README.md").read_text(encoding="utf-8")
+    for budget in (0.35, 0.5, 0.7):
+        cells = [f"{menu.mean_extra(rows, n, budget):.1%}" for n in menu.STRATEGIES]
+        assert f"| {budget:g} | {' | '.join(cells)} |" in text

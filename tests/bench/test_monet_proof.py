@@ -1,27 +1,22 @@
-"""The comparison with MONeT: what is read from its table, timed, and judged."""
+"""The comparison with MONeT: what is read from its table, planned, and judged."""
 
-import dataclasses
+from __future__ import annotations
+
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
 
-from benchmarks.proofs import monet, monet_runs
+from benchmarks.proofs import monet
 from benchmarks.proofs.common import Settings
-from benchmarks.proofs.monet_cases import CASES
-from benchmarks.proofs.monet_page import page
-from benchmarks.proofs.monet_published import CURVES, published
+from benchmarks.proofs.monet import published
 from mimose.bench.rows import read
-from mimose.planners import Optimal, PlanningProblem
+from mimose.planners import PlanningProblem
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-def test_every_published_model_is_trained():
-    """And a transformer, of which there are no rows."""
-    assert {*CURVES, "bert"} == set(monet.MODELS) == set(CASES)
 
 
 @pytest.mark.parametrize(
@@ -33,59 +28,34 @@ def test_every_published_model_is_trained():
         (4.99 / 15.06, 0.1195),
     ],
 )
-def test_published_overheads_are_linear_between_rows(share, overhead):
+def test_published_overheads_are_linear_between_rows(
+    share: float, overhead: float
+) -> None:
     """And nothing where all is kept."""
-    found = published("resnet50", share)
-    assert found is not None
-    assert (pytest.approx(overhead), share) == found
+    assert published("resnet50", share) == (pytest.approx(overhead), share)
 
 
-def test_below_its_least_row_that_row_is_returned():
+def test_below_its_least_row_that_row_is_returned() -> None:
     """With its own share, so that nobody takes it for less memory."""
-    assert (0.0911, 5.51 / 14.12) == published("vgg16", 1 / 3)
+    assert published("vgg16", 1 / 3) == (0.0911, 5.51 / 14.12)
     assert published("bert", 1 / 3) is None
 
 
-def test_plans_are_compared_round_by_round():
-    """With the bare model of the same round; the medians of ratios."""
-    plain = [{"plan": "", "round": i, "seconds": 1.0 + i} for i in range(3)]
-    mine = [
-        {"plan": "kr", "round": i, "seconds": ratio * (1.0 + i), "is_exact": i != 1}
-        for i, ratio in enumerate((1.1, 1.5, 1.2))
-    ]
-    found = monet._times([*plain, *mine], "kr")
-    assert pytest.approx(0.2) == found["overhead"]
-    assert (2.0, 3, False) == (
-        found["plain_seconds"],
-        found["rounds"],
-        found["is_exact"],
-    )
-
-
-def _row(**changes):
+def _row(**changes: Any) -> monet.MonetRow:
     fields = {
         "model": "resnet50",
         "batch": 8,
         "length": 128,
-        "calls": 2,
-        "parameter_bytes": 1,
         "plain_growth_bytes": 300,
         "plain_flops": 100,
         "target": "0.333",
-        "planner": "optimal",
         "is_reached": True,
-        "is_proved": True,
         "binding": "backward of b",
         "plan": "rk",
-        "predicted_growth_bytes": 100.0,
         "growth_bytes": 100,
         "planner_seconds": 0.001,
-        "predicted_seconds": 0.1,
         "recomputed_flops": 10,
-        "plain_seconds": 1.0,
-        "overhead": 0.1,
-        "rounds": 7,
-        "is_exact": True,
+        "overhead": 0.11,
         **changes,
     }
     return monet.MonetRow(**fields, **Settings().provenance())
@@ -98,19 +68,20 @@ def _row(**changes):
         ([{"model": model} for model in ("resnet50", "unet", "bert", "vgg16")], 3),
         ([{"overhead": 0.12}], 0),
         ([{"is_reached": False}], 0),
-        ([{"planner": "marginal"}], 0),
         ([{"target": "0.5"}], 0),
     ],
 )
-def test_a_model_counts_where_a_third_costs_no_more(changes, expected):
-    """Reached, by the optimum, at no more than published at that share or above."""
-    rows = [_row(**{"overhead": 0.11, **each}) for each in changes]
-    counted = next(b for b in monet._judge(rows) if "a third costs" in b.what)
-    assert expected == counted.value
+def test_a_model_counts_where_a_third_costs_no_more(
+    changes: list[dict[str, Any]], expected: int
+) -> None:
+    """Reached, at no more than published at that share or above."""
+    [bar] = monet.judge([_row(**each) for each in changes])
+    assert bar.value == expected
 
 
-def _problem():
-    """Four calls: all kept they hold 400, recomputed 40; each takes a second."""
+@pytest.fixture
+def problem() -> PlanningProblem:
+    """Four calls: all kept they hold 400, recomputed 40; each takes a FLOP."""
     return PlanningProblem(
         events=("a#0", "b#0", "c#0", "d#0"),
         actions=("keep", "recompute"),
@@ -131,57 +102,44 @@ def _problem():
     )
 
 
-def test_a_plan_that_grew_beyond_its_share_is_made_again():
+def test_a_plan_that_grew_beyond_its_share_is_made_again(
+    problem: PlanningProblem,
+) -> None:
     """For as much less, until the step itself keeps the share."""
-    asked = []
+    ran: list[str] = []
 
-    def measured(plan):
-        asked.append(plan["share"])
-        return {**plan, "growth_bytes": plan["predicted_growth_bytes"] + 50}
+    def measured(plan: dict[str, Any]) -> dict[str, Any]:
+        ran.append(plan["plan"])
+        return {**plan, "growth_bytes": 100 + 90 * plan["plan"].count("k")}
 
-    found = monet_runs._within(_problem(), Optimal(), 400, 0.6, measured)
-    assert 2 == len(asked)
-    assert found["is_reached"]
-    assert 240 >= found["growth_bytes"]
-    assert 3.0 == found["predicted_seconds"]
+    found = monet.plan_within(problem, 400, 0.6, measured)
+    assert [plan.count("k") for plan in ran] == [2, 1]
+    assert (found["is_reached"], found["growth_bytes"]) == (True, 190)
 
 
-def test_what_no_plan_reaches_is_the_least_there_is():
+def test_what_no_plan_reaches_is_the_least_there_is(problem: PlanningProblem) -> None:
     """And is said to be."""
-    found = monet_runs._within(
-        _problem(), Optimal(), 400, 0.05, lambda plan: {**plan, "growth_bytes": 40}
+    found = monet.plan_within(
+        problem, 400, 0.05, lambda plan: {**plan, "growth_bytes": 40}
     )
-    assert not found["is_reached"]
-    assert 40.0 == found["predicted_growth_bytes"]
+    assert (found["plan"].count("r"), found["is_reached"]) == (4, False)
 
 
-def test_the_memory_of_so_much_time():
-    """Two seconds recompute two of four calls."""
-    share = monet_runs._cheap_share(_problem(), 400, 2.0)
-    assert 220 / 400 <= share <= 230 / 400
-
-
-def test_what_cannot_be_reached_says_what_binds():
-    """And the least there is."""
-    row = dataclasses.replace(_row(), is_reached=False, growth_bytes=150)
-    [note] = monet._notes([row, _row(planner="", growth_bytes=120)])
-    assert "50.0%" in note
-    assert "least of any plan was 40.0%" in note
-    assert "backward of b" in note
+def test_a_recomputation_takes_what_its_forward_does(problem: PlanningProblem) -> None:
+    """In the processor's seconds."""
+    priced = monet.priced(problem, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0})
+    assert priced.cost.tolist() == [[0.0, n] for n in (1.0, 2.0, 3.0, 4.0)]
 
 
 @pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")
-def test_the_table_of_the_documentation_comes_from_the_rows():
-    """Every number of it; and every plan was exact."""
+def test_the_table_of_the_documentation_comes_from_the_rows() -> None:
+    """Every number of it."""
     rows = read(DOCS / "results" / "cpu" / "monet.csv", monet.MonetRow)
-    assert page(rows) in (DOCS / "bench.md").read_text(encoding="utf-8")
-    assert all(row.is_exact for row in rows)
-    assert set(monet.MODELS) == {row.model for row in rows}
-
-
-def test_a_line_of_the_table_has_both_planners():
-    """And says where MONeT's rows end."""
-    rows = [_row(), _row(planner="marginal", overhead=0.2), _row(model="vgg16")]
-    _, _, first, second = page(rows).splitlines()
-    assert "| +10.0% | +20.0% | 10.0% | +11.9% | 1.0 / 1.0 |" in first
-    assert "+9.1%, its least, at 39.0%" in second
+    text = (DOCS / "bench.md").read_text(encoding="utf-8")
+    for row in rows:
+        cells = [
+            f"{row.model}, {row.batch} × {row.length}",
+            *monet.line_of(row).values(),
+        ]
+        assert f"| {' | '.join(map(str, cells))} |" in text
+    assert len(rows) == 18

@@ -1,0 +1,151 @@
+"""Plans told beforehand, run by turns with the bare model: what do they take?
+
+One process has a bare model and one with a session that plays plans back. Both have the
+same weights, and no step changes them: every plan has to give plain training's loss and
+gradients, to the last bit. Seconds are the processor's, for forward, backward and
+optimizer step; rounds are compared one by one, so that what disturbs a round disturbs
+both. The heap is to be kept (`HEAP_IS_KEPT`): fresh pages would be most of the time.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mimose.bench.child import RunFailedError
+from mimose.planners import Plan, PlanningProblem
+from mimose.planners.actions import FINE_MENU
+from mimose.planners.timeline import judge
+from mimose.session import Session
+
+PLAIN = ""
+"""Stands for no plan: the bare model."""
+_NAMES = {spec.code: spec.name for spec in FINE_MENU.specs}
+
+
+class Playback:
+    """A planner that has every step do what it is told beforehand."""
+
+    name = "playback"
+
+    def __init__(self) -> None:
+        self.actions: tuple[str, ...] = ()
+
+    def tell(self, plan: str) -> None:
+        """Take a plan: a letter for each layer call."""
+        self.actions = tuple(_NAMES[code] for code in plan)
+
+    def action_at(self, index: int) -> str:
+        """Return the action of a layer call, by its position."""
+        return self.actions[index]
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Judge what it was told."""
+        choice = [problem.actions.index(action) for action in self.actions]
+        return judge(problem, np.array(choice, dtype=np.intp), planner=self.name)
+
+    def check(self, session: Session) -> None:
+        """Make sure that the last step ran as it was told.
+
+        Records have the action that a layer was given, though it refused it.
+
+        Raises:
+            RunFailedError: The session did something else.
+        """
+        limits = session.state_dict()["cost_model"]["limits"]
+        if limits or tuple(session.records[-1].actions) != self.actions:
+            plan = FINE_MENU.codes(self.actions)
+            msg = f"the plan {plan!r} was run otherwise: layers may run under {limits}"
+            raise RunFailedError(msg)
+
+
+class Trained:
+    """A model and what its last step gave.
+
+    Args:
+        model: In training mode.
+        has_optimizer: Whether a step ends with AdamW's, at a learning rate of 0. If
+            not, gradients are there before a step and are added to.
+    """
+
+    def __init__(self, model: nn.Module, *, has_optimizer: bool) -> None:
+        self.model = model
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer = None
+        if has_optimizer:
+            self._optimizer = torch.optim.AdamW(
+                self.parameters, lr=0.0, weight_decay=0.0, fused=True
+            )
+            return
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+
+    def step(self, batch: Mapping[str, Any]) -> float:
+        """Train on a batch; return the processor's seconds."""
+        self.model.zero_grad(set_to_none=self._optimizer is not None)
+        torch.manual_seed(0)
+        gc.collect()
+        began = time.process_time()
+        self.loss: torch.Tensor | None = self.model(**batch).loss
+        torch.autograd.backward(self.loss)
+        if self._optimizer is not None:
+            self._optimizer.step()
+        return time.process_time() - began
+
+    def results(self) -> list[torch.Tensor]:
+        """Return the last step's loss and gradients."""
+        found = [self.loss, *(parameter.grad for parameter in self.parameters)]
+        return [each.detach() for each in found if each is not None]
+
+
+def by_turns(
+    bare: Trained,
+    planned: Trained,
+    session: Session,
+    playback: Playback,
+    batch: Mapping[str, Any],
+    plans: Sequence[str],
+    n_rounds: int,
+) -> Iterator[dict[str, Any]]:
+    """Run a batch bare and under each plan, round by round, in an order drawn anew.
+
+    Raises:
+        RunFailedError: A layer refused its action, or a plan gave another loss or
+            gradient than plain training.
+    """
+    order = [PLAIN, *plans]
+    for number in range(-1, n_rounds):  # the first finds out how to rebuild
+        for plan in order:
+            if plan == PLAIN:
+                seconds = bare.step(batch)
+            else:
+                playback.tell(plan)
+                seconds = planned.step(batch)
+                playback.check(session)
+                if not all(map(torch.equal, bare.results(), planned.results())):
+                    msg = f"the plan {plan!r} gave another loss or gradient"
+                    raise RunFailedError(msg)
+            if number >= 0:
+                yield {"plan": plan, "round": number, "seconds": seconds}
+        random.Random(number).shuffle(order)
+
+
+def overhead(timed: Sequence[Mapping[str, Any]], plan: str) -> tuple[float, float]:
+    """Return what a plan takes over plain training, as a share, and that one's seconds.
+
+    Args:
+        timed: What `by_turns` yields of one batch.
+        plan: One of those that ran.
+    """
+    plain = {each["round"]: each["seconds"] for each in timed if each["plan"] == PLAIN}
+    own = [each for each in timed if each["plan"] == plan]
+    ratios = [each["seconds"] / plain[each["round"]] for each in own]
+    return median(ratios) - 1.0, median(plain.values())
