@@ -75,11 +75,13 @@ def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
         width: Columns of the terminal.
     """
     kept, inexact = summary.kept_units, summary.inexact_units
+    uncalled = summary.uncalled_units
+    few = [*uncalled[:_MOST_NAMES], *_hidden(len(uncalled), _MOST_NAMES, "layers")]
     parts = [
         _overview(summary, width),
         _shapes(records, width),
         _reasons(records, width),
-        _listed(_UNCALLED, _few(summary.uncalled_units), width),
+        _listed(_UNCALLED, few, width),
         _listed("Layers that are always kept", _reasoned(kept), width),
         _listed("Layers not exact when recomputed", _reasoned(inexact), width),
         _listed(_LOSSY, _lossy(summary.gradient_errors), width),
@@ -94,10 +96,8 @@ _UNCALLED = (
 _LOSSY = "Lossy actions: change of a layer's gradient, as a part of its norm"
 
 
-def _few(names: Sequence[str]) -> list[str]:
-    hidden = len(names) - _MOST_NAMES
-    more = [f"({hidden} other layers not shown)"] if hidden > 0 else []
-    return [*names[:_MOST_NAMES], *more]
+def _hidden(n: int, most: int, what: str) -> list[str]:
+    return [f"({n - most} other {what} not shown)"] if n > most else []
 
 
 def _lossy(errors: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -218,8 +218,7 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
         )
     if len(rows) == 1:
         return []
-    hidden = len(last) - _MOST_SHAPES
-    more = f"({hidden} other shapes not shown)" if hidden > 0 else ""
+    more = "".join(_hidden(len(last), _MOST_SHAPES, "shapes"))
     named_after = " × ".join(names.pop()) if is_alike else ""
     of = f" ({named_after})" if named_after else ""
     title = wrapped(f"Peaks by shape{of}, the largest growth first", width)
@@ -233,9 +232,7 @@ def _reasons(records: Sequence[StepRecord], width: int) -> list[str]:
         f"{n} × {_in_common(kind, [each for each in told if kind_of(each) == kind])}"
         for kind, n in reasons.most_common(_MOST_REASONS)
     ]
-    hidden = len(reasons) - _MOST_REASONS
-    if hidden > 0:
-        items.append(f"({hidden} other reasons not shown)")
+    items += _hidden(len(reasons), _MOST_REASONS, "reasons")
     return _listed("Steps out of the ordinary", items, width)
 
 
