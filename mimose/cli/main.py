@@ -1,31 +1,56 @@
-"""The command line: ``mimose demo``, ``bench``, ``advise`` and ``report``.
+"""Keep PyTorch training within a memory budget, with a plan for every input shape.
 
-Here it is read; what the commands do is in `mimose.cli.commands`. Another command is a
-function there, and an ``_add`` function here that names it.
+Examples:
+  mimose demo                        see what it does, on this machine
+  mimose advise --model mine:make --budget 8GiB
+                                     does saving memory pay for your model?
+  mimose bench --list                what can be compared
+  mimose report run/records.jsonl    see what it did in a run of yours
+
+mimose COMMAND --help tells more.
+
+Exit status:
+  0    all went well
+  1    what was run failed, or did not hold
+  2    it cannot be done: wrong options, an unreadable file, a missing package
+  130  Ctrl-C
+  141  nobody read the output to its end
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
+import inspect
+import io
+import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from mimose.cli import commands
-from mimose.usage import UsageError, at_least_one, names, positive, seed, shares
+from mimose.exceptions import MimoseError
+from mimose.near_names import near_names
+from mimose.report.columns import named, terminal_width, wrapped
+from mimose.usage import UsageError, at_least_one, names, need, positive, seed, shares
 
-Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
+if TYPE_CHECKING:
+    from mimose.bench.grid.runner import GridSettings
+    from mimose.bench.grid.traces import Sizes
+    from mimose.records import StepRecord
 
-_STATUS = """\
-exit status:
-  0  all went well
-  1  what was run failed, or did not hold
-"""
-_UNUSABLE = """\
-  2  it cannot be done: wrong options, an unreadable file, a missing package
-"""
+_Options: TypeAlias = argparse.Namespace
+_Option: TypeAlias = tuple[str, Any, Any, str]
+"""Flag and what stands for its value; type, choices or `bool`; default; help."""
+
+_OK, _FAILED, _UNUSABLE, _INTERRUPTED = 0, 1, 2, 130
+_UNREAD = 141
+"""The output was closed before all of it was written (128 + SIGPIPE)."""
+_BENCH = ("filelock", "matplotlib", "rich", "sympy", "tokenizers", "transformers")
+"""Packages that a grid needs."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,17 +72,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What was written behind ``mimose``; None for the process's own.
 
     Returns:
-        The process's exit status: 0; 1 where what was run failed or did not hold; 2
-        where it cannot be done, as for wrong options; 141, as a shell says it, where
-        nobody read on.
+        The process's exit status.
     """
+    status = _UNREAD
     try:
-        status = _run(arguments)
-    except BrokenPipeError:
-        commands.forget_output()
-        status = commands.UNREAD
+        with contextlib.suppress(BrokenPipeError):
+            status = _run(arguments)
     finally:
-        commands.flush_output()
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # what is in the buffer would fail at the end again
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
     return status
 
 
@@ -67,304 +94,504 @@ def _run(arguments: Sequence[str] | None) -> int:
         status: int = options.do(options)
     except UsageError as error:
         sys.stderr.write(f"mimose {options.command}: {error}\n")
-        status = commands.UNUSABLE
+        status = _UNUSABLE
     return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="mimose",
-        description="Keep PyTorch training within a memory budget, with a plan for "
-        "every\ninput shape.",
-        epilog="examples:\n"
-        "  mimose demo                        see what it does, on this machine\n"
-        "  mimose advise --model mine:make --budget 8GiB\n"
-        "                                     does saving memory pay for your model?\n"
-        "  mimose bench --list                what can be compared\n"
-        "  mimose report run/records.jsonl    see what it did in a run of yours\n\n"
-        "mimose COMMAND --help tells more.\n\n" + _STATUS + _UNUSABLE,
-    )
-    parser.add_argument("--version", action="version", version=f"mimose {_version()}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    _add_demo(subparsers)
-    _add_advise(subparsers)
-    _add_bench(subparsers)
-    _add_report(subparsers)
+    parser = _Parser(prog="mimose", description=__doc__)
+    try:
+        version = importlib.metadata.version("mimose")
+    except importlib.metadata.PackageNotFoundError:
+        version = "(a checkout that is not installed)"
+    parser.add_argument("--version", action="version", version=f"mimose {version}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for do, options in _COMMANDS.items():
+        text = inspect.getdoc(do) or ""
+        first = text.partition(".\n")[0]
+        command = commands.add_parser(
+            do.__name__.strip("_"),
+            help=first[0].lower() + first[1:],
+            description=text,
+        )
+        for option in options:
+            _add(command, *option)
+        command.set_defaults(do=do, default_of=command.get_default)
     return parser
 
 
-def _version() -> str:
+def _add(parser: _Parser, flag: str, kind: Any, default: Any, text: str) -> None:
+    flag, _, metavar = flag.partition(" ")
+    if kind is bool:
+        parser.add_argument(flag, action="store_true", help=text)
+        return
+    how: dict[str, Any] = {"choices" if isinstance(kind, tuple) else "type": kind}
+    if flag.startswith("--"):
+        how["default"] = default
+    if default is not None:
+        shown = (
+            default if not isinstance(default, tuple) else ",".join(map(str, default))
+        )
+        text += f" (default: {shown})"
+    parser.add_argument(flag, metavar=metavar or None, help=text, **how)
+
+
+def _write(lines: Sequence[str]) -> None:
+    """Write to the standard output; who reads no further has had enough of it."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _shown(options: _Options, out: Path, do: Callable[[], int]) -> int:
+    """Run what prints words and leaves ``summary.json``; with --json print that alone.
+
+    Args:
+        options: Whose `json` says which.
+        out: The folder of the summary.
+        do: Returns the exit status.
+    """
+    if not options.json:
+        return do()
+    summary = out / "summary.json"
+    summary.unlink(missing_ok=True)  # of a run before, should this one leave none
+    with contextlib.redirect_stdout(io.StringIO()):
+        status = do()
+    if summary.exists():
+        _write([summary.read_text(encoding="utf-8").rstrip()])
+    return status
+
+
+@contextlib.contextmanager
+def _told_as_usage(*kinds: type[Exception]) -> Iterator[None]:
+    """Tell which file cannot be read or written in one line, and errors of some kinds.
+
+    Raises:
+        UsageError: In place of these.
+    """
     try:
-        return importlib.metadata.version("mimose")
-    except importlib.metadata.PackageNotFoundError:
-        return "(a checkout that is not installed)"
+        yield
+    except OSError as error:
+        name = error.filename or "a file"  # a full disk names none
+        msg = f"cannot read or write {name}: {error.strerror or error}"
+        raise UsageError(msg) from error
+    except kinds as error:
+        raise UsageError(str(error)) from error
 
 
-def _add_demo(subparsers: Commands) -> None:
-    demo = subparsers.add_parser(
-        "demo",
-        help="train the same batches four ways and show what each needs",
-        description="Train the same batches of real text four ways (keep everything, "
-        "recompute\neverything, one plan for the longest batch, mimose), then under a "
-        "hard memory\nlimit. Leaves a table, a picture and the rows behind them. "
-        "Ctrl-C shows what\nthere is so far.",
-        epilog="examples:\n"
-        "  mimose demo\n"
-        "  mimose demo --steps 20 --out elsewhere\n\n"
-        "exit status:\n"
-        "  0    all went well\n"
-        "  1    a strategy failed that should not have\n"
-        + _UNUSABLE
-        + "  130  Ctrl-C\n",
-    )
-    demo.add_argument(
-        "--steps",
-        type=at_least_one,
-        default=100,
-        help="for each strategy (default: 100)",
-    )
-    demo.add_argument("--seed", type=seed, default=0, help="of weights, order, dropout")
-    _add_threads(demo)
-    demo.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/demo"),
-        help="folder for rows.csv, demo.png and summary.json (default: runs/demo)",
-    )
-    demo.set_defaults(do=commands.demo)
+def _lengths(options: _Options, sizes: Sequence[str], n_texts: int) -> list[Sizes]:
+    """Return the sizes of batches that were given; none where they were not."""
+    from mimose.bench.grid.traces import from_dataset, from_file
 
-
-def _add_advise(subparsers: Commands) -> None:
-    advise = subparsers.add_parser(
-        "advise",
-        help="tell whether saving memory pays for a model, and with which method",
-        description="Does saving memory pay for your model at a budget, and with which "
-        "method? Plain\ntraining and each method are measured at a few batch sizes, in "
-        "processes of their\nown that take turns: bytes, then seconds. Says what each "
-        "does to the largest\nbatch, the longest input and throughput, and what it "
-        "cannot say. Leaves a page,\nthe answer as JSON and the readings, from which "
-        "--show answers for another budget.\nCtrl-C keeps what was measured.",
-        epilog="examples:\n"
-        "  mimose advise --model mypackage.train:make --budget 8GiB\n"
-        "  mimose advise --model mypackage.train:make --budget 80% --device cuda\n"
-        "  mimose advise --model mypackage.train:make --budget +2GiB --minutes 10 \\\n"
-        "    --lengths mine.csv\n"
-        "  mimose advise --show runs/advise/measured.json --budget 6GiB\n\n"
-        "MODULE:FUNCTION takes nothing and returns (model, sample): the model on the "
-        "CPU, and\none batch as it is called with: keyword arguments as a mapping, "
-        "arguments as a tuple,\nor the one tensor. Batches of other sizes repeat its "
-        "rows and tokens.\n\n"
-        "exit status:\n"
-        "  0    all went well\n" + _UNUSABLE + "  130  Ctrl-C\n",
-    )
-    advise.add_argument(
-        "--model", metavar="MODULE:FUNCTION", help="what is to be trained; see below"
-    )
-    advise.add_argument(
-        "--budget",
-        help="the memory that training may use, as mimose.attach takes it: 8GiB, 80%%, "
-        "+400MiB (with --show: default the one that was measured)",
-    )
-    advise.add_argument(
-        "--minutes",
-        type=positive,
-        default=5.0,
-        help="that measuring may take (default: 5)",
-    )
-    advise.add_argument(
-        "--methods", type=names, metavar="A,B", help="which (default: all that can be)"
-    )
-    advise.add_argument("--list", action="store_true", help="name the methods, and end")
-    advise.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
-    advise.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    advise.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
-    advise.add_argument("--seed", type=seed, default=0, help="of weights and turns")
-    _add_threads(advise)
-    _add_lengths(advise, texts=None, default="as many as the sample has")
-    advise.add_argument(
-        "--show",
-        type=Path,
-        metavar="MEASURED.json",
-        help="measure nothing: answer from the readings of a run that is over",
-    )
-    advise.add_argument(
-        "--json", action="store_true", help="print the answer as JSON alone"
-    )
-    advise.add_argument(
-        "--out",
-        type=Path,
-        help="folder for the files (default: runs/advise; that of --show)",
-    )
-    advise.set_defaults(do=commands.advise, default_of=advise.get_default)
-
-
-def _add_bench(subparsers: Commands) -> None:
-    bench = subparsers.add_parser(
-        "bench",
-        help="compare memory strategies on variable-size data, at several budgets",
-        description="Which memory strategy should a model be trained with, at a "
-        "budget? Every strategy\ntrains on the same batches from the same weights, in "
-        "a process of its own; they\ntake turns. Peaks are physical, recomputation is "
-        "counted. Leaves the rows, a\npicture and a summary. Ctrl-C keeps the steps "
-        "that ran.",
-        epilog="examples:\n"
-        "  mimose bench --list\n"
-        "  mimose bench --workloads qa-bert --strategies none,full,static,mimose\n"
-        "  mimose bench --workloads tc-bert --lengths mine.csv --budgets 0.3,0.6\n"
-        "  mimose bench --model mypackage.models:small_one --lengths mine.csv\n"
-        "  mimose bench --resume --out runs/bench\n"
-        "  mimose bench --show runs/bench/rows.csv\n\n"
-        "exit status:\n"
-        "  0    all went well\n"
-        "  1    a workload could not be run\n" + _UNUSABLE + "  130  Ctrl-C\n",
-    )
-    bench.add_argument(
-        "--list", action="store_true", help="name workloads and strategies, and end"
-    )
-    bench.add_argument(
-        "--workloads",
-        type=names,
-        metavar="A,B",
-        help="which (default: the Mimose paper's four language tasks)",
-    )
-    bench.add_argument(
-        "--strategies", type=names, metavar="A,B", help="which (default: all)"
-    )
-    bench.add_argument(
-        "--budgets",
-        type=shares,
-        default=(0.35, 0.5, 0.7),
-        metavar="A,B",
-        help="over 0, what the longest batch needs when everything is recomputed, "
-        "up to 1, when everything is kept (default: 0.35,0.5,0.7)",
-    )
-    bench.add_argument(
-        "--steps",
-        type=at_least_one,
-        default=60,
-        help="measured for each strategy and budget (default: 60)",
-    )
-    bench.add_argument(
-        "--warm-up",
-        type=at_least_one,
-        default=12,
-        help="steps before them, told apart (default: 12)",
-    )
-    bench.add_argument(
-        "--scale",
-        choices=("tiny", "small", "base"),
-        default="tiny",
-        help="of the models",
-    )
-    bench.add_argument(
-        "--model",
-        metavar="MODULE:FUNCTION",
-        help="a model of your own: a function that returns (model, make_batch, names "
-        "of sizes); needs --lengths or --dataset",
-    )
-    _add_lengths(bench)
-    bench.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
-    bench.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    bench.add_argument("--seed", type=seed, default=0, help="of weights and batches")
-    _add_threads(bench)
-    bench.add_argument(
-        "--resume",
-        action="store_true",
-        help="leave out workloads that a run with the same settings has done",
-    )
-    bench.add_argument(
-        "--out",
-        type=Path,
-        help="folder for the files (default: runs/bench; that of the rows with --show)",
-    )
-    bench.add_argument(
-        "--show",
-        type=Path,
-        metavar="ROWS.csv",
-        help="run nothing: show the rows of a run that is over",
-    )
-    bench.set_defaults(do=commands.bench)
-
-
-def _add_lengths(parser: _Parser, texts: int | None = 8, default: str = "8") -> None:
-    lengths = parser.add_mutually_exclusive_group()
-    lengths.add_argument(
-        "--lengths",
-        type=Path,
-        metavar="FILE.csv",
-        help="sizes of your own batches: a column for each size, a line for each batch",
-    )
-    lengths.add_argument(
-        "--dataset",
-        metavar="NAME",
-        help="lengths of a data set's texts: a csv, json, jsonl, parquet or txt file, "
-        "or a name that datasets knows",
-    )
-    parser.add_argument(
-        "--column", default="text", help="of the data set (default: text)"
-    )
-    parser.add_argument(
-        "--texts",
-        type=at_least_one,
-        default=texts,
-        help="of the data set whose longest gives a batch its length (default: "
-        f"{default})",
-    )
-    parser.add_argument(
-        "--longest",
-        type=at_least_one,
-        default=512,
-        help="tokens, to which the data set's texts are cut (default: 512)",
+    if options.lengths and options.dataset:
+        msg = "give --lengths or --dataset, not both"
+        raise UsageError(msg)
+    if options.lengths:
+        return from_file(options.lengths, sizes)
+    if not options.dataset:
+        return []
+    need("bench", "datasets", "tokenizers")
+    return from_dataset(
+        options.dataset,
+        options.column,
+        batch_size=n_texts,
+        most=options.longest,
+        seed=options.seed,
     )
 
 
-def _add_threads(parser: _Parser) -> None:
-    parser.add_argument(
-        "--threads", type=at_least_one, default=2, help="for torch (default: 2)"
+def _demo(options: _Options) -> int:
+    """Train the same batches four ways and show what each needs.
+
+    Keep everything, recompute everything, one plan for the longest batch, mimose: on
+    real text, then under a hard memory limit. Leaves a table, a picture and the rows
+    behind them. Ctrl-C shows what there is so far.
+
+    Examples:
+      mimose demo
+      mimose demo --steps 20 --out elsewhere
+
+    Exit status:
+      0    all went well
+      1    a strategy failed that should not have
+      2    it cannot be done: wrong options, a missing package
+      130  Ctrl-C
+    """
+    need("bench", *_BENCH)
+    from mimose.bench.grid.demo import SETTINGS, demo
+
+    settings = replace(
+        SETTINGS, seed=options.seed, steps=options.steps, threads=options.threads
     )
+    return _shown(options, options.out, lambda: demo(settings, options.out))
 
 
-def _add_report(subparsers: Commands) -> None:
-    report = subparsers.add_parser(
-        "report",
-        help="make a page of a run, and show its numbers",
-        description="Make one HTML page of a run from its records, which "
-        "mimose.attach(model, budget,\nrecord_to='records.jsonl') writes, and print "
-        "the most important numbers. The page\nneeds nothing but a browser, and loads "
-        "nothing from anywhere.",
-        epilog="examples:\n"
-        "  mimose report run/                      reads run/records.jsonl\n"
-        "  mimose report records.jsonl --out report.html\n"
-        "  mimose report records.jsonl --json | jq .budget_use\n"
-        "  mimose report records.jsonl --tensorboard board/\n\n"
-        "exit status:\n"
-        "  0  every step whose peak was read stayed within the budget\n"
-        "  1  a step went over it; the page is written all the same\n" + _UNUSABLE,
+def _advise(options: _Options) -> int:
+    """Tell whether saving memory pays for a model, and with which method.
+
+    Plain training and each method are measured at a few batch sizes, in processes of
+    their own that take turns: bytes, then seconds. Says what each does to the largest
+    batch, the longest input and throughput, and what it cannot say. Leaves a page, the
+    answer as JSON and the readings, from which --show answers for another budget.
+    Ctrl-C keeps what was measured.
+
+    Examples:
+      mimose advise --model mypackage.train:make --budget 8GiB
+      mimose advise --model mypackage.train:make --budget 80% --device cuda
+      mimose advise --model mypackage.train:make --budget +2GiB --lengths mine.csv
+      mimose advise --show runs/advise/measured.json --budget 6GiB
+
+    MODULE:FUNCTION takes nothing and returns (model, sample): the model on the CPU, and
+    one batch as it is called with: keyword arguments as a mapping, arguments as a
+    tuple, or the one tensor. Batches of other sizes repeat its rows and tokens.
+
+    Exit status:
+      0    all went well
+      2    it cannot be done: wrong options, an unreadable file, a missing package
+      130  Ctrl-C
+    """
+    from mimose.bench.advise.command import again, ask
+    from mimose.bench.advise.methods import METHODS
+    from mimose.bench.advise.settings import Settings
+    from mimose.bench.device import need_device
+
+    if options.list:
+        told = [(each.name, each.what) for each in METHODS.values()]
+        _write(named(told, terminal_width()))
+        return _OK
+    try:
+        with _told_as_usage():
+            if options.show:
+                _need_none_for_measuring(options)
+                out = options.out or options.show.parent
+                status, lines = again(options.show, out, options.budget, options.json)
+            else:
+                missing = [
+                    f"--{n}" for n in ("model", "budget") if not vars(options)[n]
+                ]
+                if missing:
+                    msg = (
+                        f"give {' and '.join(missing)}: what is to be trained, and in "
+                    )
+                    msg += "how much memory"
+                    raise UsageError(msg)
+                need_device(options.device)
+                settings = Settings(
+                    source=options.model,
+                    model=options.model,
+                    budget=options.budget,
+                    methods=tuple(options.methods or METHODS),
+                    device=options.device,
+                    dtype=options.dtype,
+                    optimizer=options.optimizer,
+                    threads=options.threads,
+                    seed=options.seed,
+                    minutes=options.minutes,
+                    lengths=_lengths_to_come(options),
+                )
+                out = options.out or Path("runs/advise")
+                status, lines = ask(settings, out, options.json)
+    except KeyboardInterrupt:
+        sys.stderr.write("mimose advise: interrupted before there was an answer\n")
+        return _INTERRUPTED
+    _write(lines)
+    return status
+
+
+def _need_none_for_measuring(options: _Options) -> None:
+    used = {"command", "do", "default_of", "list", "budget", "show", "json", "out"}
+    given = [
+        f"--{name}"
+        for name, value in vars(options).items()
+        if name not in used and value != options.default_of(name)
+    ]
+    if given:
+        msg = (
+            f"--show answers from readings that are there: leave out "
+            f"{', '.join(given)}, or measure anew with --model"
+        )
+        raise UsageError(msg)
+
+
+def _lengths_to_come(options: _Options) -> tuple[int, ...]:
+    """Return the lengths that were given, with as many texts as the sample has."""
+    from mimose.bench.advise.sample import Sample
+    from mimose.bench.advise.source import make
+
+    n_texts = options.texts or 0
+    if options.dataset and not n_texts:
+        n_texts = Sample(make(options.model)[1]).batch
+    with _told_as_usage(ValueError):
+        found = _lengths(options, ("length",), n_texts)
+    return tuple(sizes["length"] for sizes in found)
+
+
+def _bench(options: _Options) -> int:
+    """Compare memory strategies on variable-size data, at several budgets.
+
+    Which one should a model be trained with? Every strategy trains on the same batches
+    from the same weights, in a process of its own; they take turns. Peaks are physical,
+    recomputation is counted. Leaves the rows, a picture and a summary. Ctrl-C
+    keeps the steps that ran.
+
+    Budgets are no bytes: near 0 is what the longest batch needs when everything is
+    recomputed, 1 what it needs when everything is kept.
+
+    Examples:
+      mimose bench --list
+      mimose bench --workloads qa-bert --strategies none,full,static,mimose
+      mimose bench --workloads lm-gpt2 --lengths mine.csv --budgets 0.3,0.6
+      mimose bench --model mypackage.models:small_one --lengths mine.csv
+      mimose bench --resume --out runs/bench
+      mimose bench --show runs/bench/rows.csv
+
+    MODULE:FUNCTION takes nothing and returns (model, make_batch, names of sizes); it
+    needs --lengths or --dataset.
+
+    Exit status:
+      0    all went well
+      1    a workload could not be run
+      2    it cannot be done: wrong options, an unreadable file, a missing package
+      130  Ctrl-C
+    """
+    need("bench", *_BENCH)
+    from mimose.bench.grid.command import bench, prepare, show_again
+
+    if options.list:
+        return _list()
+    with _told_as_usage(ValueError):
+        if options.show:
+            rows = options.show
+            out = options.out or rows.parent
+            return _shown(options, out, lambda: show_again(rows, out))
+        settings = _grid(options)
+        out = options.out or Path("runs/bench")
+        done = prepare(settings, out, resume=options.resume)
+    return _shown(options, out, lambda: bench(settings, out, done))
+
+
+def _grid(options: _Options) -> GridSettings:
+    """Return what ``mimose bench`` was asked to compare."""
+    from mimose.bench.device import need_device
+    from mimose.bench.grid.runner import GridSettings, refuse_workload
+    from mimose.bench.grid.workloads import workload_named
+
+    if options.model and ":" not in options.model:
+        msg = f"--model {options.model}: give it as module:function"
+        raise UsageError(msg)
+    chosen = options.workloads or ([] if options.model else _by_default(options))
+    workloads = tuple(dict.fromkeys([*chosen, *filter(None, [options.model])]))
+    strategies = _strategies(options.strategies)
+    need_device(options.device)
+    sizes = [size for name in workloads for size in workload_named(name).sizes]
+    trace = tuple(_lengths(options, [*dict.fromkeys(sizes)], options.texts))
+    settings = GridSettings(
+        workloads=workloads,
+        strategies=strategies,
+        budgets=tuple(sorted(options.budgets)),
+        steps=options.steps,
+        warm_up=options.warm_up,
+        scale=options.scale,
+        seed=options.seed,
+        threads=options.threads,
+        device=options.device,
+        dtype=options.dtype,
+        trace=trace,
     )
-    report.add_argument(
-        "records",
-        metavar="RUN",
-        type=Path,
-        help="the file of records, or the folder that holds it as records.jsonl",
-    )
-    report.add_argument(
-        "--out",
-        type=Path,
-        metavar="PAGE",
-        help="where to write the page (default: beside the records, as .html)",
-    )
-    report.add_argument(
-        "--json",
-        action="store_true",
-        help="print the numbers as one JSON object in place of the table",
-    )
-    report.add_argument(
-        "--tensorboard",
-        type=Path,
-        metavar="DIR",
-        help="also write each step's numbers there, for tensorboard --logdir DIR",
-    )
-    report.set_defaults(do=commands.report)
+    if len(trace) > settings.n_batches:
+        sys.stderr.write(
+            f"mimose bench: {settings.n_batches} of the {len(trace)} batches that were "
+            f"given are used, the first: see --steps\n"
+        )
+    for name in workloads:
+        refuse_workload(settings, name)
+    return settings
+
+
+def _strategies(chosen: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the strategies to compare, all by default, behind plain training."""
+    from mimose.bench.grid.strategies import STRATEGIES
+
+    strategies = tuple(dict.fromkeys(["none", *(chosen or STRATEGIES)]))
+    unknown = [name for name in strategies if name not in STRATEGIES]
+    if unknown:
+        meant = [near for name in unknown for near in near_names(name, STRATEGIES)]
+        advice = f"choose of {', '.join(STRATEGIES)}"
+        if meant:
+            advice = f"did you mean {', '.join(meant)}?"
+        msg = f"no strategy is called {', '.join(unknown)}; {advice}"
+        raise UsageError(msg)
+    if not any(STRATEGIES[name].heeds_budget for name in strategies):
+        msg = f"{', '.join(strategies)}: none of these heeds a budget; add mimose, say"
+        raise UsageError(msg)
+    return strategies
+
+
+def _by_default(options: _Options) -> list[str]:
+    """Return the workloads to run: with lengths given, those that they are for."""
+    from mimose.bench.grid.traces import columns_of
+    from mimose.bench.grid.workloads import DEFAULT, WORKLOADS
+
+    if not options.lengths and not options.dataset:
+        return list(DEFAULT)
+    given = columns_of(options.lengths) if options.lengths else ("length",)
+    found = [name for name in DEFAULT if set(WORKLOADS[name].sizes) <= set(given)]
+    if not found:
+        msg = (
+            f"{options.lengths} has columns {', '.join(given)}: no workload of the "
+            f"default has these; name one with --workloads"
+        )
+        raise UsageError(msg)
+    return found
+
+
+def _list() -> int:
+    from mimose.bench.grid.strategies import STRATEGIES
+    from mimose.bench.grid.workloads import WORKLOADS
+
+    works = []
+    for work in WORKLOADS.values():
+        lengths = "generated" if work.is_synthetic else "of real text"
+        works.append((work.name, f"{work.what}; lengths {lengths}"))
+    chosen = [(each.name, each.what) for each in STRATEGIES.values()]
+    width = terminal_width()
+    _write(["workloads", *named(works, width), "strategies", *named(chosen, width)])
+    return _OK
+
+
+def _report(options: _Options) -> int:
+    """Make a page of a run, and show its numbers.
+
+    One HTML page from the records that mimose.attach(model, budget,
+    record_to='records.jsonl') writes; the most important numbers are printed, and left
+    as JSON beside the page. It needs nothing but a browser, and loads nothing.
+
+    Examples:
+      mimose report run/                      reads run/records.jsonl
+      mimose report records.jsonl --out report.html
+      mimose report records.jsonl --json | jq .budget_use
+      mimose report records.jsonl --tensorboard board/
+
+    Exit status:
+      0    every step whose peak was read stayed within the budget
+      1    a step went over it; the page is written all the same
+      2    it cannot be done: wrong options, an unreadable file, a missing package
+    """
+    from mimose.report.headline import facts, headline, verdict
+    from mimose.report.page import write_page
+
+    if options.tensorboard is not None:
+        need("tensorboard", "tensorboard")
+    path, records = _read(options.records)
+    page = options.out or path.with_suffix(".html")
+    files = {"page": page, "numbers": page.with_suffix(".numbers.json")}
+    if path.resolve() in (page.resolve(), files["numbers"].resolve()):
+        msg = f"{path} is the file of the records itself: give the page another name, "
+        msg += f"such as --out {path.stem}-page.html"
+        raise UsageError(msg)
+    if options.tensorboard is not None:
+        files["tensorboard"] = options.tensorboard
+    numbers = headline(records)
+    told = asdict(numbers) | {"files": {name: str(f) for name, f in files.items()}}
+    with _told_as_usage():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        write_page(records, page, title=f"mimose: {path}")
+        files["numbers"].write_text(json.dumps(told) + "\n", encoding="utf-8")
+        if options.tensorboard is not None:
+            from mimose.report.metrics import write_scalars
+
+            write_scalars(records, options.tensorboard)
+    lines = [json.dumps(told)]
+    if not options.json:
+        width = terminal_width()
+        rows = [
+            (name, f"{number}{' ' if why.startswith('of ') else ', '}{why}")
+            for name, number, why in facts(numbers)
+        ]
+        lines = [*wrapped(verdict(numbers), width), *named(rows, width)]
+        lines += [f"{name}: {file}" for name, file in files.items()]
+    _write(lines)
+    return _FAILED if numbers.steps_over else _OK
+
+
+def _read(path: Path) -> tuple[Path, list[StepRecord]]:
+    """Return a run's file, given it or its folder, and the records in it."""
+    from mimose.record_file import read_records
+
+    if path.is_dir():
+        path /= "records.jsonl"
+        if not path.exists():
+            msg = f"{path.parent} holds no {path.name}: give the file that "
+            msg += "attach(record_to=...) wrote"
+            raise UsageError(msg)
+    try:
+        with _told_as_usage(MimoseError):
+            records = read_records(path)
+    except UnicodeDecodeError as error:
+        msg = f"cannot read {path}: it is no text"
+        raise UsageError(msg) from error
+    if not records:
+        msg = f"{path} holds no step that was run to its end"
+        raise UsageError(msg)
+    return path, records
+
+
+_DTYPES = ("float32", "bfloat16")
+_SCALES = ("tiny", "small", "base")
+_SHARES = (0.35, 0.5, 0.7)
+_COMMON: tuple[_Option, ...] = (
+    ("--seed", seed, 0, "of weights, order and what is drawn"),
+    ("--threads", at_least_one, 2, "for torch"),
+    ("--json", bool, None, "print JSON alone"),
+)
+_TRAINED: tuple[_Option, ...] = (
+    ("--model MODULE:FUNCTION", None, None, "a model of your own; see above"),
+    ("--device", None, "cpu", "such as cuda"),
+    ("--dtype", _DTYPES, "float32", "of the weights"),
+    ("--lengths FILE.csv", Path, None, "your batches: sizes by column, one a line"),
+    ("--dataset NAME", None, None, "take lengths of its texts: a file, or datasets'"),
+    ("--column", None, "text", "of the data set"),
+    ("--longest", at_least_one, 512, "tokens, to which texts are cut"),
+)
+_COMMANDS: dict[Callable[[_Options], int], tuple[_Option, ...]] = {
+    _demo: (
+        ("--steps", at_least_one, 100, "for each strategy"),
+        *_COMMON,
+        ("--out", Path, Path("runs/demo"), "folder for the files"),
+    ),
+    _advise: (
+        *_TRAINED,
+        ("--texts", at_least_one, None, "in a batch (default: as in the sample)"),
+        ("--budget", None, None, "as of mimose.attach: 8GiB, 80%%, +400MiB"),
+        ("--minutes", positive, 5.0, "that measuring may take"),
+        ("--methods A,B", names, None, "which (default: all that can be)"),
+        ("--list", bool, None, "name the methods, and end"),
+        ("--optimizer", ("adamw", "sgd"), "adamw", "which"),
+        *_COMMON,
+        ("--show MEASURED.json", Path, None, "answer from readings that are there"),
+        ("--out", Path, None, "folder (default: runs/advise, or that of --show)"),
+    ),
+    _bench: (
+        ("--list", bool, None, "name workloads and strategies, and end"),
+        ("--workloads A,B", names, None, "which (default: the paper's language tasks)"),
+        ("--strategies A,B", names, None, "which (default: all)"),
+        ("--budgets A,B", shares, _SHARES, "over 0 and up to 1; see above"),
+        ("--steps", at_least_one, 60, "measured for each strategy and budget"),
+        ("--warm-up", at_least_one, 12, "steps before them, told apart"),
+        ("--scale", _SCALES, "tiny", "of the models"),
+        *_TRAINED,
+        ("--texts", at_least_one, 8, "in a batch; the longest gives its length"),
+        *_COMMON,
+        ("--resume", bool, None, "leave out what a run with these settings has done"),
+        ("--show ROWS.csv", Path, None, "run nothing: show rows that are there"),
+        ("--out", Path, None, "folder (default: runs/bench, or that of --show)"),
+    ),
+    _report: (
+        ("records", Path, None, "the file of records, or its folder"),
+        ("--out PAGE", Path, None, "the page (default: beside the records, as .html)"),
+        ("--json", bool, None, "print JSON alone"),
+        ("--tensorboard DIR", Path, None, "write each step's numbers there as well"),
+    ),
+}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""A session's numbers since they were last read, for loggers that plot over time."""
+"""A session's numbers over time: for loggers, and from its records for TensorBoard."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimose.records import PHASES, StepRecord
+from mimose.report.shapes import split_runs
 
 if TYPE_CHECKING:
     from mimose.session import Session
@@ -69,3 +72,39 @@ def metrics(latest_first: Sequence[StepRecord]) -> dict[str, float]:
         metrics["peak_bytes"] = float(max(peaks))
         metrics["budget_use"] = max(peaks) / latest_first[0].budget_bytes
     return metrics
+
+
+def write_scalars(records: Sequence[StepRecord], folder: str | PathLike[str]) -> None:
+    """Write a few numbers of every step; what is not known of a step is left out.
+
+    What was written there before is hidden from the first step on. Of a single step,
+    ``mimose/cache_hit_rate`` is 0 or 1: TensorBoard's smoothing makes a rate of it.
+
+    Args:
+        records: The steps; those of several runs go to a folder each, ``run-1`` …
+        folder: Where TensorBoard looks for runs (``tensorboard --logdir``).
+
+    Raises:
+        ImportError: tensorboard is missing (``pip install 'mimose[tensorboard]'``).
+        OSError: The folder cannot be written.
+    """
+    runs = split_runs(records)
+    for number, run in enumerate(runs, start=1):
+        place = Path(folder) / f"run-{number}" if len(runs) > 1 else Path(folder)
+        _write_run(sorted(run, key=lambda record: record.step), place)
+
+
+def _write_run(records: Sequence[StepRecord], folder: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder), purge_step=records[0].step) as writer:
+        for record in records:
+            for name, value in _scalars(record):
+                writer.add_scalar(PREFIX + name, value, record.step)
+
+
+def _scalars(record: StepRecord) -> Iterator[tuple[str, float]]:
+    yield from metrics([record]).items()
+    yield "plan_seconds", record.plan_seconds
+    if record.predicted_peak_bytes is not None:
+        yield "predicted_peak_bytes", record.predicted_peak_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TypeAlias
 
 from mimose.records import StepRecord
@@ -80,3 +81,39 @@ def shape_text(shape: Shape) -> str:
 def sizes_text(shape: Shape) -> str:
     """Write the sizes of a shape alone, where all have the same names."""
     return " × ".join(str(size) for _, size in shape) or "–"
+
+
+def n_elements(shape: Shape) -> int:
+    """Return how large a batch is: its number of elements, as far as they vary.
+
+    >>> n_elements((("ids.0", 4), ("ids.1", 10), ("labels.1", 5)))
+    60
+    """
+    sizes = dict(shape)
+    common, arguments = _factors(tuple(sizes))
+    in_a_row = [prod(sizes[name] for name in argument) for argument in arguments]
+    return prod(sizes[name] for name in common) * (sum(in_a_row) if in_a_row else 1)
+
+
+def formula(names: Sequence[str]) -> str:
+    """Write down what `n_elements` computes.
+
+    >>> formula(("ids.0", "ids.1", "labels.1"))
+    'ids.0 × (ids.1 + labels.1)'
+    """
+    common, arguments = _factors(names)
+    in_a_row = " + ".join(" × ".join(argument) for argument in arguments)
+    if common and len(arguments) > 1:
+        in_a_row = f"({in_a_row})"
+    return " × ".join(part for part in (*common, in_a_row) if part) or "1"
+
+
+def _factors(names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Part names into the batch's, if one alone is, and the others by argument."""
+    batch = [name for name in names if name.endswith(".0")]
+    common = batch if len(batch) == 1 else []
+    arguments: dict[str, list[str]] = {}
+    for name in names:
+        if name not in common:
+            arguments.setdefault(name.rpartition(".")[0], []).append(name)
+    return common, list(arguments.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from mimose.planners import PlanningProblem, Timeline
 from mimose.records import (
     PHASES,
     TRIED,
-    AgreementUse,
     HostUse,
     Records,
     StepRecord,
@@ -21,7 +21,6 @@ from mimose.records import (
     kind_of,
 )
 from mimose.report.columns import named, table, wrapped
-from mimose.report.head import head_advice
 from mimose.report.shapes import shape_text, shapes_of, sizes_text
 
 _MOST_SHAPES = 12
@@ -34,44 +33,13 @@ _SHORT_PLAN = ((0, 1, 2, 4), (0, 1, 2))
 """The same of a plan: event, action, holds, and what it adds."""
 
 
-def summarise(
-    records: Records,
-    *,
-    budget_bytes: int,
-    peak_bytes: int,
-    units: int,
-    plans: Plans,
-    margin: float,
-    kept_units: Mapping[str, str],
-    uncalled_units: Sequence[str],
-    fragmentation: float | None = None,
-    flushes: int | None = None,
-    inexact_units: Mapping[str, str],
-    gradient_errors: Mapping[str, Mapping[str, float]],
-    largest_to_come: Mapping[str, int] | None = None,
-    least_peak_to_come: float | None = None,
-    host: HostUse | None = None,
-    agreement: AgreementUse | None = None,
-) -> Summary:
+def summarise(records: Records, plans: Plans, **state: Any) -> Summary:
     """Sum up the records of a session.
 
     Args:
         records: The records that are kept, and the totals of all.
-        budget_bytes: The budget.
-        peak_bytes: The highest reading of all.
-        units: How many modules are planned for.
         plans: Those in use, and those made ahead.
-        margin: The safety margin now, as a share of predicted growth.
-        kept_units: Units that cannot be recomputed, and why.
-        uncalled_units: Units that no step has called.
-        fragmentation: On an accelerator, reserved growth for each byte of growth.
-        flushes: On an accelerator, how often the allocator freed its cached blocks.
-        inexact_units: Units that are recomputed, but not to the bit, and why.
-        gradient_errors: By lossy action and layer.
-        largest_to_come: Of the shapes that were told beforehand.
-        least_peak_to_come: What it takes under any plan.
-        host: What was taken of the host's memory.
-        agreement: What ranks that agree have told each other.
+        state: What the session alone knows: the other fields of `Summary`, by name.
     """
     errors = [
         abs(record.prediction_error)
@@ -83,31 +51,18 @@ def summarise(
         steps=totals.steps,
         phases=dict(totals.phases),
         steps_over=totals.steps_over,
-        budget_bytes=budget_bytes,
-        peak_bytes=peak_bytes,
-        units=units,
         shapes=len(set(shapes_of(records))),
         cache_hits=plans.cache.hits,
         cache_misses=plans.cache.misses,
         plans_ready=plans.n_ready,
         proven_plans=sum(r.phase == "plan" and r.is_optimal for r in records),
-        margin=margin,
         error_p50=float(np.quantile(errors, 0.5)) if errors else None,
         error_p99=float(np.quantile(errors, 0.99)) if errors else None,
         recomputed_flops=totals.recomputed_flops,
         collected_flops=totals.collected_flops,
         plan_seconds=totals.plan_seconds,
         retries=totals.retries,
-        kept_units=kept_units,
-        uncalled_units=uncalled_units,
-        fragmentation=fragmentation,
-        flushes=flushes,
-        inexact_units=inexact_units,
-        gradient_errors=gradient_errors,
-        largest_to_come=largest_to_come,
-        least_peak_to_come=least_peak_to_come,
-        host=host,
-        agreement=agreement,
+        **state,
     )
 
 
@@ -120,13 +75,15 @@ def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
         width: Columns of the terminal.
     """
     kept, inexact = summary.kept_units, summary.inexact_units
+    uncalled = summary.uncalled_units
+    few = [*uncalled[:_MOST_NAMES], *_hidden(len(uncalled), _MOST_NAMES, "layers")]
     parts = [
         _overview(summary, width),
         _shapes(records, width),
         _reasons(records, width),
-        _listed(_UNCALLED, _few(summary.uncalled_units), width),
-        _reasoned("Layers that are always kept", kept, width),
-        _reasoned("Layers not exact when recomputed", inexact, width),
+        _listed(_UNCALLED, few, width),
+        _listed("Layers that are always kept", _reasoned(kept), width),
+        _listed("Layers not exact when recomputed", _reasoned(inexact), width),
         _listed(_LOSSY, _lossy(summary.gradient_errors), width),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -139,10 +96,8 @@ _UNCALLED = (
 _LOSSY = "Lossy actions: change of a layer's gradient, as a part of its norm"
 
 
-def _few(names: Sequence[str]) -> list[str]:
-    hidden = len(names) - _MOST_NAMES
-    more = [f"({hidden} other layers not shown)"] if hidden > 0 else []
-    return [*names[:_MOST_NAMES], *more]
+def _hidden(n: int, most: int, what: str) -> list[str]:
+    return [f"({n - most} other {what} not shown)"] if n > most else []
 
 
 def _lossy(errors: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -153,8 +108,8 @@ def _lossy(errors: Mapping[str, Mapping[str, float]]) -> list[str]:
     ]
 
 
-def _reasoned(title: str, units: Mapping[str, str], width: int) -> list[str]:
-    return _listed(title, [f"{name}: {why}" for name, why in units.items()], width)
+def _reasoned(units: Mapping[str, str]) -> list[str]:
+    return [f"{name}: {why}" for name, why in units.items()]
 
 
 def _listed(title: str, items: Sequence[str], width: int) -> list[str]:
@@ -171,25 +126,25 @@ def _overview(summary: Summary, width: int) -> list[str]:
         for phase in PHASES
         if phase in summary.phases
     )
-    share = summary.peak_bytes / summary.budget_bytes
+    budget = (
+        f"{format_bytes(summary.budget_bytes)}; highest reading "
+        f"{format_bytes(summary.peak_bytes)} "
+        f"({summary.peak_bytes / summary.budget_bytes:.0%}); "
+        f"{summary.steps_over} steps over"
+    )
+    plans = (
+        f"{summary.cache_hits} from the cache, {summary.cache_misses} decided anew, "
+        f"{summary.plan_seconds * 1e3:.1f} ms in all"
+    )
+    recomputed = (
+        f"{summary.recomputed_flops / 1e9:.2f} GFLOP, of which "
+        f"{summary.collected_flops / 1e9:.2f} while collecting"
+    )
     rows = [
-        (
-            "budget",
-            f"{format_bytes(summary.budget_bytes)}; highest reading "
-            f"{format_bytes(summary.peak_bytes)} ({share:.0%}); "
-            f"{summary.steps_over} steps over",
-        ),
+        ("budget", budget),
         ("phases", phases or "none yet"),
-        (
-            "plans",
-            f"{summary.cache_hits} from the cache, {summary.cache_misses} decided "
-            f"anew, {summary.plan_seconds * 1e3:.1f} ms in all",
-        ),
-        (
-            "recomputed",
-            f"{summary.recomputed_flops / 1e9:.2f} GFLOP, of which "
-            f"{summary.collected_flops / 1e9:.2f} while collecting",
-        ),
+        ("plans", plans),
+        ("recomputed", recomputed),
         ("margin", f"{summary.margin:.1%} of the predicted growth"),
         *_rarer(summary),
     ]
@@ -213,11 +168,8 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.plans_ready:
         yield "made ahead", f"{summary.plans_ready} plans, before their shape came"
     if summary.error_p50 is not None and summary.error_p99 is not None:
-        yield (
-            "prediction",
-            f"off by {summary.error_p50:.2%} of the growth (median), "
-            f"{summary.error_p99:.2%} (99th percentile)",
-        )
+        off = f"off by {summary.error_p50:.2%} of the growth (median), "
+        yield "prediction", f"{off}{summary.error_p99:.2%} (99th percentile)"
     if summary.host is not None:
         yield "host", _host(summary.host)
     if summary.agreement is not None:
@@ -266,8 +218,7 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
         )
     if len(rows) == 1:
         return []
-    hidden = len(last) - _MOST_SHAPES
-    more = f"({hidden} other shapes not shown)" if hidden > 0 else ""
+    more = "".join(_hidden(len(last), _MOST_SHAPES, "shapes"))
     named_after = " × ".join(names.pop()) if is_alike else ""
     of = f" ({named_after})" if named_after else ""
     title = wrapped(f"Peaks by shape{of}, the largest growth first", width)
@@ -281,9 +232,7 @@ def _reasons(records: Sequence[StepRecord], width: int) -> list[str]:
         f"{n} × {_in_common(kind, [each for each in told if kind_of(each) == kind])}"
         for kind, n in reasons.most_common(_MOST_REASONS)
     ]
-    hidden = len(reasons) - _MOST_REASONS
-    if hidden > 0:
-        items.append(f"({hidden} other reasons not shown)")
+    items += _hidden(len(reasons), _MOST_REASONS, "reasons")
     return _listed("Steps out of the ordinary", items, width)
 
 
@@ -341,10 +290,36 @@ def explain(
         f"{format_bytes(problem.budget_bytes)}",
         f"binding: {', '.join(laid_out.binding_segments)}",
         f"held there: {holders}",
-        *head_advice(laid_out, by_rows=by_rows),
+        *_head_advice(laid_out, by_rows=by_rows),
     ]
     head = _listed(f"Shape {shape_text(tuple(shape.items()))}: {why}", told, width)
     return "\n".join([*head, "", *table(rows, width, fewer=_SHORT_PLAN)])
+
+
+def _head_advice(laid_out: Timeline, *, by_rows: bool) -> Iterator[str]:
+    """Yield what there is to say of a head that makes the peak; else nothing."""
+    if "head" not in laid_out.binding_segments:
+        return
+    at = laid_out.segments.index("head")
+    peaks = laid_out.peak_bytes_by_segment
+    own = float(peaks[at] - laid_out.level_bytes[at])
+    others = [(float(p), i) for i, p in enumerate(peaks.tolist()) if i != at]
+    next_peak, next_at = max(others)
+    yield (
+        f"the head takes {format_bytes(own)} of it, of a language model for its "
+        f"logits, their loss and gradients; without them this plan would peak at "
+        f"{format_bytes(next_peak)}, in the {laid_out.segments[next_at]}"
+    )
+    if not by_rows:
+        yield (
+            "mimose.cross_entropy gives the same bits for less of that; losses of "
+            "transformers' own use it where the budget asks for it"
+        )
+    freed = format_bytes(laid_out.peak_bytes - next_peak)
+    yield (
+        f"a loss that never makes all logits (Liger's fused linear cross-entropy, "
+        f"torchtune's chunked loss) would free up to {freed}; it rounds otherwise"
+    )
 
 
 def _bytes_or_dash(n_bytes: float | None) -> str:

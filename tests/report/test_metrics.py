@@ -1,8 +1,9 @@
-"""A session's numbers for loggers."""
+"""A session's numbers for loggers, and a run's for TensorBoard."""
 
 import pytest
 
-from mimose.report.metrics import MetricsReader
+from mimose.records import StepRecord
+from mimose.report.metrics import MetricsReader, write_scalars
 
 
 def test_metrics_of_the_steps_since_the_last_reading(toys, meter):
@@ -25,12 +26,58 @@ def test_metrics_of_the_steps_since_the_last_reading(toys, meter):
     assert {} == reader.read()
 
 
-def test_a_meter_without_peaks(toys):
-    """Where no peak can be read there is none to log."""
-    meter = toys.BlindMeter()
-    meter.reads_peak = False
-    _, session = toys.compare(toys.chain(2), [toys.inputs()] * 3, meter=meter)
-    read = MetricsReader(session).read()
-    assert "mimose/peak_bytes" not in read
-    assert "mimose/budget_use" not in read
-    assert read["mimose/recompute_share"] > 0
+def _record(step, **changes):
+    return StepRecord(
+        **{
+            "step": step,
+            "shape": {"ids.1": 12},
+            "phase": "plan",
+            "actions": ("keep", "recompute", "keep", "keep"),
+            "budget_bytes": 1000,
+            "start_bytes": 100,
+            "predicted_peak_bytes": 350.0,
+            "observed_peak_bytes": 400 + step,
+            "cache_hit": step > 0,
+            "plan_seconds": 0.25,
+            **changes,
+        }
+    )
+
+
+def _read(folder):
+    """Return (step, value) pairs by name."""
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="needs mimose[tensorboard]",
+    )
+    events = accumulator.EventAccumulator(str(folder)).Reload()
+    return {
+        name: [(event.step, event.value) for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+
+
+def test_every_step_has_its_scalars(tmp_path):
+    """What is not known of a step is left out; writing again doubles no point."""
+    pytest.importorskip("tensorboard", reason="needs mimose[tensorboard]")
+    blind = {"observed_peak_bytes": None, "predicted_peak_bytes": None}
+    records = [_record(0, phase="collect", **blind), _record(1)]
+    for _ in range(2):
+        write_scalars(records, tmp_path)
+    assert _read(tmp_path) == {
+        "mimose/peak_bytes": [(1, 401)],
+        "mimose/budget_use": [(1, pytest.approx(0.401))],
+        "mimose/recompute_share": [(0, 0.25), (1, 0.25)],
+        "mimose/cache_hit_rate": [(0, 0), (1, 1)],
+        "mimose/phase": [(0, 0), (1, 2)],
+        "mimose/plan_seconds": [(0, 0.25), (1, 0.25)],
+        "mimose/predicted_peak_bytes": [(1, 350)],
+    }
+
+
+def test_several_runs_go_to_a_folder_each(tmp_path):
+    """Steps count anew in every run, and would be mixed up otherwise."""
+    pytest.importorskip("tensorboard", reason="needs mimose[tensorboard]")
+    write_scalars([_record(1), _record(0), _record(0)], tmp_path)
+    assert [(0, 400), (1, 401)] == _read(tmp_path / "run-1")["mimose/peak_bytes"]
+    assert [(0, 400)] == _read(tmp_path / "run-2")["mimose/peak_bytes"]

@@ -1,0 +1,110 @@
+"""Text of any width, and the session's report in it."""
+
+from __future__ import annotations
+
+import pytest
+
+import mimose
+from mimose.records import TRIED, StepRecord, Summary, kind_of
+from mimose.report.columns import table, terminal_width
+from mimose.report.text import report
+
+MIB = 2**20
+
+
+def _records(n_steps, n_shapes, **changes):
+    """Make planned steps of a model with long names."""
+    return [
+        StepRecord(
+            **{
+                "step": i,
+                "shape": {
+                    "attention_mask.1": 20 + i % n_shapes,
+                    "labels.1": i % n_shapes,
+                },
+                "phase": "plan",
+                "actions": ("recompute", *["keep"] * 23),
+                "budget_bytes": 3 * 2**30,
+                "start_bytes": 300 * MIB,
+                "predicted_peak_bytes": 505.5 * MIB,
+                "observed_peak_bytes": (305 + i % n_shapes) * MIB,
+                "reason": f"forward of encoder.layer.0#0: {i} is beyond 40, the most",
+                **changes,
+            }
+        )
+        for i in range(n_steps)
+    ]
+
+
+def _report(records, width):
+    numbers = dict.fromkeys(Summary.__dataclass_fields__, 1) | {
+        "phases": {"collect": 9, "plan": 98_000},
+        "kept_units": {"encoder.layer.3": "it returned something else when run again"},
+        "inexact_units": {"bert.encoder.layer.4": "its kernels are not deterministic"},
+        "uncalled_units": [f"encoder.layer.{i}" for i in range(9)],
+        "gradient_errors": {"pool": {"a": 0.01, "b": 0.02}},
+        "largest_to_come": {"labels.1": 900},
+        "host": None,
+        "agreement": None,
+    }
+    return report(Summary(**numbers), records, width)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize(("n_steps", "n_shapes"), [(1, 1), (5000, 700)])
+def test_a_report_fits_its_width(n_steps, n_shapes, width):
+    """No line is longer, and the largest peaks are there."""
+    text = _report(_records(n_steps, n_shapes), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert len(text.splitlines()) < 80
+    told = " ".join(text.split())
+    assert f"{304 + n_shapes}.0 MiB" in told
+    assert "1/24" in told
+    assert "it returned something else when run again" in told
+
+
+def test_a_report_counts_like_remarks_together():
+    """Remarks that differ in numbers alone are one line; so are actions it tries."""
+    tried = ("lean", "pool, pool4", "lean, quantize4", "lean")
+    reasons = [f"{names} {TRIED}" for names in tried] + [
+        "7 is beyond 5",
+        "8 is beyond 5",
+    ]
+    text = _report([r for why in reasons for r in _records(1, 1, reason=why)], 120)
+    _, listed = text.split("Steps out of the ordinary\n")
+    assert [
+        f"4 × lean, pool, pool4, quantize4 {TRIED}",
+        "2 × 8 is beyond 5 (numbers differ)",
+    ] == [line.strip() for line in listed.splitlines()[:2]]
+    assert "# is beyond #" == kind_of("1,180 is beyond 4.5")
+
+
+def test_what_is_not_shown_is_counted():
+    """The shapes listed are those of the largest growth."""
+    told = " ".join(_report(_records(20, 20), 20).split())
+    assert "(8 other shapes not shown)" in told
+    assert "324.0 MiB" in told
+    assert "312.0 MiB" not in told
+
+
+def test_a_report_asks_the_terminal(toys, monkeypatch):
+    """Its width is the terminal's, or the one that was asked for."""
+    with mimose.attach(toys.chain(2), "1TiB") as session:
+        monkeypatch.setenv("COLUMNS", "40")
+        assert 40 == terminal_width()
+        assert max(map(len, session.report().splitlines())) <= 40
+        assert max(map(len, session.report(100).splitlines())) > 40
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (30, ["  name    here  there", "  ab    123456   9876"]),
+        (16, ["  name  there", "  ab     9876"]),
+        (12, ["  ab", "    here", "    123456,", "    there", "    9876"]),
+    ],
+)
+def test_a_table_gets_narrower(width, lines):
+    """First it loses columns, then its rows are written below each other."""
+    rows = [("name", "here", "there"), ("ab", "123456", "9876")]
+    assert lines == table(rows, width, fewer=[(0, 2)])
