@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mimose.bench.menus import MENUS, with_budgets, with_menu
-from mimose.bench.problems import KINDS
+from benchmarks.menus import MENUS, with_budgets, with_menu
+from benchmarks.problems import KINDS
 from mimose.planners import (
     InfeasibleBudgetError,
     Marginal,

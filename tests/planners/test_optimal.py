@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from mimose.bench.problems import KINDS
+from benchmarks.problems import KINDS
 from mimose.planners import (
     Marginal,
     Optimal,
