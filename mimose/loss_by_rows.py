@@ -3,7 +3,8 @@
 Plain cross-entropy holds up to six more tensors of the logits' size: a copy in float32,
 its log-softmax and two gradients. Rows do not depend on each other, so all of these are
 made here for a chunk of rows at a time, and made again in backward. Losses of
-transformers' models go this way in steps whose budget asks for it (`LossByRows`).
+transformers' models go this way in steps whose budget asks for it
+(`mimose.run.loss_choice`).
 
 Note: [Rows]
 A row's log-softmax and gradient have the same bits in any chunk, as long as the kernel
@@ -28,9 +29,7 @@ the logits stay as they are.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +39,7 @@ from weakref import getweakrefcount
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch.autograd import forward_ad
 
 from mimose.exceptions import MimoseError, RecomputationError
 from mimose.tensors import different_bits, sum_of_words
@@ -73,9 +72,10 @@ _IGNORED = -100
 """The label of ignored rows where only the label's class is left: never a class."""
 _DTYPES = frozenset((torch.bfloat16, torch.float16, torch.float32, torch.float64))
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_WITH_GRAPH = (
-    "a loss that goes by rows gives no gradient with a graph (create_graph=True, for a "
-    "gradient penalty perhaps): zero this step's gradients; from now on {instead}"
+_TOGETHER = (
+    "a loss that goes by rows went backward with create_graph=True and then a second "
+    "time, as it does where a gradient penalty is added to it: zero this step's "
+    "gradients; from now on {instead}"
 )
 _EDITED = (
     "logits (or their labels) were edited between a loss that goes by rows and its "
@@ -112,7 +112,8 @@ def cross_entropy(
     MiB.
 
     The logits may not be edited between the loss and its backward, which plain
-    cross-entropy allows, and a backward with ``create_graph=True`` is refused.
+    cross-entropy allows, nor the loss go backward again after one with
+    ``create_graph=True``.
 
     ``torch.nn.functional.linear_cross_entropy`` with its ``options`` (torch 2.13) never
     makes all logits. It needs less than this, and changes the last bits.
@@ -133,7 +134,7 @@ def cross_entropy(
         The loss.
 
     Raises:
-        MimoseError: In a backward with ``create_graph=True``.
+        MimoseError: In a backward of the loss after one with ``create_graph=True``.
         RecomputationError: In a backward, where the logits were edited meanwhile.
     """
     is_usual = weight is None and size_average is None and reduce is None
@@ -163,7 +164,13 @@ def _goes_by_rows(input: Any, target: Any, reduction: str) -> bool:
         and reduction in _REDUCTIONS
         and input.nbytes >= LEAST_BYTES
         and top_transform() is None
+        and not _has_tangent(input)
     )
+
+
+def _has_tangent(input: torch.Tensor) -> bool:
+    unpack: Any = forward_ad.unpack_dual
+    return unpack(input).tangent is not None
 
 
 def _dtype_of_loss(logits: torch.Tensor) -> torch.dtype:
@@ -210,19 +217,22 @@ class _ByRows(torch.autograd.Function):
         of_labels, reduction = -seen.losses[:, None], options.reduction
         loss, weight = nll_loss(of_labels, classes, None, reduction, _IGNORED)
         ctx.save_for_backward(logits, labels, weight, *seen)
-        ctx.options = options
+        ctx.options, ctx.is_differentiated = options, False
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        if torch.is_grad_enabled():
-            raise MimoseError(_WITH_GRAPH.format(instead=_INSTEAD))
+        if ctx.is_differentiated:
+            raise MimoseError(_TOGETHER.format(instead=_INSTEAD))
         try:
             logits, labels, weight, *saved = ctx.saved_tensors
         except RuntimeError as error:
             if "modified by an inplace operation" in str(error):
                 raise RecomputationError(_EDITED.format(instead=_INSTEAD)) from error
             raise
+        if torch.is_grad_enabled():
+            ctx.is_differentiated = True
+            return _with_graph(ctx, grads[0], logits, labels, *saved), None, None
         is_free = logits.is_contiguous() and not keeps_graph()
         if is_free and _holders(logits) in _sole_holders():
             out = logits.detach()
@@ -241,6 +251,31 @@ class _ByRows(torch.autograd.Function):
                 out[at] = own
         _raise_if_edited(_Fingerprint(*saved), seen)
         return out, None, None
+
+
+def _with_graph(
+    ctx: Any,
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    *saved: Any,
+) -> torch.Tensor:
+    """Return the gradient as the plain function gives it, with a graph of its own."""
+    options = ctx.options
+    with torch.no_grad():
+        seen = _nothing_seen(logits, options)
+        for _ in _log_softmax(logits.detach(), labels, options, seen, n_spare=0):
+            pass
+    _raise_if_edited(_Fingerprint(*saved), seen)
+    names = {number: name for name, number in _REDUCTIONS.items()}
+    loss = F.cross_entropy(
+        logits.to(options.dtype),
+        labels,
+        ignore_index=options.ignore_index,
+        reduction=names[options.reduction],
+    )
+    (found,) = torch.autograd.grad(loss, logits, grad, create_graph=True)
+    return found
 
 
 def _nothing_seen(logits: torch.Tensor, options: _Options) -> _Fingerprint:
@@ -415,84 +450,3 @@ def late(logits: torch.Tensor, *, is_cast: bool = False) -> LateUpcast:
     made = logits.as_subclass(LateUpcast)
     made.plain, made.is_cast = logits, is_cast
     return made
-
-
-_OWN = "_loss_function"
-"""Where a model of transformers keeps the loss function that it was given."""
-
-
-class LossByRows:
-    """The loss function of a model of transformers, for the time of its forwards.
-
-    Such a model asks itself for the function that computes its loss (`loss_function`),
-    and can be given another. That function runs as it is, with logits in which
-    cross-entropy goes by rows.
-
-    Args:
-        module: The model.
-
-    Attributes:
-        is_on: Whether the next loss goes by rows.
-        went_by_rows: Whether one has, since whoever sets `is_on` looked last.
-        logit_bytes: Of the largest logits since then, were they in float32.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-        self.is_on = self.went_by_rows = False
-        self.logit_bytes = 0
-
-    @property
-    def can_go_by_rows(self) -> bool:
-        """Whether the model's loss, as of now, is a function of transformers'."""
-        return _is_theirs(self._module.loss_function)
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Stand in for the model's function; leave alone what is not transformers'."""
-        original, state = self._module.loss_function, vars(self._module)
-        if not _is_theirs(original):
-            yield
-            return
-        given = {_OWN: state[_OWN]} if _OWN in state else {}
-        state[_OWN] = functools.partial(self._compute, original)
-        try:
-            yield
-        finally:
-            del state[_OWN]
-            state.update(given)
-
-    def _compute(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            sizes = map(_n_logits, (*args, *kwargs.values()))
-            self.logit_bytes = max(self.logit_bytes, 4 * max(sizes, default=0))
-            if self.is_on:
-                args = tuple(map(self._late, args))
-                kwargs = {name: self._late(value) for name, value in kwargs.items()}
-        return original(*args, **kwargs)
-
-    def _late(self, value: Any) -> Any:
-        if not _n_logits(value) or value.nbytes < LEAST_BYTES:
-            return value
-        self.went_by_rows = True
-        return late(value)
-
-
-def modules_with_loss(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that compute their loss by a function of transformers'."""
-    for module in model.modules():
-        if not isinstance(getattr(type(module), "loss_function", None), property):
-            continue
-        takes = inspect.signature(module.forward).parameters
-        if "labels" in takes and _is_theirs(getattr(module, "loss_function", None)):
-            yield module
-
-
-def _n_logits(value: Any) -> int:
-    is_tensor = type(value) is torch.Tensor and value.is_floating_point()
-    return value.numel() if is_tensor else 0
-
-
-def _is_theirs(function: Any) -> bool:
-    name = getattr(function, "__module__", None) or ""
-    return callable(function) and name.startswith("transformers.")

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 import re
 from functools import partial
 
@@ -134,12 +135,19 @@ def test_labels_that_are_no_classes(label):
         mimose.cross_entropy(made()[0], torch.full((N_ROWS,), label))
 
 
-def test_a_gradient_with_a_graph_is_refused():
-    """Its own gradient would not round as torch's does."""
-    logits, labels, _ = made()
-    loss = mimose.cross_entropy(logits * 2.0, labels)
+def test_a_gradient_with_a_graph():
+    """It is the plain one's, to the second order; what rounds otherwise is refused."""
+    found = []
+    for function in BOTH:
+        logits, labels, _ = made()
+        logits = logits.detach().requires_grad_()
+        loss = function(logits * 2.0, labels)
+        (first,) = torch.autograd.grad(loss, logits, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), logits, retain_graph=True)
+        found.append((first.detach(), second))
+    assert all(map(torch.equal, *found))
     with pytest.raises(mimose.MimoseError, match="create_graph"):
-        loss.backward(create_graph=True)
+        (loss + first.square().sum()).backward()
 
 
 def test_transforms_and_no_gradients():
@@ -345,19 +353,43 @@ def test_it_goes_by_rows_where_the_budget_asks_for_it(toys):
 
 
 @pytest.mark.parametrize("is_given", [False, True])
-def test_the_model_has_its_own_function_but_in_forwards(is_given):
-    """What the class chooses, or what the user gave; after a failure, too."""
+def test_the_model_has_its_own_function_afterwards(is_given):
+    """What the class chooses or the user gave; copies and pickles have it, too."""
     model = llama()
     if is_given:
         model.loss_function = transformers.loss.loss_utils.ForMaskedLMLoss
     original, attributes = model.loss_function, set(vars(model))
     with mimose.attach(model, "1TiB"):
         assert goes_by_rows(model(**batch_of(20)).loss)
-        assert original is model.loss_function
-        with pytest.raises(ValueError, match="batch_size"):
-            model(input_ids=torch.arange(40).view(2, 20), labels=torch.arange(7))
-        assert original is model.loss_function
+        copied = copy.deepcopy(model)
+        pickled = pickle.loads(pickle.dumps(model.loss_function))
+    assert original is model.loss_function is copied.loss_function is pickled
     assert attributes == set(vars(model))
+
+
+def test_a_loss_that_runs_again_goes_by_rows_again():
+    """Inside of a region that the user's own checkpointing runs again in backward."""
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = llama()
+
+        def forward(self, **batch):
+            def loss(ids, labels):
+                return self.model(input_ids=ids, labels=labels).loss
+
+            return checkpoint(loss, *batch.values(), use_reentrant=False)
+
+    found = []
+    for attach in (copy.copy, partial(mimose.attach, budget="1TiB")):
+        torch.manual_seed(0)
+        model = Wrapped()
+        attach(model)
+        batch = batch_of(20)
+        model(input_ids=batch["input_ids"], labels=batch["labels"]).backward()
+        found.append([weight.grad for weight in model.parameters()])
+    assert all(map(torch.equal, *found))
 
 
 def test_a_users_function_is_left_alone():

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from mimose.exceptions import AlreadyAttachedError
-from mimose.loss_by_rows import LossByRows, modules_with_loss
 from mimose.run.engine import Engine
+from mimose.run.loss_choice import LossByRows, modules_with_loss
 from mimose.run.root import RootPatch
 from mimose.run.unit_patch import UnitPatch
 from mimose.torch_private import COMPILED_CALL
@@ -28,7 +28,7 @@ class Attachment:
     """
 
     def __init__(self, model: nn.Module, engine: Engine) -> None:
-        self._patches: list[Patch] = []
+        self._patches: list[Patch | LossByRows] = []
         self._undo = contextlib.ExitStack()
         self._finalizer: Any = None
         try:
@@ -53,7 +53,9 @@ class Attachment:
         self._patches.append(RootPatch(model, engine.driver))
         self._patches.extend(WithoutCache(module) for module in caching)
         if engine.driver.plans:
-            engine.driver.loss.losses = [*map(LossByRows, modules_with_loss(model))]
+            losses = list(map(LossByRows, modules_with_loss(model)))
+            self._patches.extend(losses)
+            engine.driver.loss.losses = losses
 
     def remove(self) -> None:
         """Give everything back as it was. Harmless twice."""

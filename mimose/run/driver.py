@@ -195,8 +195,7 @@ class Driver:
             self._events.begin(step, chosen.by_unit, free)
         self._parts.overlooked.begin()
         try:
-            with self.loss.in_place():
-                output = forward(*call.args, **call.kwargs)
+            output = forward(*call.args, **call.kwargs)
             self._events.refuse_unrepeatable(self._parts.rollback.learn())
             return output, None
         except BaseException as error:  # every one is raised again, or retried

@@ -8,16 +8,19 @@ room for it, whatever it takes.
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
 
 from mimose.decide.decision import Decision
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.learn.learner import Learner
-from mimose.loss_by_rows import LossByRows
+from mimose.loss_by_rows import LEAST_BYTES, late
 from mimose.run.footprint import Footprint
 from mimose.run.step import Step
 from mimose.run.window import Window
@@ -37,7 +40,108 @@ of Llama-1B's on the hollow H100, and 0.03 of Llama-8B's."""
 _MOST_SHAPES = 256
 """Whose logits are remembered."""
 
+_OWN = "_loss_function"
+"""Where a model of transformers keeps the loss function that it was given."""
+
 Decide: TypeAlias = Callable[[StepInput], Decision]
+
+
+class LossByRows:
+    """The loss function of a model of transformers, until `remove`.
+
+    Such a model asks itself for the function that computes its loss (`loss_function`),
+    and can be given another. That function runs as it is, with logits in which
+    cross-entropy goes by rows, in a forward and where a layer runs it again. Copies and
+    pickles of the model have the function itself.
+
+    Args:
+        module: The model.
+
+    Attributes:
+        is_on: Whether the next loss goes by rows.
+        went_by_rows: Whether one has, since whoever sets `is_on` looked last.
+        logit_bytes: Of the largest logits since then, were they in float32.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._given = vars(module).get(_OWN)
+        self.is_on = self.went_by_rows = False
+        self.logit_bytes = 0
+        setattr(module, _OWN, self)
+
+    @property
+    def can_go_by_rows(self) -> bool:
+        """Whether the model's loss, as of now, is a function of transformers'."""
+        is_in_place = vars(self._module).get(_OWN) is self
+        return is_in_place and _is_theirs(self._original())
+
+    def remove(self) -> None:
+        """Give the model its own back, unless somebody has given it another."""
+        self.is_on, state = False, vars(self._module)
+        if state.get(_OWN) is self:
+            del state[_OWN]
+            if self._given is not None:
+                state[_OWN] = self._given
+
+    def _original(self) -> Any:
+        """Return what the model was given, or what its class chooses as of now."""
+        if self._given is not None:
+            return self._given
+        without: Any = object.__new__(type(self._module))
+        state = vars(self._module).items()
+        vars(without).update((name, value) for name, value in state if name != _OWN)
+        return without.loss_function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss."""
+        original = self._original()
+        if not torch.compiler.is_compiling() and _is_theirs(original):
+            sizes = map(_n_logits, (*args, *kwargs.values()))
+            self.logit_bytes = max(self.logit_bytes, 4 * max(sizes, default=0))
+            if self.is_on:
+                args = tuple(map(self._late, args))
+                kwargs = {name: self._late(value) for name, value in kwargs.items()}
+        return original(*args, **kwargs)
+
+    def _late(self, value: Any) -> Any:
+        if not _n_logits(value) or value.nbytes < LEAST_BYTES:
+            return value
+        self.went_by_rows = True
+        return late(value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Give the function itself to copies of the model."""
+        del memo
+        return self._original()
+
+    def __reduce__(self) -> Any:
+        """Pickle as the function itself."""
+        return _itself, (self._original(),)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def modules_with_loss(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that compute their loss by a function of transformers'."""
+    for module in model.modules():
+        if not isinstance(getattr(type(module), "loss_function", None), property):
+            continue
+        takes = inspect.signature(module.forward).parameters
+        if "labels" in takes and _is_theirs(getattr(module, "loss_function", None)):
+            yield module
+
+
+def _n_logits(value: Any) -> int:
+    is_tensor = type(value) is torch.Tensor and value.is_floating_point()
+    return value.numel() if is_tensor else 0
+
+
+def _is_theirs(function: Any) -> bool:
+    name = getattr(function, "__module__", None) or ""
+    return callable(function) and name.startswith("transformers.")
 
 
 class LossChoice:
@@ -179,14 +283,6 @@ class LossChoice:
                 budget_bytes=self._footprint.level_budget(start),
                 reserved_ratio=self._footprint.reserved_ratio(start),
             )
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Have the model compute its losses as `apply` said, for one forward."""
-        with contextlib.ExitStack() as stack:
-            for loss in self.losses:
-                stack.enter_context(loss.in_place())
-            yield
 
     def apply(self, step: Step, *, is_again: bool = False) -> None:
         """Have the losses of a step go as was decided.
