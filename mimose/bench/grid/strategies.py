@@ -452,11 +452,11 @@ _exact, _fine = _session("auto", "exact"), _session("auto", FINE)
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Strategy("none", "keep everything: plain training", lambda _: Applied()),
+        Strategy("none", "plain training, everything kept", lambda _: Applied()),
         Strategy("full", "recompute every layer", _session("full")),
         Strategy("every-2", "recompute every second layer", _session("every-2")),
         Strategy("static", "one plan, for the longest batch", _session(_static), True),
-        Strategy("mimose", "this library: a plan for each shape", _exact, True),
+        Strategy("mimose", "this library, a plan for each shape", _exact, True),
         Strategy("oracle", "the optimum, told every batch", _oracle, True),
         Strategy("static-menu", "static, finer actions", _static_menu, True),
         Strategy("mimose-menu", "mimose, with all exact actions", _fine, True),
