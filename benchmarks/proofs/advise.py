@@ -33,7 +33,7 @@ from benchmarks.proofs.common import Answer, Bar, Settings, count, progress, sai
 from benchmarks.proofs.numbers import percent
 from mimose.bench.advise.advice import Advice, advise_on
 from mimose.bench.advise.measure import Ladder, Run, begin
-from mimose.bench.advise.methods import METHODS, PLAIN, Point
+from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.settings import Settings as Question
 from mimose.bench.rows import Row
 from mimose.bench.step_meter import step_meter
@@ -114,7 +114,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     training.attach(None, meter)
     ladder = Ladder(training, meter, METHODS[task["method"]], math.inf)
     for batch in task["batches"]:
-        ladder.weigh(Point(batch))
+        ladder.weigh(batch)
     yield {"held": {each.batch: each.peak_bytes for each in ladder.found}}
 
 
@@ -154,16 +154,16 @@ def _seconds(
         with contextlib.closing(Run(question, told)) as run:
             run.survey()
             run.time()
-            advice, pace = advise_on(run.found()), run.pace
+            advice = advise_on(run.found())
             run.readings = {}
-            points: dict[str, list[Point]] = {}
+            batches: dict[str, list[int]] = {}
             for each, model in advice.models.items():
                 wanted = {int(advice.of(each).best_batch)} - {0}
                 if index == 0 and not METHODS[each].plans:
                     wanted |= set(_between(model.sizes, model.parts))
-                points[each] = [Point(batch) for batch in sorted(wanted)]
-            run.rounds({n: of for n, of in points.items() if of}, options.rounds)
-            timed = {each: run.seconds(each, pace) for each in run.readings}
+                batches[each] = sorted(wanted)
+            run.rounds({n: of for n, of in batches.items() if of}, options.rounds)
+            timed = run.readings
         if index == 0:
             yield from _held_out(advice, timed)
         yield from _judged(advice, timed, budget)
@@ -192,16 +192,14 @@ def _between(timed: Sequence[float], parts: int) -> Iterator[int]:
             yield middle
 
 
-_Timed = Mapping[str, Mapping[Point, Sequence[float]]]
+_Timed = Mapping[str, Mapping[int, Sequence[float]]]
 
 
 def _held_out(advice: Advice, timed: _Timed) -> Iterator[dict[str, Any]]:
-    """Compare throughput at batches that were not fitted, at the pace of the fits."""
+    """Compare throughput at batches that were not fitted."""
     for name, model in advice.models.items():
         batches = [] if METHODS[name].plans else [*_between(model.sizes, model.parts)]
-        took = np.array(
-            [timed.get(name, {}).get(Point(each), []) for each in batches]
-        ).T
+        took = np.array([timed.get(name, {}).get(each, []) for each in batches]).T
         if took.ndim < 2 or len(batches) < 2:
             continue
         x = np.array(batches, float)
@@ -221,7 +219,7 @@ def _judged(advice: Advice, timed: _Timed, budget: str) -> Iterator[dict[str, An
 
     def rates(name: str) -> list[float]:
         batch = int(advice.of(name).best_batch)
-        return [batch / each for each in timed.get(name, {}).get(Point(batch), [])]
+        return [batch / each for each in timed.get(name, {}).get(batch, [])]
 
     def times_plain(name: str) -> float:
         pairs = zip(rates(name), rates(PLAIN), strict=True)

@@ -13,6 +13,7 @@ of the CPU, so that other work on the machine says little.
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +30,8 @@ from benchmarks.proofs.common import Answer, Bar, Measured, Settings
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, by_name, names_of
 from benchmarks.proofs.numbers import mean, percent, quantile, worst
-from mimose.bench.exploring import Exploring
 from mimose.planners import Marginal, Optimal, Plan, PlanningProblem
+from mimose.planners.timeline import judge as judged
 from mimose.session import attach
 
 QUESTION = "How far from the optimum are plans, and what do they take, by actions?"
@@ -67,6 +68,26 @@ _STEPS = 4
 """Steps a recorded problem, at the most."""
 _UNTOLD = 6
 """The first problems, which know little of what each action needs."""
+
+
+class Exploring:
+    """Plans by chance: with them a session learns every action in few steps.
+
+    Args:
+        seed: Of the choices.
+    """
+
+    name = "exploring"
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """Make a plan; its budget is not read."""
+        choices = [
+            self._random.choice(row.nonzero()[0].tolist()) for row in problem.allowed
+        ]
+        return judged(problem, np.array(choices, dtype=np.intp), planner=self.name)
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:

@@ -37,7 +37,7 @@ from benchmarks.proofs.models import ModelSpec, Sizes, by_name, names_of, volume
 from benchmarks.proofs.numbers import mean, mebibytes, percent, quantile
 from mimose.bench.child import RunFailedError
 from mimose.bench.device import is_cpu
-from mimose.bench.limits import limit_memory
+from mimose.bench.machine import limit_memory
 from mimose.bench.zoo import Batch
 from mimose.exceptions import first_line
 from mimose.measure.meters import AllocatorMeter

@@ -1,7 +1,7 @@
-"""Strategies measured against each other, and the library against its promises.
+"""What a user runs to compare ways to train: `mimose bench`, `demo` and `advise`.
 
-`grid` compares strategies, on workloads of which the demonstration is one; `proofs` ask
-one question each, `check` looks at a device. They share `child` and `serve` (work in a
-process of its own), `step_meter` (one step measured from outside), `rows` (results with
-their provenance, as CSV), `limits`, `corpus`, `zoo` and `sim`.
+`grid` compares strategies step by step, on workloads of which the demonstration is one;
+`advise` says whether saving memory pays for a model. They share `child` and `serve`,
+for work in a process of its own; `step_meter`, one step measured from outside; `rows`,
+results with their provenance, as CSV; `machine`, `device`, `corpus` and `zoo`.
 """

@@ -1,4 +1,4 @@
-"""Real text that is always there: the docstrings of the standard library.
+"""Real text that is always there, and the demonstration's task with it.
 
 Nothing is downloaded. The sources of the running interpreter's standard library are
 parsed, never imported, and every docstring of a module, class or function becomes a
@@ -13,27 +13,41 @@ The rule, so that two people with one Python version get the same corpus:
 - a docstring as `ast.get_docstring` cleans it; of equal texts the first;
 - the most frequent labels only (`load_corpus`);
 - held out is a text whose CRC-32 is divisible by eight.
+
+The task: from which package does a docstring come? A small BERT encoder, built from a
+configuration and so without pretrained weights, learns it. With 16 texts a batch,
+padded to the longest, lengths run from about 40 to 512 tokens.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-import json
+import pickle
 import sysconfig
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Generator, nn
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from transformers import BertModel
 
 VOCABULARY_SIZE = 8192
 PADDING_ID = 0
+MOST_TOKENS = 512
+"""Longer texts are cut to this."""
+N_TEXTS = 16
+"""In a batch of the demonstration's."""
 
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _HELD_OUT_EVERY = 8
@@ -91,32 +105,12 @@ class EncodedText:
 
 @dataclass(frozen=True, slots=True)
 class EncodedCorpus:
-    """A corpus in tokens. It can be saved, so that every process reads the same."""
+    """A corpus in tokens."""
 
     labels: tuple[str, ...]
     vocabulary_size: int
     train: tuple[EncodedText, ...]
     held_out: tuple[EncodedText, ...]
-
-    def save(self, path: Path) -> None:
-        """Write everything into one JSON file."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> EncodedCorpus:
-        """Read what `save` wrote."""
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        return cls(
-            labels=tuple(raw["labels"]),
-            vocabulary_size=raw["vocabulary_size"],
-            **{
-                part: tuple(
-                    EncodedText(tuple(text["token_ids"]), text["label"])
-                    for text in raw[part]
-                )
-                for part in ("train", "held_out")
-            },
-        )
 
 
 def read_docstrings(root: Path | None = None) -> tuple[Docstring, ...]:
@@ -131,7 +125,9 @@ def read_docstrings(root: Path | None = None) -> tuple[Docstring, ...]:
     """
     root = Path(sysconfig.get_path("stdlib")) if root is None else root
     found: dict[str, Docstring] = {}
-    for path in _source_files(root):
+    for path in sorted(root.rglob("*.py")):
+        if _LEFT_OUT.intersection(path.relative_to(root).parts):
+            continue
         package = path.relative_to(root).parts[0].removesuffix(".py")
         for text in _docstrings_in(path):
             found.setdefault(text, Docstring(text, package))
@@ -154,10 +150,12 @@ def load_corpus(n_labels: int = 24, root: Path | None = None) -> Corpus:
     counts = Counter(text.package for text in texts)
     labels = tuple(sorted(counts, key=lambda name: (-counts[name], name))[:n_labels])
     kept = [text for text in texts if text.package in labels]
+    checks = ((text, zlib.crc32(text.text.encode())) for text in kept)
+    held_out = dict.fromkeys(t for t, check in checks if check % _HELD_OUT_EVERY == 0)
     return Corpus(
         labels=labels,
-        train=tuple(text for text in kept if not _is_held_out(text)),
-        held_out=tuple(text for text in kept if _is_held_out(text)),
+        train=tuple(text for text in kept if text not in held_out),
+        held_out=tuple(held_out),
     )
 
 
@@ -227,14 +225,6 @@ def encode_corpus(
     )
 
 
-def _source_files(root: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in root.rglob("*.py")
-        if not _LEFT_OUT.intersection(path.relative_to(root).parts)
-    )
-
-
 def _docstrings_in(path: Path) -> Iterator[str]:
     try:
         with warnings.catch_warnings():
@@ -261,5 +251,168 @@ def _docstrings_below(
             yield from _docstrings_below(child)
 
 
-def _is_held_out(text: Docstring) -> bool:
-    return zlib.crc32(text.text.encode()) % _HELD_OUT_EVERY == 0
+# ------------------------------------------------------------------ the task
+
+
+class ClassifierOutput(NamedTuple):
+    """What the classifier returns."""
+
+    loss: torch.Tensor | None
+    """The mean over the batch, where labels are given."""
+    logits: torch.Tensor
+    """(texts, labels)."""
+
+
+class DocstringClassifier(nn.Module):
+    """A BERT encoder, the mean over a text's tokens, and one linear layer.
+
+    The mean lets it learn within a hundred steps: with random weights the first token
+    alone says nothing of a text for a long time.
+
+    Args:
+        encoder: Maps (texts, tokens) ids to (texts, tokens, width) states.
+        n_labels: Number of classes.
+        dropout: Of the mean.
+    """
+
+    def __init__(self, encoder: BertModel, n_labels: int, dropout: float) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(encoder.config.hidden_size, n_labels)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        labels: torch.Tensor | None = None,
+    ) -> ClassifierOutput:
+        """Return logits, and the loss where labels are given."""
+        states = self.encoder(input_ids, attention_mask=attention_mask)[0]
+        weights = attention_mask.unsqueeze(-1).to(states.dtype)
+        mean = (states * weights).sum(dim=1) / weights.sum(dim=1)
+        logits = self.classifier(self.dropout(mean))
+        loss = None if labels is None else functional.cross_entropy(logits, labels)
+        return ClassifierOutput(loss, logits)
+
+
+def collate(texts: Sequence[EncodedText]) -> dict[str, torch.Tensor]:
+    """Pad texts to the longest of them.
+
+    Returns:
+        ``input_ids`` and ``attention_mask`` (texts, tokens), ``labels`` (texts,).
+    """
+    length = max(len(text.token_ids) for text in texts)
+    input_ids = torch.full((len(texts), length), PADDING_ID)
+    mask = torch.zeros((len(texts), length), dtype=torch.int64)
+    for row, text in enumerate(texts):
+        input_ids[row, : len(text.token_ids)] = torch.tensor(text.token_ids)
+        mask[row, : len(text.token_ids)] = 1
+    labels = torch.tensor([text.label for text in texts])
+    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+
+
+class Docstrings:
+    """Models and batches of one corpus.
+
+    Args:
+        corpus: None for that of the standard library, which takes seconds to read.
+    """
+
+    def __init__(self, corpus: EncodedCorpus | None = None) -> None:
+        self._corpus = corpus
+        self._by_length: list[EncodedText] = []
+
+    @property
+    def corpus(self) -> EncodedCorpus:
+        """The texts, in tokens."""
+        if self._corpus is None:
+            self._corpus = encode_corpus(load_corpus(), MOST_TOKENS)
+        return self._corpus
+
+    def prepare(self, folder: Path) -> None:
+        """Read the corpus from a folder, or be the one that writes it there."""
+        path = folder / "docstrings.pickle"
+        if self._corpus is None and path.exists():
+            self._corpus = pickle.loads(path.read_bytes())
+        elif not path.exists():
+            path.write_bytes(pickle.dumps(self.corpus))
+
+    def build(self, scale: str) -> DocstringClassifier:
+        """Build the classifier, in training mode."""
+        from transformers import BertConfig, BertModel
+
+        # More than one head would multiply time and memory alike.
+        width, heads = {"tiny": (64, 1), "small": (256, 4)}.get(scale, (768, 12))
+        config = BertConfig(
+            vocab_size=self.corpus.vocabulary_size,
+            hidden_size=width,
+            num_hidden_layers=4,
+            num_attention_heads=heads,
+            intermediate_size=4 * width,
+            max_position_embeddings=MOST_TOKENS,
+            pad_token_id=PADDING_ID,
+        )
+        encoder = BertModel(config, add_pooling_layer=False)
+        n_labels = len(self.corpus.labels)
+        return DocstringClassifier(encoder, n_labels, 0.1).train()
+
+    def trace(
+        self, generator: np.random.Generator, n_batches: int
+    ) -> list[dict[str, int]]:
+        """Draw batches; return the length of each one's longest member."""
+        lengths = np.array([len(text.token_ids) for text in self.corpus.train])
+        drawn = generator.choice(lengths, (n_batches, N_TEXTS)).max(axis=1)
+        return [{"length": int(length)} for length in drawn]
+
+    def batch(
+        self, sizes: Mapping[str, int], _scale: str, generator: Generator
+    ) -> dict[str, torch.Tensor]:
+        """Draw a batch whose longest member has some length, the others any up to it.
+
+        Where no text has just that length, a longer one is cut.
+
+        Raises:
+            ValueError: All texts are shorter.
+        """
+        if not self._by_length:
+            self._by_length = sorted(
+                self.corpus.train, key=lambda text: len(text.token_ids)
+            )
+        length = sizes["length"]
+        lengths = [len(text.token_ids) for text in self._by_length]
+        first, last = (int(i) for i in np.searchsorted(lengths, (length, length + 1)))
+        if first == len(lengths):
+            msg = f"no text has {length} tokens; the longest has {lengths[-1]}"
+            raise ValueError(msg)
+        most = last if last > first else len(lengths)
+        longest = torch.randint(first, most, (1,), generator=generator)
+        others = torch.randint(max(1, last), (N_TEXTS - 1,), generator=generator)
+        chosen = [self._by_length[i] for i in (*longest.tolist(), *others.tolist())]
+        return collate([EncodedText(t.token_ids[:length], t.label) for t in chosen])
+
+    def evaluate(self, model: nn.Module, batch_size: int = 32) -> float:
+        """Return the share of held-out texts whose package is named correctly.
+
+        Texts are sorted by length, so that little is padded. Training mode is put back.
+        """
+        texts = sorted(self.corpus.held_out, key=lambda text: len(text.token_ids))
+        was_training = model.training
+        device = next(model.parameters()).device
+        model.eval()
+        right = 0
+        try:
+            with torch.no_grad():
+                for start in range(0, len(texts), batch_size):
+                    made = collate(texts[start : start + batch_size])
+                    batch = {name: value.to(device) for name, value in made.items()}
+                    labels = batch.pop("labels")
+                    logits = model(**batch).logits
+                    right += int((logits.argmax(dim=-1) == labels).sum())
+        finally:
+            model.train(was_training)
+        return right / len(texts)
+
+
+OURS = Docstrings()
+"""Of the standard library."""

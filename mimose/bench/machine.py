@@ -6,13 +6,13 @@ import functools
 import importlib.metadata
 import os
 import platform
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
 from mimose.bench.device import SIM, is_cpu, kind_of
 
 _VERSIONS = ("torch", "transformers", "mimose")
-
 
 HEAP_IS_KEPT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # the most that glibc takes
@@ -21,6 +21,10 @@ HEAP_IS_KEPT = {
 }
 """Variables by which glibc holds what is freed, as an accelerator's allocator does: in
 timings, pages that are mapped anew would be most of what a rebuilt tensor takes."""
+
+
+SLACK_BYTES = 32 * 2**20
+"""What a process may map beyond the budget; see `limit_memory`."""
 
 
 def worker_environment(threads: int) -> dict[str, str]:
@@ -61,11 +65,6 @@ def available_bytes() -> int | None:
     return kernel_bytes("/proc/meminfo", "MemAvailable")
 
 
-def private_bytes() -> int | None:
-    """Return what this process holds for itself alone; None where nobody tells."""
-    return kernel_bytes("/proc/self/status", "RssAnon")
-
-
 def kernel_bytes(path: str, name: str) -> int | None:
     """Return an entry of a file of the kernel's; None where there is none.
 
@@ -82,6 +81,28 @@ def kernel_bytes(path: str, name: str) -> int | None:
         if key == name:
             return int(value.split()[0]) * 1024
     return None
+
+
+def limit_memory(budget_bytes: int, resident_bytes: int) -> None:
+    """Make allocations fail that would take this process beyond a budget.
+
+    ``RLIMIT_DATA`` bounds what a process has mapped writable and private, and the
+    budget is about what is resident. Both grow by a tensor's bytes when it is
+    allocated, so the limit is what is mapped now plus what the budget leaves over
+    what is resident now, plus `SLACK_BYTES` for what is mapped and never touched:
+    thread stacks, arenas, a library that is loaded late.
+
+    To be called when a step begins, since such mappings add up over the steps: oneDNN
+    alone maps 256 KiB for every kernel that it generates for a new shape, and touches
+    4 KiB of them.
+    """
+    mapped = kernel_bytes("/proc/self/status", "VmData")
+    if mapped is None:
+        msg = "/proc/self/status has no VmData: memory can be limited on Linux only"
+        raise OSError(msg)
+    room = max(0, budget_bytes - resident_bytes)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (mapped + room + SLACK_BYTES, hard))
 
 
 def version_of(package: str, otherwise: str = "unknown") -> str:

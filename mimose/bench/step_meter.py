@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -126,6 +127,21 @@ def budget_meter(device: torch.device) -> StepMeter | ReservedStepMeter:
     return StepMeter() if device.type == "cpu" else ReservedStepMeter(device)
 
 
+def autocast(
+    device: torch.device, dtype: str
+) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which layers compute in a dtype, given by its name."""
+    if dtype == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, getattr(torch, dtype))
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until a device has done all that it was asked."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 class MeasuredStep(NamedTuple):
     """What a step took: forward, backward, and whatever else ran in it."""
 
@@ -151,16 +167,12 @@ class RunningStep:
         self._meter = meter
         self._device = device
         self.start_bytes = meter.begin_step()
-        self._synchronise()
+        synchronise(self._device)
         self._began = time.perf_counter()
 
     def end(self) -> MeasuredStep:
         """Stop the clock, and read what the step reached."""
-        self._synchronise()
+        synchronise(self._device)
         seconds = time.perf_counter() - self._began
         peak_bytes = self._meter.step_peak_bytes()
         return MeasuredStep(self.start_bytes, peak_bytes, seconds)
-
-    def _synchronise(self) -> None:
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)

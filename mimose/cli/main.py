@@ -39,7 +39,6 @@ from mimose.usage import UsageError, at_least_one, names, need, positive, seed, 
 
 if TYPE_CHECKING:
     from mimose.bench.grid.runner import GridSettings
-    from mimose.bench.grid.traces import Sizes
     from mimose.records import StepRecord
 
 _Options: TypeAlias = argparse.Namespace
@@ -178,27 +177,6 @@ def _told_as_usage(*kinds: type[Exception]) -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-def _lengths(options: _Options, sizes: Sequence[str], n_texts: int) -> list[Sizes]:
-    """Return the sizes of batches that were given; none where they were not."""
-    from mimose.bench.grid.traces import from_dataset, from_file
-
-    if options.lengths and options.dataset:
-        msg = "give --lengths or --dataset, not both"
-        raise UsageError(msg)
-    if options.lengths:
-        return from_file(options.lengths, sizes)
-    if not options.dataset:
-        return []
-    need("bench", "datasets", "tokenizers")
-    return from_dataset(
-        options.dataset,
-        options.column,
-        batch_size=n_texts,
-        most=options.longest,
-        seed=options.seed,
-    )
-
-
 def _demo(options: _Options) -> int:
     """Train the same batches four ways and show what each needs.
 
@@ -229,20 +207,21 @@ def _advise(options: _Options) -> int:
     """Tell whether saving memory pays for a model, and with which method.
 
     Plain training and each method are measured at a few batch sizes, in processes of
-    their own that take turns: bytes, then seconds. Says what each does to the largest
-    batch, the longest input and throughput, and what it cannot say. Leaves a page, the
-    answer as JSON and the readings, from which --show answers for another budget.
-    Ctrl-C keeps what was measured.
+    their own that take turns: bytes, then seconds. Says whether a batch as large as the
+    sample fits, what each method does to the largest batch and to throughput, and what
+    it cannot say. Leaves the answer as JSON and the readings, from which --show answers
+    for another budget. Ctrl-C keeps what was measured. To compare methods on batches
+    of many lengths: mimose bench --model.
 
     Examples:
       mimose advise --model mypackage.train:make --budget 8GiB
       mimose advise --model mypackage.train:make --budget 80% --device cuda
-      mimose advise --model mypackage.train:make --budget +2GiB --lengths mine.csv
       mimose advise --show runs/advise/measured.json --budget 6GiB
 
     MODULE:FUNCTION takes nothing and returns (model, sample): the model on the CPU, and
     one batch as it is called with: keyword arguments as a mapping, arguments as a
-    tuple, or the one tensor. Batches of other sizes repeat its rows and tokens.
+    tuple, or the one tensor. Batches of other sizes repeat its rows. Give the longest
+    batch that you want to train on.
 
     Exit status:
       0    all went well
@@ -269,10 +248,8 @@ def _advise(options: _Options) -> int:
                     f"--{n}" for n in ("model", "budget") if not vars(options)[n]
                 ]
                 if missing:
-                    msg = (
-                        f"give {' and '.join(missing)}: what is to be trained, and in "
-                    )
-                    msg += "how much memory"
+                    msg = f"give {' and '.join(missing)}: what is to be trained, and "
+                    msg += "in how much memory"
                     raise UsageError(msg)
                 need_device(options.device)
                 settings = Settings(
@@ -286,7 +263,6 @@ def _advise(options: _Options) -> int:
                     threads=options.threads,
                     seed=options.seed,
                     minutes=options.minutes,
-                    lengths=_lengths_to_come(options),
                 )
                 out = options.out or Path("runs/advise")
                 status, lines = ask(settings, out, options.json)
@@ -312,40 +288,26 @@ def _need_none_for_measuring(options: _Options) -> None:
         raise UsageError(msg)
 
 
-def _lengths_to_come(options: _Options) -> tuple[int, ...]:
-    """Return the lengths that were given, with as many texts as the sample has."""
-    from mimose.bench.advise.sample import Sample
-    from mimose.bench.advise.source import make
-
-    n_texts = options.texts or 0
-    if options.dataset and not n_texts:
-        n_texts = Sample(make(options.model)[1]).batch
-    with _told_as_usage(ValueError):
-        found = _lengths(options, ("length",), n_texts)
-    return tuple(sizes["length"] for sizes in found)
-
-
 def _bench(options: _Options) -> int:
     """Compare memory strategies on variable-size data, at several budgets.
 
     Which one should a model be trained with? Every strategy trains on the same batches
     from the same weights, in a process of its own; they take turns. Peaks are physical,
-    recomputation is counted. Leaves the rows, a picture and a summary. Ctrl-C
-    keeps the steps that ran.
+    recomputation is counted. Leaves the rows, a picture and a summary; rows of a run
+    before are put aside. Ctrl-C keeps the steps that ran.
 
-    Budgets are no bytes: near 0 is what the longest batch needs when everything is
-    recomputed, 1 what it needs when everything is kept.
+    A budget is a share, not bytes: 0 is what the longest batch needs when every layer
+    is recomputed, 1 what it needs when every layer is kept.
 
     Examples:
       mimose bench --list
       mimose bench --workloads qa-bert --strategies none,full,static,mimose
-      mimose bench --workloads lm-gpt2 --lengths mine.csv --budgets 0.3,0.6
+      mimose bench --workloads tc-bert --lengths mine.csv --budgets 0.3,0.6
       mimose bench --model mypackage.models:small_one --lengths mine.csv
-      mimose bench --resume --out runs/bench
       mimose bench --show runs/bench/rows.csv
 
     MODULE:FUNCTION takes nothing and returns (model, make_batch, names of sizes); it
-    needs --lengths or --dataset.
+    needs --lengths.
 
     Exit status:
       0    all went well
@@ -354,7 +316,7 @@ def _bench(options: _Options) -> int:
       130  Ctrl-C
     """
     need("bench", *_BENCH)
-    from mimose.bench.grid.command import bench, prepare, show_again
+    from mimose.bench.grid.command import bench, put_aside, show_again
 
     if options.list:
         return _list()
@@ -365,14 +327,15 @@ def _bench(options: _Options) -> int:
             return _shown(options, out, lambda: show_again(rows, out))
         settings = _grid(options)
         out = options.out or Path("runs/bench")
-        done = prepare(settings, out, resume=options.resume)
-    return _shown(options, out, lambda: bench(settings, out, done))
+        put_aside(out)
+    return _shown(options, out, lambda: bench(settings, out))
 
 
 def _grid(options: _Options) -> GridSettings:
     """Return what ``mimose bench`` was asked to compare."""
     from mimose.bench.device import need_device
     from mimose.bench.grid.runner import GridSettings, refuse_workload
+    from mimose.bench.grid.traces import from_file
     from mimose.bench.grid.workloads import workload_named
 
     if options.model and ":" not in options.model:
@@ -383,7 +346,8 @@ def _grid(options: _Options) -> GridSettings:
     strategies = _strategies(options.strategies)
     need_device(options.device)
     sizes = [size for name in workloads for size in workload_named(name).sizes]
-    trace = tuple(_lengths(options, [*dict.fromkeys(sizes)], options.texts))
+    given = options.lengths and from_file(options.lengths, [*dict.fromkeys(sizes)])
+    trace = tuple(given or ())
     settings = GridSettings(
         workloads=workloads,
         strategies=strategies,
@@ -431,9 +395,9 @@ def _by_default(options: _Options) -> list[str]:
     from mimose.bench.grid.traces import columns_of
     from mimose.bench.grid.workloads import DEFAULT, WORKLOADS
 
-    if not options.lengths and not options.dataset:
+    if not options.lengths:
         return list(DEFAULT)
-    given = columns_of(options.lengths) if options.lengths else ("length",)
+    given = columns_of(options.lengths)
     found = [name for name in DEFAULT if set(WORKLOADS[name].sizes) <= set(given)]
     if not found:
         msg = (
@@ -546,11 +510,7 @@ _COMMON: tuple[_Option, ...] = (
 _TRAINED: tuple[_Option, ...] = (
     ("--model MODULE:FUNCTION", None, None, "a model of your own; see above"),
     ("--device", None, "cpu", "such as cuda"),
-    ("--dtype", _DTYPES, "float32", "of the weights"),
-    ("--lengths FILE.csv", Path, None, "your batches: sizes by column, one a line"),
-    ("--dataset NAME", None, None, "take lengths of its texts: a file, or datasets'"),
-    ("--column", None, "text", "of the data set"),
-    ("--longest", at_least_one, 512, "tokens, to which texts are cut"),
+    ("--dtype", _DTYPES, "float32", "that layers compute in; bfloat16 by autocast"),
 )
 _COMMANDS: dict[Callable[[_Options], int], tuple[_Option, ...]] = {
     _demo: (
@@ -560,7 +520,6 @@ _COMMANDS: dict[Callable[[_Options], int], tuple[_Option, ...]] = {
     ),
     _advise: (
         *_TRAINED,
-        ("--texts", at_least_one, None, "in a batch (default: as in the sample)"),
         ("--budget", None, None, "as of mimose.attach: 8GiB, 80%%, +400MiB"),
         ("--minutes", positive, 5.0, "that measuring may take"),
         ("--methods A,B", names, None, "which (default: all that can be)"),
@@ -579,9 +538,8 @@ _COMMANDS: dict[Callable[[_Options], int], tuple[_Option, ...]] = {
         ("--warm-up", at_least_one, 12, "steps before them, told apart"),
         ("--scale", _SCALES, "tiny", "of the models"),
         *_TRAINED,
-        ("--texts", at_least_one, 8, "in a batch; the longest gives its length"),
+        ("--lengths FILE.csv", Path, None, "your batches: sizes by column, one a line"),
         *_COMMON,
-        ("--resume", bool, None, "leave out what a run with these settings has done"),
         ("--show ROWS.csv", Path, None, "run nothing: show rows that are there"),
         ("--out", Path, None, "folder (default: runs/bench, or that of --show)"),
     ),

@@ -9,7 +9,6 @@ import pytest
 from mimose.bench.corpus import (
     Corpus,
     Docstring,
-    EncodedCorpus,
     encode_corpus,
     load_corpus,
     read_docstrings,
@@ -116,13 +115,3 @@ def test_lengths_have_a_heavy_tail_up_to_the_cap(corpus: Corpus) -> None:
     assert lengths[len(lengths) // 2] < 40
     assert lengths[int(0.95 * len(lengths))] > 120
     assert lengths[-1] == 512
-
-
-def test_saved_corpus_comes_back_equal(library: Path, tmp_path: Path) -> None:
-    """Every process reads the same tokens."""
-    encoded = encode_corpus(load_corpus(root=library), vocabulary_size=300)
-    path = tmp_path / "corpus.json"
-
-    encoded.save(path)
-
-    assert EncodedCorpus.load(path) == encoded

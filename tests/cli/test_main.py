@@ -265,7 +265,6 @@ def test_bench_lists_what_there_is(capsys: _Output) -> None:
         ("--model nowhere", "give it as module:function"),
         ("--lengths missing.csv", "missing.csv: No such file"),
         ("--lengths mine.csv", "has columns width: no workload"),
-        ("--workloads qa-bert --lengths x --dataset y", "not both"),
         ("--strategies full", "none of these heeds a budget"),
         ("--device abacus", "torch knows no such device"),
         ("--model mine_for_cli:make", "--lengths mine.csv, a file with the line"),

@@ -59,7 +59,7 @@ def memory_of(measured: Measured, budget_bytes: float) -> Series | None:
         measured: The method.
         budget_bytes: In which it was timed.
     """
-    steps = measured.at()
+    steps = measured.steps
     if len(steps) < _LEAST_POINTS:
         return None
     short = [each.peak_bytes for each in steps if each.rounds is None]
@@ -163,7 +163,7 @@ def model_of(
             time.
         budget_bytes: In which it was timed.
     """
-    memory, timed = memory_of(measured, budget_bytes), measured.at(timed=True)
+    memory, timed = memory_of(measured, budget_bytes), measured.timed
     if memory is None or len(timed) < _LEAST_POINTS:
         return None
     method = METHODS[measured.method]
@@ -174,32 +174,6 @@ def model_of(
     fitted = MethodModel(measured.method, memory, seconds)
     is_fitted = not (seconds.refused or method.plans)
     return Model(fitted, sizes, took, method.parts, is_fitted)
-
-
-def seconds_of_lengths(
-    measured: Measured, lengths: Sequence[int], memory_bytes: float
-) -> Mapping[int, float]:
-    """Return the seconds of a step by length, with the sample's batch.
-
-    Infinite where it does not fit, nan where nobody knows; empty where too few lengths
-    were timed. Between those that ran bytes and seconds are interpolated; beyond them
-    bytes grow by a line at the least, and of seconds nothing is known.
-    """
-    steps = measured.at(lengths=True)
-    timed = measured.at(lengths=True, timed=True)
-    if len(timed) < _LEAST_POINTS:
-        return {}
-    sizes, held = [each.size for each in steps], _held(steps)
-    places = [each.size for each in timed]
-    took = [median(each.rounds or ()) for each in timed]
-    found = {}
-    for length in sorted(set(lengths)):
-        further = max(0, length - sizes[-1])
-        grown = further * (held[-1] - held[-2]) / (sizes[-1] - sizes[-2])
-        seconds = float(np.interp(length, places, took, right=math.nan))
-        fits = np.interp(length, sizes, held) + grown <= memory_bytes
-        found[length] = seconds if fits else math.inf
-    return found
 
 
 # ------------------------------------------------------------------ the answer
@@ -214,16 +188,13 @@ class MethodAdvice:
     why_not: str = ""
     """Why nothing is known of it; empty where something is."""
     fits: bool | None = None
-    """Whether the sample's batch does, or the batches of all lengths that will come;
-    None where nobody knows."""
+    """Whether the sample's batch does; None where nobody knows."""
     largest_batch: float = math.nan
     """That fits; 0 where not one sample does, infinite where memory does not grow."""
     highest: float = 0.0
     """The largest batch that ran."""
     sample_seconds: float = math.nan
     """Of a step with the sample's batch; infinite where it does not fit."""
-    lengths_seconds: float = math.nan
-    """Of all batches that will come; infinite where not all fit."""
     best_batch: float = 0.0
     samples_per_second: float = 0.0
     """With that batch: the most there is."""
@@ -269,8 +240,6 @@ class Advice:
     models: Mapping[str, Model]
     at_sample: Choice | None
     """Where the batch is given; None where nothing fits."""
-    at_lengths: Choice | None
-    """For the lengths that will come; None where nobody knows them."""
     free: Choice | None
     """Where the batch may be chosen."""
     answer: str
@@ -308,8 +277,8 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
     methods = tuple(
         _advice(each, measurements, models, budget) for each in measurements.methods
     )
-    batch, lengths = measurements.batch, measurements.lengths
-    given, coming, free = [], [], []
+    batch = measurements.batch
+    given, free = [], []
     for method in methods:
         model = models.get(method.name)
         if not method.is_exact or model is None or not model.is_usable:
@@ -318,24 +287,20 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
             _Candidate(method.name, method.best_batch, method.samples_per_second)
         )
         given.append(_Candidate(method.name, batch, batch / method.sample_seconds))
-        if lengths:
-            rate = batch * len(lengths) / method.lengths_seconds
-            coming.append(_Candidate(method.name, batch, rate))
     unfitted = [name for name, model in models.items() if not model.is_fitted]
     spreads = {
         each.method: spread(each.steps, is_fitted=each.method not in unfitted)
         for each in measurements.methods
     }
-    choices = [choose(each, spreads) for each in (given, coming, free)]
-    answer, use = _answer(measurements, methods, choices[bool(lengths)], budget)
+    at_sample, free_choice = choose(given, spreads), choose(free, spreads)
+    answer, use = _answer(measurements, methods, at_sample, budget)
     return Advice(
         measurements=measurements,
         budget_bytes=budget,
         methods=methods,
         models=models,
-        at_sample=choices[0],
-        at_lengths=choices[1],
-        free=choices[2],
+        at_sample=at_sample,
+        free=free_choice,
         answer=answer,
         use=use,
     )
@@ -350,11 +315,10 @@ def _answer(
     """Say yes, no or not known, and what to use, or what might be faster."""
     plain = next(each for each in methods if each.name == PLAIN)
     exact = [each for each in methods if each.is_exact and each.name != PLAIN]
-    seconds = "lengths_seconds" if measurements.lengths else "sample_seconds"
     untimed = [
         each
         for each in exact
-        if math.isnan(getattr(each, seconds))
+        if math.isnan(each.sample_seconds)
         and not (each.why_not and each.name in _NOT_FOR_ALL)
     ]
     names = choice.names if choice is not None else ()
@@ -365,7 +329,7 @@ def _answer(
         return "not known", others
     if plain.fits:
         if names and PLAIN not in names:
-            is_known = not math.isnan(getattr(plain, seconds))
+            is_known = not math.isnan(plain.sample_seconds)
             return "yes" if is_known else "not known", others
         open_ = [each.name for each in untimed if each.fits is not False]
         rivals = [name for name in (*others, *open_) if name in MAY_BE_FASTER]
@@ -391,9 +355,7 @@ def plain_bytes(measurements: Measurements) -> float:
 def is_close(measurements: Measurements, budget: int) -> bool:
     """Tell whether plain training needs just about the memory there is."""
     off = abs(plain_bytes(measurements) - budget)
-    return (
-        is_cpu(measurements.device) and not measurements.lengths and off <= _REPEATS_TO
-    )
+    return is_cpu(measurements.device) and off <= _REPEATS_TO
 
 
 def _advice(
@@ -403,7 +365,7 @@ def _advice(
     budget: int,
 ) -> MethodAdvice:
     """Say what is known: of memory, and where its seconds are known of these too."""
-    batch, lengths = measurements.batch, measurements.lengths
+    batch = measurements.batch
     memory = memory_of(measured, measurements.budget_bytes)
     highest = memory.highest if memory is not None else 0.0
     told = MethodAdvice(
@@ -419,16 +381,10 @@ def _advice(
         fits = largest >= batch if known else None
         told = replace(told, largest_batch=largest, fits=fits)
     else:
-        ran = measured.at()
+        ran = measured.steps
         over = any(e.batch <= batch and e.reserved_bytes > budget for e in ran)
         within = any(e.batch >= batch and e.reserved_bytes <= budget for e in ran)
         told = replace(told, fits=True if within else False if over else None)
-    if lengths:
-        steps = seconds_of_lengths(measured, lengths, budget)
-        took = [steps.get(each, math.nan) for each in lengths]
-        total = math.inf if math.inf in took else sum(took)
-        fits = None if math.isnan(total) else math.isfinite(total)
-        told = replace(told, lengths_seconds=total, fits=fits)
     model, plain = models.get(measured.method), models.get(PLAIN)
     if model is None or plain is None:
         why = measured.why_not or measured.stopped or "too few of its steps were timed"
@@ -492,7 +448,7 @@ def _verdict(
 
 def _readings(measured: Measured, model: Model) -> Readings:
     """Return whole rounds of the batches with enough readings, if most have enough."""
-    timed = {float(each.batch): each.rounds or () for each in measured.at(timed=True)}
+    timed = {float(each.batch): each.rounds or () for each in measured.timed}
     enough = {at: took for at, took in timed.items() if len(took) >= LEAST_ROUNDS}
     n_rounds = min(map(len, enough.values()))
     seconds = np.array([took[:n_rounds] for took in enough.values()]).T

@@ -80,7 +80,6 @@ def advise(
     *,
     minutes: float = 5.0,
     methods: Sequence[str] | None = None,
-    lengths: Sequence[int] = (),
     device: str | torch.device | None = None,
     dtype: str = "float32",
     optimizer: str = "adamw",
@@ -103,12 +102,10 @@ def advise(
             itself holds of a device is not there for the measured ones.
         sample: One batch as the model is called with: a mapping of keyword arguments,
             a tuple of arguments, or the one tensor. The first dimension of each tensor
-            is the batch; the second one of token ids is the length.
+            is the batch.
         budget: The memory that training may use, as for `mimose.attach`.
         minutes: That measuring may take.
         methods: Names as ``mimose advise --list`` shows them; None for all.
-        lengths: Tokens of the batches to come, padded, one for each; the answer is then
-            about these.
         device: Where to train; None for the model's own, or the CPU.
         dtype: ``"float32"``, or ``"bfloat16"`` for autocast.
         optimizer: ``"adamw"`` or ``"sgd"``.
@@ -149,7 +146,6 @@ def advise(
                 threads=threads or torch.get_num_threads(),
                 seed=seed,
                 minutes=minutes,
-                lengths=tuple(int(length) for length in lengths),
             )
             found = measure(settings, _tell if progress else lambda _, __: None)
     except UsageError as error:
@@ -180,7 +176,6 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "use": advice.use,
         "budget_bytes": advice.budget_bytes,
         "at_sample": advice.at_sample and asdict(advice.at_sample),
-        "at_lengths": advice.at_lengths and asdict(advice.at_lengths),
         "free": advice.free and asdict(advice.free),
         "methods": [asdict(each) for each in advice.methods],
         "fits": {name: asdict(m.fitted) for name, m in advice.models.items()},

@@ -26,17 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from mimose.bench.advise.methods import (
-    METHODS,
-    PLAIN,
-    Method,
-    Point,
-    Training,
-)
+from mimose.bench.advise.methods import METHODS, PLAIN, Method, Training
 from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.source import make
 from mimose.bench.child import Child, RunFailedError
-from mimose.bench.device import SIM, is_cpu, kind_of
+from mimose.bench.device import is_cpu, kind_of
 from mimose.bench.machine import available_bytes
 from mimose.bench.rows import RunSettings
 from mimose.bench.serve import messages
@@ -57,8 +51,6 @@ _LEAVING = 0.9
 """Of what the machine has: the rest is left to others."""
 _SIZES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 """Of the sample's batch."""
-_QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
-"""Of the lengths that will come."""
 _FEWEST = 5
 """Batches, if there are as many: fewer are no curve."""
 _STEPS = 12
@@ -81,8 +73,6 @@ class Step:
     """What a step of one size needs."""
 
     batch: int
-    length: int | None = None
-    """Tokens; None for the sample's own."""
     peak_bytes: float
     """On a CPU the process's resident set, else what tensors requested. Of a method
     that plans the least budget that a plan keeps."""
@@ -93,16 +83,6 @@ class Step:
     rounds: tuple[float, ...] | None = ()
     """Seconds in each round of turns; empty where it was not timed, None where a
     session made no plan for it."""
-
-    @property
-    def size(self) -> int:
-        """The length where it is one of those measured by length, else the batch."""
-        return self.batch if self.length is None else self.length
-
-    @property
-    def point(self) -> Point:
-        """The batch and the length."""
-        return Point(self.batch, self.length)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,14 +95,14 @@ class Measured:
     is_exact: bool = True
     """Whether gradients are plain training's, but for how floating point rounds."""
     steps: tuple[Step, ...] = ()
-    """The smaller batches first, then lengths."""
+    """The smaller batches first."""
     stopped: str = ""
     """Why no larger batch was tried, or why turns ended."""
 
-    def at(self, *, lengths: bool = False, timed: bool = False) -> list[Step]:
-        """Return the steps by batch, or by length; those alone that were timed."""
-        found = (each for each in self.steps if (each.length is not None) == lengths)
-        return [each for each in found if each.rounds or not timed]
+    @property
+    def timed(self) -> list[Step]:
+        """Those steps that were timed."""
+        return [each for each in self.steps if each.rounds]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +112,6 @@ class Measurements:
     model: str
     batch: int
     """Of the sample."""
-    length: int | None
     budget_bytes: int
     device: str
     dtype: str
@@ -145,8 +124,6 @@ class Measurements:
     methods: tuple[Measured, ...]
     notes: tuple[str, ...] = ()
     """What was left out for lack of time, and the like."""
-    lengths: tuple[int, ...] = ()
-    """Padded tokens of the batches to come; empty where nobody said."""
 
     def write(self, path: Path) -> None:
         """Write it as JSON, for `read`."""
@@ -243,20 +220,16 @@ def _survey(
     used = held if is_cpu(task["device"]) else 0
     machine_bytes = used + int(_LEAVING * there) if there else budget_bytes
     ladder = Ladder(training, meter, METHODS[method], most_seconds)
-    most_bytes, tokens = min(budget_bytes, machine_bytes), _tokens(task["lengths"])
     try:
-        ladder.climb(most_bytes, machine_bytes)
+        ladder.climb(min(budget_bytes, machine_bytes), machine_bytes)
     except _StoppedError as stopped:
         ladder.stopped = str(stopped)
-    with contextlib.suppress(_StoppedError):
-        ladder.lengthen(most_bytes, tokens)
-    found = sorted(ladder.found, key=lambda each: (each.length or 0, each.batch))
+    found = sorted(ladder.found, key=lambda each: each.batch)
     session = training.session
     learned = session.state_dict() if plans and session is not None else None
     training.close()
     return {
         "batch": training.sample.batch,
-        "length": training.sample.length,
         "budget_bytes": budget_bytes,
         "is_exact": is_exact,
         "has_loss": training.has_loss,
@@ -264,14 +237,6 @@ def _survey(
         "stopped": ladder.stopped,
         "learned": learned,
     }
-
-
-def _tokens(lengths: Sequence[int]) -> list[int]:
-    """Return the lengths to measure; none where nobody said which will come."""
-    if not lengths:
-        return []
-    found = {round(each) for each in np.quantile(lengths, _QUANTILES)}
-    return sorted(found | {max(1, round(max(lengths) / part)) for part in (4, 2)})
 
 
 class _StoppedError(Exception):
@@ -288,7 +253,7 @@ class Ladder:
     most_seconds: float
     """A step that takes longer is the last one."""
     found: list[Step] = field(default_factory=list)
-    """What ran: batches, then lengths."""
+    """What ran."""
     stopped: str = ""
     """Why no larger one was tried."""
 
@@ -310,7 +275,7 @@ class Ladder:
                 self.stopped = f"a batch of {batch} would not fit"
                 break
             try:
-                self.weigh(Point(batch))
+                self.weigh(batch)
             except _StoppedError:
                 # Batch normalisation of one sample, for one, cannot be trained.
                 if found or batch >= own:
@@ -320,55 +285,38 @@ class Ladder:
             most = min(most, _SIZES[-1] * own)
             near = [e.batch for e in found if 0.95 < e.batch / max(most, 1) < 1.05]
             if most >= found[0].batch and not near:
-                self.weigh(Point(int(most)))
+                self.weigh(int(most))
 
-    def lengthen(self, most_bytes: int, tokens: Sequence[int]) -> None:
-        """Run the sample's batch with shorter and longer texts.
-
-        Raises:
-            _StoppedError: A step failed or took too long.
-        """
-        first = len(self.found)
-        for length in tokens:
-            found = self.found[first:]
-            if len(found) > 1:  # it grows as the square at the most
-                last = found[-1]
-                share = (_line(found, length) - last.reserved_bytes) / last.size
-                if last.reserved_bytes + share * length > most_bytes:
-                    return
-            self.weigh(Point(self.training.sample.batch, length))
-
-    def weigh(self, point: Point) -> None:
+    def weigh(self, batch: int) -> None:
         """Run steps of a size; add what the last one reached and took."""
         training = self.training
         device, plans = training.device, self.method.plans
         try:
             for _ in range(_PLANNING if plans else _SETTLING):
-                training.step(point)
+                training.step(batch)
             self.meter.settled_bytes(0)
             running = RunningStep(self.meter, device)
-            training.step(point)
+            training.step(batch)
             measured = running.end()
             peak = reserved = measured.peak_bytes
             if plans:
                 peak = reserved = training.least_budget()
             elif device.type != "cpu":  # free blocks of other sizes are none of its own
                 torch.accelerator.empty_cache()
-                training.step(point)
+                training.step(batch)
                 reserved = int(torch.accelerator.memory_reserved(device))
         except Exception as error:
             training.forget()
             why = "memory ran out" if is_out_of_memory(error) else _told(error)
-            msg = f"{why}, at {point}"
+            msg = f"{why}, at a batch of {batch}"
             raise _StoppedError(msg) from error
         seconds = measured.seconds
-        step = Step(
-            **point._asdict(), peak_bytes=peak, reserved_bytes=reserved, seconds=seconds
+        self.found.append(
+            Step(batch=batch, peak_bytes=peak, reserved_bytes=reserved, seconds=seconds)
         )
-        self.found.append(step)
         patience = 1.0 if len(self.found) >= _FEWEST else _PATIENCE
         if seconds > patience * self.most_seconds:
-            msg = f"{point} takes {seconds:.1f} s a step, too long for larger ones"
+            msg = f"a batch of {batch} takes {seconds:.1f} s, too long for larger ones"
             raise _StoppedError(msg)
 
 
@@ -379,86 +327,49 @@ def _told(error: Exception) -> str:
 
 def _line(found: Sequence[Step], at: float, *, inverse: bool = False) -> float:
     """Follow the line through the two largest: bytes at a size, or the reverse."""
-    low, high = sorted(found, key=lambda each: each.size)[-2:]
+    low, high = sorted(found, key=lambda each: each.batch)[-2:]
     beyond = high.reserved_bytes / high.peak_bytes
-    slope = beyond * (high.peak_bytes - low.peak_bytes) / (high.size - low.size)
+    slope = beyond * (high.peak_bytes - low.peak_bytes) / (high.batch - low.batch)
     if inverse:
         spare = at - high.reserved_bytes
-        return high.size + spare / slope if slope > 0 else math.inf
-    return high.reserved_bytes + slope * (at - high.size)
+        return high.batch + spare / slope if slope > 0 else math.inf
+    return high.reserved_bytes + slope * (at - high.batch)
 
 
 def _turn(
     task: Mapping[str, Any],
     method: str,
-    points: Sequence[Sequence[Any]],
+    batches: Sequence[int],
     budget_bytes: int,
     learned: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the seconds of steps at each of these sizes, and the machine's pace.
+    """Return the seconds of a step at each of these batch sizes.
 
     Args:
         task: As for `work`.
         method: Its name.
-        points: Each a batch size, and a length or None. Short steps are timed several
-            at a time.
+        batches: Their sizes. Of short steps the median of several counts.
         budget_bytes: For methods that plan.
         learned: By a session of theirs.
     """
     training, _ = begin(task, method)
-    pace = pace_of(task["device"])
-    steps: list[list[tuple[float, float]]] = []
+    found: list[float] = []
     try:
         plans = METHODS[method].plans
-        untimed = _PLANNING if plans else _SETTLING
         meter = budget_meter(training.device) if plans else None
         training.attach(budget_bytes if plans else None, meter)
         if training.session is not None and learned is not None:
             training.session.load_state_dict(learned)
-        for batch, length in points:
-            point = Point(batch, length)
-            for _ in range(untimed):
-                seconds = training.step(point)
+        for batch in batches:
+            for _ in range(_PLANNING if plans else _SETTLING):
+                seconds = training.step(batch)
             n_steps = round(_TURN_SECONDS / seconds) if seconds > 0.0 else 1
-            paces, steps = [pace()], [*steps, []]
-            for _ in range(min(8, max(1, n_steps))):
-                seconds = training.step(point)
-                paces.append(pace())
-                steps[-1].append((seconds, sum(paces[-2:]) / 2))
+            steps = [training.step(batch) for _ in range(min(8, max(1, n_steps)))]
+            planned = [each for each in steps if not math.isnan(each)]
+            found.append(statistics.median(planned or [math.nan]))
     finally:
         training.close()
-    return {"steps": steps}
-
-
-def pace_of(device: str) -> Callable[[], float]:
-    """Return what tells the seconds of the same little work, now.
-
-    A shared CPU changes its speed within seconds, by more than most methods differ.
-    Work that is timed right before and after a step has met the same speed: products,
-    passes over a larger tensor and many small calls, together a few milliseconds. An
-    accelerator of its own keeps its speed; there it is 1 always.
-    """
-    if not (is_cpu(device) or kind_of(device) == SIM):
-        return lambda: 1.0
-    matrix, product = torch.ones(96, 96), torch.ones(96, 96)
-    long, raised = torch.ones(200_000), torch.ones(200_000)
-    row, added = torch.ones(96), torch.ones(96)
-
-    # Nothing is allocated: what that costs depends on how a method left the heap.
-    def pace() -> float:
-        began = time.perf_counter()
-        for _ in range(20):
-            torch.matmul(matrix, matrix, out=product)
-            product.tanh_()
-        for _ in range(4):
-            torch.mul(long, 1.01, out=raised)
-            raised.add_(1.0)
-        for _ in range(150):
-            torch.add(row, 1.0, out=added)
-        return time.perf_counter() - began
-
-    pace()
-    return pace
+    return {"seconds": found}
 
 
 # ------------------------------------------------------------------ in this process
@@ -490,22 +401,20 @@ class Run:
         is_interrupted: Until all is done.
         budget_bytes: From the first steps on.
         measured: By method, memory alone.
-        readings: By method and size, one for each round: medians of a step's seconds,
-            and of these over the machine's pace around it.
+        readings: By method and batch size, one for each round: a step's seconds.
     """
 
     def __init__(self, settings: Settings, tell: Tell = lambda _, __: None) -> None:
         self.is_interrupted = True
         self.budget_bytes = 0
         self.measured: dict[str, Measured] = {}
-        self.readings: dict[str, dict[Point, list[tuple[float, float]]]] = {}
+        self.readings: dict[str, dict[int, list[float]]] = {}
         self._settings = settings
         self._tell = tell
         self._began = time.monotonic()
         self._until = self._began + 60.0 * settings.minutes
-        self._sample: tuple[int, int | None] = (0, None)
+        self._batch = 0
         self._learned: dict[str, Mapping[str, Any] | None] = {}
-        self._paces: list[float] = []
         self._notes: list[str] = []
         self._children: dict[str, Child] = {}
         self._order = random.Random(settings.seed)
@@ -514,8 +423,7 @@ class Run:
         """Measure the memory of each method.
 
         Raises:
-            UsageError: Plain training cannot be measured, or lengths will come, and the
-                sample has none.
+            UsageError: Plain training cannot be measured.
         """
         settings = self._settings
         names = list(dict.fromkeys((PLAIN, *settings.methods)))
@@ -556,11 +464,8 @@ class Run:
             why = told.get("why_not") or told["stopped"]
             msg = f"plain training cannot be measured: {why}"
             raise UsageError(msg)
-        self._sample = told["batch"], told["length"]
+        self._batch = int(told["batch"])
         self.budget_bytes = told["budget_bytes"]
-        if self._settings.lengths and told["length"] is None:
-            msg = "lengths were given, and the sample has no tokens: leave them out"
-            raise UsageError(msg)
         if not told["has_loss"]:
             self._notes.append(
                 "the model returns no loss, so the mean of its output was trained: "
@@ -572,19 +477,19 @@ class Run:
         able = [each for each in self.measured.values() if not each.why_not]
         left = max(0.0, self._until - time.monotonic())
         allowed = left / ENOUGH_ROUNDS / max(1, len(able))
-        self.rounds({e.method: _chosen(e, allowed, self._sample[0]) for e in able})
+        self.rounds({e.method: _chosen(e, allowed, self._batch) for e in able})
 
     def rounds(
-        self, points: Mapping[str, Sequence[Point]], n_rounds: int | None = None
+        self, batches: Mapping[str, Sequence[int]], n_rounds: int | None = None
     ) -> None:
         """Let methods take turns, in an order that is drawn for each round.
 
         Args:
-            points: Sizes to time, by method.
+            batches: Sizes to time, by method.
             n_rounds: How many; None for as many as the time allows, and `MOST_ROUNDS`
                 at the most.
         """
-        left = {name: list(of) for name, of in points.items()}
+        left = {name: list(of) for name, of in batches.items()}
         until = math.inf if n_rounds else self._until
         longest = 0.0
         for done in range(n_rounds or MOST_ROUNDS):
@@ -604,11 +509,11 @@ class Run:
                     del left[name]
             longest = time.monotonic() - began
 
-    def _turn(self, name: str, points: Sequence[Point]) -> list[Point]:
+    def _turn(self, name: str, batches: Sequence[int]) -> list[int]:
         """Let a method take a turn; return the sizes that it can be timed at."""
         asked = {
             "method": name,
-            "points": points,
+            "batches": batches,
             "budget_bytes": self.budget_bytes,
             "learned": self._learned.get(name),
         }
@@ -620,64 +525,29 @@ class Run:
             self.measured[name] = failed
             return []
         of, left = self.readings.setdefault(name, {}), []
-        for point, steps in zip(points, told["steps"], strict=True):
-            planned = [each for each in steps if not math.isnan(each[0])]
-            if not planned:
-                of[point] = []
+        for batch, seconds in zip(batches, told["seconds"], strict=True):
+            if math.isnan(seconds):
+                of[batch] = []
                 continue
-            clock = statistics.median(seconds for seconds, _ in planned)
-            paces = statistics.median(seconds / pace for seconds, pace in planned)
-            of.setdefault(point, []).append((clock, paces))
-            self._paces += [pace for _, pace in planned]
-            left.append(point)
+            of.setdefault(batch, []).append(seconds)
+            left.append(batch)
         return left
-
-    @property
-    def pace(self) -> float | None:
-        """The machine's usual one; None where steps are told by the clock.
-
-        That is where the clock scatters less at most sizes: where others have the
-        same core by turns, they hit a step or the little work, not both.
-        """
-        steadier = [
-            _scatter([clock for clock, _ in at]) < _scatter([ratio for _, ratio in at])
-            for of in self.readings.values()
-            for at in of.values()
-            if at
-        ]
-        if len(set(self._paces)) <= 1 or 2 * sum(steadier) > len(steadier):
-            return None
-        return statistics.median(self._paces)
-
-    def seconds(self, method: str, pace: float | None) -> dict[Point, list[float]]:
-        """Return the seconds of a step at each point, in each round.
-
-        Args:
-            method: Its name.
-            pace: At this pace of the machine; None for the clock's.
-        """
-        return {
-            point: [clock if pace is None else pace * ratio for clock, ratio in at]
-            for point, at in self.readings.get(method, {}).items()
-        }
 
     def found(self) -> Measurements:
         """Return what there is."""
         settings = self._settings
-        methods, pace = [], self.pace
+        methods = []
         for name, each in self.measured.items():
-            seconds = self.seconds(name, pace)
-            took = {at: tuple(of) or None for at, of in seconds.items()}
-            steps = (replace(e, rounds=took.get(e.point, ())) for e in each.steps)
+            readings = self.readings.get(name, {})
+            took = {at: tuple(of) or None for at, of in readings.items()}
+            steps = (replace(e, rounds=took.get(e.batch, ())) for e in each.steps)
             methods.append(replace(each, steps=tuple(steps)))
-        batch, length = self._sample
         run = RunSettings(
             seed=settings.seed, threads=settings.threads, device=settings.device
         )
         return Measurements(
             model=settings.model,
-            batch=batch,
-            length=length,
+            batch=self._batch,
             budget_bytes=self.budget_bytes,
             device=settings.device,
             dtype=settings.dtype,
@@ -688,7 +558,6 @@ class Run:
             is_interrupted=self.is_interrupted,
             methods=tuple(methods),
             notes=tuple(self._notes),
-            lengths=settings.lengths,
         )
 
     def _ask(self, key: str, message: Any) -> dict[str, Any]:
@@ -718,10 +587,10 @@ class Run:
             child.close()
 
 
-def _chosen(measured: Measured, allowed: float, batch: int) -> list[Point]:
-    """Return the sizes of a method to time: four at the least, if there are as many.
+def _chosen(measured: Measured, allowed: float, batch: int) -> list[int]:
+    """Return the batches of a method to time: four at the least, if there are as many.
 
-    They are even by index, with both ends, and with the sample's batch.
+    They are even by index, with both ends, and with the sample's.
 
     Args:
         measured: Its memory.
@@ -729,19 +598,11 @@ def _chosen(measured: Measured, allowed: float, batch: int) -> list[Point]:
         batch: The sample's.
     """
     untimed = _PLANNING if METHODS[measured.method].plans else _SETTLING
-    found: list[Step] = []
+    steps, found = measured.steps, list[Step]()
     for most in (9, 6, 4):
-        found = []
-        for kind in (measured.at(), measured.at(lengths=True)):
-            index = np.linspace(0, len(kind) - 1, min(most, len(kind))).round()
-            found += [e for i, e in enumerate(kind) if i in index or e.size == batch]
-        steps = (untimed * e.seconds + max(e.seconds, _TURN_SECONDS) for e in found)
-        if _BEGINNING + sum(steps) <= allowed:
+        index = np.linspace(0, len(steps) - 1, min(most, len(steps))).round()
+        found = [e for i, e in enumerate(steps) if i in index or e.batch == batch]
+        took = (untimed * e.seconds + max(e.seconds, _TURN_SECONDS) for e in found)
+        if _BEGINNING + sum(took) <= allowed:
             break
-    return [each.point for each in found]
-
-
-def _scatter(readings: Sequence[float]) -> float:
-    """Return the interquartile range as a share of the median."""
-    low, middle, high = np.quantile(readings, (0.25, 0.5, 0.75))
-    return float((high - low) / middle)
+    return [each.batch for each in found]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mimose.bench.advise.sample import Inputs, Sample, moved
 from mimose.bench.device import is_cpu
+from mimose.bench.step_meter import autocast, synchronise
 from mimose.measure.meters import Meter
 from mimose.planners import Everywhere, InfeasibleBudgetError
 from mimose.session import Session, attach
@@ -28,19 +28,6 @@ DTYPES = ("float32", "bfloat16")
 _LEARNING_RATE = 1e-6
 _AMPLE_BYTES = 2**50
 _BISECTIONS = 10
-
-
-class Point(NamedTuple):
-    """Sizes of a batch."""
-
-    batch: int
-    length: int | None = None
-    """Tokens; None for the sample's own."""
-
-    def __str__(self) -> str:
-        """Write it for people."""
-        tokens = "" if self.length is None else f" × {self.length} tokens"
-        return f"a batch of {self.batch}{tokens}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +179,7 @@ class Training:
         self._model = model.to(device).train()
         trained = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = OPTIMIZERS[optimizer](trained)
-        self._batches: dict[Point, list[Inputs]] = {}
+        self._batches: dict[int, list[Inputs]] = {}
 
     def attach(self, budget_bytes: int | None, meter: Meter | None) -> None:
         """Begin the method's session, if it has one.
@@ -215,17 +202,17 @@ class Training:
                 **self._method.options,
             )
 
-    def step(self, point: Point) -> float:
-        """Train on a batch of these sizes; return the seconds by the clock.
+    def step(self, batch: int) -> float:
+        """Train on a batch of this size; return the seconds by the clock.
 
         Not a number where a session made no plan, and recomputed everything: its budget
         cannot be kept there, or it trusts no prediction. Such seconds are no method's.
         """
-        self._prepare(point)
-        self._synchronise()
+        self._prepare(batch)
+        synchronise(self.device)
         began = time.perf_counter()
-        for inputs in self._batches[point]:
-            with self._autocast():
+        for inputs in self._batches[batch]:
+            with autocast(self.device, self._dtype):
                 output = self._model(*inputs.args, **inputs.kwargs)
             loss = loss_of(output)
             self.has_loss = loss.ndim == 0
@@ -233,12 +220,12 @@ class Training:
             del output, loss
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._synchronise()
+        synchronise(self.device)
         seconds = time.perf_counter() - began
         return seconds if self._has_plan() else math.nan
 
     def least_budget(self) -> int:
-        """Return the least budget that a plan keeps at the sizes of the last step.
+        """Return the least budget that a plan keeps for the batch of the last step.
 
         Raises:
             UsageError: The session made no plan there that keeps its budget.
@@ -279,26 +266,15 @@ class Training:
         if self.session is not None:
             self.session.detach()
 
-    def _prepare(self, point: Point) -> None:
-        """Have a batch of these sizes ready on the device, and no other."""
-        if point not in self._batches:
+    def _prepare(self, batch: int) -> None:
+        """Have a batch of this size ready on the device, and no other."""
+        if batch not in self._batches:
             self._batches.clear()
             parts = self._method.parts
-            sizes = ((point.batch + index) // parts for index in range(parts))
-            self._batches[point] = [
-                moved(self.sample.resized(size, point.length), self.device)
-                for size in sizes
-                if size
+            sizes = ((batch + index) // parts for index in range(parts))
+            self._batches[batch] = [
+                moved(self.sample.resized(size), self.device) for size in sizes if size
             ]
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self._dtype == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, self._dtype))
-
-    def _synchronise(self) -> None:
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
 
 
 def loss_of(output: Any) -> torch.Tensor:

@@ -19,7 +19,7 @@ class Inputs(NamedTuple):
 
 
 class Sample:
-    """A batch that can be had in other sizes: rows and tokens of it are repeated.
+    """A batch that can be had in other sizes: rows of it are repeated.
 
     What a step takes and holds depends on sizes, not on what is written in a batch, so
     repeating costs no truth, but for models whose work depends on values.
@@ -30,9 +30,6 @@ class Sample:
 
     Attributes:
         batch: How many samples it has: the first size of its tensors.
-        length: How many tokens a text has: the second size of ``input_ids``, or else
-            of its first integer tensor of two dimensions, truth values left out; None
-            where there is none, as for images.
 
     Raises:
         UsageError: It has no tensor, tensors of different first sizes, no samples, or
@@ -62,25 +59,14 @@ class Sample:
         if any(tensor.is_meta for tensor in tensors):
             msg = "the sample's tensors are on the meta device: give one with data"
             raise UsageError(msg)
-        texts: list[Any] = [self._inputs.kwargs.get("input_ids"), *tensors]
-        self.length = next((e.shape[1] for e in texts if _is_text(e)), None)
 
-    def resized(self, batch: int, length: int | None = None) -> Inputs:
-        """Return the inputs with so many samples, of so many tokens.
-
-        Args:
-            batch: At least 1.
-            length: At least 1; None for the sample's own.
-        """
+    def resized(self, batch: int) -> Inputs:
+        """Return the inputs with so many samples, at least one."""
 
         def resize(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.ndim:
+            if not tensor.ndim or tensor.shape[0] == batch:
                 return tensor
-            tensor = _repeated(tensor, 0, batch)
-            if length is not None and self.length is not None:
-                for dimension in _lengths(tensor, self.length):
-                    tensor = _repeated(tensor, dimension, length)
-            return tensor
+            return tensor[torch.arange(batch) % tensor.shape[0]]
 
         return Inputs(*_each(tuple(self._inputs), resize))
 
@@ -88,32 +74,6 @@ class Sample:
 def moved(inputs: Inputs, device: torch.device) -> Inputs:
     """Return inputs with their tensors on a device."""
     return Inputs(*_each(tuple(inputs), lambda tensor: tensor.to(device)))
-
-
-def _is_text(tensor: Any) -> bool:
-    return (
-        isinstance(tensor, torch.Tensor)
-        and tensor.ndim == 2
-        and not tensor.is_floating_point()
-        and tensor.dtype != torch.bool
-    )
-
-
-def _lengths(tensor: torch.Tensor, length: int) -> list[int]:
-    """Return the dimensions that are a text's: of features only the second is."""
-    candidates = range(1, tensor.ndim)
-    if tensor.is_floating_point():
-        candidates = range(max(1, tensor.ndim - 2), tensor.ndim)  # of a mask
-        if tensor.ndim == 3:
-            candidates = range(1, 2)
-    return [index for index in candidates if tensor.shape[index] == length]
-
-
-def _repeated(tensor: torch.Tensor, dimension: int, size: int) -> torch.Tensor:
-    if tensor.shape[dimension] == size:
-        return tensor
-    places = torch.arange(size) % tensor.shape[dimension]
-    return tensor.index_select(dimension, places)
 
 
 def _each(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

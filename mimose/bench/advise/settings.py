@@ -35,8 +35,6 @@ class Settings:
     seed: int = 0
     minutes: float = 5.0
     """What may be used for measuring."""
-    lengths: tuple[int, ...] = ()
-    """Tokens of the batches to come, padded; empty where nobody knows."""
 
     def __post_init__(self) -> None:
         """Check the names and numbers."""
@@ -45,9 +43,6 @@ class Settings:
         _need_known("dtype", (self.dtype,), DTYPES)
         if not self.minutes > 0.0:
             msg = f"minutes must be above 0, got {self.minutes!r}"
-            raise UsageError(msg)
-        if any(length < 1 for length in self.lengths):
-            msg = f"lengths must be at least 1, got {min(self.lengths)}"
             raise UsageError(msg)
         need_device(self.device)
 

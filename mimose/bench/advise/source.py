@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.bench.by_name import called_by_name
+from mimose.bench.zoo import called_by_name
 from mimose.usage import UsageError
 
 _SUFFIX = ".advise.pt"

@@ -65,9 +65,7 @@ def headline(advice: Advice) -> str:
     of, budget = advice.measurements, format_bytes(advice.budget_bytes)
     use, fits = _listed(advice.use, "or"), advice.of(PLAIN).fits
     it, without = f"your batch of {of.batch}", "does not fit"
-    if of.lengths:
-        it, without = "the batches of all your lengths", "do not all fit"
-    elif not math.isnan(plain_bytes(of)):
+    if not math.isnan(plain_bytes(of)):
         without = f"needs {format_bytes(plain_bytes(of))}"
     if advice.answer == "yes" and fits:
         return f"Yes: use {use}. Plain training fits into {budget}, but is slower."
@@ -96,14 +94,9 @@ def headline(advice: Advice) -> str:
 
 def _sentences(advice: Advice) -> Iterator[str]:
     of = advice.measurements
-    given = advice.at_lengths if of.lengths else advice.at_sample
-    what = f"your batch of {of.batch}"
-    if of.lengths:
-        lengths = f"{min(of.lengths)} to {max(of.lengths)} tokens"
-        what = f"{len(of.lengths)} batches of {of.batch} × {lengths}"
-    if given is not None:
-        yield f"With {what}, {_compared(given)}."
-    if advice.free is not None and not of.lengths:
+    if advice.at_sample is not None:
+        yield f"With your batch of {of.batch}, {_compared(advice.at_sample)}."
+    if advice.free is not None:
         free = _compared(advice.free, batches=True)
         yield f"If you may choose the batch, {free}."
     if advice.answer == "yes" and "accumulate" in advice.use:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimose.bench.grid.runner import GridRow
+from mimose.bench.grid.strategies import STRATEGIES
 from mimose.bench.grid.summary import CellSummary, summarise
 from mimose.bench.grid.workloads import size_of
-from mimose.bench.pictures import draw_budget, measured_on, save, tidy, title
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -80,7 +79,7 @@ def draw_grid(summaries: Sequence[CellSummary], path: Path) -> None:
         if workload in _PUBLISHED:
             _draw_published(axes, workload)
         axes.set_title(workload, loc="left", fontsize=10, weight="bold")
-        tidy(axes)
+        axes.spines[["top", "right"]].set_visible(False)
         found, names = axes.get_legend_handles_labels()
         handles |= dict(zip(names, found, strict=True))
     for axes in grid[len(workloads) :]:
@@ -97,7 +96,7 @@ def draw_grid(summaries: Sequence[CellSummary], path: Path) -> None:
         "recomputed (0) and kept (1).\nCrosses broke the budget, or failed"
     )
     figure.suptitle(text, x=0.01, ha="left", fontsize=11)
-    save(figure, path)
+    figure.savefig(path)
 
 
 def _draw_workload(axes: Axes, cells: Sequence[CellSummary]) -> None:
@@ -145,13 +144,6 @@ def _draw_published(axes: Axes, workload: str) -> None:
 
 # ------------------------------------------------------------- demonstration
 
-_EXPLAINED = {
-    "none": "none\nkeep everything",
-    "full": "full\nrecompute everything",
-    "static": "static\none plan for the longest",
-    "mimose": "mimose\na plan for every length",
-}
-
 
 def draw_demo(rows: Sequence[GridRow], path: Path) -> None:
     """Draw peaks against lengths, and the price of each strategy beside them.
@@ -171,16 +163,12 @@ def draw_demo(rows: Sequence[GridRow], path: Path) -> None:
     _draw_bars(figure.add_subplot(grid[0, 1]), seconds, 1e3, "time (ms a step)")
     label = "recomputed (GFLOP a step)"
     _draw_bars(figure.add_subplot(grid[1, 1]), flops, 1 / _GIGA, label)
-    limited = [row for row in rows if row.is_limited]
-    note = f"{rows[0].threads} threads, {measured_on(rows[0])}"
-    if limited:
-        taken = Counter(row.strategy for row in limited if not row.problem)
-        n_steps = 1 + max(row.step for row in ran)
-        names = dict.fromkeys(row.strategy for row in limited)
-        told = ", ".join(f"{name} took {taken[name]} of {n_steps}" for name in names)
-        note = f"With the budget as a hard limit on the process: {told} steps.\n{note}"
-    title(figure, headline(summaries), note)
-    save(figure, path)
+    row = rows[0]
+    note = f"{row.threads} threads, {row.device}, torch {row.torch}, seed {row.seed}"
+    figure.suptitle(headline(summaries), x=0.01, ha="left", fontsize=13, weight="bold")
+    figure.supxlabel(note, x=0.01, ha="left", fontsize=8, color="#555555")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
 
 
 def headline(summaries: Sequence[CellSummary]) -> str:
@@ -200,20 +188,17 @@ def headline(summaries: Sequence[CellSummary]) -> str:
 
 
 def _draw_peaks(axes: Axes, rows: Sequence[GridRow]) -> None:
-    sizes = [size_of(row.shape) for row in rows]
-    tops: dict[str, float] = {}
     for strategy in dict.fromkeys(row.strategy for row in rows):
         own = [row for row in rows if row.strategy == strategy]
-        growths = [row.growth_bytes / _MIB for row in own]
-        tops[strategy] = max(growths)
         axes.scatter(
             [size_of(row.shape) for row in own],
-            growths,
+            [row.growth_bytes / _MIB for row in own],
             s=26 if strategy == "mimose" else 16,
             color=_COLOURS[strategy],
             alpha=0.85,
             linewidths=0,
             zorder=3 if strategy == "mimose" else 2,
+            label=f"{strategy}: {STRATEGIES[strategy].what}",
         )
     # Over what was held before training began, as the peaks are
     predicted = [
@@ -230,39 +215,16 @@ def _draw_peaks(axes: Axes, rows: Sequence[GridRow]) -> None:
             edgecolors="black",
             linewidths=0.7,
             zorder=4,
-            label="ring: mimose's prediction before the step\n"
-            "(no ring: still measuring)",
+            label="mimose's prediction before the step",
         )
-        axes.legend(loc="upper left", frameon=False, fontsize=9, handletextpad=0.2)
     headroom = next((row.headroom_bytes for row in rows if row.headroom_bytes), None)
     if headroom is not None:
-        draw_budget(axes, sizes, headroom / _MIB)
-    _name_strategies(axes, tops, min(sizes), max(sizes))
+        name = f"budget {headroom / _MIB:.0f} MiB"
+        axes.axhline(headroom / _MIB, color="#D55E00", linestyle="--", label=name)
+    axes.legend(loc="upper left", frameon=False, fontsize=9)
     axes.set_xlabel("longest text in the batch (tokens)")
     axes.set_ylabel("peak memory of a step, over what is held anyway (MiB)")
-    tidy(axes)
-
-
-def _name_strategies(
-    axes: Axes, tops: Mapping[str, float], shortest: int, longest: int
-) -> None:
-    """Write each strategy's name beside its longest batch, none over another."""
-    low, high = axes.get_ylim()
-    floor = low
-    for strategy in sorted(tops, key=lambda name: tops[name]):
-        height = max(tops[strategy], floor)
-        floor = height + 0.09 * (high - low)
-        axes.text(
-            longest + 0.025 * (longest - shortest),
-            height,
-            _EXPLAINED[strategy],
-            color=_COLOURS[strategy],
-            fontsize=9,
-            va="center",
-            weight="bold" if strategy == "mimose" else "normal",
-        )
-    axes.set_xticks([tick for tick in axes.get_xticks() if 0 < tick <= longest])
-    axes.set_xlim(right=longest + 0.44 * (longest - shortest))
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_bars(
@@ -275,6 +237,5 @@ def _draw_bars(
     axes.set_xlabel(label)
     axes.margins(x=0.25)
     axes.set_xticks([])
-    tidy(axes)
-    axes.spines["bottom"].set_visible(False)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.tick_params(axis="y", length=0)

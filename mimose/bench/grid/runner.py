@@ -29,7 +29,7 @@ from mimose.bench.device import kind_of
 from mimose.bench.grid.strategies import STRATEGIES
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.worker import Task
-from mimose.bench.grid.workloads import Workload, workload_named
+from mimose.bench.grid.workloads import workload_named
 from mimose.bench.machine import available_bytes
 from mimose.bench.rows import Row, RunSettings
 from mimose.exceptions import first_line
@@ -172,21 +172,6 @@ class GridSettings(RunSettings):
             for name in self.limited
         ]
 
-    def is_complete(self, rows: Sequence[GridRow]) -> bool:
-        """Whether one workload's rows are all that is asked for, limits aside."""
-        cells: dict[tuple[str, float | None], list[GridRow]] = {}
-        for row in rows:
-            if not row.is_limited:
-                cells.setdefault((row.strategy, row.budget_share), []).append(row)
-        return (
-            not any(row.problem == INTERRUPTED for row in rows)
-            and cells.keys() >= set(self.places())
-            and all(
-                len(own) == self.n_batches or any(row.problem for row in own)
-                for own in cells.values()
-            )
-        )
-
     def places(self) -> list[tuple[str, float | None]]:
         """Return every strategy, at each budget if it heeds one."""
         return [
@@ -230,20 +215,13 @@ def refuse_workload(settings: GridSettings, workload: str) -> None:
         )
         raise ValueError(msg)
     if own.trace is None and not settings.trace:
-        raise ValueError(_no_lengths(own))
-
-
-def _no_lengths(workload: Workload) -> str:
-    """Say how to give the sizes that a model of the user's own is trained on."""
-    names = ",".join(workload.sizes)
-    msg = (
-        f"{workload.name} has no lengths of its own, and what is best depends on them: "
-        f"give those you train on, with --lengths mine.csv, a file with the line "
-        f"'{names}' and then a line of numbers for each batch"
-    )
-    if workload.sizes == ("length",):
-        msg += ", or with --dataset texts.jsonl --column text, from your texts"
-    return msg
+        names = ",".join(own.sizes)
+        msg = (
+            f"{own.name} has no lengths of its own, and what is best depends on them: "
+            f"give those you train on, with --lengths mine.csv, a file with the line "
+            f"'{names}' and then a line of numbers for each batch"
+        )
+        raise ValueError(msg)
 
 
 class WorkloadRun:
@@ -477,7 +455,6 @@ class WorkloadRun:
 
 def measure(
     settings: GridSettings,
-    workloads: Sequence[str],
     keep: Callable[[list[GridRow]], None],
     command: str,
 ) -> int:
@@ -485,7 +462,6 @@ def measure(
 
     Args:
         settings: What to compare.
-        workloads: Names.
         keep: Is given a workload's rows, however its run ends.
         command: Who says, on the standard error, what went wrong.
 
@@ -494,7 +470,7 @@ def measure(
         expects, after Ctrl-C.
     """
     bar = Progress(console=Console(stderr=True))
-    line = bar.add_task("starting", total=len(workloads) * settings.n_steps)
+    line = bar.add_task("starting", total=len(settings.workloads) * settings.n_steps)
 
     def tell(cell: Cell) -> None:
         share = "" if cell.share is None else f" at {cell.share:g}"
@@ -505,7 +481,7 @@ def measure(
     status = 0
     try:
         with bar:
-            for workload in workloads:
+            for workload in settings.workloads:
                 run = WorkloadRun(settings, workload, tell)
                 try:
                     run.run()

@@ -25,32 +25,20 @@ from mimose.bench.child import RunFailedError
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.workloads import size_of
 from mimose.measure.meters import Meter
-from mimose.planners import (
-    Greedy,
-    Menu,
-    Optimal,
-    Plan,
-    Planner,
-    PlanningProblem,
-    Static,
-)
+from mimose.planners import Greedy, Optimal, Plan, Planner, PlanningProblem, Static
 from mimose.planners.actions import EXACT_MENU, FINE_MENU
 from mimose.run.actions.registry import choose, menu_of
 from mimose.session import Session, attach
 from mimose.tensors import storages_in
 from mimose.watch.patch import Patch
-from mimose.watch.units import UnitsSpec, find_units
+from mimose.watch.units import find_units
 
 WHOLE_LAYERS = EXACT_MENU.names
 """Keep or recompute: what Mimose and most others choose among."""
 FINE = FINE_MENU.names
 """All exact actions that stay on the device."""
 _AMPLE_BYTES = 2**50
-
-
-def menu_named(actions: str | tuple[str, ...]) -> Menu:
-    """Return the menu of a session that is given these names, or a word for some."""
-    return menu_of(choose(actions))
+_Actions = str | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +58,6 @@ class Setup:
     """Runs a forward and a backward on a batch of these sizes, and drops gradients."""
     shared: Path
     """A folder that all processes of a workload share."""
-    units: UnitsSpec = None
-    """The layers that the workload wants planned; None to discover them."""
 
     def budget_bytes(self) -> int:
         """Return what is held now and the headroom: the budget, if training began."""
@@ -135,9 +121,9 @@ class Strategy:
 class _Planned(Applied):
     """A session of this library, and the menu of actions that it chooses among."""
 
-    def __init__(self, session: Session, menu: Menu) -> None:
+    def __init__(self, session: Session, actions: _Actions) -> None:
         self._session = session
-        self._menu = menu
+        self._menu = menu_of(choose(actions))
         self.budget_bytes = session.budget_bytes
 
     def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -162,16 +148,12 @@ class _Planned(Applied):
         self._session.detach()
 
 
-_Actions = str | tuple[str, ...]
-
-
 def _attach(
     setup: Setup, budget_bytes: int, planner: str | Planner, actions: _Actions
 ) -> Session:
     return attach(
         setup.model,
         budget_bytes,
-        units=setup.units,
         actions=actions,
         planner=planner,
         meter=setup.meter,
@@ -187,7 +169,7 @@ def _session(
     def apply(setup: Setup) -> Applied:
         made = planner if isinstance(planner, str) else planner(setup)
         session = _attach(setup, setup.budget_bytes(), made, actions)
-        return _Planned(session, menu_named(actions))
+        return _Planned(session, actions)
 
     return apply
 
@@ -222,7 +204,7 @@ _MOST_PASSES = 16
 
 def _told(
     make_planner: Callable[[Setup], Callable[[int], Planner]],
-    actions: _Actions = WHOLE_LAYERS,
+    actions: tuple[str, ...] = WHOLE_LAYERS,
 ) -> Callable[[Setup], Applied]:
     """Return what attaches a session that has learned on every size beforehand.
 
@@ -231,7 +213,7 @@ def _told(
 
     def apply(setup: Setup) -> Applied:
         planner = make_planner(setup)
-        name = "-".join(menu_named(actions).names)
+        name = "-".join(actions)
         path = setup.shared / f"learned-{name}-{setup.headroom_bytes}.json"
         with FileLock(path.with_suffix(".lock")):  # another may be told the same
             if not path.exists():
@@ -240,13 +222,9 @@ def _told(
         budget_bytes = setup.budget_bytes()
         session = _attach(setup, budget_bytes, planner(budget_bytes), actions)
         session.load_state_dict(learned)
-        return _Planned(session, menu_named(actions))
+        return _Planned(session, actions)
 
     return apply
-
-
-def _oracle(_: Setup) -> Callable[[int], Planner]:
-    return Oracle
 
 
 def _static_told(setup: Setup) -> Callable[[int], Planner]:
@@ -337,7 +315,7 @@ class PaperMimose(Applied):
     def __init__(self, setup: Setup) -> None:
         self._meter = setup.meter
         self.budget_bytes = setup.budget_bytes()
-        found = find_units(setup.model, setup.units)
+        found = find_units(setup.model)
         self._names = tuple(name for name, _ in found)
         self._blocks = [_Block(m, setup.meter, setup.device) for _, m in found]
         self._whole: list[tuple[int, float]] = []
@@ -468,21 +446,21 @@ class _Transformers(Applied):
 
 
 _hf_every_2 = functools.partial(_Transformers, every_n_layers=2)
+_oracle, _oracle_menu = _told(lambda _: Oracle), _told(lambda _: Oracle, FINE)
+_static_menu = _told(_static_told, FINE)
 _exact, _fine = _session("auto", "exact"), _session("auto", FINE)
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Strategy("none", "keep everything: plain training", lambda _: Applied()),
+        Strategy("none", "plain training, everything kept", lambda _: Applied()),
         Strategy("full", "recompute every layer", _session("full")),
         Strategy("every-2", "recompute every second layer", _session("every-2")),
         Strategy("static", "one plan, for the longest batch", _session(_static), True),
-        Strategy("mimose", "this library, as it comes", _exact, True),
-        Strategy("oracle", "the optimum, told every batch", _told(_oracle), True),
-        Strategy(
-            "static-menu", "static, finer actions", _told(_static_told, FINE), True
-        ),
+        Strategy("mimose", "this library, a plan for each shape", _exact, True),
+        Strategy("oracle", "the optimum, told every batch", _oracle, True),
+        Strategy("static-menu", "static, finer actions", _static_menu, True),
         Strategy("mimose-menu", "mimose, with all exact actions", _fine, True),
-        Strategy("oracle-menu", "oracle, finer", _told(_oracle, FINE), True),
+        Strategy("oracle-menu", "oracle, finer", _oracle_menu, True),
         Strategy("eviction", "evict when full, as DTR", _session("eviction"), True),
         Strategy("mimose-paper", "the published Mimose, rebuilt", PaperMimose, True),
         Strategy("hf-full", "transformers: checkpoint every layer", _Transformers),

@@ -1,4 +1,4 @@
-"""Lengths of batches: generated to match published ranges, from real text, or given.
+"""Lengths of batches: generated to match published ranges, or given.
 
 The Mimose paper (Liao et al., IPDPS 2023, Fig. 3 and the tasks' table) gives the range
 of its batches' input sizes and draws their distribution. The generators here have
@@ -14,21 +14,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mimose.exceptions import first_line
-
 Sizes: TypeAlias = dict[str, int]
 SizeTrace: TypeAlias = Callable[[np.random.Generator, int], list[Sizes]]
 """Takes a generator and how many batches; returns the sizes of each."""
 
 _SPIKE = 0.12
 """Part of SQuAD's batches that are cut to the longest length."""
-_KINDS = {
-    ".csv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-    ".txt": "text",
-}
 
 
 def long_tail(least: int, most: int, sharpness: float = 5.0) -> SizeTrace:
@@ -108,57 +99,6 @@ def columns_of(path: Path) -> tuple[str, ...]:
     """Return the names in the first line of a CSV file."""
     with path.open(newline="", encoding="utf-8") as file:
         return tuple(csv.DictReader(file).fieldnames or ())
-
-
-def from_dataset(
-    name: str, column: str, *, batch_size: int, most: int, seed: int
-) -> list[Sizes]:
-    """Return the longest member's length of batches of a data set's texts.
-
-    Tokens are those of a byte-pair vocabulary learned from docstrings.
-
-    Args:
-        name: A file (csv, json, jsonl, parquet, txt), or what `datasets` calls the set.
-        column: Where the texts are.
-        batch_size: Texts a batch; they are shuffled, and an incomplete batch left out.
-        most: Longer texts are cut to this many tokens.
-        seed: Of the shuffling.
-
-    Raises:
-        ModuleNotFoundError: datasets or tokenizers is missing.
-        ValueError: It cannot be read, has no such column of texts, or not one whole
-            batch.
-    """
-    from datasets import load_dataset
-
-    from mimose.bench.corpus import load_corpus, train_tokenizer
-
-    kind = _KINDS.get(Path(name).suffix)
-    try:
-        if kind is None:
-            data = load_dataset(name, split="train")
-        else:
-            data = load_dataset(kind, data_files=name, split="train")
-    except Exception as error:  # of a dozen kinds: no file, no network, broken lines
-        msg = f"--dataset {name}: {type(error).__name__}: {first_line(error)}"
-        raise ValueError(msg) from error
-    if column not in data.column_names:
-        msg = f"{name} has columns {', '.join(data.column_names)}, and no {column}"
-        raise ValueError(msg)
-    if len(data) < batch_size:
-        msg = f"{name} has {len(data)} texts, fewer than one batch of {batch_size}"
-        raise ValueError(msg)
-    texts = list(data.shuffle(seed=seed)[column])
-    others = [text for text in texts if not isinstance(text, str)]
-    if others:
-        msg = f"{name}: column {column} is not all text; it has {others[0]!r}, too"
-        raise ValueError(msg)
-    tokenizer = train_tokenizer(text.text for text in load_corpus().train)
-    encoded = tokenizer.encode_batch(texts)
-    lengths = np.array([min(most, len(each.ids)) for each in encoded])
-    whole = len(lengths) // batch_size * batch_size
-    longest = lengths[:whole].reshape(-1, batch_size).max(axis=1)
-    return [{"length": int(length)} for length in longest]
 
 
 def _sizes(

@@ -6,7 +6,6 @@ A `Child` asks for it: the task is a `Task`, and the messages are methods of `Wo
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +20,9 @@ from mimose.bench.child import RunFailedError
 from mimose.bench.grid.strategies import STRATEGIES, Setup
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.workloads import largest, workload_named
-from mimose.bench.limits import limit_memory
-from mimose.bench.machine import private_bytes
+from mimose.bench.machine import kernel_bytes, limit_memory
 from mimose.bench.serve import messages
-from mimose.bench.step_meter import RunningStep, step_meter
+from mimose.bench.step_meter import RunningStep, autocast, step_meter
 from mimose.bench.zoo import moved
 from mimose.measure.out_of_memory import is_out_of_memory
 from mimose.session import attach
@@ -88,7 +86,6 @@ class Worker:
             longest=task.longest or largest(task.sizes)[0],
             try_step=self._try,
             shared=Path(task.shared),
-            units=self._workload.units,
         )
         self._applied = STRATEGIES[task.strategy].apply(setup)
         told = self._applied.budget_bytes
@@ -112,13 +109,13 @@ class Worker:
         return {
             "growth_bytes": max(growths),
             "longest": candidates[growths.index(max(growths))],
-            "private_bytes": private_bytes(),
+            "private_bytes": kernel_bytes("/proc/self/status", "RssAnon"),
         }
 
     def _growth(self, sizes: Sizes) -> int:
         growths = []
         for _ in range(_PROBES):
-            start = self._settled()
+            start = self._meter.settled_bytes(0)
             step = RunningStep(self._meter, self._device)
             if not self._fits(sizes):
                 msg = (
@@ -149,7 +146,7 @@ class Worker:
         """
         sizes = self._task.sizes[index]
         batch, looking_seconds = self._next_batch()
-        start = self._settled()
+        start = self._meter.settled_bytes(0)
         if self._base_bytes is None:
             self._base_bytes = start
         if self._task.is_limited:
@@ -233,13 +230,7 @@ class Worker:
             self._optimizer.zero_grad(set_to_none=True)
         for sizes in longest:
             self._fits(sizes)
-        with attach(
-            self._model,
-            _UNLIMITED,
-            units=self._workload.units,
-            planner="full",
-            meter=self._meter,
-        ):
+        with attach(self._model, _UNLIMITED, planner="full", meter=self._meter):
             for sizes in longest:
                 self._try(sizes)
 
@@ -253,17 +244,10 @@ class Worker:
         return moved(batch, self._device)
 
     def _forward(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self._task.dtype != "float32":
-            dtype = getattr(torch, self._task.dtype)
-            context = torch.autocast(self._device.type, dtype)
-        with context:
+        with autocast(self._device, self._task.dtype):
             output = self._model(**batch)
         loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
         return loss
-
-    def _settled(self) -> int:
-        return self._meter.settled_bytes(0)
 
     def _reserved(self, peak: int) -> int:
         if self._device.type == "cpu":

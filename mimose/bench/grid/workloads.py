@@ -19,12 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Generator, nn
 
-from mimose.bench.by_name import called_by_name
-from mimose.bench.docstrings import N_TEXTS as N_TEXTS
-from mimose.bench.docstrings import OURS as OURS
-from mimose.bench.docstrings import Docstrings as Docstrings
-from mimose.bench.docstrings import collate as collate
-from mimose.bench.docstrings import encoder_config as encoder_config
+from mimose.bench.corpus import OURS
 from mimose.bench.grid.traces import (
     Sizes,
     SizeTrace,
@@ -32,8 +27,7 @@ from mimose.bench.grid.traces import (
     long_tail,
     pairs,
 )
-from mimose.bench.zoo import builder
-from mimose.watch.units import UnitsSpec
+from mimose.bench.zoo import builder, called_by_name
 
 _Sizes: TypeAlias = Mapping[str, int]
 _Batch: TypeAlias = dict[str, Any]
@@ -69,8 +63,6 @@ class Workload:
     one makes and the others read."""
     evaluate: Callable[[nn.Module], float | None] = lambda _: None
     """Takes the model; returns its accuracy on held-out data, if there is any."""
-    units: UnitsSpec = None
-    """The layers to plan for, as `attach` takes them."""
 
 
 def size_of(sizes: _Sizes) -> int:

@@ -30,21 +30,18 @@ def toys(monkeypatch):
 def line():
     """Return a method that takes ``a*x + b`` MiB and ``g*x + d`` seconds."""
 
-    def make(name, a, b, g, d, *, noise=0.002, batches=BATCHES, lengths=(), rounds=7):
-        def step(x, length=None):
-            n = x if length is None else x * length / 128
-            n_bytes, seconds = (a * n + b) * MIB, g * n + d
+    def make(name, a, b, g, d, *, noise=0.002, batches=BATCHES, rounds=7):
+        def step(x):
+            n_bytes, seconds = (a * x + b) * MIB, g * x + d
             return Step(
                 batch=x,
-                length=length,
                 peak_bytes=n_bytes,
                 reserved_bytes=n_bytes,
                 seconds=seconds,
                 rounds=tuple(seconds * (1 + noise * s) for s in SCATTER[:rounds]),
             )
 
-        steps = [*map(step, batches), *(step(16, length) for length in lengths)]
-        return Measured(method=name, steps=tuple(steps))
+        return Measured(method=name, steps=tuple(map(step, batches)))
 
     return make
 
@@ -58,7 +55,6 @@ def measurements():
             **{
                 "model": "a small one",
                 "batch": 16,
-                "length": 128,
                 "budget_bytes": budget_mib * MIB,
                 "device": "cpu",
                 "dtype": "float32",

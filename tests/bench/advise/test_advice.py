@@ -162,25 +162,6 @@ def test_plans_of_one_memory_say_nothing_of_the_time_at_another(
     assert ("full",) == other.use
 
 
-@pytest.mark.parametrize(
-    ("lengths", "answer", "name"),
-    [((32, 64), "no", "plain"), ((32, 64, 256), "yes", "full")],
-)
-def test_the_lengths_that_come_are_what_is_asked(
-    line, measurements, lengths, answer, name
-):
-    """All of them have to fit: 256 tokens do not with plain training."""
-    at = (32, 64, 128, 256)
-    plain = line("plain", 10, 100, 0.01, 0.1, lengths=at[:3])
-    full = line("full", 2.5, 100, 0.015, 0.1, lengths=at)
-    found = measurements(plain, full, budget_mib=300, lengths=lengths)
-    advice = advise_on(found)
-    assert (answer, name) == (advice.answer, advice.at_lengths.name)
-    seconds = sum(0.015 * 16 * length / 128 + 0.1 for length in lengths)
-    assert advice.of("full").lengths_seconds == pytest.approx(seconds, rel=1e-3)
-    assert advice.of("plain").fits is (answer == "no")
-
-
 def test_one_step_is_no_line(measurements):
     """A method of one size says whether that size fits, and no more."""
     step = Step(batch=16, peak_bytes=MIB, reserved_bytes=MIB, seconds=1.0)

@@ -6,35 +6,28 @@ import pytest
 import torch
 from torch import nn
 
-from mimose.bench.advise.methods import METHODS, PARTS, Point, Training
+from mimose.bench.advise.methods import METHODS, PARTS, Training
 from mimose.bench.advise.sample import Sample
 from mimose.bench.advise.source import make, saved
 from mimose.usage import UsageError
 
 
-def test_rows_and_tokens_are_repeated():
-    """Of texts both, with their masks; features stay as wide as they are."""
+def test_rows_are_repeated():
+    """Of every tensor, with its mask; a number stays as it is."""
     batch = {
         "input_ids": torch.arange(12).reshape(3, 4),
         "attention_mask": torch.ones(3, 1, 4, 4),
-        "features": torch.rand(3, 4, 8),
         "labels": torch.arange(3),
+        "weight": torch.tensor(2.0),
     }
     sample = Sample(batch)
-    assert (3, 4) == (sample.batch, sample.length)
-    found = sample.resized(5, 6).kwargs
+    assert 3 == sample.batch
+    found = sample.resized(5).kwargs
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    assert shapes["input_ids"] == (5, 6)
-    assert shapes["attention_mask"] == (5, 1, 6, 6)
-    assert shapes["features"] == (5, 6, 8)
+    assert shapes["input_ids"] == (5, 4)
+    assert shapes["attention_mask"] == (5, 1, 4, 4)
+    assert shapes["weight"] == ()
     assert [0, 1, 2, 0, 1] == found["labels"].tolist()
-
-
-def test_images_have_no_length():
-    """Only the batch can be another."""
-    sample = Sample((torch.rand(2, 3, 8, 8), torch.tensor([0, 1])))
-    assert sample.length is None
-    assert (7, 3, 8, 8) == sample.resized(7, 9).args[0].shape
 
 
 @pytest.mark.parametrize(
@@ -100,7 +93,7 @@ def test_parts_add_up_to_the_batch(toys, monkeypatch):
     method = METHODS["accumulate"]
     cpu = torch.device("cpu")
     training = Training(model, sample, method, device=cpu, optimizer="sgd")
-    assert training.step(Point(10)) > 0.0
+    assert training.step(10) > 0.0
     assert 10 == sum(seen)
     assert PARTS == len(seen)
     assert not method.is_exact_for(toys.normed()[0])

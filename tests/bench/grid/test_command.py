@@ -9,8 +9,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
 from mimose.bench.child import RunFailedError
-from mimose.bench.grid import command, runner
-from mimose.bench.grid.command import bench, prepare, show_again
+from mimose.bench.grid import runner
+from mimose.bench.grid.command import bench, put_aside, show_again
 from mimose.bench.grid.runner import GridRow, GridSettings
 from mimose.bench.rows import read, write
 
@@ -25,11 +25,8 @@ SETTINGS = GridSettings(
 
 
 @pytest.fixture
-def rows(grid, monkeypatch):
-    """All that these settings ask of tc-bert, measured on this machine."""
-    here = {"device": "cpu: none", "python": "3.11", "torch": "2"}
-    here |= {"transformers": "5", "mimose": "0"}
-    monkeypatch.setattr(command, "describe_machine", lambda _: here)
+def rows(grid):
+    """All that these settings ask of tc-bert."""
     return [row for row in grid if row.strategy in ("none", "mimose")]
 
 
@@ -58,39 +55,13 @@ def _kept(folder):
 
 
 def test_rows_that_would_be_replaced_are_put_aside(tmp_path, rows):
-    """However often; where there is nothing but names of columns, nothing is."""
-    for n_rows in (2, 1, 0):
+    """However often."""
+    for n_rows in (2, 1):
         write(tmp_path / "rows.csv", GridRow, rows[:n_rows])
-        assert prepare(SETTINGS, tmp_path, resume=False) == []
+        put_aside(tmp_path)
     assert {name: len(own) for name, own in _kept(tmp_path).items()} == {
-        "rows.csv": 0, "rows.previous.csv": 2, "rows.previous1.csv": 1
+        "rows.previous.csv": 2, "rows.previous1.csv": 1
     }  # fmt: skip
-
-
-def test_resuming_keeps_what_is_done(tmp_path, rows):
-    """Whole workloads; of another its steps are put aside."""
-    settings = dataclasses.replace(SETTINGS, threads=2)
-    partial = [dataclasses.replace(row, workload="qa-bert") for row in rows[:3]]
-    write(tmp_path / "rows.csv", GridRow, [*rows, *partial])
-    assert prepare(settings, tmp_path, resume=True) == rows
-    assert len(_kept(tmp_path)["rows.previous.csv"]) == len(rows) + 3
-    assert prepare(settings, tmp_path, resume=True) == rows
-    assert "rows.previous1.csv" not in _kept(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"seed": 1}, "with seed=0, and this run has 1"),
-        ({"trace": ({"length": 9},)}, "has other lengths"),
-        ({"dtype": "bfloat16"}, "dtype='float32'"),
-    ],
-)
-def test_another_run_is_not_gone_on_with(tmp_path, rows, changes, complaint):
-    """Other settings, or other lengths."""
-    write(tmp_path / "rows.csv", GridRow, rows)
-    with pytest.raises(ValueError, match=complaint):
-        prepare(dataclasses.replace(SETTINGS, **changes), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +70,7 @@ def test_another_run_is_not_gone_on_with(tmp_path, rows, changes, complaint):
 def test_what_ran_is_kept_and_shown(tmp_path, run, rows, capsys, ending, status):
     """However it ends; numbers are in a file, and words on the terminal."""
     run(**{"tc-bert": None, "qa-bert": ending})
-    prepare(SETTINGS, tmp_path, resume=False)
-    assert bench(SETTINGS, tmp_path, []) == status
+    assert bench(SETTINGS, tmp_path) == status
     there = _kept(tmp_path)["rows.csv"]
     assert [row.workload for row in there] == ["tc-bert"] * len(rows) + ["qa-bert"] * 4
     output = capsys.readouterr()
@@ -115,9 +85,8 @@ def test_what_ran_is_kept_and_shown(tmp_path, run, rows, capsys, ending, status)
 def test_an_error_of_ours_loses_no_rows(tmp_path, run):
     """It is raised, and the rows are there."""
     run(**{"tc-bert": ZeroDivisionError(), "qa-bert": None})
-    prepare(SETTINGS, tmp_path, resume=False)
     with pytest.raises(ZeroDivisionError):
-        bench(SETTINGS, tmp_path, [])
+        bench(SETTINGS, tmp_path)
     assert len(_kept(tmp_path)["rows.csv"]) == 4
 
 

@@ -8,12 +8,11 @@ import torch
 
 pytest.importorskip("transformers")
 
+from mimose.bench.corpus import OURS, Docstrings
 from mimose.bench.grid import traces
 from mimose.bench.grid.workloads import (
     DEFAULT,
-    OURS,
     WORKLOADS,
-    Docstrings,
     from_function,
     largest,
     size_of,
@@ -40,7 +39,7 @@ def test_each_can_be_trained(name):
     sizes = {each: SMALL[each] for each in workload.sizes}
     model(**workload.batch(sizes, "tiny", torch.Generator())).loss.backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-    n_units = len(find_units(model, workload.units))
+    n_units = len(find_units(model))
     assert n_units >= (4 if name == "tc-docstrings" else 6)
     found = workload.trace(np.random.default_rng(0), 30)
     assert {tuple(sizes) for sizes in found} == {workload.sizes}
@@ -189,25 +188,3 @@ def test_bad_lengths(tmp_path, text, complaint):
     path.write_text(text)
     with pytest.raises(ValueError, match=complaint):
         traces.from_file(path, ("length",))
-
-
-def test_lengths_of_a_data_set(tmp_path, monkeypatch):
-    """A local file; each batch is as long as its longest text, or cut."""
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    path = tmp_path / "texts.csv"
-    texts = ["return", "return the value", "return the value of it " * 9] * 4
-    path.write_text("\n".join(["sentence", *texts]) + "\n")
-
-    def read(column="sentence", **changes):
-        options = {"batch_size": 2, "most": 20, "seed": 0, **changes}
-        return traces.from_dataset(str(path), column, **options)
-
-    lengths = [sizes["length"] for sizes in read()]
-    assert len(lengths) == 6
-    assert set(lengths) <= {3, 5, 20}
-    assert read(batch_size=12, most=30) == [{"length": 30}]
-    with pytest.raises(ValueError, match="12 texts, fewer than one batch of 13"):
-        read(batch_size=13)
-    with pytest.raises(ValueError, match="has columns sentence, and no text"):
-        read(column="text")
