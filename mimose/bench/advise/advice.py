@@ -281,12 +281,16 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
     given, free = [], []
     for method in methods:
         model = models.get(method.name)
-        if not method.is_exact or model is None or not model.is_usable:
+        if not method.is_exact or model is None:
             continue
-        free.append(
-            _Candidate(method.name, method.best_batch, method.samples_per_second)
-        )
-        given.append(_Candidate(method.name, batch, batch / method.sample_seconds))
+        # Plain training that fits is not passed over, whatever its bytes do elsewhere.
+        is_timed = method.name == PLAIN and method.fits and method.sample_seconds > 0
+        if model.is_usable or is_timed:
+            given.append(_Candidate(method.name, batch, batch / method.sample_seconds))
+        if model.is_usable:
+            free.append(
+                _Candidate(method.name, method.best_batch, method.samples_per_second)
+            )
     unfitted = [name for name, model in models.items() if not model.is_fitted]
     spreads = {
         each.method: spread(each.steps, is_fitted=each.method not in unfitted)
