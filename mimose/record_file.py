@@ -45,6 +45,7 @@ _ALWAYS_WHOLE = ("step", "budget_bytes", "start_bytes")
 
 _MOST = 2**100
 """A greater number is none that was measured, and a float may not hold it."""
+_MOST_SIZE = 2**63
 
 
 _NEEDED = ("step", "shape", "phase", "actions", "budget_bytes", "start_bytes")
@@ -127,12 +128,16 @@ def _is_sound(said: dict[str, Any]) -> bool:
     return (
         all(name in said for name in _NEEDED)
         and isinstance(shape, dict)
-        and all(map(_is_whole, shape.values()))
+        and all(_is_whole(size) and size < _MOST_SIZE for size in shape.values())
         and said["phase"] in PHASES
         and all(_are_texts(said.get(name, [])) for name in ("actions", "events"))
         and isinstance(said.get("reason", ""), str)
         and all(
             number is None or isinstance(number, float) or _is_whole(number)
+            for number in numbers
+        )
+        and not any(
+            isinstance(number, float) and _MOST <= abs(number) < math.inf
             for number in numbers
         )
         and all(_is_finite(said.get(name, 0)) for name in _ALWAYS_NUMBERS)

@@ -81,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             sys.stdout.flush()
         except BrokenPipeError:  # what is in the buffer would fail at the end again
+            status = _UNREAD
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)
@@ -152,7 +153,8 @@ def _shown(options: _Options, out: Path, do: Callable[[], int]) -> int:
     if not options.json:
         return do()
     summary = out / "summary.json"
-    summary.unlink(missing_ok=True)  # of a run before, should this one leave none
+    with _told_as_usage():  # of a run before, should this one leave none
+        summary.unlink(missing_ok=True)
     with contextlib.redirect_stdout(io.StringIO()):
         status = do()
     if summary.exists():
@@ -447,6 +449,9 @@ def _report(options: _Options) -> int:
         need("tensorboard", "tensorboard")
     path, records = _read(options.records)
     page = options.out or path.with_suffix(".html")
+    if not page.name:
+        msg = f"cannot write {page}, a folder: give a file, such as --out page.html"
+        raise UsageError(msg)
     files = {"page": page, "numbers": page.with_suffix(".numbers.json")}
     if path.resolve() in (page.resolve(), files["numbers"].resolve()):
         msg = f"{path} is the file of the records itself: give the page another name, "

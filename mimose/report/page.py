@@ -214,7 +214,7 @@ def _marks(steps: _Steps, xs: _Values, ys: _Values) -> _Json:
 
 def _short(number: float) -> float | None:
     """Keep as many digits as a picture shows."""
-    return None if np.isnan(number) else float(f"{number:.6g}")
+    return None if not np.isfinite(number) else float(f"{number:.6g}")
 
 
 def _thinned(values: _Values) -> list[list[float | None]]:
