@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import importlib
 import json
 
@@ -151,7 +150,6 @@ def test_what_differs_misses_a_bar(changes, missed):
     kinds = ("gradient", "weight", "optimizer state", "buffer", "random state")
     row = {
         "phase": "plan",
-        "budget_bytes": 100,
         "actions": 6,
         "recomputed": 3,
         "is_equal": True,
@@ -196,9 +194,9 @@ def test_each_runs(sim, name, monkeypatch):
     monkeypatch.setattr(soak, "_N_SEEN", 6)
     monkeypatch.setattr(plangap, "_TIMED", 1)
     monkeypatch.setattr(plangap, "_SIZES", ((24, 6),))
-    case = dataclasses.replace(hard._CASES["accumulation"], spec=_GPT2)
+    case = hard._CASES["accumulation"]._replace(spec=_GPT2)
     monkeypatch.setitem(hard._CASES, "accumulation", case)
-    monkeypatch.setattr(hard, "_LEAST_GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(prediction, "_LEAST_GROWTH_BYTES", 2**20)
     monkeypatch.setattr(tight, "_SHARE", 0.34)  # segments of 20 MiB are coarse here
 
     where = "cpu" if name in ("stepcost", "hard") else "sim"
