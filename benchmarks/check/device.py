@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from benchmarks.check import Line, at_most, equal, impossible, judged, told
-from benchmarks.check.training import bare, run_once, scale_of
+from benchmarks.check.training import DeviceLoop, scale_of
 from benchmarks.proofs.common import AMPLE_BYTES
 from benchmarks.proofs.numbers import MIB
 from benchmarks.sim.hollow import CARDS
 from mimose.bench.machine import version_of
+from mimose.bench.zoo import Batch, moved
 from mimose.exact.random_state import DeviceRandom
 from mimose.measure.meters import AllocatorMeter
 from mimose.measure.meters.usage import has_expandable_segments
@@ -226,14 +227,19 @@ def waits(device: torch.device) -> Iterator[Line]:
     """Count how often bare, measured and planned steps make the host wait."""
     low, high = scale_of(device).lengths
     lengths = torch.linspace(low, high // 2, _LENGTHS).int().tolist()
-    model, batches = bare(device, lengths)
-    own = [_waits(device, partial(run_once, model, b)) for b in batches * 2]
-    most = max(own[_LENGTHS:])
+    training = DeviceLoop(device)
+    batches = [moved(training.batch(length), device) for length in lengths]
+
+    def waited(batch: Batch) -> int:
+        n_waits = _waits(device, partial(training.forward_and_backward, batch))
+        training.optimizer.zero_grad()
+        return n_waits
+
+    most = max([waited(batch) for batch in batches * 2][_LENGTHS:])
     yield told("waits of a bare step", f"{most} at most")
-    with attach(model, AMPLE_BYTES) as session:
+    with attach(training.model, AMPLE_BYTES) as session:
         steps = [
-            (_waits(device, partial(run_once, model, b)) - most, session.records[-1])
-            for b in batches * _PASSES
+            (waited(batch) - most, session.records[-1]) for batch in batches * _PASSES
         ]
     measured = [n for n, record in steps if record.phase == "collect"]
     yield told("waits of the first measured step, beyond bare", measured[0])

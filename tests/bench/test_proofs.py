@@ -171,7 +171,7 @@ _SMALLEST = {
     "prediction": {"pairs": 2, "fine": False, "all": False},
     "soak": {"steps": 40, "limit": False, "expandable": False},
     "tight": {"steps": 4},
-    "plangap": {"problems": 6, "recorded": 1},
+    "plangap": {"problems": 6},
 }
 _OF_TIME_AND_SIZE = (
     *("cost in µs", "ms of CPU", "margin at", "error p99", "worst error"),
