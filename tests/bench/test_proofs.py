@@ -14,7 +14,6 @@ pytest.importorskip("transformers")
 
 from benchmarks.proofs import (
     common,
-    exact,
     hard,
     models,
     numbers,
@@ -96,7 +95,7 @@ def test_unknown_model():
     ("arguments", "complaint"),
     [
         (["soak", "--models", "lstm"], "--models lstm: choose among bert"),
-        (["exact", "--device", "abacus"], "--device abacus: torch knows no such"),
+        (["soak", "--device", "abacus"], "--device abacus: torch knows no such"),
         (["soak", "--expandable"], "--expandable is about an accelerator"),
     ],
 )
@@ -135,39 +134,12 @@ def test_a_cpu_has_no_segments():
         device.prepare({"device": "cpu", "is_expandable": True})
 
 
-@pytest.mark.parametrize(
-    ("changes", "missed"),
-    [
-        ({}, []),
-        ({"is_equal": False}, ["things that differ"]),
-        ({"different": '["weight w"]'}, ["things that differ"]),
-        ({"recomputed": 0}, ["plans that keep some and recompute some"]),
-        ({"compared": ""}, ["kinds compared"]),
-    ],
-)
-def test_what_differs_misses_a_bar(changes, missed):
-    """So does what was not compared, or not planned."""
-    kinds = ("gradient", "weight", "optimizer state", "buffer", "random state")
-    row = {
-        "phase": "plan",
-        "actions": 6,
-        "recomputed": 3,
-        "is_equal": True,
-        "compared": json.dumps(dict.fromkeys(kinds, 2)),
-        "different": "[]",
-        **changes,
-    }
-    _, bars = exact.judge(1, [row])
-    assert missed == [bar.what for bar in bars if not bar.holds]
-
-
 # ------------------------------------------------------------------ in this process
 
 _GPT2 = models.ModelSpec("gpt2", {"batch": (4, 4), "length": (32, 192)})
 _SMALLEST = {
     "stepcost": {"rounds": 1, "steps": 2},
     "hard": {"pairs": 2, "cases": ["accumulation"]},
-    "exact": {"steps": 10},
     "prediction": {"pairs": 2, "fine": False, "all": False},
     "soak": {"steps": 40, "limit": False, "expandable": False},
     "tight": {"steps": 4},
