@@ -88,7 +88,10 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         RunFailedError: A layer may not run under the action.
     """
     arm = task["arm"]
-    how = {"actions": ("keep", arm, "recompute"), "planner": Everywhere(arm)}
+    how: dict[str, Any] = {
+        "actions": ("keep", arm, "recompute"),
+        "planner": Everywhere(arm),
+    }
     for run in range(task["runs"]):
         seed = task["seed"] * _FOLDS + run
         torch.manual_seed(seed)

@@ -91,28 +91,34 @@ def _speech(n: int, sizes: Sizes) -> Batch:
     return {"input_features": torch.randn(n, 128, 3000), "labels": _ids(n, *sizes)}
 
 
-_LARGE = {"hidden_size": 1024, "intermediate_size": 4096}
-_DEEP = {"num_hidden_layers": 24, "num_attention_heads": 16}
+_LARGE: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096}
+_DEEP: dict[str, Any] = {"num_hidden_layers": 24, "num_attention_heads": 16}
 _bert = builder(
     *("BertConfig", "BertForSequenceClassification"),
     **{**_LARGE, **_DEEP, "max_position_embeddings": 2048},
 )
-_POSITIONS = {"relative_attention": True, "position_buckets": 256}
+_POSITIONS: dict[str, Any] = {"relative_attention": True, "position_buckets": 256}
 _POSITIONS |= {"pos_att_type": ["p2c", "c2p"], "share_att_key": True}
 _POSITIONS |= {"position_biased_input": False, "norm_rel_ebd": "layer_norm"}
 _deberta = builder(
     *("DebertaV2Config", "DebertaV2ForSequenceClassification"),
     **{**_LARGE, **_DEEP, **_POSITIONS, "vocab_size": 128100, "type_vocab_size": 0},
 )
-_T5 = {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16}
+_T5: dict[str, Any] = {
+    "d_model": 1024,
+    "d_kv": 64,
+    "d_ff": 4096,
+    "num_layers": 24,
+    "num_heads": 16,
+}
 _t5 = builder(
     *("T5Config", "T5ForConditionalGeneration"),
     **{**_T5, "decoder_start_token_id": 0, "use_cache": False},
 )
-_VIT = {"hidden_size": 1280, "intermediate_size": 5120}
+_VIT: dict[str, Any] = {"hidden_size": 1280, "intermediate_size": 5120}
 _VIT |= {"num_hidden_layers": 32, "num_attention_heads": 16}
 _vit = builder("ViTConfig", "ViTForImageClassification", patch_size=14, **_VIT)
-_WHISPER = {"vocab_size": 51866, "num_mel_bins": 128, "d_model": 1280}
+_WHISPER: dict[str, Any] = {"vocab_size": 51866, "num_mel_bins": 128, "d_model": 1280}
 for _part in ("encoder", "decoder"):
     _WHISPER |= {f"{_part}_layers": 32, f"{_part}_attention_heads": 20}
     _WHISPER |= {f"{_part}_ffn_dim": 5120}
@@ -125,7 +131,7 @@ _whisper = builder(
 def _llama(
     hidden: int, layers: int, inner: int, *, lora: bool = True
 ) -> Callable[[], nn.Module]:
-    sizes = {"hidden_size": hidden, "intermediate_size": inner}
+    sizes: dict[str, Any] = {"hidden_size": hidden, "intermediate_size": inner}
     sizes |= {"num_hidden_layers": layers, "num_attention_heads": 32}
     sizes |= {"num_key_value_heads": 8, "vocab_size": 128256}
     sizes |= {"max_position_embeddings": 131072, "tie_word_embeddings": not lora}
@@ -179,12 +185,13 @@ def _captions() -> nn.Module:
 
     encoder = builder("ViTConfig", "ViTModel", image_size=384, patch_size=16, **_VIT)
     decoder = builder("TrOCRConfig", "TrOCRForCausalLM", d_model=1024, use_cache=False)
-    model = VisionEncoderDecoderModel(
+    build: Any = VisionEncoderDecoderModel
+    model: Any = build(
         encoder=encoder(),
         decoder=decoder(decoder_layers=12, cross_attention_hidden_size=1280),
     )
     model.config.decoder_start_token_id = model.config.pad_token_id = 0
-    return model
+    return model  # type: ignore[no-any-return]
 
 
 def _workload(
