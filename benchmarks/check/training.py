@@ -54,8 +54,9 @@ class Layer(nn.Module):
         """Map (batch, length, width) to the same shape."""
         together = self.queries_keys_values(self.norm(states))
         together = together.unflatten(-1, (3, _HEADS, -1)).permute(2, 0, 3, 1, 4)
+        queries, keys, values = together
         attend = functional.scaled_dot_product_attention
-        found = attend(*together, attn_mask=mask, dropout_p=_DROPOUT)
+        found = attend(queries, keys, values, attn_mask=mask, dropout_p=_DROPOUT)
         states = states + self.dropout(self.out(found.transpose(1, 2).flatten(2)))
         inner = functional.gelu(self.wide(self.second_norm(states)))
         changed: torch.Tensor = self.dropout(self.narrow(inner))
