@@ -1,23 +1,21 @@
 """Convolutional nets that papers on training memory measure, in plain torch.
 
-ResNet-50, VGG-16, MobileNet-v2 and GoogLeNet, with random weights. What repeats is a
-module of its own, and so is each stem: any of them can be a unit. They take images and
-labels, and return a loss. Heads are one linear layer: the published VGG's hidden ones
-weigh more than all that a small batch's activations take.
+ResNet-50, VGG-16, MobileNet-v2, GoogLeNet and a U-Net, with random weights. What
+repeats is a module of its own, and so is each stem: any of them can be a unit. They
+take images and labels, and return a loss. Heads are one linear layer: the published
+VGG's hidden ones weigh more than all that a small batch's activations take.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import itertools
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from mimose.bench.zoo import Output
-
-_CLASSES = 10
-_Shape: TypeAlias = "tuple[int, ...]"
 
 
 class Classifier(nn.Module):
@@ -33,9 +31,8 @@ class Classifier(nn.Module):
         self, stem: nn.Module, layers: list[nn.Module], n_channels: int
     ) -> None:
         super().__init__()
-        self.stem = stem
-        self.layers = nn.ModuleList(layers)
-        self.head = nn.Linear(n_channels, _CLASSES)
+        self.stem, self.layers = stem, nn.ModuleList(layers)
+        self.head = nn.Linear(n_channels, 10)
 
     def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Output:
         """Map images (batch, 3, height, width) and labels (batch,) to a loss."""
@@ -46,31 +43,18 @@ class Classifier(nn.Module):
         return Output(functional.cross_entropy(logits, labels))
 
 
-class ConvNorm(nn.Sequential):
-    """A convolution that keeps the size, a batch norm, and perhaps an activation."""
-
-    def __init__(
-        self,
-        n_in: int,
-        n_out: int,
-        kernel: int = 1,
-        *,
-        stride: int = 1,
-        groups: int = 1,
-        activation: nn.Module | None = None,
-    ) -> None:
-        convolution = nn.Conv2d(
-            n_in, n_out, kernel, stride, kernel // 2, groups=groups, bias=False
-        )
-        parts = [convolution, nn.BatchNorm2d(n_out)]
-        super().__init__(*parts, *([] if activation is None else [activation]))
-
-
-def _relu() -> nn.Module:
-    return nn.ReLU(inplace=True)
-
-
-# ------------------------------------------------------------------------ ResNet-50
+def conv(
+    n_in: int,
+    n_out: int,
+    kernel: int = 1,
+    stride: int = 1,
+    groups: int = 1,
+    activation: type[nn.Module] | None = nn.ReLU,
+) -> nn.Sequential:
+    """Return a convolution that keeps the size, a batch norm, and an activation."""
+    weights = n_in, n_out, kernel, stride, kernel // 2
+    parts = [nn.Conv2d(*weights, groups=groups, bias=False), nn.BatchNorm2d(n_out)]
+    return nn.Sequential(*parts, *([activation(inplace=True)] if activation else []))
 
 
 class Bottleneck(nn.Module):
@@ -78,76 +62,51 @@ class Bottleneck(nn.Module):
 
     def __init__(self, n_in: int, width: int, stride: int) -> None:
         super().__init__()
-        n_out = 4 * width
         self.body = nn.Sequential(
-            ConvNorm(n_in, width, activation=_relu()),
-            ConvNorm(width, width, 3, stride=stride, activation=_relu()),
-            ConvNorm(width, n_out),
+            conv(n_in, width),
+            conv(width, width, 3, stride),
+            conv(width, 4 * width, activation=None),
         )
         self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or n_in != n_out:
-            self.shortcut = ConvNorm(n_in, n_out, stride=stride)
-        self.relu = _relu()
+        if stride > 1 or n_in != 4 * width:
+            self.shortcut = conv(n_in, 4 * width, stride=stride, activation=None)
+        self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, n_in, height, width) to four times the width."""
-        y = self.body(x)
+        y: torch.Tensor = self.body(x)
         y += self.shortcut(x)
-        output: torch.Tensor = self.relu(y)
-        return output
-
-
-_STAGES = (
-    (64, (1, 2), 1),
-    (128, (2, 2), 2),
-    (256, (2, 2, 2), 2),
-    (512, (1, 1, 1), 2),
-)
-"""Width, blocks of each layer, stride of the first."""
+        return self.relu(y)  # type: ignore[no-any-return]
 
 
 def resnet50() -> nn.Module:
     """Return a ResNet-50: 16 bottlenecks, in ten layers of one or two."""
-    stem = nn.Sequential(
-        ConvNorm(3, 64, 7, stride=2, activation=_relu()),
-        nn.MaxPool2d(3, stride=2, padding=1),
-    )
     layers: list[nn.Module] = []
     n_in = 64
-    for width, groups, stride in _STAGES:
+    for stage, groups in enumerate(((1, 2), (2, 2), (2, 2, 2), (1, 1, 1))):
+        width = 64 * 2**stage
         for n_blocks in groups:
-            blocks = []
-            for _ in range(n_blocks):
-                is_first = n_in != 4 * width
-                blocks.append(Bottleneck(n_in, width, stride if is_first else 1))
-                n_in = 4 * width
-            layers.append(nn.Sequential(*blocks))
+            stride = 2 if stage and n_in != 4 * width else 1
+            first = Bottleneck(n_in, width, stride)
+            n_in = 4 * width
+            others = (Bottleneck(n_in, width, 1) for _ in range(n_blocks - 1))
+            layers.append(nn.Sequential(first, *others))
+    stem = nn.Sequential(conv(3, 64, 7, 2), nn.MaxPool2d(3, stride=2, padding=1))
     return Classifier(stem, layers, n_in)
 
 
-# --------------------------------------------------------------------------- VGG-16
-
-
-def vgg16(*, has_norm: bool = False) -> nn.Module:
-    """Return the convolutions of a VGG-16: five stages of two or three.
-
-    Args:
-        has_norm: Whether there are batch norms; the published net has none.
-    """
+def vgg16() -> nn.Module:
+    """Return the convolutions of a VGG-16: five stages of two or three, no norms."""
     stages: list[nn.Module] = []
     n_in = 3
     for n_out, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         parts: list[nn.Module] = []
         for _ in range(depth):
-            parts.append(nn.Conv2d(n_in, n_out, 3, padding=1))
-            parts += [nn.BatchNorm2d(n_out)] if has_norm else []
-            parts.append(_relu())
+            convolution = nn.Conv2d(n_in, n_out, 3, padding=1)
+            parts += [convolution, nn.ReLU(inplace=True)]
             n_in = n_out
         stages.append(nn.Sequential(*parts, nn.MaxPool2d(2)))
     return Classifier(nn.Identity(), stages, n_in)
-
-
-# --------------------------------------------------------------------- MobileNet-v2
 
 
 class InvertedResidual(nn.Module):
@@ -155,14 +114,11 @@ class InvertedResidual(nn.Module):
 
     def __init__(self, n_in: int, n_out: int, stride: int, factor: int) -> None:
         super().__init__()
-        width = n_in * factor
-        six = nn.ReLU6(inplace=True)
-        parts = [ConvNorm(n_in, width, activation=six)] if factor > 1 else []
-        self.body = nn.Sequential(
-            *parts,
-            ConvNorm(width, width, 3, stride=stride, groups=width, activation=six),
-            ConvNorm(width, n_out),
-        )
+        width, six = n_in * factor, nn.ReLU6
+        wider = [conv(n_in, width, activation=six)] if factor > 1 else []
+        by_channel = conv(width, width, 3, stride, groups=width, activation=six)
+        narrower = conv(width, n_out, activation=None)
+        self.body = nn.Sequential(*wider, by_channel, narrower)
         self.is_residual = stride == 1 and n_in == n_out
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -171,54 +127,35 @@ class InvertedResidual(nn.Module):
         return x + y if self.is_residual else y
 
 
-_INVERTED = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-)
-
-
 def mobilenet_v2() -> nn.Module:
     """Return a MobileNet-v2: 17 inverted residuals, and a last convolution."""
-    stem = ConvNorm(3, 32, 3, stride=2, activation=nn.ReLU6(inplace=True))
-    layers: list[nn.Module] = []
-    n_in = 32
-    for factor, n_out, depth, stride in _INVERTED:
+    layers: list[nn.Module] = [InvertedResidual(32, 16, 1, 1)]
+    n_in = 16
+    widths, depths = (24, 32, 64, 96, 160, 320), (2, 3, 4, 3, 3, 1)
+    for n_out, depth, stride in zip(widths, depths, (2, 2, 2, 1, 2, 1), strict=True):
         for number in range(depth):
             step = 1 if number else stride
-            layers.append(InvertedResidual(n_in, n_out, step, factor))
+            layers.append(InvertedResidual(n_in, n_out, step, 6))
             n_in = n_out
-    layers.append(ConvNorm(n_in, 1280, activation=nn.ReLU6(inplace=True)))
-    return Classifier(stem, layers, 1280)
-
-
-# ------------------------------------------------------------------------ GoogLeNet
+    layers.append(conv(n_in, 1280, activation=nn.ReLU6))
+    return Classifier(conv(3, 32, 3, 2, activation=nn.ReLU6), layers, 1280)
 
 
 class Inception(nn.Module):
-    """Four branches side by side.
+    """Four branches side by side: 1 × 1, 3 × 3 twice, and a pool."""
 
-    Args:
-        n_in: Channels that come in.
-        widths: Of the 1 × 1 branch; narrow and wide of the next two; of the pool's.
-    """
-
-    def __init__(self, n_in: int, widths: _Shape) -> None:
+    def __init__(
+        self, n_in: int, one: int, narrow: int, wide: int, *others: int
+    ) -> None:
         super().__init__()
-        one, narrow, wide, narrower, wider, pooled = widths
+        narrower, wider, pooled = others
         self.branches = nn.ModuleList(
-            [
-                basic(n_in, one),
-                nn.Sequential(basic(n_in, narrow), basic(narrow, wide, 3)),
-                nn.Sequential(basic(n_in, narrower), basic(narrower, wider, 3)),
-                nn.Sequential(
-                    nn.MaxPool2d(3, stride=1, padding=1), basic(n_in, pooled)
-                ),
-            ]
+            (
+                conv(n_in, one),
+                nn.Sequential(conv(n_in, narrow), conv(narrow, wide, 3)),
+                nn.Sequential(conv(n_in, narrower), conv(narrower, wider, 3)),
+                nn.Sequential(nn.MaxPool2d(3, 1, padding=1), conv(n_in, pooled)),
+            )
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -226,40 +163,71 @@ class Inception(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 
-def basic(n_in: int, n_out: int, kernel: int = 1, stride: int = 1) -> ConvNorm:
-    """Return a convolution, a batch norm and a ReLU."""
-    return ConvNorm(n_in, n_out, kernel, stride=stride, activation=_relu())
-
-
-_INCEPTIONS: tuple[_Shape, ...] = (
-    (64, 96, 128, 16, 32, 32),
-    (128, 128, 192, 32, 96, 64),
-    (),
-    (192, 96, 208, 16, 48, 64),
-    (160, 112, 224, 24, 64, 64),
-    (128, 128, 256, 24, 64, 64),
-    (112, 144, 288, 32, 64, 64),
-    (256, 160, 320, 32, 128, 128),
-    (),
-    (256, 160, 320, 32, 128, 128),
-    (384, 192, 384, 48, 128, 128),
+_INCEPTIONS = (
+    (192, 64, 96, 128, 16, 32, 32),
+    (256, 128, 128, 192, 32, 96, 64),
+    (480, 192, 96, 208, 16, 48, 64),
+    (512, 160, 112, 224, 24, 64, 64),
+    (512, 128, 128, 256, 24, 64, 64),
+    (512, 112, 144, 288, 32, 64, 64),
+    (528, 256, 160, 320, 32, 128, 128),
+    (832, 256, 160, 320, 32, 128, 128),
+    (832, 384, 192, 384, 48, 128, 128),
 )
-"""Widths of the modules; nothing stands for a pool between two of them."""
+"""Channels that come in, then of the branches."""
 
 
 def googlenet() -> nn.Module:
     """Return a GoogLeNet with batch norms: nine inception modules, one head."""
-    stem = nn.Sequential(basic(3, 64, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True))
-    second = nn.Sequential(
-        basic(64, 64), basic(64, 192, 3), nn.MaxPool2d(3, 2, ceil_mode=True)
-    )
-    layers: list[nn.Module] = [second]
-    n_in = 192
-    for widths in _INCEPTIONS:
-        if not widths:
-            layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
-            continue
-        layers.append(Inception(n_in, widths))
-        one, _, wide, _, wider, pooled = widths
-        n_in = one + wide + wider + pooled
-    return Classifier(stem, layers, n_in)
+    pool = partial(nn.MaxPool2d, 3, 2, ceil_mode=True)
+    modules = [Inception(*widths) for widths in _INCEPTIONS]
+    second = nn.Sequential(conv(64, 64), conv(64, 192, 3), pool())
+    layers = [second, *modules[:2], pool(), *modules[2:7], pool(), *modules[7:]]
+    return Classifier(nn.Sequential(conv(3, 64, 7, 2), pool()), layers, 1024)
+
+
+def _twice(n_in: int, n_out: int) -> nn.Sequential:
+    return nn.Sequential(conv(n_in, n_out, 3), conv(n_out, n_out, 3))
+
+
+class Up(nn.Module):
+    """Doubles the size, takes what skipped the depths, and convolves twice."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(n_in, n_out, 2, stride=2)
+        self.body = _twice(2 * n_out, n_out)
+
+    def forward(self, x: torch.Tensor, skipped: torch.Tensor) -> torch.Tensor:
+        """Map (batch, n_in, height, width) to n_out channels of twice the size."""
+        output: torch.Tensor = self.body(torch.cat([skipped, self.up(x)], 1))
+        return output
+
+
+class UNet(nn.Module):
+    """A U-Net of four depths, with batch norms.
+
+    Args:
+        width: Channels at the full size; the published net has 64.
+    """
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        pairs = list(itertools.pairwise(width * 2**depth for depth in range(5)))
+        self.stem = _twice(3, width)
+        self.downs = nn.ModuleList(
+            nn.Sequential(nn.MaxPool2d(2), _twice(*pair)) for pair in pairs
+        )
+        self.ups = nn.ModuleList(Up(n_in, n_out) for n_out, n_in in reversed(pairs))
+        self.head = nn.Conv2d(width, 1, 1)
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Output:
+        """Map images (batch, 3, height, width) and a mask (batch, height, width)."""
+        skipped = [self.stem(pixel_values)]
+        for down in self.downs:
+            skipped.append(down(skipped[-1]))
+        x = skipped.pop()
+        for up in self.ups:
+            x = up(x, skipped.pop())
+        logits = self.head(x)[:, 0]
+        return Output(functional.binary_cross_entropy_with_logits(logits, labels))

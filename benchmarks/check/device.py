@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from benchmarks.check import Line, at_most, equal, impossible, judged, told
-from benchmarks.check.training import bare, run_once, scale_of
+from benchmarks.check.training import DeviceLoop, scale_of
 from benchmarks.proofs.common import AMPLE_BYTES
 from benchmarks.proofs.numbers import MIB
 from benchmarks.sim.hollow import CARDS
 from mimose.bench.machine import version_of
+from mimose.bench.zoo import Batch, moved
 from mimose.exact.random_state import DeviceRandom
 from mimose.measure.meters import AllocatorMeter
 from mimose.measure.meters.usage import has_expandable_segments
@@ -71,8 +72,7 @@ def versions(device: torch.device) -> Iterator[Line]:
         # Private, for nothing public tells the driver's version without nvidia-smi.
         driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "unknown")()
         yield told("driver", f"CUDA {driver}; torch is built for {torch.version.cuda}")
-        backend = torch.cuda.get_allocator_backend()
-        yield equal("allocator", "native", backend)
+        yield equal("allocator", "native", torch.cuda.get_allocator_backend())
     for path, instead in _PRIVATE.items():
         try:
             pkgutil.resolve_name(f"torch.{path}")
@@ -100,7 +100,7 @@ def calls(device: torch.device) -> Iterator[Line]:
     if has_expandable_segments():
         return
     one = torch.zeros(1, device=device)
-    launch = _seconds(lambda: [one.add_(1) for _ in range(_LAUNCHES)]) / _LAUNCHES
+    launch = _seconds(partial(one.add_, 1), times=_LAUNCHES)
     yield told("a small kernel, launched from Python", f"{1e6 * launch:.1f} µs")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -109,15 +109,13 @@ def calls(device: torch.device) -> Iterator[Line]:
     alone = _seconds(graph.replay) / _LAUNCHES
     assumed = f"{1e6 * _CARD.launch:.0f} µs"
     yield told("a small kernel on the device", f"{1e6 * alone:.2f} µs", assumed)
-    for dtype, rate in (
-        (torch.bfloat16, _CARD.half_flops),
-        (torch.float32, _CARD.single_flops),
-    ):
+    rates = {torch.bfloat16: _CARD.half_flops, torch.float32: _CARD.single_flops}
+    for dtype, rate in rates.items():
         for width in _PRODUCTS:
             rows = torch.randn(_TOKENS, width, dtype=dtype, device=device)
             weights = torch.randn(width, 4 * width, dtype=dtype, device=device)
-            ten = partial(_ten_products, rows, weights)
-            reached = 10 * 2 * rows.numel() * 4 * width / _seconds(ten)
+            seconds = _seconds(partial(torch.mm, rows, weights), times=10)
+            reached = 2 * rows.numel() * 4 * width / seconds
             what = f"a product of {_TOKENS} rows, {width} to {4 * width}, {dtype}"
             yield told(what, f"{reached / 1e12:.0f} TFLOP/s", f"{rate / 1e12:.0f}")
     large = torch.empty(2**31, dtype=torch.uint8, device=device)
@@ -131,11 +129,6 @@ def calls(device: torch.device) -> Iterator[Line]:
         seconds = _seconds(partial(target.copy_, source, non_blocking=True))
         seen = f"{n_bytes / seconds / 1e9:.0f} GB/s"
         yield told(f"bytes {what}", seen, f"{rate / 1e9:.0f} GB/s")
-
-
-def _ten_products(rows: torch.Tensor, weights: torch.Tensor) -> None:
-    for _ in range(10):
-        rows @ weights
 
 
 def _segments(device: torch.device) -> Iterator[Line]:
@@ -162,18 +155,19 @@ def _take(held: list[torch.Tensor], size: int, device: torch.device) -> None:
     held.append(torch.empty(size, dtype=torch.uint8, device=device))
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    """Return the seconds of a run, the device's included, in the median."""
-    run()
-    return statistics.median(_once(run) for _ in range(_ROUNDS))
+def _seconds(run: Callable[[], object], times: int = 1) -> float:
+    """Return the seconds of a run, the device's included, in the median of rounds."""
+    _once(run, times)
+    return statistics.median(_once(run, times) for _ in range(_ROUNDS))
 
 
-def _once(run: Callable[[], object]) -> float:
+def _once(run: Callable[[], object], times: int = 1) -> float:
     torch.cuda.synchronize()
     began = time.perf_counter()
-    run()
+    for _ in range(times):
+        run()
     torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return (time.perf_counter() - began) / times
 
 
 # ------------------------------------------------------------------ the allocator
@@ -226,14 +220,19 @@ def waits(device: torch.device) -> Iterator[Line]:
     """Count how often bare, measured and planned steps make the host wait."""
     low, high = scale_of(device).lengths
     lengths = torch.linspace(low, high // 2, _LENGTHS).int().tolist()
-    model, batches = bare(device, lengths)
-    own = [_waits(device, partial(run_once, model, b)) for b in batches * 2]
-    most = max(own[_LENGTHS:])
+    training = DeviceLoop(device)
+    batches = [moved(training.batch(length), device) for length in lengths]
+
+    def waited(batch: Batch) -> int:
+        n_waits = _waits(device, partial(training.forward_and_backward, batch))
+        training.optimizer.zero_grad()
+        return n_waits
+
+    most = max([waited(batch) for batch in batches * 2][_LENGTHS:])
     yield told("waits of a bare step", f"{most} at most")
-    with attach(model, AMPLE_BYTES) as session:
+    with attach(training.model, AMPLE_BYTES) as session:
         steps = [
-            (_waits(device, partial(run_once, model, b)) - most, session.records[-1])
-            for b in batches * _PASSES
+            (waited(batch) - most, session.records[-1]) for batch in batches * _PASSES
         ]
     measured = [n for n, record in steps if record.phase == "collect"]
     yield told("waits of the first measured step, beyond bare", measured[0])

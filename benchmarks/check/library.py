@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from functools import partial
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.check import Line, at_most, equal, impossible, judged, told
 from benchmarks.check.training import (
@@ -17,7 +19,7 @@ from benchmarks.proofs.common import AMPLE_BYTES
 from benchmarks.proofs.numbers import MIB, percent, quantile, worst
 from mimose.measure.meters.usage import has_expandable_segments
 from mimose.records import StepRecord
-from mimose.session import Session, attach
+from mimose.session import attach
 
 _EXACT_STEPS, _STEPS = 5, 60
 _SHARE = 0.5
@@ -40,22 +42,26 @@ def exactness(device: torch.device) -> Iterator[Line]:
     yield equal("layers that could not be recomputed", 0, kept)
     for dtype in (None, torch.bfloat16):
         for is_fused in (True, False):
-
-            def weights(is_bare: bool) -> list[torch.Tensor]:
-                own = DeviceLoop(device, is_fused=is_fused, dtype=dtype)  # noqa: B023 - called at once
-                low, high = own.scale.lengths
-                lengths = torch.linspace(low, (low + high) // 2, _EXACT_STEPS).int()
-                session: nullcontext[None] | Session = nullcontext()
-                if not is_bare:
-                    session = attach(own.model, AMPLE_BYTES, planner="full")
-                with session:
-                    list(own.train(lengths.tolist()))
-                return own.weights()
-
-            attention = "fused attention" if is_fused else "eager attention"
-            what = f"weights after {_EXACT_STEPS} recomputing steps, {attention}, "
+            what = f"weights after {_EXACT_STEPS} recomputing steps, "
+            what += f"{'fused' if is_fused else 'eager'} attention, "
             what += "fp32" if dtype is None else "bf16 autocast"
-            yield same_weights(what, weights)
+            with contextlib.ExitStack() as undo:
+                if not is_fused:
+                    undo.enter_context(sdpa_kernel(SDPBackend.MATH))
+                yield same_weights(what, partial(_recomputed, device, dtype))
+
+
+def _recomputed(
+    device: torch.device, dtype: torch.dtype | None, is_bare: bool
+) -> list[torch.Tensor]:
+    own = DeviceLoop(device, dtype=dtype)
+    low, high = own.scale.lengths
+    lengths = torch.linspace(low, (low + high) // 2, _EXACT_STEPS).int()
+    with contextlib.ExitStack() as undo:
+        if not is_bare:
+            undo.enter_context(attach(own.model, AMPLE_BYTES, planner="full"))
+        list(own.train(lengths.tolist()))
+    return own.weights()
 
 
 def same_weights(what: str, run: Callable[[bool], Sequence[torch.Tensor]]) -> Line:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from benchmarks.proofs.loop import Loop
 from mimose.bench.step_meter import MeasuredStep, ReservedStepMeter
-from mimose.bench.zoo import Batch, Output, moved
+from mimose.bench.zoo import Batch, Output
 
 _SEED = 0
 _VOCABULARY, _CLASSES, _HEADS, _LAYERS, _DROPOUT = 512, 8, 4, 8, 0.1
@@ -38,59 +38,40 @@ def scale_of(device: torch.device) -> Scale:
 
 
 class Layer(nn.Module):
-    """Attention and two linear layers, each behind a norm and with a residual.
+    """Attention and two linear layers, each behind a norm and with a residual."""
 
-    Attention is torch's where it is fused; else products and a softmax.
-    """
-
-    def __init__(self, width: int, *, is_fused: bool) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self._attend = functional.scaled_dot_product_attention if is_fused else _eager
         self.norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.queries_keys_values = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.dropout = nn.Dropout(_DROPOUT)
-        self.wide = nn.Linear(width, 4 * width)
-        self.narrow = nn.Linear(4 * width, width)
+        self.out, self.dropout = nn.Linear(width, width), nn.Dropout(_DROPOUT)
+        self.wide, self.narrow = (
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
-    def forward(
-        self, states: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Map (batch, length, width) to the same shape."""
-        batch, length, width = states.shape
         together = self.queries_keys_values(self.norm(states))
-        together = together.view(batch, length, 3, _HEADS, width // _HEADS)
-        queries, keys, values = together.permute(2, 0, 3, 1, 4)
-        found = self._attend(queries, keys, values, attn_mask=mask, dropout_p=_DROPOUT)
+        together = together.unflatten(-1, (3, _HEADS, -1)).permute(2, 0, 3, 1, 4)
+        queries, keys, values = together
+        attend = functional.scaled_dot_product_attention
+        found = attend(queries, keys, values, attn_mask=mask, dropout_p=_DROPOUT)
         states = states + self.dropout(self.out(found.transpose(1, 2).flatten(2)))
         inner = functional.gelu(self.wide(self.second_norm(states)))
         changed: torch.Tensor = self.dropout(self.narrow(inner))
         return states + changed
 
 
-def _eager(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    dropout_p: float,
-) -> torch.Tensor:
-    scores = queries @ keys.transpose(-2, -1) * queries.shape[-1] ** -0.5
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -torch.inf)
-    return functional.dropout(scores.softmax(-1), dropout_p) @ values
-
-
 class Transformer(nn.Module):
     """Embeddings, layers, a classifier on the mean of the states."""
 
-    def __init__(self, scale: Scale, *, is_fused: bool = True) -> None:
+    def __init__(self, scale: Scale) -> None:
         super().__init__()
         width = scale.width
         self.tokens = nn.Embedding(_VOCABULARY, width)
         self.places = nn.Embedding(scale.lengths[1], width)
-        layers = (Layer(width, is_fused=is_fused) for _ in range(_LAYERS))
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(_LAYERS))
         self.classifier = nn.Linear(width, _CLASSES)
 
     def forward(
@@ -108,23 +89,6 @@ class Transformer(nn.Module):
         return Output(loss=functional.cross_entropy(classes, labels))
 
 
-def make_batch(
-    rows: int, length: int, generator: torch.Generator, *, is_padded: bool = False
-) -> Batch:
-    """Make a batch on the CPU; where it is padded, all but one sequence end earlier."""
-    shape = rows, length
-    batch = {
-        "input_ids": torch.randint(_VOCABULARY, shape, generator=generator),
-        "labels": torch.randint(_CLASSES, (rows,), generator=generator),
-    }
-    if is_padded:
-        least = max(1, length // 4)
-        ends = torch.randint(least, length + 1, (rows, 1), generator=generator)
-        ends[0] = length
-        batch["attention_mask"] = torch.arange(length) < ends
-    return batch
-
-
 def jumping(scale: Scale, steps: int) -> list[int]:
     """Draw lengths; the longest is one of the last ten, and the last."""
     low, high = scale.lengths
@@ -135,33 +99,15 @@ def jumping(scale: Scale, steps: int) -> list[int]:
     return [int(length) for length in drawn]
 
 
-def bare(device: torch.device, lengths: Sequence[int]) -> tuple[nn.Module, list[Batch]]:
-    """Return a model and batches on a device, without a loop."""
-    torch.manual_seed(_SEED)
-    generator, scale = torch.Generator().manual_seed(_SEED), scale_of(device)
-    batches = [moved(make_batch(scale.batch, n, generator), device) for n in lengths]
-    return Transformer(scale).to(device), batches
-
-
-def run_once(model: nn.Module, batch: Batch) -> None:
-    """Run a forward and a backward, and forget the gradients."""
-    model(**batch).loss.backward()
-    model.zero_grad(set_to_none=True)
-
-
 class DeviceLoop(Loop):
     """A model on an accelerator, its batches, its loop; under autocast if asked for."""
 
     def __init__(
-        self,
-        device: torch.device,
-        *,
-        is_fused: bool = True,
-        dtype: torch.dtype | None = None,
+        self, device: torch.device, *, dtype: torch.dtype | None = None
     ) -> None:
         torch.manual_seed(_SEED)
         self.scale = scale_of(device)
-        super().__init__(Transformer(self.scale, is_fused=is_fused).to(device))
+        super().__init__(Transformer(self.scale).to(device))
         assert isinstance(self.meter, ReservedStepMeter)
         self.reserved: ReservedStepMeter = self.meter
         self._dtype = dtype
@@ -180,9 +126,17 @@ class DeviceLoop(Loop):
             return super().loss(batch)
 
     def batch(self, length: int, *, is_padded: bool = False) -> Batch:
-        """Make the next batch."""
+        """Make a batch; if it is padded, all but one sequence end earlier."""
         rows, generator = self.scale.batch, self._generator
-        return make_batch(rows, length, generator, is_padded=is_padded)
+        ids = torch.randint(_VOCABULARY, (rows, length), generator=generator)
+        labels = torch.randint(_CLASSES, (rows,), generator=generator)
+        if not is_padded:
+            return {"input_ids": ids, "labels": labels}
+        least = max(1, length // 4)
+        ends = torch.randint(least, length + 1, (rows, 1), generator=generator)
+        ends[0] = length
+        mask = torch.arange(length) < ends
+        return {"input_ids": ids, "labels": labels, "attention_mask": mask}
 
     def train(self, lengths: Iterable[int]) -> Iterator[MeasuredStep]:
         """Train a step at each length."""

@@ -1,10 +1,10 @@
 """What do lossy actions cost in accuracy, at equal epochs?
 
-A small ResNet learns scikit-learn's digits, resized to another side in each batch, as a
-bare model and with every layer, the stem among them, under one lossy action. Weights,
-batches and their order are the same for all. Each run holds out another fifth of the
-digits, so that all of them are asked for once. Differences are taken run by run; their
-95% interval is Student's.
+A small ResNet learns scikit-learn's 1,797 handwritten digits of 8 by 8 pixels, resized
+to another side in each batch, as a bare model and with every layer, the stem among
+them, under one lossy action. Weights, batches and their order are the same for all.
+Each run holds out another fifth of the digits, so that all of them are asked for once.
+Differences are taken run by run; their 95% interval is Student's.
 
     python -m benchmarks.proofs accuracy --threads 1
     python -m benchmarks.proofs accuracy --threads 1 --runs 2 --epochs 3
@@ -13,103 +13,69 @@ digits, so that all of them are asked for once. Differences are taken run by run
 from __future__ import annotations
 
 import argparse
-import math
+import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from scipy import stats
 from torch import nn
+from torch.nn import functional
 
-from benchmarks import digits
-from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Settings, count, rows_of
+from benchmarks.proofs import common
+from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Measured, Settings
 from mimose.bench.child import RunFailedError
-from mimose.bench.rows import Row
+from mimose.bench.zoo import Batch, builder
 from mimose.planners import Everywhere
 from mimose.session import attach
 
+_FOLDS = 5
+"""The digits' parts, of which one is held out."""
 QUESTION = "What do lossy actions cost in accuracy, at equal epochs?"
-OPTIONS = count("--epochs", 10), count("--runs", digits.FOLDS, "an arm")
+OPTIONS = common.count("--epochs", 10), common.count("--runs", _FOLDS, "an arm")
 
 EXACT = "exact"
 """The arm of the bare model."""
 _ARMS = (EXACT, "pool", "pool4", "quantize")
 _MOST_POINTS = 0.5
 """That pooling may lose."""
-_SIDES = (48, 56, 64, 72, 80)
-_SIDE = 64
-"""Where accuracy is asked for."""
-_DEPTHS = (1, 1, 1, 1)
-_IMAGES = 32
+_SIDES, _SIDE = (48, 56, 64, 72, 80), 64
+"""Pixels in training, and where accuracy is asked for."""
+_IMAGES, _ASKED = 32, 128
+"""A batch, and a forward where accuracy is asked for."""
 _RATE, _MOMENTUM, _DECAY, _WARM_UP = 0.05, 0.9, 5e-4, 0.2
-_LEVEL = 0.975
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AccuracyRow(Row):
-    """One epoch of one run."""
-
-    arm: str
-    """``exact``, or the action of every layer."""
-    run: int
-    """Settles weights, batches and the fifth that is held out."""
-    epochs: int
-    """Of the whole run, which the learning rate follows."""
-    epoch: int
-    """Counts from 1."""
-    loss: float
-    """Mean of the epoch's steps."""
-    held_out: int
-    """Digits that were asked for."""
-    right: int
-    """Digits that were named correctly."""
-
-    @property
-    def points(self) -> float:
-        """The accuracy in per cent."""
-        return 100.0 * self.right / self.held_out
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every arm, and compare the last epochs."""
-    answer = Answer()
-    exact: list[AccuracyRow] = []
+    answer, exact = Answer(), list[Measured]()
     for arm in _ARMS:
         task = {"arm": arm, "runs": options.runs, "epochs": options.epochs}
-        rows = rows_of(AccuracyRow, "accuracy", settings, **task)
-        own = [row for row in rows if row.epoch == options.epochs]
+        rows = common.measured("accuracy", settings, **task)
+        own = [row for row in rows if row["epoch"] == options.epochs]
         exact = exact or own
-        lost = Bar("points lost", _mean(exact) - _mean(own), _MOST_POINTS)
-        bars = [lost] if arm == "pool" else []
-        answer.add(arm, rows, compare(own, exact), bars, head="arm")
+        line = compare(own, exact)
+        bars = [Bar("points lost", -line["to exact"], _MOST_POINTS)]
+        answer.add(arm, rows, line, bars if arm == "pool" else [], head="arm")
     return answer
 
 
-def _mean(rows: Sequence[AccuracyRow]) -> float:
-    return statistics.fmean(row.points for row in rows)
-
-
-def compare(
-    own: Sequence[AccuracyRow], exact: Sequence[AccuracyRow]
-) -> dict[str, object]:
-    """Compare an arm's last epochs with the bare model's, run by run."""
-    by_run = {row.run: row.points for row in exact}
-    differences = [row.points - by_run[row.run] for row in own]
+def compare(own: Sequence[Measured], exact: Sequence[Measured]) -> dict[str, Any]:
+    """Compare an arm's last epochs with the bare model's, run by run, in points."""
+    points, bare = (
+        [100 * row["right"] / row["held_out"] for row in rows] for rows in (own, exact)
+    )
+    more, n = [a - b for a, b in zip(points, bare, strict=True)], len(own)
+    interval = None
+    if n > 1:
+        interval = stats.t.ppf(0.975, n - 1) * statistics.stdev(more) / n**0.5
     return {
-        "accuracy %": round(_mean(own), 2),
-        "to exact": f"{statistics.fmean(differences):+.2f}",
-        "95%": f"±{_half_interval(differences):.2f}" if len(own) > 1 else "",
-        "loss": statistics.fmean(row.loss for row in own),
+        "accuracy %": statistics.fmean(points),
+        "to exact": statistics.fmean(more),
+        "95% ±": interval,
+        "loss": statistics.fmean(row["loss"] for row in own),
     }
-
-
-def _half_interval(differences: Sequence[float]) -> float:
-    """Return half of the 95% interval of the mean, by Student's t."""
-    n = len(differences)
-    spread = statistics.stdev(differences) / math.sqrt(n)
-    return float(stats.t.ppf(_LEVEL, n - 1)) * spread
 
 
 # ------------------------------------------------------------------ in the child
@@ -121,50 +87,81 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     Raises:
         RunFailedError: A layer may not run under the action.
     """
-    arm, session = task["arm"], None
+    arm = task["arm"]
+    how: dict[str, Any] = {
+        "actions": ("keep", arm, "recompute"),
+        "planner": Everywhere(arm),
+    }
     for run in range(task["runs"]):
-        seed = task["seed"] * digits.FOLDS + run
+        seed = task["seed"] * _FOLDS + run
         torch.manual_seed(seed)
-        model = digits.resnet("basic", _DEPTHS, "tiny").to(task["device"])
-        if arm != EXACT:
-            session = attach(
-                model,
-                AMPLE_BYTES,
-                units=digits.is_layer,
-                actions=("keep", arm, "recompute"),
-                planner=Everywhere(arm),
-            )
-        for told in _epochs(model, seed, run, task["epochs"]):
-            yield {"arm": arm, "run": run, **told}
-        if session and session.state_dict()["cost_model"]["limits"]:
-            msg = f"some layers may not run under {arm!r}: {session.summary()}"
-            raise RunFailedError(msg)
-        if session:
-            session.detach()
+        model = _resnet().to(task["device"])
+        with contextlib.ExitStack() as undo:
+            if arm != EXACT:
+                session = attach(model, AMPLE_BYTES, units=is_layer, **how)
+                undo.enter_context(session)
+            for told in _epochs(model, seed, *load(run % _FOLDS), task["epochs"]):
+                yield {"arm": arm, "run": run, **told}
+            if arm != EXACT and session.state_dict()["cost_model"]["limits"]:
+                msg = f"some layers may not run under {arm!r}: {session.summary()}"
+                raise RunFailedError(msg)
+
+
+def load(fold: int) -> tuple[Batch, Batch]:
+    """Return the digits to learn from, and a fifth of all, which is held out."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    pixels = torch.tensor(data.images / 16, dtype=torch.float32).unsqueeze(1)
+    labels = torch.tensor(data.target, dtype=torch.int64)
+    is_held_out = torch.arange(len(labels)) % _FOLDS == fold
+    train, held_out = (
+        {"pixel_values": pixels[part], "labels": labels[part]}
+        for part in (~is_held_out, is_held_out)
+    )
+    return train, held_out
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Tell what is planned for: residual blocks, and the stem before them."""
+    return type(module).__name__ in ("ResNetEmbeddings", "ResNetBasicLayer")
+
+
+def _resnet() -> Any:
+    """Build a ResNet of four basic blocks, 16 to 128 channels wide."""
+    build = builder("ResNetConfig", "ResNetForImageClassification", num_channels=1)
+    widths = {"embedding_size": 16, "hidden_sizes": [16, 32, 64, 128]}
+    return build(num_labels=10, layer_type="basic", depths=[1] * 4, **widths)
+
+
+def _resized(digits: Batch, chosen: Any, side: int, device: torch.device) -> Batch:
+    pixels = functional.interpolate(
+        digits["pixel_values"][chosen], size=(side, side), mode="bilinear"
+    )
+    labels = digits["labels"][chosen]
+    return {"pixel_values": pixels.to(device), "labels": labels.to(device)}
 
 
 def _epochs(
-    model: nn.Module, seed: int, run: int, epochs: int
+    model: nn.Module, seed: int, train: Batch, held_out: Batch, epochs: int
 ) -> Iterator[dict[str, Any]]:
     """Train, and tell after each epoch how many held-out digits are named correctly."""
-    train, held_out = digits.load(run % digits.FOLDS)
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(
         model.parameters(), _RATE, _MOMENTUM, weight_decay=_DECAY, nesterov=True
     )
-    n_steps = len(train.labels) // _IMAGES
+    n_steps = len(train["labels"]) // _IMAGES
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, _RATE, total_steps=epochs * n_steps, pct_start=_WARM_UP
     )
     for epoch in range(1, epochs + 1):
-        order = torch.randperm(len(train.labels), generator=generator)
+        order = torch.randperm(len(train["labels"]), generator=generator)
         sides = torch.randint(len(_SIDES), (n_steps,), generator=generator).tolist()
         losses = []
         for step, place in enumerate(sides):
             chosen = order[step * _IMAGES : (step + 1) * _IMAGES]
-            batch = train.resized(chosen, _SIDES[place])
-            loss = model(**{name: each.to(device) for name, each in batch.items()}).loss
+            loss = model(**_resized(train, chosen, _SIDES[place], device)).loss
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -174,6 +171,20 @@ def _epochs(
             "epochs": epochs,
             "epoch": epoch,
             "loss": statistics.fmean(losses),
-            "held_out": len(held_out.labels),
-            "right": digits.n_right(model, held_out, _SIDE),
+            "held_out": len(held_out["labels"]),
+            "right": _n_right(model, held_out, device),
         }
+
+
+def _n_right(model: nn.Module, digits: Batch, device: torch.device) -> int:
+    """Count the digits that are named correctly."""
+    model.eval()
+    right = 0
+    with torch.no_grad():
+        for start in range(0, len(digits["labels"]), _ASKED):
+            part = slice(start, start + _ASKED)
+            batch = _resized(digits, part, _SIDE, device)
+            found = model(pixel_values=batch["pixel_values"]).logits.argmax(dim=-1)
+            right += int((found == batch["labels"]).sum())
+    model.train()
+    return right

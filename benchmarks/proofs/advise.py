@@ -30,7 +30,6 @@ import torch
 from torch import nn
 
 from benchmarks.proofs.common import Answer, Bar, Settings, count, progress, said_by
-from benchmarks.proofs.numbers import percent
 from mimose.bench.advise.advice import Advice, advise_on
 from mimose.bench.advise.measure import Ladder, Run, begin
 from mimose.bench.advise.methods import METHODS, PLAIN
@@ -172,16 +171,10 @@ def _seconds(
 def _question(
     name: str, budget: str, settings: Settings, options: argparse.Namespace
 ) -> Question:
-    return Question(
-        source=f"{__name__}:{name}",
-        model=name,
-        budget=budget,
-        methods=_METHODS,
-        device="sim" if options.part == "bytes" else options.on,
-        threads=settings.threads,
-        seed=settings.seed,
-        minutes=float(options.minutes),
-    )
+    told = {"budget": budget, "methods": _METHODS, "minutes": float(options.minutes)}
+    told |= {"device": "sim" if options.part == "bytes" else options.on}
+    told |= {"threads": settings.threads, "seed": settings.seed}
+    return Question(source=f"{__name__}:{name}", model=name, **told)
 
 
 def _between(timed: Sequence[float], parts: int) -> Iterator[int]:
@@ -250,15 +243,9 @@ def _judged(advice: Advice, timed: _Timed, budget: str) -> Iterator[dict[str, An
 
 
 def _line(row: AdviseRow) -> dict[str, object]:
-    known = ("part", "model", "method", "budget", "r2", "ceiling", "batch", "predicted")
+    known = ("part", "model", "method", "budget", "r2", "ceiling", "batch")
     told = asdict(row)
-    off = None
-    if row.part == "choice" and row.predicted and row.measured:
-        off = percent(row.measured / row.predicted - 1.0, 1)
-    return {
-        **{each: told[each] for each in (*known, "measured", "is_right")},
-        "off": off,
-    }
+    return {name: told[name] for name in (*known, "predicted", "measured", "is_right")}
 
 
 def judge(rows: Sequence[AdviseRow], part: str) -> Iterator[Bar]:
@@ -289,13 +276,8 @@ def judge(rows: Sequence[AdviseRow], part: str) -> Iterator[Bar]:
 def resnet(width: int = 16) -> tuple[nn.Module, Any]:
     """Return a ResNet of basic blocks on images of 32 pixels."""
     widths = [width, 2 * width, 4 * width, 8 * width]
-    make = builder(
-        "ResNetConfig",
-        "ResNetForImageClassification",
-        depths=[2, 2, 2, 2],
-        layer_type="basic",
-        num_labels=10,
-    )
+    sizes = {"depths": [2] * 4, "layer_type": "basic", "num_labels": 10}
+    make = builder("ResNetConfig", "ResNetForImageClassification", **sizes)
     return make(hidden_sizes=widths, embedding_size=width), _images()
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mimose.bench.child import run_child
 from mimose.bench.rows import Row, RunSettings
@@ -74,16 +74,6 @@ def measured(proof: str, settings: Settings, /, **task: Any) -> list[Measured]:
         if len(rows) % _TOLD_EVERY == 0:
             progress(f"{proof}: {len(rows)} rows")
     return rows
-
-
-_Kind = TypeVar("_Kind", bound=Row)
-
-
-def rows_of(
-    kind: type[_Kind], proof: str, settings: Settings, /, **task: Any
-) -> list[_Kind]:
-    """Return what `measured` does as rows of a dataclass."""
-    return [kind(**row) for row in measured(proof, settings, **task)]
 
 
 def recorded(record: StepRecord, *columns: str) -> dict[str, Any]:

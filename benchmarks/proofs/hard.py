@@ -1,8 +1,8 @@
 """Does prediction hold in the cases that break simple models of memory?
 
 Batches with and without padding, frozen layers, adapters, a second loss on an inner
-tensor, accumulation, and checkpointing of the user's own inside a layer. A step either
-runs under a plan whose growth was predicted, or its record says why it did not.
+tensor, accumulation, and checkpointing of the user's own inside a layer: growth is
+compared with its prediction as `prediction` does for plain loops.
 
     python -m benchmarks.proofs hard
     python -m benchmarks.proofs hard --pairs 8 --cases lora
@@ -12,114 +12,81 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-from collections import Counter
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.proofs import common
+from benchmarks.proofs import common, prediction
 from benchmarks.proofs.common import Answer, Bar, Measured, Settings
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec
-from benchmarks.proofs.numbers import MIB, percent, quantile, worst
-from benchmarks.proofs.prediction import GROWTHS, Alternating
+from benchmarks.proofs.numbers import worst
 from mimose.bench.zoo import Batch
-from mimose.session import attach
 
 QUESTION = "Does prediction hold in the cases that break simple models of memory?"
 NEEDS = (("dev", ("peft", "transformers")),)
-
-_LEAST_GROWTH_BYTES = 100 * MIB
 _ERROR_BAR = 0.02
-_RECORDED = ("step", "phase", "kept", "events", *GROWTHS, "reason")
-_TRIES = 4
-"""Steps a pair, at the most."""
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every case, and judge its steps."""
-    answer = Answer()
-    for name in options.cases:
-        rows = common.measured("hard", settings, case=name, pairs=options.pairs)
-        answer.add(name, rows, *judge(options.pairs, rows), head="case")
-    return answer
+    pairs, own = options.pairs, functools.partial(judge, options.pairs)
+    return common.ask_each(
+        "hard", settings, options.cases, own, head="case", pairs=pairs
+    )
 
 
 def judge(pairs: int, rows: Sequence[Measured]) -> common.Verdict:
-    """Judge the steps of a case."""
-    errors = [abs(row["error"]) for row in rows if row["error"] is not None]
-    unexplained = sum(
-        row["predicted_growth_bytes"] is None and not row["reason"] for row in rows
-    )
-    line = {
-        "steps": len(rows),
-        "planned ≥ 100 MiB": len(errors),
-        "error p50": percent(quantile(errors, 0.5)),
-        "error p99": percent(quantile(errors, 0.99)),
-        "worst": percent(worst(errors)),
-        "phases": dict(Counter(row["phase"] for row in rows)),
-    }
-    return line, [
-        Bar("steps neither predicted nor explained", unexplained, 0),
-        Bar("planned steps", len(errors), at_least=pairs),
-        Bar("worst error", worst(errors), _ERROR_BAR, is_share=True),
-    ]
+    """Judge the steps of a case: the worst has a bar."""
+    line, (enough, *_) = prediction.judge(pairs, (math.inf, math.inf), rows)
+    error = worst(abs(row["error"]) for row in rows if row["counts"])
+    return line, [enough, Bar("worst error", error, _ERROR_BAR, is_share=True)]
 
 
 # ------------------------------------------------------------------ the cases
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """A model, and a loop that is hard to predict."""
+class Case(NamedTuple):
+    """What is trained, and a loop of it that is hard to predict."""
 
     spec: ModelSpec
-    prepare: Callable[[nn.Module], nn.Module] = field(default=lambda model: model)
-    """Changes the model before anything is attached."""
-    loop: Callable[[nn.Module], Loop] = Loop
-    fill: Callable[[Batch, int], Batch] = field(default=lambda batch, _: batch)
-    """Changes a batch, given the step's number."""
+    loop: Callable[[nn.Module], Loop]
 
 
-def _frozen(model: nn.Module) -> nn.Module:
+class _Masked(Loop):
+    """Takes the padding out of every second batch."""
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Return a batch's loss."""
+        if self._n_steps % 2:
+            full = torch.ones_like(batch["attention_mask"])
+            batch = {**batch, "attention_mask": full}
+        return super().loss(batch)
+
+
+def _frozen(model: nn.Module) -> Loop:
     model.get_submodule("bert.embeddings").requires_grad_(False)
-    return model
+    return Loop(model)
 
 
-def _adapted(model: nn.Module) -> nn.Module:
+def _adapted(model: nn.Module) -> Loop:
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=8, target_modules=["query", "value"], task_type="SEQ_CLS")
-    adapted: nn.Module = get_peft_model(model, config)
-    return adapted
+    return Loop(get_peft_model(model, config))
 
 
-def _checkpointed(model: nn.Module) -> nn.Module:
+def _checkpointed(model: nn.Module) -> Loop:
     """Checkpoint the feed-forward part inside each layer, as a user might."""
-    layers = model.get_submodule("bert.encoder.layer")
-    for layer in layers.children():
+    for layer in model.get_submodule("bert.encoder.layer").children():
         part: Any = layer.feed_forward_chunk
-        vars(layer)["feed_forward_chunk"] = _again(part)
-    return model
-
-
-def _again(part: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., object]:
-    def checkpointed(states: torch.Tensor) -> object:
-        return checkpoint(part, states, use_reentrant=False)
-
-    return checkpointed
-
-
-def _sometimes_full(batch: Batch, step: int) -> Batch:
-    """Take the padding out of every second batch."""
-    if step % 2:
-        return batch
-    return {**batch, "attention_mask": torch.ones_like(batch["attention_mask"])}
+        again = functools.partial(checkpoint, part, use_reentrant=False)
+        vars(layer)["feed_forward_chunk"] = again
+    return Loop(model)
 
 
 class _AuxiliaryLoop(Loop):
@@ -133,56 +100,30 @@ class _AuxiliaryLoop(Loop):
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Return the sum of both losses."""
-        loss = super().loss(batch)
-        inner = self._inner.pop()
+        loss, inner = super().loss(batch), self._inner.pop()
         states = inner if isinstance(inner, torch.Tensor) else inner[0]
         return loss + 0.01 * states.square().mean()
 
 
-_BERT = ModelSpec("bert", {"batch": (18, 30), "length": (256, 448)})
-_GPT2 = ModelSpec("gpt2", {"batch": (10, 18), "length": (320, 608)})
-_CASES: Mapping[str, Case] = {
-    "masks": Case(spec=_BERT, fill=_sometimes_full),
-    "frozen": Case(spec=_BERT, prepare=_frozen),
-    "lora": Case(spec=_BERT, prepare=_adapted),
-    "auxiliary": Case(spec=_BERT, loop=_AuxiliaryLoop),
-    "accumulation": Case(spec=_GPT2, loop=functools.partial(Loop, window=4)),
-    "checkpointed": Case(spec=_BERT, prepare=_checkpointed),
+_BERT, _GPT2 = prediction._SPECS["bert"], prediction._SPECS["gpt2"]
+_CASES: dict[str, Case] = {
+    "masks": Case(_BERT, _Masked),
+    "frozen": Case(_BERT, _frozen),
+    "lora": Case(_BERT, _adapted),
+    "auxiliary": Case(_BERT, _AuxiliaryLoop),
+    "accumulation": Case(_GPT2, functools.partial(Loop, window=4)),
+    "checkpointed": Case(_BERT, _checkpointed),
 }
-
-
 OPTIONS = (
     common.count("--pairs", 60, "that count, a case"),
     ("--cases", {"nargs": "+", "choices": list(_CASES), "default": [*_CASES]}),
 )
 
 
-# ------------------------------------------------------------------ in the child
-
-
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Train one case until enough planned steps are there."""
-    case = _CASES[task["case"]]
-    spec = case.spec
-    generator = torch.Generator().manual_seed(task["seed"] + 1)
-    loop = case.loop(case.prepare(spec.build(task["seed"])))
-    loop.warm_up(spec.batch(spec.shortest(), generator))
-    planner = Alternating(task["seed"])
-    n_counted, most = 0, _TRIES * task["pairs"] + 10
-    with attach(
-        loop.model, common.AMPLE_BYTES, planner=planner, meter=loop.meter
-    ) as session:
-        for step in range(most):
-            sizes = spec.draw(generator)
-            n_before = len(session.records)
-            loop.step(case.fill(spec.batch(sizes, generator), step))
-            for record in list(session.records)[n_before:]:
-                said = common.recorded(record, *_RECORDED)
-                predicted, observed = (said[name] for name in GROWTHS)
-                is_large = (observed or 0) >= _LEAST_GROWTH_BYTES
-                error = observed / predicted - 1 if predicted and is_large else None
-                n_counted += error is not None
-                told = {"case": task["case"], "sizes": json.dumps(sizes)}
-                yield {**told, **said, "error": error}
-            if n_counted >= task["pairs"]:
-                return
+    """Train one case until enough pairs are there."""
+    spec, make = _CASES[task["case"]]
+    loop, least = make(spec.build(task["seed"])), prediction._LEAST_GROWTH_BYTES
+    task = {**task, "menu": "exact"}
+    for row in prediction.predicted(loop, spec, task, least):
+        yield {"case": task["case"], **row}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -70,16 +68,3 @@ class Loop:
     def forward_and_backward(self, batch: Batch) -> None:
         """Run one micro-step; proofs with another loop replace this."""
         (self.loss(batch) / self.window).backward()  # type: ignore[no-untyped-call]
-
-
-def differing(
-    expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]
-) -> list[str]:
-    """Return the names of tensors that are not the same to the last bit, or missing."""
-    return [
-        name
-        for name in sorted(expected.keys() | actual.keys())
-        if name not in expected
-        or name not in actual
-        or not torch.equal(expected[name], actual[name])
-    ]

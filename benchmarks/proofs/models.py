@@ -89,16 +89,6 @@ class ModelSpec:
         return {name: least for name, (least, _) in self.sizes.items()}
 
 
-def argument_sizes(batch: Batch) -> dict[str, int]:
-    """Name a batch's sizes as `Session.planning_problem` does: ``input_ids.1``."""
-    return {
-        f"{name}.{axis}": size
-        for name, tensor in batch.items()
-        if isinstance(tensor, torch.Tensor)
-        for axis, size in enumerate(tensor.shape)
-    }
-
-
 def volume(batch: Batch) -> int:
     """Return the number of elements of a batch's tensors: which batch is longer."""
     return sum(t.numel() for t in batch.values() if isinstance(t, torch.Tensor))

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import convnets, unet
+from benchmarks import convnets
 from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Settings, count
 from benchmarks.proofs.models import names_of
 from benchmarks.proofs.playback import Playback, Trained, by_turns, overhead
@@ -210,7 +210,7 @@ _UNET = ["stem", *_layers(4, "downs"), *_layers(4, "ups")]
 _CASES: Mapping[str, _Case] = {
     "resnet50": _Case(convnets.resnet50, 16, ["stem", *_layers(10)]),
     "googlenet": _Case(convnets.googlenet, 24, ["stem", *_layers(12)]),
-    "unet": _Case(lambda: unet.UNet(32), 4, _UNET),
+    "unet": _Case(lambda: convnets.UNet(32), 4, _UNET),
     "mobilenet": _Case(convnets.mobilenet_v2, 16, ["stem", *_layers(18)]),
     "vgg16": _Case(convnets.vgg16, 4, _layers(5)),
     "bert": _Case(_bert, 8, None),

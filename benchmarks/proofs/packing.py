@@ -18,15 +18,14 @@ import argparse
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Settings, device, rows_of
+from benchmarks.proofs import common
+from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Measured, Settings
 from benchmarks.proofs.models import names_of
-from mimose.bench.rows import Row
 from mimose.bench.step_meter import DeviceStepMeter
 from mimose.bench.zoo import builder, moved
 from mimose.planners import Everywhere
@@ -34,69 +33,54 @@ from mimose.session import attach
 from mimose.torch_private import TorchDispatchMode
 
 QUESTION = "What stays on the device under each action, and what of the gradients?"
-OPTIONS = (device("sim"),)
+OPTIONS = (common.device("sim"),)
 
 BARE = ""
 _EXACT = ("keep", "lean", "offload", "offload_input", "recompute")
 ACTIONS = (*_EXACT, "pool", "pool4", "quantize", "quantize4")
 _STEPS = 3
-_PEAK_BAR, _HELD_BAR, _ROUNDED_BAR, _ERROR_BAR = 0.35, 0.33, 0.75, 0.01
+_BARS: Mapping[str, tuple[str, str, float]] = {
+    "resnet50": ("pool", "peak", 0.35),
+    "resnet18": ("pool", "held", 0.33),
+    "gpt2": ("quantize", "held", 0.75),
+}
+"""How much less an action is to leave of a model's bytes: held, or at the peak."""
+_ERROR_BAR = 0.01
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackingRow(Row):
-    """One model's step under one action; "" for the bare model's."""
-
-    model: str
-    action: str
-    held_bytes: int
-    """When the forward has ended."""
-    peak_bytes: int
-    """The highest level between two operators, gradients of weights left out."""
-    gradient_error: float
-    """The norm of the difference over the norm, of all weights together."""
-    is_exact: bool
-    """Whether loss and gradients are the bare model's to the last bit."""
-
-
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, _: argparse.Namespace) -> Answer:
     """Run every model under every action."""
-    del options
     answer = Answer()
     for name in names_of(_CASES, settings.models):
-        own = rows_of(PackingRow, "packing", settings, model=name)
+        own = common.measured("packing", settings, model=name)
         answer.rows.extend(own)
         answer.table.extend(_line(own[0], row) for row in own)
-        answer.bars.extend(_judge({row.action: row for row in own}))
+        answer.bars.extend(_judge(name, {row["action"]: row for row in own}))
     return answer
 
 
-def _line(bare: PackingRow, row: PackingRow) -> dict[str, object]:
+def _line(bare: Measured, row: Measured) -> dict[str, object]:
     return {
-        "model": row.model,
-        "action": row.action or "(bare)",
-        "held": f"{row.held_bytes / bare.held_bytes - 1:.1%}",
-        "peak": f"{row.peak_bytes / bare.peak_bytes - 1:.1%}",
-        "gradient error": f"{row.gradient_error:.2%}",
+        "model": row["model"],
+        "action": row["action"] or "(bare)",
+        "held": f"{-_less(bare, row, 'held'):.1%}",
+        "peak": f"{-_less(bare, row, 'peak'):.1%}",
+        "gradient error": f"{row['gradient_error']:.2%}",
     }
 
 
-def _judge(at: Mapping[str, PackingRow]) -> Iterator[Bar]:
-    bare, name = at[BARE], at[BARE].model
-    wrong = sum(not at[action].is_exact for action in _EXACT)
+def _less(bare: Measured, row: Measured, which: str) -> float:
+    return float(1 - row[f"{which}_bytes"] / bare[f"{which}_bytes"])
+
+
+def _judge(name: str, at: Mapping[str, Measured]) -> Iterator[Bar]:
+    wrong = sum(not at[action]["is_exact"] for action in _EXACT)
     yield Bar(f"{name}: exact actions that are not", wrong, 0)
-    if name == "resnet50":
-        less = 1 - at["pool"].peak_bytes / bare.peak_bytes
-        yield Bar(f"{name}: pool takes off the peak", less, at_least=_PEAK_BAR)
-    if name == "resnet18":
-        less = 1 - at["pool"].held_bytes / bare.held_bytes
-        yield Bar(f"{name}: pool takes off activations", less, at_least=_HELD_BAR)
+    action, which, bar = _BARS[name]
+    less = _less(at[BARE], at[action], which)
+    yield Bar(f"{name}: {action} takes off what is {which}", less, at_least=bar)
     if name == "gpt2":
-        less = 1 - at["quantize"].held_bytes / bare.held_bytes
-        yield Bar(
-            f"{name}: quantize takes off activations", less, at_least=_ROUNDED_BAR
-        )
-        error = at["quantize"].gradient_error
+        error = at["quantize"]["gradient_error"]
         yield Bar(f"{name}: gradients' error under quantize", error, _ERROR_BAR)
 
 
@@ -155,7 +139,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {
                 "model": task["model"],
                 "action": action,
-                "held_bytes": ran.held_bytes,
+                "held_bytes": ran.held_bytes,  # when the forward has ended
                 "peak_bytes": ran.peak_bytes,
                 "gradient_error": _error(bare.results[1:], ran.results[1:]),
                 "is_exact": all(map(torch.equal, bare.results, ran.results)),

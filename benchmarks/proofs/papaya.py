@@ -1,10 +1,15 @@
 """Do two lines a method tell which ones are faster, on PAPAYA's figures?
 
-Nothing is trained: its measurements are in `papaya_published`. First its lines over all
-points: of each of 20 methods, whether the best throughput within the device's memory is
-above plain training's, by the two whole models and by the p-score, beside the best that
-was measured. Then each series of which there are points: four of them, evenly spread
-by index with both ends, are fitted, and the others predicted.
+Nothing is trained. What Liu et al. measured ("An Evaluation of Memory Optimization
+Methods for Training Neural Networks", https://github.com/LiuXiaoxuanPKU/papaya) on a
+V100 of 16 GB is beside this file: least-squares lines over all batch sizes of a model
+under a method (``papaya_lines.csv``), and the points of some (``papaya_points.csv``;
+Swin-L's are of another mixed precision than its lines).
+
+First the lines: of each of 20 methods, whether the best throughput within the device's
+memory is above plain training's, by the two whole models and by the p-score, beside the
+best that was measured. Then each series of points: four of them, evenly spread by index
+with both ends, are fitted, and the others predicted.
 
     python -m benchmarks.proofs papaya
 """
@@ -12,28 +17,106 @@ by index with both ends, are fitted, and the others predicted.
 from __future__ import annotations
 
 import argparse
+import csv
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.proofs.common import Answer, Bar, Settings
 from benchmarks.proofs.numbers import percent
-from benchmarks.proofs.papaya_published import SERIES, Measured, Points, pairs
 from mimose.bench.rows import Row
-from mimose.predictors import compare, fit_series, p_point, p_score
+from mimose.predictors import MethodModel, Series, compare, fit_series, p_point, p_score
 from mimose.predictors.lines import TOLERANCE, r2_score
 from mimose.predictors.noise import MEMORY_TOLERANCE
 
 QUESTION = "Do two lines tell which memory-saving methods are faster, as PAPAYA found?"
 OPTIONS = ()
 
+UNITS: Mapping[str, float] = {"MiB": 2.0**20, "MB": 1e6, "ms": 1e-3}
+"""In bytes or seconds."""
+_MEMORY = 0.8 * 16_000
+"""What the rule takes the device to have, in the unit of a model: the share of it that
+is free of fragmentation."""
 FITTED = 4
 """Points of a series that are fitted."""
 _R2_BAR, _ERROR_BAR = 0.98, 0.01
+
+# ------------------------------------------------------------------ published
+
+
+class Measured(NamedTuple):
+    """One model under one method."""
+
+    model: str
+    method: str
+    fitted: MethodModel
+    """Lines over all points."""
+    memory_bytes: float
+    """What the rule takes the device to have."""
+    most_batch: int
+    """The largest that was trained."""
+    most_throughput: float
+    """The most samples a second that were measured, at any batch."""
+
+
+class Points(NamedTuple):
+    """One series of readings."""
+
+    model: str
+    method: str
+    is_memory: bool
+    batches: NDArray[np.float64]
+    """(n_points,) samples."""
+    values: NDArray[np.float64]
+    """(n_points,) bytes, or seconds."""
+
+
+def _lines_of(name: str) -> Iterator[dict[str, str]]:
+    with Path(__file__).with_name(f"papaya_{name}.csv").open(encoding="utf-8") as file:
+        yield from csv.DictReader(file)
+
+
+def _measured(model: str, method: str, unit: str, *told: str) -> Measured:
+    memory, fixed, cost, fixed_cost, most_batch, most_throughput = map(float, told)
+    size, milli = UNITS[unit], UNITS["ms"]
+    fitted = MethodModel(
+        method,
+        memory=Series.line(size * memory, size * fixed),
+        seconds=Series.line(milli * cost, milli * fixed_cost),
+    )
+    most = int(most_batch), most_throughput
+    return Measured(model, method, fitted, _MEMORY * size, *most)
+
+
+def _points(key: tuple[str, str, str], lines: Iterator[Mapping[str, str]]) -> Points:
+    points = np.array([(float(each["batch"]), float(each["value"])) for each in lines])
+    values = UNITS[key[2]] * points[:, 1]
+    return Points(*key[:2], key[2] != "ms", points[:, 0], values)
+
+
+ROWS = [_measured(*line.values()) for line in _lines_of("lines")]
+"""By model, the plain one first."""
+SERIES = [
+    _points(key, lines)
+    for key, lines in itertools.groupby(
+        _lines_of("points"), lambda line: (line["model"], line["method"], line["unit"])
+    )
+]
+
+
+def pairs() -> list[tuple[Measured, Measured]]:
+    """Return every method, after the plain row of its model."""
+    plain = {row.model: row for row in ROWS if row.method == "plain"}
+    return [(plain[row.model], row) for row in ROWS if row.method != "plain"]
+
+
+# ------------------------------------------------------------------ the question
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

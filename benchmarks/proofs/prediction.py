@@ -159,8 +159,23 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         least = _LEAST_DEVICE_GROWTH_BYTES
         low, high = (-(-size // _DEVICE_BATCH) for size in spec.sizes["batch"])
         spec = replace(spec, sizes={**spec.sizes, "batch": (low, high)})
-    generator = torch.Generator().manual_seed(task["seed"] + 1)
     loop = Loop(spec.build(task["seed"], task["device"]))
+    for row in predicted(loop, spec, task, least):
+        yield {"model": spec.model, "menu": task["menu"], **row}
+
+
+def predicted(
+    loop: Loop, spec: ModelSpec, task: Mapping[str, Any], least: int
+) -> Iterator[dict[str, Any]]:
+    """Train a loop on unseen shapes, and yield its predicted steps.
+
+    Args:
+        loop: Trains on batches of `spec`.
+        spec: What batches are like.
+        task: ``seed``, ``menu``, and ``pairs``: the steps of `least` and more.
+        least: Bytes of growth from which a step counts.
+    """
+    generator = torch.Generator().manual_seed(task["seed"] + 1)
     loop.warm_up(spec.batch(spec.shortest(), generator))
     planner = Alternating(task["seed"])
     n_counted = 0
@@ -179,9 +194,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             counts = said[GROWTHS[1]] >= least
             n_counted += counts
             yield {
-                "model": spec.model,
                 "sizes": json.dumps(sizes),
-                "menu": task["menu"],
                 "source": planner.source,
                 **said,
                 "error": said[GROWTHS[1]] / said[GROWTHS[0]] - 1,

@@ -43,12 +43,10 @@ QUESTION = "What does agreement between ranks cost, and does each keep its budge
 NEEDS = ()
 OPTIONS = (common.count("--steps", 2000, "on each rank"),)
 
-_N_RANKS = 2
-_THREADS = 1
-_WIDTH = 64
-_N_BLOCKS = 3
-_BATCH = 8
-_LENGTHS = 16, 256
+_N_RANKS, _THREADS = 2, 1
+_LAYERS = ["0", "1", "2"]
+"""Each of two halves, a sharded group each."""
+_BATCH, _LENGTHS, _WIDTH = 8, (16, 256), 64
 _BUDGET = "+26MiB"
 """With everything recomputed the longest batch grows by 10 MiB, with everything kept by
 23, from some 10 MiB more than what is held as the session begins."""
@@ -57,6 +55,7 @@ _N_ALONE = 50
 """Exchanges timed by themselves."""
 _SECONDS_A_STEP = 2.0
 _SECONDS_TO_START = 120.0
+_SUMMED = ("partly_recomputed", "changed", "exchanges", "over")
 _MOST_SHARE = 0.02
 """Of a step's time, for an exchange by itself."""
 _LEAST_PLANNED = 0.9
@@ -88,31 +87,27 @@ def judge(rows: Sequence[Measured], steps: int) -> common.Verdict:
     """Judge one rank's hundreds of steps; shares of a step are medians of the rows."""
     n_steps = sum(row["steps"] for row in rows)
     planned = sum(row["planned"] for row in rows) / max(1, n_steps)
-    over = sum(row["over"] for row in rows)
     rise = (rows[-1]["resting_bytes"] - rows[0]["resting_bytes"]) / MIB
-
-    def share(column: str) -> float:
-        shares = [row[column] / row["median_seconds"] for row in rows]
-        return float(statistics.median(shares))
-
+    alone, agreeing = (
+        statistics.median(
+            row[f"{what}_seconds"] / row["median_seconds"] for row in rows
+        )
+        for what in ("alone", "agreement")
+    )
     line = {
         "steps": n_steps,
         "planned": percent(planned, 1),
-        "partly": sum(row["partly_recomputed"] for row in rows),
-        "changed": sum(row["changed"] for row in rows),
-        "exchanges": sum(row["exchanges"] for row in rows),
-        "over": over,
+        **{name: sum(row[name] for row in rows) for name in _SUMMED},
         "budget MiB": rows[0]["budget_bytes"] / MIB,
         "highest MiB": max(row["highest_bytes"] for row in rows) / MIB,
         "rise MiB": rise,
-        "agreeing, of a step": percent(share("agreement_seconds"), 1),
-        "by itself": percent(share("alone_seconds"), 2),
+        "agreeing, of a step": percent(agreeing, 1),
+        "by itself": percent(alone, 2),
         "load": statistics.median(row["load_average"] for row in rows),
     }
-    alone = share("alone_seconds")
     return line, [
         Bar("steps that ended", n_steps, at_least=steps),
-        Bar("steps over the budget", over, at_most=0),
+        Bar("steps over the budget", line["over"], at_most=0),
         Bar("steps under a plan", planned, at_least=_LEAST_PLANNED, is_share=True),
         Bar("MiB more held between steps", rise, at_most=_MOST_RISE_MIB),
         Bar("an exchange, of a step", alone, _MOST_SHARE, is_share=True),
@@ -139,34 +134,6 @@ class Half(nn.Module):
         return output
 
 
-class Layer(nn.Module):
-    """Two halves, a sharded group each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = Half(), Half()
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Map (batch, length, width) to the same."""
-        output: torch.Tensor = self.second(self.first(states))
-        return output
-
-
-class Stack(nn.Module):
-    """Layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(_N_BLOCKS))
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Map (batch, length, width) to a loss."""
-        for layer in self.layers:
-            states = layer(states)
-        loss: torch.Tensor = states.square().mean()
-        return loss
-
-
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train as one of the ranks."""
     from torch import distributed
@@ -179,17 +146,18 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     )
     torch.manual_seed(task["seed"])
     mesh = init_device_mesh("cpu", (_N_RANKS,))
-    model = Stack()
-    for module in list(model.modules()):
-        if isinstance(module, Half):
-            fully_shard(module, mesh=mesh)
+    model = nn.Sequential(*(nn.Sequential(Half(), Half()) for _ in _LAYERS))
+    for layer in model.children():
+        for half in layer.children():
+            fully_shard(half, mesh=mesh)
     fully_shard(model, mesh=mesh)
     generator = torch.Generator().manual_seed(1 + 1000 * task["seed"] + rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     low, high = _LENGTHS
     for length in range(high, low - 1, -1):
         _train(model, optimizer, length)
-    with attach(model, _BUDGET, max_records=2 * _STEPS_A_ROW) as session:
+    how: dict[str, Any] = {"units": _LAYERS, "max_records": 2 * _STEPS_A_ROW}
+    with attach(model, _BUDGET, **how) as session:
         agreement: Any = session._engine.agreement
         for first in range(0, task["steps"], _STEPS_A_ROW):
             steps = min(_STEPS_A_ROW, task["steps"] - first)
@@ -219,7 +187,7 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, length: int) -> f
     """Train one step; return its seconds."""
     states = torch.randn(_BATCH, length, _WIDTH)
     began = time.perf_counter()
-    model(states).backward()
+    model(states).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
     return time.perf_counter() - began

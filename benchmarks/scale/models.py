@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mimose.bench.zoo import builder
+
 Sizes = tuple[int, ...]
 """Lengths of a batch; of two where sources and targets are drawn apart."""
 Batch = Mapping[str, Any]
@@ -58,97 +60,83 @@ def _drawn(rng: random.Random, low: int, high: int) -> int:
             return math.ceil(length)
 
 
+def _ids(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.long)
+
+
 def _tokens(n: int, sizes: Sizes) -> Batch:
-    (length,) = sizes
-    ids = torch.zeros(n, length, dtype=torch.long)
+    ids = _ids(n, sizes[0])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
 def _classified(n: int, sizes: Sizes) -> Batch:
-    return {**_tokens(n, sizes), "labels": torch.zeros(n, dtype=torch.long)}
+    return {**_tokens(n, sizes), "labels": _ids(n)}
 
 
 def _pairs(n: int, sizes: Sizes) -> Batch:
-    source, target = sizes
-    labels = torch.zeros(n, target, dtype=torch.long)
-    return {**_tokens(n, (source,)), "labels": labels}
+    return {**_tokens(n, sizes), "labels": _ids(n, sizes[1])}
 
 
 def _pictures(n: int, sizes: Sizes) -> Batch:
     side = max(2, round(math.sqrt(sizes[0]))) * 14
-    return {
-        "pixel_values": torch.randn(n, 3, side, side),
-        "labels": torch.zeros(n, dtype=torch.long),
-        "interpolate_pos_encoding": True,
-    }
+    pixels = torch.randn(n, 3, side, side)
+    return {"pixel_values": pixels, "labels": _ids(n), "interpolate_pos_encoding": True}
 
 
 def _captioned(n: int, sizes: Sizes) -> Batch:
-    labels = torch.zeros(n, sizes[0], dtype=torch.long)
-    return {"pixel_values": torch.randn(n, 3, 384, 384), "labels": labels}
+    return {"pixel_values": torch.randn(n, 3, 384, 384), "labels": _ids(n, *sizes)}
 
 
 def _speech(n: int, sizes: Sizes) -> Batch:
-    labels = torch.zeros(n, sizes[0], dtype=torch.long)
-    return {"input_features": torch.randn(n, 128, 3000), "labels": labels}
+    return {"input_features": torch.randn(n, 128, 3000), "labels": _ids(n, *sizes)}
 
 
-def _bert() -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        intermediate_size=4096,
-        max_position_embeddings=2048,
-    )
-    return BertForSequenceClassification(config)
-
-
-def _deberta() -> nn.Module:
-    from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
-
-    sizes: dict[str, Any] = dict(
-        vocab_size=128100,
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        intermediate_size=4096,
-        max_position_embeddings=512,
-        relative_attention=True,
-        position_buckets=256,
-        norm_rel_ebd="layer_norm",
-        share_att_key=True,
-        pos_att_type=["p2c", "c2p"],
-        type_vocab_size=0,
-        position_biased_input=False,
-    )
-    config = DebertaV2Config(**sizes)
-    return DebertaV2ForSequenceClassification(config)
+_LARGE: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096}
+_DEEP: dict[str, Any] = {"num_hidden_layers": 24, "num_attention_heads": 16}
+_bert = builder(
+    *("BertConfig", "BertForSequenceClassification"),
+    **{**_LARGE, **_DEEP, "max_position_embeddings": 2048},
+)
+_POSITIONS: dict[str, Any] = {"relative_attention": True, "position_buckets": 256}
+_POSITIONS |= {"pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+_POSITIONS |= {"position_biased_input": False, "norm_rel_ebd": "layer_norm"}
+_deberta = builder(
+    *("DebertaV2Config", "DebertaV2ForSequenceClassification"),
+    **{**_LARGE, **_DEEP, **_POSITIONS, "vocab_size": 128100, "type_vocab_size": 0},
+)
+_T5: dict[str, Any] = {
+    "d_model": 1024,
+    "d_kv": 64,
+    "d_ff": 4096,
+    "num_layers": 24,
+    "num_heads": 16,
+}
+_t5 = builder(
+    *("T5Config", "T5ForConditionalGeneration"),
+    **{**_T5, "decoder_start_token_id": 0, "use_cache": False},
+)
+_VIT: dict[str, Any] = {"hidden_size": 1280, "intermediate_size": 5120}
+_VIT |= {"num_hidden_layers": 32, "num_attention_heads": 16}
+_vit = builder("ViTConfig", "ViTForImageClassification", patch_size=14, **_VIT)
+_WHISPER: dict[str, Any] = {"vocab_size": 51866, "num_mel_bins": 128, "d_model": 1280}
+for _part in ("encoder", "decoder"):
+    _WHISPER |= {f"{_part}_layers": 32, f"{_part}_attention_heads": 20}
+    _WHISPER |= {f"{_part}_ffn_dim": 5120}
+_whisper = builder(
+    *("WhisperConfig", "WhisperForConditionalGeneration"),
+    **{**_WHISPER, "max_target_positions": 448, "use_cache": False},
+)
 
 
 def _llama(
-    hidden: int, layers: int, inner: int, *, vocabulary: int = 128256, lora: bool = True
+    hidden: int, layers: int, inner: int, *, lora: bool = True
 ) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        config = LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            intermediate_size=inner,
-            max_position_embeddings=131072,
-            tie_word_embeddings=not lora,
-            use_cache=False,
-        )
-        model: nn.Module = LlamaForCausalLM(config)
-        return _with_lora(model) if lora else model
-
-    return build
+    sizes: dict[str, Any] = {"hidden_size": hidden, "intermediate_size": inner}
+    sizes |= {"num_hidden_layers": layers, "num_attention_heads": 32}
+    sizes |= {"num_key_value_heads": 8, "vocab_size": 128256}
+    sizes |= {"max_position_embeddings": 131072, "tie_word_embeddings": not lora}
+    build = builder("LlamaConfig", "LlamaForCausalLM", use_cache=False, **sizes)
+    return (lambda: _with_lora(build())) if lora else build
 
 
 def _with_lora(model: nn.Module, targets: Any = "all-linear") -> nn.Module:
@@ -157,60 +145,6 @@ def _with_lora(model: nn.Module, targets: Any = "all-linear") -> nn.Module:
     config = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=targets)
     adapted: nn.Module = get_peft_model(model, config)
     return adapted
-
-
-def _t5() -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    sizes: dict[str, Any] = dict(
-        vocab_size=32128,
-        d_model=1024,
-        d_kv=64,
-        d_ff=4096,
-        num_layers=24,
-        num_heads=16,
-        decoder_start_token_id=0,
-        use_cache=False,
-    )
-    config = T5Config(**sizes)
-    return T5ForConditionalGeneration(config)
-
-
-def _vit_config(**sizes: Any) -> Any:
-    from transformers import ViTConfig
-
-    return ViTConfig(
-        hidden_size=1280,
-        num_hidden_layers=32,
-        num_attention_heads=16,
-        intermediate_size=5120,
-        **sizes,
-    )
-
-
-def _vit() -> nn.Module:
-    from transformers import ViTForImageClassification
-
-    return ViTForImageClassification(_vit_config(patch_size=14))
-
-
-def _whisper() -> nn.Module:
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    config = WhisperConfig(
-        vocab_size=51866,
-        num_mel_bins=128,
-        encoder_layers=32,
-        decoder_layers=32,
-        encoder_attention_heads=20,
-        decoder_attention_heads=20,
-        d_model=1280,
-        encoder_ffn_dim=5120,
-        decoder_ffn_dim=5120,
-        max_target_positions=448,
-        use_cache=False,
-    )
-    return WhisperForConditionalGeneration(config)
 
 
 def _mixture() -> nn.Module:
@@ -247,71 +181,46 @@ def _balanced(
 
 def _captions() -> nn.Module:
     """Build a reader of pictures: ViT-huge's layers, and TrOCR-large's decoder."""
-    from transformers import (
-        TrOCRConfig,
-        TrOCRForCausalLM,
-        VisionEncoderDecoderModel,
-        ViTModel,
+    from transformers import VisionEncoderDecoderModel
+
+    encoder = builder("ViTConfig", "ViTModel", image_size=384, patch_size=16, **_VIT)
+    decoder = builder("TrOCRConfig", "TrOCRForCausalLM", d_model=1024, use_cache=False)
+    build: Any = VisionEncoderDecoderModel
+    model: Any = build(
+        encoder=encoder(),
+        decoder=decoder(decoder_layers=12, cross_attention_hidden_size=1280),
     )
-
-    sizes: dict[str, Any] = dict(d_model=1024, decoder_layers=12, use_cache=False)
-    encoder = ViTModel(_vit_config(image_size=384, patch_size=16))
-    decoder = TrOCRForCausalLM(TrOCRConfig(**sizes, cross_attention_hidden_size=1280))
-    model = VisionEncoderDecoderModel(encoder=encoder, decoder=decoder)
     model.config.decoder_start_token_id = model.config.pad_token_id = 0
-    return model
+    return model  # type: ignore[no-any-return]
 
 
-_BERT = Workload(
-    build=_bert, batch=_classified, rows=32, spans=((64, 512),), cards=(10, 16, 24)
-)
-_LLAMA_8B = Workload(
-    build=_llama(4096, 32, 14336),
-    batch=_tokens,
-    rows=2,
-    spans=((256, 4096),),
-    cards=(40, 80),
-    dtype="bfloat16",
-)
+def _workload(
+    build: Callable[[], nn.Module],
+    batch: Callable[[int, Sizes], Batch],
+    rows: int,
+    *spans: tuple[int, int],
+    **where: Any,
+) -> Workload:
+    return Workload(build=build, batch=batch, rows=rows, spans=spans, **where)
+
+
+_BERT = _workload(_bert, _classified, 32, (64, 512), cards=(10, 16, 24))
+_LLAMA = _workload(_llama(4096, 32, 14336), _tokens, 2, (256, 4096), cards=(40, 80))
+_LLAMA_8B = replace(_LLAMA, dtype="bfloat16")
+_SMALL_LLAMA = _llama(2048, 16, 8192, lora=False)
 WORKLOADS: Mapping[str, Workload] = {
     "bert-large": _BERT,
     "bert-large-long": replace(_BERT, rows=16, spans=((128, 2048),), cards=(24,)),
     "deberta-v3-large": replace(_BERT, build=_deberta, cards=(24, 40)),
-    "llama-1b": replace(
-        _LLAMA_8B, build=_llama(2048, 16, 8192, lora=False), rows=4, cards=(24, 40)
-    ),
+    "llama-1b": replace(_LLAMA_8B, build=_SMALL_LLAMA, rows=4, cards=(24, 40)),
     "llama-8b-lora": _LLAMA_8B,
     "llama-8b-lora-8k": replace(_LLAMA_8B, spans=((256, 8192),), cards=(40,)),
     "llama-8b-lora-32k": replace(_LLAMA_8B, rows=1, spans=((512, 32768),), cards=(80,)),
     "llama-80-layers": replace(_LLAMA_8B, build=_llama(2048, 80, 5632), cards=(40,)),
-    "t5-large": Workload(
-        build=_t5,
-        batch=_pairs,
-        rows=16,
-        spans=((64, 1024), (16, 256)),
-        cards=(24,),
-    ),
-    "whisper-large": Workload(
-        build=_whisper,
-        batch=_speech,
-        rows=8,
-        spans=((16, 448),),
-        cards=(40,),
-    ),
-    "vit-huge": Workload(
-        build=_vit,
-        batch=_pictures,
-        rows=32,
-        spans=((100, 600),),
-        cards=(24,),
-    ),
+    "t5-large": _workload(_t5, _pairs, 16, (64, 1024), (16, 256), cards=(24,)),
+    "whisper-large": _workload(_whisper, _speech, 8, (16, 448), cards=(40,)),
+    "vit-huge": _workload(_vit, _pictures, 32, (100, 600), cards=(24,)),
     "mixtral-12-layers": replace(_LLAMA_8B, build=_mixture, rows=4, cards=(80,)),
-    "picture-reader": Workload(
-        build=_captions,
-        batch=_captioned,
-        rows=48,
-        spans=((16, 512),),
-        cards=(80,),
-    ),
+    "picture-reader": _workload(_captions, _captioned, 48, (16, 512), cards=(80,)),
 }
 """By name; a workload's cards are those on which some of its batches do not fit."""

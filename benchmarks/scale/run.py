@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,7 +117,7 @@ class _Run:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def watched(self, sizes: Sizes) -> _Step:
+    def watched(self, sizes: Sizes) -> None:
         """Run one, and note what the card tells of it."""
         before, flushes = self.card.clock(), self._flushes()
         began = time.process_time()
@@ -129,17 +127,17 @@ class _Run:
         except (torch.OutOfMemoryError, mimose.InfeasibleBudgetError) as error:
             failed = error.with_traceback(None)
             self.optimizer.zero_grad()
-        step = _Step(
-            sizes,
-            self.card.clock().since(before),
-            time.process_time() - began,
-            self._flushes() - flushes,
-            self.card.stats()["reserved_bytes.all.peak"],
-            isinstance(failed, torch.OutOfMemoryError),
-            isinstance(failed, mimose.InfeasibleBudgetError),
+        self.steps.append(
+            _Step(
+                sizes,
+                self.card.clock().since(before),
+                time.process_time() - began,
+                self._flushes() - flushes,
+                self.card.stats()["reserved_bytes.all.peak"],
+                isinstance(failed, torch.OutOfMemoryError),
+                isinstance(failed, mimose.InfeasibleBudgetError),
+            )
         )
-        self.steps.append(step)
-        return step
 
     def _flushes(self) -> int:
         return int(self.card.stats()["num_alloc_retries"])
@@ -159,37 +157,11 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     strategy = task["strategy"]
     with _applied(strategy, run, all_sizes, task) as session:
         for sizes in all_sizes:
-            step = run.watched(sizes)
-            if task.get("is_verbose"):
-                _tell(step, session)
+            run.watched(sizes)
             ooms = sum(step.is_oom for step in run.steps)
             if strategy == "plain" and ooms > _MOST_OOMS:
                 break
         yield {**_told(run), **(_told_by(session) if session else {})}
-
-
-def _tell(step: _Step, session: mimose.Session | None) -> None:
-    """Write a line about a step to standard error."""
-    record = session.records[-1] if session and session.records else None
-    failed = "OOM" if step.is_oom else "infeasible" if step.is_infeasible else ""
-    told = [
-        f"{'x'.join(map(str, step.sizes)):>9} {1e3 * step.clock.kernels:7.1f} ms",
-        f"+{1e3 * step.clock.allocator:6.1f} flush {step.n_flushes} {failed}",
-    ]
-    if record is not None and session is not None:
-        told.append(
-            f"{record.phase:9} start {_gib(record.start_bytes)} "
-            f"predicted {_gib(record.predicted_peak_bytes)} "
-            f"observed {_gib(record.observed_peak_bytes)} "
-            f"reserved {_gib(record.reserved_peak_bytes)} "
-            f"{dict(Counter(record.actions))} "
-            f"{session.summary().fragmentation:.3f} {record.reason[:90]}"
-        )
-    sys.stderr.write(" ".join(told) + "\n")
-
-
-def _gib(n_bytes: float | None) -> str:
-    return "  –  " if n_bytes is None else f"{n_bytes / _GIB:5.2f}"
 
 
 def _built(task: Mapping[str, Any]) -> _Run:
@@ -258,6 +230,7 @@ def _told(run: _Run) -> dict[str, Any]:
     def mean(of: Callable[[_Step], float]) -> float | None:
         return statistics.fmean(map(of, steps)) if steps else None
 
+    cpu = [step.cpu_seconds for step in steps]
     left_out = sorted({s.sizes for s in run.steps if s.is_infeasible})
     peak = max(step.reserved_bytes for step in run.steps)
     return {
@@ -268,9 +241,7 @@ def _told(run: _Run) -> dict[str, Any]:
         "kernel_seconds": mean(lambda step: step.clock.kernels),
         "allocator_seconds": mean(lambda step: step.clock.allocator),
         "n_kernels": mean(lambda step: step.clock.n_kernels),
-        "cpu_seconds": statistics.median(s.cpu_seconds for s in steps)
-        if steps
-        else None,
+        "cpu_seconds": statistics.median(cpu) if cpu else None,
         "flushes": sum(step.n_flushes for step in run.steps),
         "reserved_bytes": peak,
     }

@@ -8,10 +8,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from benchmarks import digits
 from benchmarks.proofs import accuracy
-from benchmarks.proofs.accuracy import AccuracyRow
-from benchmarks.proofs.common import Settings
 
 N_IMAGES = 64
 
@@ -19,15 +16,15 @@ N_IMAGES = 64
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps an epoch, of small images."""
-    load = digits.load
+    load = accuracy.load
 
-    def some(fold: int = 0) -> tuple[digits.Images, ...]:
+    def some(fold: int) -> tuple[dict[str, Any], ...]:
         return tuple(
-            digits.Images(part.pixels[:N_IMAGES], part.labels[:N_IMAGES])
+            {name: each[:N_IMAGES] for name, each in part.items()}
             for part in load(fold)
         )
 
-    monkeypatch.setattr(digits, "load", some)
+    monkeypatch.setattr(accuracy, "load", some)
     monkeypatch.setattr(accuracy, "_SIDES", (32,))
     monkeypatch.setattr(accuracy, "_SIDE", 32)
 
@@ -47,19 +44,25 @@ def test_arms_differ_in_nothing_but_the_action() -> None:
     assert first != second
 
 
-def _rows(arm: str, right: list[int]) -> list[AccuracyRow]:
-    fields = {"arm": arm, "epochs": 10, "epoch": 10, "loss": 0.1, "held_out": 1000}
-    provenance = Settings().provenance()
-    return [
-        AccuracyRow(run=run, right=each, **fields, **provenance)
-        for run, each in enumerate(right)
-    ]
+def test_every_fifth_digit_is_held_out() -> None:
+    """No digit is in both parts; each part has all ten classes."""
+    train, held_out = accuracy.load(0)
+    assert (len(train["labels"]), len(held_out["labels"])) == (1437, 360)
+    seen = {tuple(image.flatten().tolist()) for image in train["pixel_values"]}
+    asked = {tuple(image.flatten().tolist()) for image in held_out["pixel_values"]}
+    assert not seen & asked
+    for part in (train, held_out):
+        assert part["labels"].unique().tolist() == list(range(10))
+
+
+def _rows(right: list[int]) -> list[dict[str, Any]]:
+    return [{"loss": 0.1, "held_out": 1000, "right": each} for each in right]
 
 
 def test_differences_are_taken_run_by_run() -> None:
     """Runs differ more than arms do; the interval is that of the differences."""
-    exact = _rows("exact", [990, 950, 970])
-    line = accuracy.compare(_rows("pool", [986, 946, 969]), exact)
-    assert line["accuracy %"] == 96.7
-    assert line["to exact"] == "-0.30"
-    assert line["95%"] == "±0.43"  # Student's 4.303 with two degrees of freedom
+    line = accuracy.compare(_rows([986, 946, 969]), _rows([990, 950, 970]))
+    assert line["accuracy %"] == pytest.approx(96.7)
+    assert line["to exact"] == pytest.approx(-0.3)
+    # Student's 4.303 with two degrees of freedom
+    assert line["95% ±"] == pytest.approx(0.43, abs=0.005)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from benchmarks import convnets
-from benchmarks.unet import UNet
 
 
 @pytest.mark.parametrize(
@@ -14,7 +13,7 @@ from benchmarks.unet import UNet
         (convnets.vgg16, 14_714_688),
         (convnets.mobilenet_v2, 2_223_872),
         (convnets.googlenet, 5_599_904),
-        (UNet, 31_037_568),
+        (convnets.UNet, 31_037_568),
     ],
 )
 def test_they_are_as_large_as_published(build, n_parameters):
@@ -22,6 +21,6 @@ def test_they_are_as_large_as_published(build, n_parameters):
     model = build()
     own = [p.numel() for n, p in model.named_parameters() if "head" not in n]
     assert sum(own) == n_parameters
-    labels = torch.ones(2, 32, 32) if build is UNet else torch.tensor([1, 7])
+    labels = torch.ones(2, 32, 32) if build is convnets.UNet else torch.tensor([1, 7])
     model(torch.rand(2, 3, 32, 32), labels).loss.backward()
     assert all(p.grad is not None for p in model.parameters())

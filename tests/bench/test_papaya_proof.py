@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.proofs import papaya
 from benchmarks.proofs.common import Settings
-from benchmarks.proofs.papaya_published import MIB, ROWS, SERIES
+from benchmarks.proofs.papaya import ROWS, SERIES, UNITS
 from mimose.bench.rows import Row, read
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -35,9 +35,9 @@ def told(row):
 def test_what_is_published_is_read_in_bytes_and_seconds():
     """A model's unit is its own."""
     row = next(row for row in ROWS if row[:2] == ("BERT-L", "quant L1 + ckpt"))
-    assert 8.55 * MIB == row.fitted.memory.slope
+    assert 8.55 * UNITS["MiB"] == row.fitted.memory.slope
     assert 5.6e-3 == row.fitted.seconds.intercept
-    assert (12_800 * MIB, 784, 90.0) == row[3:]
+    assert (12_800 * UNITS["MiB"], 784, 90.0) == row[3:]
     assert 25 == len(ROWS)
     assert 9 == len(SERIES)
 

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.menus import draw_whole_menu
 from benchmarks.problems import draw_problem
 from mimose.planners import PlanningProblem, host_bytes, peak_bytes, safest_plan
 
@@ -143,6 +142,41 @@ def _resnet(rng, n_events):
     )
 
 
+def _whole_menu(rng, kind, n_events, *, pairs=False, **options):
+    """Measured layers that may also pool or offload what lean has left and their input.
+
+    With `pairs`, those that do neither save their own outputs.
+    """
+    made = draw_problem(rng, kind, n_events, **options)
+    inputs = np.append(made.gap_bytes[:1], made.held_bytes[:-1, -1])
+    left = (made.held_bytes[:, 1] - made.held_bytes[:, -1] + inputs)[:, None]
+    packed = np.rint(left * rng.uniform([0.2, 0.8], [0.7, 1.0]))
+    beyond_lean = {
+        "allowed": False,
+        "held_bytes": inputs[:, None] - packed,
+        "forward_excess_bytes": 0,
+        "backward_excess_bytes": packed,
+        "backward_net_bytes": 0,
+        "host_bytes": packed * [0, 1],
+        "cost": made.cost[:, -1:] * rng.uniform([0, 0], [0.3, 1.2]),
+    }
+    tables = {}
+    for name, more in beyond_lean.items():
+        table = getattr(made, name)
+        tables[name] = np.insert(table, [5, 5], table[:, 1:2] + more, axis=1)
+    packs = np.isin(np.arange(8), (5, 6)) & np.ones((n_events, 1), bool)
+    return _with(
+        made,
+        actions=(*made.actions[:5], "pool", "offload", "recompute"),
+        lossy=frozenset({"pool"}),
+        transfer_seconds=np.zeros(0),
+        input_bytes=inputs,
+        releases_input=packs,
+        saves_output=~packs & (np.arange(8) < 7) & pairs,
+        **tables,
+    )
+
+
 def _every_choice(problem):
     """All (N, E) choices that are allowed and keep the host budget."""
     options = [row.nonzero()[0] for row in problem.allowed]
@@ -195,8 +229,8 @@ def measured_problem():
 
 @pytest.fixture(scope="session")
 def whole_menu_problem():
-    """Draw a problem of twelve actions."""
-    return draw_whole_menu
+    """Draw a problem of eight actions: four finer ones, a lossy one, the host."""
+    return _whole_menu
 
 
 @pytest.fixture(scope="session")

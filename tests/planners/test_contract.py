@@ -50,9 +50,7 @@ def planner(planner_name):
     return MAKERS[planner_name]()
 
 
-@pytest.fixture(
-    params=["jittered", "resnet", "random", "six actions", "twelve actions"]
-)
+@pytest.fixture(params=["jittered", "resnet", "random", "six actions", "whole menu"])
 def problem(request, rng, random_problem, transformer_problem, resnet_problem,
             measured_problem, whole_menu_problem, budget_between):  # fmt: skip
     """Each kind of problem in turn, half-way between least peak and keeping all."""
@@ -65,7 +63,7 @@ def problem(request, rng, random_problem, transformer_problem, resnet_problem,
         "six actions": lambda: measured_problem(
             rng, "mixture", 12, jitter=0.02, masked=True
         ),
-        "twelve actions": lambda: whole_menu_problem(rng, "layers", 12, pairs=True),
+        "whole menu": lambda: whole_menu_problem(rng, "layers", 12, pairs=True),
     }[request.param]()
     return budget_between(made, 0.5)
 

@@ -70,7 +70,7 @@ def solved_cost(problem):
 def test_the_search_agrees_with_the_solver(
     rng, measured_problem, whole_menu_problem, budget_between, kind
 ):
-    """With six actions, and with twelve whose bytes depend on pairs of events."""
+    """With six actions, and with eight whose bytes depend on pairs of events."""
     for problem in (
         measured_problem(rng, kind, 10, jitter=0.1),
         whole_menu_problem(rng, kind, 8, pairs=True, jitter=0.02),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.proofs.papaya_published import SERIES
+from benchmarks.proofs.papaya import SERIES
 from mimose.predictors import Series, fit_series
 
 X = np.array([1.0, 2.0, 4.0, 8.0, 16.0])

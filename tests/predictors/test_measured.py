@@ -9,31 +9,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.proofs.papaya_published import MB, MIB
-from benchmarks.proofs.papaya_published import SERIES as PUBLISHED
+from benchmarks.proofs.papaya import SERIES as PUBLISHED
+from benchmarks.proofs.papaya import UNITS
 from mimose.predictors import EnvelopeRegressor, PolynomialRegressor
 
 # Model, method, unit: mean absolute percentage error of a line, noise of a reading.
 SERIES = {
-    ("BERT-L", "plain", MIB): (0.94, 5.0),
+    ("BERT-L", "plain", "MiB"): (0.94, 5.0),
     ("BERT-L", "plain", "ms"): (7.5, 0.0),
     ("GPT3-S", "plain", "ms"): (3.4, 0.0),
-    ("GPT3-S", "plain", MB): (0.1, 5.0),
-    ("BERT-L", "ckpt", MIB): (2.65, 5.0),
-    ("BERT-L", "quant L1", MIB): (3.91, 5.0),
+    ("GPT3-S", "plain", "MB"): (0.1, 5.0),
+    ("BERT-L", "ckpt", "MiB"): (2.65, 5.0),
+    ("BERT-L", "quant L1", "MiB"): (3.91, 5.0),
 }
 KNEES = {
-    ("Swin-L", "ckpt", MB): 0.35,
-    ("GPT3-S", "ckpt", MB): 0.76,
+    ("Swin-L", "ckpt", "MB"): 0.35,
+    ("GPT3-S", "ckpt", "MB"): 0.76,
 }
-DTR = ("WRN-50-2", "DTR", MIB)
+DTR = ("WRN-50-2", "DTR", "MiB")
 
 
 def read(model, method, unit):
     """Return X (n_samples, 1) batch sizes and y (n_samples,) values in a unit."""
     kind = (model, method, unit != "ms")
     found = next(each for each in PUBLISHED if kind == each[:3])
-    return found.batches[:, None], found.values / (1e-3 if unit == "ms" else unit)
+    return found.batches[:, None], found.values / UNITS[unit]
 
 
 def error_percent(predictor, X, y):

@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 import pytest
 
-from benchmarks.proofs.papaya_published import pairs
+from benchmarks.proofs.papaya import pairs
 from mimose.predictors import MethodModel, Series, compare, p_point, p_score
 
 PLAIN = MethodModel("plain", Series.line(100.0, 1000.0), Series.line(1.0, 10.0))
