@@ -171,7 +171,8 @@ def _seconds(
 def _question(
     name: str, budget: str, settings: Settings, options: argparse.Namespace
 ) -> Question:
-    told = {"budget": budget, "methods": _METHODS, "minutes": float(options.minutes)}
+    told: dict[str, Any] = {"budget": budget, "methods": _METHODS}
+    told |= {"minutes": float(options.minutes)}
     told |= {"device": "sim" if options.part == "bytes" else options.on}
     told |= {"threads": settings.threads, "seed": settings.seed}
     return Question(source=f"{__name__}:{name}", model=name, **told)

@@ -73,7 +73,8 @@ def judge(rows: Sequence[Measured], *, is_timed: bool = False) -> common.Verdict
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Plan drawn problems, or large ones without the optimum."""
-    part, of = task["part"], (task["problems"],)
+    part = task["part"]
+    of: tuple[int, ...] = (task["problems"],)
     if part != "drawn":
         of = _TIMED, *map(int, part.split()[::2])
     for case, problem in _drawn(task["seed"], *of):

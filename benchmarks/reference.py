@@ -1,0 +1,312 @@
+"""The reference run: what a change to the library's inside must leave as it is.
+
+``python -m benchmarks.reference`` trains eight small models on the simulated device
+that computes, under three budgets and two menus, and five large ones on the hollow
+card. Segments of the small ones can grow: those of fixed size are as large as what
+they hold. It compares the plan, the peak and the loss of every step, and the virtual times,
+with `reference.json` beside it, and tells each difference. ``--update`` writes that file
+anew: a difference is meant, and named in the commit, or a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import mimose
+from benchmarks.sim import use
+from mimose.bench.child import run_child
+from mimose.bench.zoo import ZOO, builder, moved
+
+_STORED = Path(__file__).with_suffix(".json")
+_STEPS = 40
+_TIGHTNESS = {"tight": 0.3, "half": 0.6, "wide": 0.9}
+"""Shares of what lies between recomputing everything and keeping everything."""
+_ACTIONS = ("exact", "fine")
+_HOLLOW = (
+    ("bert-large", 16),
+    ("llama-8b-lora", 40),
+    ("llama-1b", 24),
+    ("t5-large", 24),
+    ("vit-huge", 24),
+)
+"""Workloads of `benchmarks.scale`, each with its card's GiB."""
+_HOLLOW_STEPS = 30
+_LARGEST = 0.01
+"""Share by which a virtual time may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    build: Callable[[], nn.Module]
+    batch: Callable[[int, torch.Generator], dict[str, torch.Tensor]]
+    """Makes a batch of a length."""
+    longest: int
+
+
+def _text(name: str) -> Callable[[int, torch.Generator], dict[str, torch.Tensor]]:
+    return lambda length, generator: ZOO[name].batch(
+        {"batch": 4, "length": length}, generator
+    )
+
+
+def _images(name: str, unit: int) -> Callable[[int, torch.Generator], dict[str, Any]]:
+    return lambda length, generator: ZOO[name].batch(
+        {"batch": 4, "height": unit * (length // unit), "width": 64}, generator
+    )
+
+
+def _zoo(name: str) -> Callable[[], nn.Module]:
+    return lambda: ZOO[name].build()
+
+
+_LLAMA = builder(
+    "LlamaConfig",
+    "LlamaForCausalLM",
+    **{"vocab_size": 512, "hidden_size": 64, "intermediate_size": 192},
+    **{"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2},
+    use_cache=False,
+)
+_DEBERTA = builder(
+    "DebertaV2Config",
+    "DebertaV2ForSequenceClassification",
+    **{"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 6, "num_labels": 8},
+    **{"num_attention_heads": 4, "intermediate_size": 256, "position_buckets": 32},
+    **{"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+)
+_MODELS: Mapping[str, _Model] = {
+    "bert": _Model(_zoo("bert"), _text("bert"), 192),
+    "gpt2": _Model(_zoo("gpt2"), _text("gpt2"), 192),
+    "t5": _Model(
+        _zoo("t5"),
+        lambda length, generator: ZOO["t5"].batch(
+            {"batch": 4, "source": length, "target": max(8, length // 2)}, generator
+        ),
+        192,
+    ),
+    "vit": _Model(_zoo("vit"), lambda n, g: _vit(n, g), 6),
+    "albert": _Model(_zoo("albert"), _text("albert"), 192),
+    "resnet": _Model(_zoo("resnet"), _images("resnet", 32), 320),
+    "llama": _Model(_LLAMA, _text("gpt2"), 192),
+    "deberta": _Model(_DEBERTA, _text("bert"), 192),
+}
+
+
+def _vit(n_images: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    sizes = {"batch": n_images, "height": 224, "width": 224}
+    return ZOO["vit"].batch(sizes, generator)
+
+
+def _batches(name: str) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the run's batches: of drawn lengths, the longest among the last."""
+    model, generator = _MODELS[name], torch.Generator().manual_seed(1)
+    least = max(1, model.longest // 8)
+    drawn = torch.randint(least, model.longest, (_STEPS,), generator=generator)
+    lengths = [int(length) for length in drawn]
+    lengths[-5] = model.longest
+    for length in lengths:
+        yield moved(model.batch(length, generator), "sim")
+
+
+def _train(
+    name: str, budget: int | None = None, **options: Any
+) -> tuple[list[str], list[Any], list[list[Any]]]:
+    """Train a model.
+
+    Returns:
+        The bits of the losses; the gradients of the last step; of each step its sizes,
+        its phase, its actions and its peak in bytes.
+    """
+    torch.manual_seed(0)
+    model = _MODELS[name].build().to("sim")
+    optimizer = torch.optim.AdamW(model.parameters())
+    session = None
+    if budget is not None:
+        session = mimose.attach(model, budget, refine=False, **options)
+    losses, gradients = [], list[Any]()
+    for batch in _batches(name):
+        try:
+            loss = model(**batch).loss
+            loss.backward()
+        except (torch.OutOfMemoryError, mimose.InfeasibleBudgetError):
+            losses.append("did not fit")
+            optimizer.zero_grad()
+            continue
+        losses.append(float(loss.detach()).hex())
+        gradients = [weight.grad for weight in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+    steps = []
+    if session is not None:
+        records = list(session.records)
+        session.detach()
+        steps = [
+            [
+                dict(record.shape),
+                record.phase,
+                _short(record.actions),
+                record.observed_peak_bytes,
+                record.reserved_peak_bytes,
+            ]
+            for record in records
+        ]
+    del model, optimizer, loss, batch
+    torch.accelerator.empty_cache()
+    return losses, gradients, steps
+
+
+def _short(actions: tuple[str, ...]) -> str:
+    """Write equal neighbours once, with their number: ``3 keep, recompute``."""
+    runs = [(action, len(list(same))) for action, same in itertools.groupby(actions)]
+    return ", ".join(f"{n} {action}" if n > 1 else action for action, n in runs)
+
+
+def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Train one small model in all ways.
+
+    Args:
+        task: ``model``, and ``budgets`` in bytes by name, empty to choose them.
+    """
+    warnings.filterwarnings("ignore")
+    use()
+    torch.get_device_module("sim").set_expandable_segments(True)
+    name, budgets = task["model"], dict(task["budgets"])
+    bare, bare_gradients, _ = _train(name)
+    if not budgets:
+        _, _, kept = _train(name, 2**40, wall=False)
+        _, _, least = _train(name, 2**40, wall=False, planner="full")
+        low, high = (max(step[-1] for step in steps) for steps in (least, kept))
+        budgets = {
+            key: int(low + share * (high - low)) for key, share in _TIGHTNESS.items()
+        }
+    for (key, budget), actions in itertools.product(budgets.items(), _ACTIONS):
+        losses, gradients, steps = _train(name, budget, actions=actions)
+        is_exact = losses == bare and all(map(_equal, gradients, bare_gradients))
+        yield {
+            "case": f"{name} {key} {actions}",
+            "budget": budget,
+            "is_exact": is_exact,
+            "n_over": sum((step[-1] or 0) > budget for step in steps),
+            "losses": losses,
+            "steps": steps,
+        }
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _measured(stored: Mapping[str, Any], models: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in models:
+        budgets = {
+            case.split()[1]: told["budget"]
+            for case, told in stored.items()
+            if case.split()[0] == name and "budget" in told
+        }
+        task = {"model": name, "budgets": budgets, "device": "sim"}
+        for told in run_child("benchmarks.reference", task, 1):
+            found[told.pop("case")] = told
+            _say(f"{name}: {len(found)} cases")
+    return found
+
+
+def _timed(workloads: list[tuple[str, int]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for workload, gib in workloads:
+        for strategy in ("whole", "fine"):
+            task = {"workload": workload, "gib": gib, "strategy": strategy}
+            task |= {"device": "sim", "card": "h100", "seed": 1}
+            task |= {"steps": _HOLLOW_STEPS}
+            (told,) = run_child("benchmarks.scale.run", task, 1)
+            case = f"{workload} {gib}-GiB {strategy}"
+            columns = ("seconds", "ooms", "over", "reruns", "reserved_bytes")
+            found[case] = {name: told[name] for name in columns}
+            _say(case)
+    return found
+
+
+def _differences(stored: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    for case, now in found.items():
+        before = stored.get(case)
+        if before is None:
+            yield f"{case}: not stored"
+            continue
+        for name, value in now.items():
+            old = before.get(name)
+            if name == "steps":
+                yield from _differing_steps(case, old, value)
+            elif name == "losses":
+                first = [
+                    i for i, pair in enumerate(zip(old, value)) if len({*pair}) > 1
+                ]
+                if first:
+                    yield f"{case}: the loss of step {first[0]} has other bits"
+            elif name == "seconds":
+                if abs(value / old - 1) > _LARGEST:
+                    yield f"{case}: {1e3 * old:.2f} → {1e3 * value:.2f} ms a step"
+            elif old != value:
+                yield f"{case}: {name} {old} → {value}"
+
+
+def _differing_steps(case: str, old: list[Any], new: list[Any]) -> Iterator[str]:
+    differ = [i for i, pair in enumerate(zip(old, new)) if pair[0] != pair[1]]
+    if differ:
+        i = differ[0]
+        yield (
+            f"{case}: {len(differ)} of {len(new)} steps differ, first {i}: "
+            f"{old[i]} → {new[i]}"
+        )
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, compare and tell; return 1 where something differs or is not exact."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.reference",
+        description=(__doc__ or "").split("\n")[0],
+    )
+    add = parser.add_argument
+    add("--update", action="store_true", help="store what is found")
+    add("--models", nargs="*", default=list(_MODELS), choices=list(_MODELS))
+    add("--no-times", action="store_true", help="leave the hollow card out")
+    options = parser.parse_args(arguments)
+    stored = json.loads(_STORED.read_text("utf-8")) if _STORED.exists() else {}
+    found = _measured(stored, options.models)
+    if not options.no_times:
+        found |= _timed(list(_HOLLOW))
+    differences = list(_differences(stored, found))
+    wrong = [case for case, told in found.items() if not told.get("is_exact", True)]
+    over = sum(told.get("n_over", told.get("over", 0)) for told in found.values())
+    for line in (*differences, *(f"{case}: not the bare model's" for case in wrong)):
+        sys.stdout.write(line + "\n")
+    sys.stdout.write(
+        f"{len(found)} cases: {len(differences)} differences, {len(wrong)} not exact, "
+        f"{over} steps over their budget\n"
+    )
+    if options.update:
+        lines = [
+            f"{json.dumps(k)}: {json.dumps(v)}" for k, v in (stored | found).items()
+        ]
+        _STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+    return int(bool(wrong) or (bool(differences) and not options.update))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
