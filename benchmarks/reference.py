@@ -3,9 +3,9 @@
 ``python -m benchmarks.reference`` trains eight small models on the simulated device
 that computes, under three budgets and two menus, and five large ones on the hollow
 card. Segments of the small ones can grow: those of fixed size are as large as what
-they hold. It compares the plan, the peak and the loss of every step, and the virtual times,
-with `reference.json` beside it, and tells each difference. ``--update`` writes that file
-anew: a difference is meant, and named in the commit, or a fault.
+they hold. It compares the plan, the peak and the loss of every step, and the virtual
+times, with `reference.json` beside it, and tells each difference. ``--update`` writes
+that file anew: a difference is meant, and named in the commit, or a fault.
 """
 
 from __future__ import annotations
@@ -249,9 +249,8 @@ def _differences(stored: Mapping[str, Any], found: Mapping[str, Any]) -> Iterato
             if name == "steps":
                 yield from _differing_steps(case, old, value)
             elif name == "losses":
-                first = [
-                    i for i, pair in enumerate(zip(old, value)) if len({*pair}) > 1
-                ]
+                pairs = enumerate(zip(old, value, strict=False))
+                first = [i for i, (one, other) in pairs if one != other]
                 if first:
                     yield f"{case}: the loss of step {first[0]} has other bits"
             elif name == "seconds":
@@ -262,7 +261,8 @@ def _differences(stored: Mapping[str, Any], found: Mapping[str, Any]) -> Iterato
 
 
 def _differing_steps(case: str, old: list[Any], new: list[Any]) -> Iterator[str]:
-    differ = [i for i, pair in enumerate(zip(old, new)) if pair[0] != pair[1]]
+    pairs = enumerate(zip(old, new, strict=False))
+    differ = [i for i, (one, other) in pairs if one != other]
     if differ:
         i = differ[0]
         yield (
