@@ -153,7 +153,7 @@ def _seconds(
         with contextlib.closing(Run(question, told)) as run:
             run.survey()
             run.time()
-            advice = advise_on(run.found())
+            advice, pace = advise_on(run.found()), run.pace
             run.readings = {}
             batches: dict[str, list[int]] = {}
             for each, model in advice.models.items():
@@ -162,7 +162,7 @@ def _seconds(
                     wanted |= set(_between(model.sizes, model.parts))
                 batches[each] = sorted(wanted)
             run.rounds({n: of for n, of in batches.items() if of}, options.rounds)
-            timed = run.readings
+            timed = {each: run.seconds(each, pace) for each in run.readings}
         if index == 0:
             yield from _held_out(advice, timed)
         yield from _judged(advice, timed, budget)
@@ -190,7 +190,7 @@ _Timed = Mapping[str, Mapping[int, Sequence[float]]]
 
 
 def _held_out(advice: Advice, timed: _Timed) -> Iterator[dict[str, Any]]:
-    """Compare throughput at batches that were not fitted."""
+    """Compare throughput at batches that were not fitted, at the pace of the fits."""
     for name, model in advice.models.items():
         batches = [] if METHODS[name].plans else [*_between(model.sizes, model.parts)]
         took = np.array([timed.get(name, {}).get(each, []) for each in batches]).T

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mimose.bench.advise.measure import Measured, Measurements, Step
+from mimose.bench.advise.measure import MORE, Measured, Measurements, Step, scatter
 from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.device import is_cpu
 from mimose.predictors import (
@@ -391,7 +391,7 @@ def _advice(
         told = replace(told, fits=True if within else False if over else None)
     model, plain = models.get(measured.method), models.get(PLAIN)
     if model is None or plain is None:
-        why = measured.why_not or measured.stopped or "too few of its steps were timed"
+        why = measured.why_not or measured.stopped or f"too few timings: {MORE}"
         if METHODS[measured.method].plans and budget != measurements.budget_bytes:
             why = "its plans are another at this memory: measure it there"
         return replace(told, no_verdict=why)
@@ -405,7 +405,8 @@ def _advice(
         ratio=rate / of_plain if of_plain else math.inf if rate else math.nan,
     )
     if measured.method == PLAIN:
-        return told
+        stopped = measured.stopped if told.fits is None else ""
+        return replace(told, no_verdict=stopped)
     base = next(each for each in measurements.methods if each.method == PLAIN)
     return replace(told, **_verdict(measured, model, base, plain, budget))
 
@@ -424,7 +425,7 @@ def _verdict(
             return {"no_verdict": f"the bytes of {of.method} follow no line"}
     n_rounds = min(n_readings(each.steps) for each in (measured, base))
     if n_rounds < LEAST_ROUNDS:
-        return {"no_verdict": f"{n_rounds} rounds are too few: give it more minutes"}
+        return {"no_verdict": f"{n_rounds} rounds are too few: {MORE}"}
     ratio = best.samples_per_second / bare.samples_per_second
     if model.is_fitted and plain.is_fitted:
         interval = ratio_interval(
@@ -485,9 +486,7 @@ def spread(steps: Sequence[Step], *, is_fitted: bool = True) -> float:
     for each in steps:
         rounds = each.rounds or ()
         if min(n_readings(steps), len(rounds)) >= LEAST_ROUNDS:
-            low, middle, high = np.quantile(rounds, (0.25, 0.5, 0.75))
-            error = 1.2533 * (high - low) / 1.349 / math.sqrt(len(rounds))
-            found.append(float(error / middle))
+            found.append(1.2533 * scatter(rounds) / 1.349 / math.sqrt(len(rounds)))
     if not found:
         return math.inf
     return median(found) if is_fitted else max(found)

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from mimose.bench.advise.methods import METHODS, PLAIN, Method, Training
 from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.source import make
 from mimose.bench.child import Child, RunFailedError
-from mimose.bench.device import is_cpu, kind_of
+from mimose.bench.device import SIM, is_cpu, kind_of
 from mimose.bench.machine import available_bytes
 from mimose.bench.rows import RunSettings
 from mimose.bench.serve import messages
@@ -43,6 +42,8 @@ from mimose.usage import UsageError
 Tell = Callable[[str, float], None]
 """Is told what is going on, and the share that is done, from 0 to 1."""
 
+MORE = "give it more minutes"
+"""How a reason ends that more time would mend."""
 ENOUGH_ROUNDS = 7
 MOST_ROUNDS = 40
 _SURVEY_SHARE = 0.4
@@ -316,7 +317,7 @@ class Ladder:
         )
         patience = 1.0 if len(self.found) >= _FEWEST else _PATIENCE
         if seconds > patience * self.most_seconds:
-            msg = f"a batch of {batch} takes {seconds:.1f} s, too long for larger ones"
+            msg = f"a batch of {batch} takes {seconds:.1f} s, too long: {MORE}"
             raise _StoppedError(msg)
 
 
@@ -343,17 +344,17 @@ def _turn(
     budget_bytes: int,
     learned: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the seconds of a step at each of these batch sizes.
+    """Return the seconds of a step at each batch size, and these over the pace there.
 
     Args:
         task: As for `work`.
         method: Its name.
-        batches: Their sizes. Of short steps the median of several counts.
+        batches: Their sizes. Of short steps the medians of several count.
         budget_bytes: For methods that plan.
         learned: By a session of theirs.
     """
     training, _ = begin(task, method)
-    found: list[float] = []
+    pace, found = pace_of(task["device"]), list[list[float]]()
     try:
         plans = METHODS[method].plans
         meter = budget_meter(training.device) if plans else None
@@ -364,12 +365,44 @@ def _turn(
             for _ in range(_PLANNING if plans else _SETTLING):
                 seconds = training.step(batch)
             n_steps = round(_TURN_SECONDS / seconds) if seconds > 0.0 else 1
-            steps = [training.step(batch) for _ in range(min(8, max(1, n_steps)))]
-            planned = [each for each in steps if not math.isnan(each)]
-            found.append(statistics.median(planned or [math.nan]))
+            before, steps = pace(), list[tuple[float, float]]()
+            for _ in range(min(8, max(1, n_steps))):
+                seconds, after = training.step(batch), pace()
+                steps.append((seconds, 2.0 * seconds / (before + after)))
+                before = after
+            planned = [each for each in steps if not math.isnan(each[0])]
+            found.append(np.median(planned or steps, axis=0).tolist())
     finally:
         training.close()
     return {"seconds": found}
+
+
+def pace_of(device: str) -> Callable[[], float]:
+    """Return what tells the seconds of the same little work, now.
+
+    A shared CPU changes its speed within seconds, by more than most methods differ.
+    Work right before and after a step has met the same speed: products, passes over a
+    larger tensor and many small calls, together a few milliseconds. An accelerator of
+    its own keeps its speed; there it is 1 always.
+    """
+    if kind_of(device) not in ("cpu", SIM):
+        return lambda: 1.0
+    matrix, long, row = torch.ones(96, 96), torch.ones(200_000), torch.ones(96)
+    product, raised, added = map(torch.empty_like, (matrix, long, row))
+
+    # Nothing is allocated: what that costs depends on how a method left the heap.
+    def pace() -> float:
+        began = time.perf_counter()
+        for _ in range(20):
+            torch.matmul(matrix, matrix, out=product).tanh_()
+        for _ in range(4):
+            torch.mul(long, 1.01, out=raised).add_(1.0)
+        for _ in range(150):
+            torch.add(row, 1.0, out=added)
+        return time.perf_counter() - began
+
+    pace()
+    return pace
 
 
 # ------------------------------------------------------------------ in this process
@@ -401,14 +434,15 @@ class Run:
         is_interrupted: Until all is done.
         budget_bytes: From the first steps on.
         measured: By method, memory alone.
-        readings: By method and batch size, one for each round: a step's seconds.
+        readings: By method and batch size, one for each round: a step's seconds, and
+            these over the machine's pace around it.
     """
 
     def __init__(self, settings: Settings, tell: Tell = lambda _, __: None) -> None:
         self.is_interrupted = True
         self.budget_bytes = 0
         self.measured: dict[str, Measured] = {}
-        self.readings: dict[str, dict[int, list[float]]] = {}
+        self.readings: dict[str, dict[int, list[tuple[float, float]]]] = {}
         self._settings = settings
         self._tell = tell
         self._began = time.monotonic()
@@ -429,20 +463,16 @@ class Run:
         names = list(dict.fromkeys((PLAIN, *settings.methods)))
         most = _SURVEY_SHARE * 60.0 * settings.minutes
         for index, name in enumerate(names):
-            if time.monotonic() - self._began > most:
-                late = "no time was left to measure it: give it more minutes"
-                exact = METHODS[name].is_exact
-                found = Measured(method=name, why_not=late, is_exact=exact)
-                self.measured[name] = found
-                continue
             self._tell(f"memory of {name}", _SURVEY_SHARE * index / len(names))
             asked = {
                 "method": name,
                 "budget": self.budget_bytes or settings.budget,
                 "most_seconds": most / len(names) / _STEPS,
             }
+            is_late = time.monotonic() - self._began > most
+            late = dict[str, Any](why_not=f"no time was left to measure it: {MORE}")
             try:
-                told = self._ask("memory", ["survey", asked])
+                told = late if is_late else self._ask("memory", ["survey", asked])
             except RunFailedError as error:
                 told = {"why_not": first_line(error)}
             if name == PLAIN:
@@ -525,21 +555,48 @@ class Run:
             self.measured[name] = failed
             return []
         of, left = self.readings.setdefault(name, {}), []
-        for batch, seconds in zip(batches, told["seconds"], strict=True):
-            if math.isnan(seconds):
+        for batch, (clock, ratio) in zip(batches, told["seconds"], strict=True):
+            if math.isnan(clock):
                 of[batch] = []
                 continue
-            of.setdefault(batch, []).append(seconds)
+            of.setdefault(batch, []).append((clock, ratio))
             left.append(batch)
         return left
+
+    @property
+    def pace(self) -> float | None:
+        """The machine's usual one; None where steps are told by the clock.
+
+        That is where the clock scatters less at most sizes: where others have the
+        same core by turns, they hit a step or the little work, not both.
+        """
+        sizes = [of for each in self.readings.values() for of in each.values() if of]
+        found = [np.transpose(each) for each in sizes]
+        steadier = [scatter(clocks) < scatter(ratios) for clocks, ratios in found]
+        if not found or 2 * sum(steadier) > len(steadier):
+            return None
+        paces = [clocks / ratios for clocks, ratios in found]
+        return float(np.median(np.concatenate(paces)))
+
+    def seconds(self, method: str, pace: float | None) -> dict[int, list[float]]:
+        """Return the seconds of a step at each batch size, in each round.
+
+        Args:
+            method: Its name.
+            pace: At this pace of the machine; None for the clock's.
+        """
+        return {
+            batch: [clock if pace is None else pace * ratio for clock, ratio in at]
+            for batch, at in self.readings.get(method, {}).items()
+        }
 
     def found(self) -> Measurements:
         """Return what there is."""
         settings = self._settings
-        methods = []
+        methods, pace = [], self.pace
         for name, each in self.measured.items():
-            readings = self.readings.get(name, {})
-            took = {at: tuple(of) or None for at, of in readings.items()}
+            seconds = self.seconds(name, pace)
+            took = {at: tuple(of) or None for at, of in seconds.items()}
             steps = (replace(e, rounds=took.get(e.batch, ())) for e in each.steps)
             methods.append(replace(each, steps=tuple(steps)))
         run = RunSettings(
@@ -606,3 +663,9 @@ def _chosen(measured: Measured, allowed: float, batch: int) -> list[int]:
         if _BEGINNING + sum(took) <= allowed:
             break
     return [each.batch for each in found]
+
+
+def scatter(readings: Sequence[float]) -> float:
+    """Return the interquartile range as a share of the median."""
+    low, high = np.quantile(readings, (0.25, 0.75))
+    return float((high - low) / np.median(readings))

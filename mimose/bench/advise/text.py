@@ -15,6 +15,7 @@ from mimose.bench.advise.advice import (
     n_readings,
     plain_bytes,
 )
+from mimose.bench.advise.measure import MORE
 from mimose.bench.advise.methods import METHODS, PARTS, PLAIN
 from mimose.budget import format_bytes
 from mimose.planners import Everywhere
@@ -75,7 +76,7 @@ def headline(advice: Advice) -> str:
         return f"No: train as you do. In {budget} {it} fits, and nothing is faster."
     if advice.answer == "no":
         return f"No: no exact method that was measured makes {it} fit into {budget}."
-    more = f"give it {math.ceil(of.promised_seconds / 30)} minutes"
+    more = _remedy(advice, (PLAIN,) if fits is None else advice.use)
     if fits is not None and is_close(of, advice.budget_bytes):
         sure = f"; to be sure, use {use}" if use else ""
         return (
@@ -90,6 +91,21 @@ def headline(advice: Advice) -> str:
         f"Not known: with plain training {it} {without}, there is {budget}, and {use} "
         f"was not measured; {more}."
     )
+
+
+def _remedy(advice: Advice, names: Sequence[str]) -> str:
+    """Say what would tell: more minutes, or why no time helps these methods."""
+    reasons = {name: _why_unknown(advice.of(name)) for name in names}
+    own = [f"{of}: {why}" for of, why in reasons.items() if why and MORE not in why]
+    if own and len(own) == len(names):
+        return "; ".join(own)
+    minutes = math.ceil(advice.measurements.promised_seconds / 30)
+    return "; ".join([*own, f"give it {minutes} minutes"])
+
+
+def _why_unknown(method: MethodAdvice) -> str:
+    """Return why nothing is known of a method's throughput; empty where it is."""
+    return "" if method.interval else method.why_not or method.no_verdict
 
 
 def _sentences(advice: Advice) -> Iterator[str]:
@@ -109,8 +125,7 @@ def _sentences(advice: Advice) -> Iterator[str]:
         yield f"* {_listed(lossy)}: gradients are others, so no answer counts them."
     whys: dict[str, list[str]] = {}
     for each in advice.methods:
-        why = each.why_not or each.no_verdict
-        if why and each.interval is None:
+        if why := _why_unknown(each):
             whys.setdefault(why, []).append(each.name)
     if whys:
         said = (f"{_listed(names)} ({why})" for why, names in whys.items())

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from statistics import median
 
 import pytest
 
 from mimose.bench.advise.advice import advise_on, spread
-from mimose.bench.advise.measure import Measured, Step
+from mimose.bench.advise.measure import MORE, Measured, Run, Step
+from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.text import headline
 
 MIB = 2**20
-LATE = Measured(method="full", why_not="no time was left to measure it")
+LATE = Measured(method="full", why_not=f"no time was left to measure it: {MORE}")
 
 
 @pytest.fixture
@@ -81,6 +83,48 @@ def test_what_is_not_known_is_not_taken_for_a_no(
     """
     advice = advise_on(measurements(plain, LATE, budget_mib=budget_mib))
     assert (answer, use) == (advice.answer, advice.use)
+
+
+@pytest.mark.parametrize(("name", "budget_mib"), [("full", 200), ("accumulate", 400)])
+def test_more_time_is_asked_for_only_where_it_helps(
+    plain, measurements, name, budget_mib
+):
+    """Else the reason is told: twice the minutes do not mend an error."""
+
+    def first_line(why):
+        method = Measured(method=name, why_not=why)
+        return headline(advise_on(measurements(plain, method, budget_mib=budget_mib)))
+
+    failed, late = first_line("OddError: 7"), first_line(f"late: {MORE}")
+    assert "OddError: 7" in failed
+    assert "10 minutes" not in failed
+    assert "10 minutes" in late
+
+
+@pytest.mark.parametrize("is_clock_steady", [False, True])
+def test_seconds_are_told_at_the_pace_of_the_machine(plain, is_clock_steady):
+    """Work beside a step met the same speed; not where others have the core by turns.
+
+    The machine is up to three times as slow in some rounds, or only that work is.
+    """
+    run = Run(Settings(source="a:b", model="a small one", budget="1GiB"))
+    run.measured = {"plain": plain}
+    slower, pace = (1.0, 2.0, 1.0, 3.0, 1.5, 2.0, 1.0), 0.004
+
+    def reading(took, times):
+        if is_clock_steady:
+            return took, took / (times * pace)
+        return took * times, took / pace
+
+    run.readings["plain"] = {
+        each.batch: list(map(reading, each.rounds, slower)) for each in plain.steps
+    }
+    (told,) = run.found().methods
+    usual = 1.0 if is_clock_steady else 1.5
+    assert spread(told.steps) == pytest.approx(spread(plain.steps))
+    assert [usual * each.seconds for each in plain.steps] == pytest.approx(
+        [median(each.rounds) for each in told.steps]
+    )
 
 
 def test_no_method_helps(plain, full, measurements):
