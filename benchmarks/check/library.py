@@ -22,7 +22,7 @@ from mimose.records import StepRecord
 from mimose.session import attach
 
 _EXACT_STEPS, _STEPS = 5, 60
-_SHARE = 0.5
+_SHARE = 0.6
 """Of the growth of plain training, that a budget leaves."""
 _EXPANDABLE_BAR = 1.25
 """Reserved for each requested byte, where segments can grow."""
@@ -90,7 +90,7 @@ def _distance(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> f
 
 
 def budget(device: torch.device) -> Iterator[Line]:
-    """Train jumping lengths within half of what plain training grows by.
+    """Train jumping lengths within 60% of what plain training grows by.
 
     In fp32, with every second batch padded, and in bf16; the environment says by which
     segments the allocator takes memory.

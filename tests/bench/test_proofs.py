@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gc
 import importlib
 import json
 
@@ -169,10 +170,18 @@ def test_each_runs(sim, name, monkeypatch):
     case = hard._CASES["accumulation"]._replace(spec=_GPT2)
     monkeypatch.setitem(hard._CASES, "accumulation", case)
     monkeypatch.setattr(prediction, "_LEAST_GROWTH_BYTES", 2**20)
-    monkeypatch.setattr(tight, "_SHARE", 0.34)  # segments of 20 MiB are coarse here
+    monkeypatch.setattr(tight, "_SHARE", 0.34)
 
     where = "cpu" if name in ("stepcost", "hard") else "sim"
-    answer = proof.ask(Settings(device=where), argparse.Namespace(**_SMALLEST[name]))
+    sim.set_expandable_segments(True)  # segments of 20 MiB are coarse here
+    try:
+        answer = proof.ask(
+            Settings(device=where), argparse.Namespace(**_SMALLEST[name])
+        )
+    finally:
+        gc.collect()
+        sim.empty_cache()
+        sim.set_expandable_segments(False)
 
     assert answer.rows
     assert answer.table

@@ -73,19 +73,6 @@ def _elsewhere(model, x):
     thread.join()
 
 
-def _at_once(model, x):
-    losses = [model(x * n).square().mean() for n in (1, 2, 3)]
-    threads = [
-        threading.Thread(target=torch.autograd.grad, args=(loss, [x], None, True))
-        for loss in losses
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    sum(losses).backward()
-
-
 def _cast(model, x):
     with torch.autocast(x.device.type, torch.bfloat16):
         loss = model(x).float().square().mean()
@@ -99,7 +86,7 @@ def _cast_backward(model, x):
 
 
 WAYS = (_twice, _in_parts, _penalised, _cast)
-ON_A_CPU = (*WAYS, _cast_backward, _elsewhere, _at_once)
+ON_A_CPU = (*WAYS, _cast_backward, _elsewhere)
 CASES = [(action, way) for action in ("recompute", "lean") for way in ON_A_CPU]
 CASES += [
     pytest.param(each, way, marks=pytest.mark.sim) for each in ON_SIM for way in WAYS
