@@ -17,9 +17,8 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -50,24 +49,29 @@ _LARGEST = 0.01
 """Share by which a virtual time may differ."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
+class _Model(NamedTuple):
     build: Callable[[], nn.Module]
-    batch: Callable[[int, torch.Generator], dict[str, torch.Tensor]]
-    """Makes a batch of a length."""
-    longest: int
+    like: str
+    """The zoo's model whose batches it takes."""
+    sizes: Callable[[int], dict[str, int]]
+    """Of a batch of a length."""
+    longest: int = 192
 
 
-def _text(name: str) -> Callable[[int, torch.Generator], dict[str, torch.Tensor]]:
-    return lambda length, generator: ZOO[name].batch(
-        {"batch": 4, "length": length}, generator
-    )
+def _text(length: int) -> dict[str, int]:
+    return {"batch": 4, "length": length}
 
 
-def _images(name: str, unit: int) -> Callable[[int, torch.Generator], dict[str, Any]]:
-    return lambda length, generator: ZOO[name].batch(
-        {"batch": 4, "height": unit * (length // unit), "width": 64}, generator
-    )
+def _pair(length: int) -> dict[str, int]:
+    return {"batch": 4, "source": length, "target": max(8, length // 2)}
+
+
+def _image(height: int) -> dict[str, int]:
+    return {"batch": 4, "height": 32 * (height // 32), "width": 64}
+
+
+def _images(n_images: int) -> dict[str, int]:
+    return {"batch": n_images, "height": 224, "width": 224}
 
 
 _LLAMA = builder(
@@ -85,26 +89,15 @@ _DEBERTA = builder(
     **{"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
 )
 _MODELS: Mapping[str, _Model] = {
-    "bert": _Model(ZOO["bert"].build, _text("bert"), 192),
-    "gpt2": _Model(ZOO["gpt2"].build, _text("gpt2"), 192),
-    "t5": _Model(
-        ZOO["t5"].build,
-        lambda length, generator: ZOO["t5"].batch(
-            {"batch": 4, "source": length, "target": max(8, length // 2)}, generator
-        ),
-        192,
-    ),
-    "vit": _Model(ZOO["vit"].build, lambda n, g: _vit(n, g), 6),
-    "albert": _Model(ZOO["albert"].build, _text("albert"), 192),
-    "resnet": _Model(ZOO["resnet"].build, _images("resnet", 32), 320),
-    "llama": _Model(_LLAMA, _text("gpt2"), 192),
-    "deberta": _Model(_DEBERTA, _text("bert"), 192),
+    "bert": _Model(ZOO["bert"].build, "bert", _text),
+    "gpt2": _Model(ZOO["gpt2"].build, "gpt2", _text),
+    "t5": _Model(ZOO["t5"].build, "t5", _pair),
+    "vit": _Model(ZOO["vit"].build, "vit", _images, 6),
+    "albert": _Model(ZOO["albert"].build, "albert", _text),
+    "resnet": _Model(ZOO["resnet"].build, "resnet", _image, 320),
+    "llama": _Model(_LLAMA, "gpt2", _text),
+    "deberta": _Model(_DEBERTA, "bert", _text),
 }
-
-
-def _vit(n_images: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    sizes = {"batch": n_images, "height": 224, "width": 224}
-    return ZOO["vit"].batch(sizes, generator)
 
 
 def _batches(name: str) -> Iterator[dict[str, torch.Tensor]]:
@@ -115,7 +108,8 @@ def _batches(name: str) -> Iterator[dict[str, torch.Tensor]]:
     lengths = [int(length) for length in drawn]
     lengths[-5] = model.longest
     for length in lengths:
-        yield moved(model.batch(length, generator), "sim")
+        batch = ZOO[model.like].batch(model.sizes(length), generator)
+        yield moved(batch, "sim")
 
 
 def _train(

@@ -125,11 +125,6 @@ class Menu:
         return self.specs[-1].name
 
     @property
-    def is_fine(self) -> bool:
-        """Whether there is more to choose from than holding all or the least."""
-        return len(self.specs) > 2
-
-    @property
     def has_elsewhere(self) -> bool:
         """Whether some actions hold in another form, or place, what they are handed."""
         return any(spec.packs or spec.needs_host for spec in self.specs)

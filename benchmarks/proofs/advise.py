@@ -21,7 +21,7 @@ import contextlib
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -149,8 +149,7 @@ def _seconds(
     """Ask the advisor, then run what it has said."""
     for index, budget in enumerate(BUDGETS[name][options.on]):
         question = _question(name, budget, settings, options)
-        told = lambda what, _: progress(f"{name}: {what}")  # noqa: E731
-        with contextlib.closing(Run(question, told)) as run:
+        with contextlib.closing(Run(question, _told_of(name))) as run:
             run.survey()
             run.time()
             advice, pace = advise_on(run.found()), run.pace
@@ -166,6 +165,10 @@ def _seconds(
         if index == 0:
             yield from _held_out(advice, timed)
         yield from _judged(advice, timed, budget)
+
+
+def _told_of(name: str) -> Callable[[str, float], None]:
+    return lambda what, _: progress(f"{name}: {what}")
 
 
 def _question(

@@ -48,7 +48,7 @@ _Option: TypeAlias = tuple[str, Any, Any, str]
 _OK, _FAILED, _UNUSABLE, _INTERRUPTED = 0, 1, 2, 130
 _UNREAD = 141
 """The output was closed before all of it was written (128 + SIGPIPE)."""
-_BENCH = ("filelock", "matplotlib", "rich", "sympy", "tokenizers", "transformers")
+_BENCH = ("filelock", "matplotlib", "rich", "tokenizers", "transformers")
 """Packages that a grid needs."""
 
 

@@ -317,8 +317,8 @@ def _head_advice(laid_out: Timeline, *, by_rows: bool) -> Iterator[str]:
         )
     freed = format_bytes(laid_out.peak_bytes - next_peak)
     yield (
-        f"a loss that never makes all logits (Liger's fused linear cross-entropy, "
-        f"torchtune's chunked loss) would free up to {freed}; it rounds otherwise"
+        f"a loss that never makes all logits (torch's linear_cross_entropy, Liger's "
+        f"fused one) would free up to {freed}; it rounds otherwise"
     )
 
 

@@ -41,7 +41,7 @@ from mimose.exceptions import MimoseError
 from mimose.learn.problem import Memory
 from mimose.planners import Menu
 from mimose.records import AgreementUse
-from mimose.run.exchange import WORD_BYTES, Exchange
+from mimose.run.exchange import Exchange
 from mimose.run.unit import Unit
 from mimose.types import StepInput
 
@@ -153,15 +153,6 @@ def _most_events(n_units: int) -> int:
 def _n_values(n_units: int) -> int:
     """Return how many numbers ranks agree by: a head, two a unit, one an event."""
     return len(_Answer._fields) + 2 * n_units + _most_events(n_units)
-
-
-def vector_bytes(n_units: int) -> int:
-    """Return the bytes of what ranks exchange before a forward.
-
-    Args:
-        n_units: So many layers are planned for.
-    """
-    return WORD_BYTES * (1 + _n_values(n_units))  # the first tells of an error
 
 
 class Together:

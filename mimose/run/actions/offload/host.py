@@ -103,12 +103,6 @@ class HostMemory:
         return self._peak_bytes
 
     @property
-    def pinned_bytes(self) -> int:
-        """What is pinned now, lent or waiting for who asks next: Note: [Pieces]."""
-        with self._lock:
-            return _total(self._made)
-
-    @property
     def pinned_peak_bytes(self) -> int:
         """The most that was pinned at once."""
         return self._pinned_peak_bytes
