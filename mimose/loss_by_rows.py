@@ -4,7 +4,7 @@ Plain cross-entropy holds up to six more tensors of the logits' size: a copy in 
 its log-softmax and two gradients. Rows do not depend on each other, so all of these are
 made here for a chunk of rows at a time, and made again in backward. Losses of
 transformers' models go this way in steps whose budget asks for it
-(`mimose.run.loss_choice`).
+(`mimose.runtime.loss_choice`).
 
 Note: [Rows]
 A row's log-softmax and gradient have the same bits in any chunk, as long as the kernel

@@ -12,6 +12,10 @@ import numpy as np
 from torch import nn
 from torch.distributed import ProcessGroup
 
+from mimose.actions.base import Means
+from mimose.actions.offload.budget import make_host
+from mimose.actions.offload.codec import OffloadCodec
+from mimose.actions.registry import any_lossy, choose, need_host
 from mimose.arguments import (
     check_agree,
     check_choices,
@@ -21,40 +25,36 @@ from mimose.arguments import (
     refuse_no_model,
 )
 from mimose.budget import format_bytes
+from mimose.cost.problem import Memory
+from mimose.distributed.meeting import Meeting
 from mimose.exceptions import (
     BudgetError,
     MimoseError,
     StateMismatchError,
 )
-from mimose.learn.problem import Memory
-from mimose.measure.meters import BasicMeter, Meter
-from mimose.planners import Plan, Planner, PlanningProblem, lay_out, make_planner
-from mimose.predictors import make_predictor
-from mimose.records import Summary
-from mimose.report import text as _report
-from mimose.report.columns import terminal_width
-from mimose.run.actions.base import Means
-from mimose.run.actions.offload.budget import make_host
-from mimose.run.actions.offload.codec import OffloadCodec
-from mimose.run.actions.registry import any_lossy, choose, need_host
-from mimose.run.attachment import Attachment, refuse_second
-from mimose.run.engine import Options, make_engine
-from mimose.run.meeting import Meeting
-from mimose.run.repeats import Repeats
-from mimose.run.retry import Gradients
-from mimose.run.watched import Watches
-from mimose.state import describe, plain, refuse_other
-from mimose.types import StepInput
-from mimose.watch.communicating import parallel_shares
-from mimose.watch.placement import only_device
-from mimose.watch.sharding import (
+from mimose.inputs.communicating import parallel_shares
+from mimose.inputs.placement import only_device
+from mimose.inputs.sharding import (
     inside_ddp,
     own_class,
     refuse_unplannable,
     sharding,
 )
-from mimose.watch.size_table import Table
-from mimose.watch.units import UnitsSpec
+from mimose.inputs.size_table import Table
+from mimose.inputs.units import UnitsSpec
+from mimose.memory.meters import BasicMeter, Meter
+from mimose.planners import Plan, Planner, PlanningProblem, lay_out, make_planner
+from mimose.predictors import make_predictor
+from mimose.records import Summary
+from mimose.report import text as _report
+from mimose.report.columns import terminal_width
+from mimose.runtime.attachment import Attachment, refuse_second
+from mimose.runtime.engine import Options, make_engine
+from mimose.runtime.repeats import Repeats
+from mimose.runtime.retry import Gradients
+from mimose.runtime.watched import Watches
+from mimose.state import describe, plain, refuse_other
+from mimose.types import StepInput
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def attach(
             all but the latter is done in the steps, and equal runs make equal plans.
         on_infeasible: ``"raise"`` or ``"warn"`` and train on with the least plan.
         meter: Where memory is read: None to choose by the device, a name or an object
-            (see `mimose.measure.meters.make_meter`).
+            (see `mimose.memory.meters.make_meter`).
         record_to: A file to append each step's record to, as a line of JSON. Its
             folder is made if it is not there.
         max_records: How many steps' records are kept in memory, the last ones: about

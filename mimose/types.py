@@ -44,7 +44,7 @@ class StepInput(NamedTuple):
     """What the root is called with, but for the sizes; contexts may share it."""
     base: Context = ""
     """What the root's arguments tell of the context, where that is not all of it: see
-    `mimose.watch.variants`."""
+    `mimose.inputs.variants`."""
     calls: tuple[int, ...] = ()
     """How often each unit was called, where the forward has shown it."""
 
@@ -98,7 +98,7 @@ class Measured:
     flops: int = 0
     """Of the whole recomputation, or of what was rebuilt."""
     copied_bytes: float = 0.0
-    """Copies of weights among what it would hold: see `mimose.learn.copies`."""
+    """Copies of weights among what it would hold: see `mimose.cost.copies`."""
     part: int = 0
     """Which forward of its window it ran in."""
     inputs: dict[int, int] = field(default_factory=dict)

@@ -70,8 +70,8 @@ def _inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return
     if os.environ.get("MIMOSE_TESTS_DAEMON"):
         return
-    from mimose.daemon import Inline
-    from mimose.run import engine
+    from mimose.runtime import engine
+    from mimose.worker import Inline
 
     monkeypatch.setattr(engine, "make_background", lambda *, is_inline: Inline())
 
@@ -114,7 +114,7 @@ def _sim_as_new(request: pytest.FixtureRequest) -> Iterator[None]:
     device = request.getfixturevalue("sim")
     _reset(device)
     yield
-    from mimose.measure.meters import allocator
+    from mimose.memory.meters import allocator
 
     assert not any(allocator._walls.values()), (
         "a session's or a proof's wall was left standing"

@@ -198,7 +198,7 @@ def test_a_peak_that_cannot_be_read(toys, monkeypatch, caplog, how):
     model = toys.chain(4)
     batches = [toys.inputs(n) for n in (16, 64, 32, 48, 24, 40) * 3]
     if how == "found out":
-        monkeypatch.setattr("mimose.measure.meters.process.os.open", _refuse)
+        monkeypatch.setattr("mimose.memory.meters.process.os.open", _refuse)
     with caplog.at_level(logging.WARNING, logger="mimose"):
         found, session = toys.compare(
             model, batches, meter="prediction" if how == "named" else None

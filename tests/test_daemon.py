@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mimose
-from mimose.daemon.thread import NAME
+from mimose.worker.thread import NAME
 
 pytestmark = pytest.mark.daemon
 

@@ -23,9 +23,9 @@ from benchmarks.proofs.numbers import MIB
 from benchmarks.sim.hollow import CARDS
 from mimose.bench.machine import version_of
 from mimose.bench.zoo import Batch, moved
-from mimose.exact.random_state import DeviceRandom
-from mimose.measure.meters import AllocatorMeter
-from mimose.measure.meters.usage import has_expandable_segments
+from mimose.exactness.random_state import DeviceRandom
+from mimose.memory.meters import AllocatorMeter
+from mimose.memory.meters.usage import has_expandable_segments
 from mimose.session import attach
 
 _NEEDED = ("numpy", "scipy", "scikit-learn", "cachetools")

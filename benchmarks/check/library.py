@@ -17,7 +17,7 @@ from benchmarks.check.training import (
 )
 from benchmarks.proofs.common import AMPLE_BYTES
 from benchmarks.proofs.numbers import MIB, percent, quantile, worst
-from mimose.measure.meters.usage import has_expandable_segments
+from mimose.memory.meters.usage import has_expandable_segments
 from mimose.records import StepRecord
 from mimose.session import attach
 

@@ -40,7 +40,7 @@ from mimose.bench.device import is_cpu
 from mimose.bench.machine import limit_memory
 from mimose.bench.zoo import Batch
 from mimose.exceptions import first_line
-from mimose.measure.meters import AllocatorMeter
+from mimose.memory.meters import AllocatorMeter
 from mimose.session import attach
 
 QUESTION = "Do mixed lengths stay within the budget, and is the budget used?"

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from mimose.bench import device
 from mimose.bench.child import RunFailedError
 from mimose.exceptions import first_line
-from mimose.measure.out_of_memory import is_out_of_memory
+from mimose.memory.out_of_memory import is_out_of_memory
 
 _LOOK_SECONDS = 0.5
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from mimose.measure.meters import AllocatorMeter, Meter, ProcessMeter, Reading
-from mimose.measure.meters.usage import Usage
+from mimose.memory.meters import AllocatorMeter, Meter, ProcessMeter, Reading
+from mimose.memory.meters.usage import Usage
 
 
 class _OverResets(Meter):

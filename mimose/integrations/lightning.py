@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from mimose.exceptions import MimoseError, StateMismatchError
+from mimose.inputs.compiled import WHY_NOT_WHOLE
 from mimose.integrations.loader_watch import LoaderWatch
 from mimose.integrations.options import check_options
 from mimose.integrations.repeated_closure import RepeatedClosures
 from mimose.integrations.root_search import RootSearch
 from mimose.report.metrics import MetricsReader
-from mimose.run.repeats import Repeats
-from mimose.run.watched import Told
+from mimose.runtime.repeats import Repeats
+from mimose.runtime.watched import Told
 from mimose.session import Session, attach
-from mimose.watch.compiled import WHY_NOT_WHOLE
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from mimose.watch.collating import WatchedLoaders
+from mimose.inputs.collating import WatchedLoaders
 
 _log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ import torch
 from torch import nn
 
 from mimose.exceptions import MimoseError
+from mimose.inputs.patch import Patch
+from mimose.inputs.units import Named, find_units
 from mimose.near_names import near_names
-from mimose.watch.patch import Patch
-from mimose.watch.units import Named, find_units
 
 _log = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from mimose.exceptions import (
     NoUnitsError,
     StateMismatchError,
 )
+from mimose.inputs.compiled import WHY_NOT_WHOLE
 from mimose.integrations.missing import missing_package
 from mimose.integrations.options import check_options
 from mimose.report.metrics import MetricsReader
-from mimose.run.repeats import Repeats
-from mimose.run.watched import Told
+from mimose.runtime.repeats import Repeats
+from mimose.runtime.watched import Told
 from mimose.session import Session, attach
 from mimose.torch_private import COMPILED_MODULE
-from mimose.watch.compiled import WHY_NOT_WHOLE
 
 try:
     from transformers import Trainer, TrainerCallback

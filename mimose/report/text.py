@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mimose.budget import format_bytes
-from mimose.decide.plans import Plans
 from mimose.planners import PlanningProblem, Timeline
+from mimose.policy.plans import Plans
 from mimose.records import (
     PHASES,
     TRIED,

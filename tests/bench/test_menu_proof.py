@@ -135,7 +135,7 @@ def _task(plans: list[str]) -> dict[str, Any]:
 
 def test_a_plan_that_is_not_run_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that may not run under an action ends the timing."""
-    from mimose.run.actions.lean import Lean
+    from mimose.actions.lean import Lean
 
     monkeypatch.setattr(Lean, "refuses", lambda *_: "it is not to be")
     with pytest.raises(RunFailedError, match="the plan 'llllll' was run otherwise"):

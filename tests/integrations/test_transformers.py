@@ -25,8 +25,8 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
+from mimose.inputs.patch import Patch  # noqa: E402
 from mimose.integrations.transformers import MimoseCallback  # noqa: E402
-from mimose.watch.patch import Patch  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -36,7 +36,7 @@ from mimose.bench.serve import messages
 from mimose.bench.step_meter import RunningStep, budget_meter, step_meter
 from mimose.budget import parse_budget
 from mimose.exceptions import MimoseError, first_line
-from mimose.measure.out_of_memory import is_out_of_memory
+from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.usage import UsageError
 
 Tell = Callable[[str, float], None]

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mimose.bench.advise.sample import Inputs, Sample, moved
 from mimose.bench.device import is_cpu
 from mimose.bench.step_meter import autocast, synchronise
-from mimose.measure.meters import Meter
+from mimose.memory.meters import Meter
 from mimose.planners import Everywhere, InfeasibleBudgetError
 from mimose.session import Session, attach
 from mimose.usage import UsageError

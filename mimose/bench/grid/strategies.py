@@ -21,17 +21,17 @@ from filelock import FileLock
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mimose.actions.registry import choose, menu_of
 from mimose.bench.child import RunFailedError
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.workloads import size_of
-from mimose.measure.meters import Meter
+from mimose.inputs.patch import Patch
+from mimose.inputs.units import find_units
+from mimose.memory.meters import Meter
 from mimose.planners import Greedy, Optimal, Plan, Planner, PlanningProblem, Static
 from mimose.planners.actions import EXACT_MENU, FINE_MENU
-from mimose.run.actions.registry import choose, menu_of
 from mimose.session import Session, attach
 from mimose.tensors import storages_in
-from mimose.watch.patch import Patch
-from mimose.watch.units import find_units
 
 WHOLE_LAYERS = EXACT_MENU.names
 """Keep or recompute: what Mimose and most others choose among."""

@@ -24,7 +24,7 @@ from mimose.bench.machine import kernel_bytes, limit_memory
 from mimose.bench.serve import messages
 from mimose.bench.step_meter import RunningStep, autocast, step_meter
 from mimose.bench.zoo import moved
-from mimose.measure.out_of_memory import is_out_of_memory
+from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.session import attach
 
 _UNLIMITED = 2**50

@@ -1,0 +1,111 @@
+"""What an action is, and what it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from mimose.actions.offload.codec import OffloadCodec
+from mimose.exactness.input_watch import Marks
+from mimose.exactness.late_answers import LateAnswers
+from mimose.exactness.unit import Unit
+from mimose.memory.gauges import Counted, Gauge
+from mimose.memory.trace import Trace
+from mimose.planners import ActionSpec
+from mimose.types import NO_HEADROOM, Headroom, OnRecompute
+
+
+class StepNotes(Protocol):
+    """Where a running step takes note of what its calls show."""
+
+    answers: LateAnswers
+    """Tells what only an accelerator knows, when the step has ended."""
+
+    def note_read(self, unit: Unit, noted: Marks) -> None:
+        """Take note of the inputs of a call that will run again."""
+        ...
+
+    def note_compiled(self, call: UnitCall) -> None:
+        """Take note that a call has shown that its unit runs compiled code."""
+        ...
+
+    def note_impure(self, unit: Unit, why: str) -> None:
+        """Take note that a unit turned out one that may not run again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How a call is measured."""
+
+    trace: Trace
+    index: int
+    """The event's, in the trace."""
+    gauge: Gauge
+    """Counts what a run of the forward holds and computes."""
+    inputs: list[Any]
+    """The tensors that the call is given."""
+
+
+class UnitCall(NamedTuple):
+    """One call of a unit, in a step that trains."""
+
+    unit: Unit
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    notes: StepNotes
+    on_recompute: OnRecompute | None = None
+    """Has to see the forward run again, such as to count its FLOPs."""
+    is_whole: bool = False
+    """Whether a recomputation is to run to its end."""
+    headroom: Headroom = NO_HEADROOM
+    """What the step's plan leaves free around it."""
+
+    def forward(self) -> Any:
+        """Run the unit's own forward."""
+        return self.unit.forward(*self.args, **self.kwargs)
+
+
+class Means(NamedTuple):
+    """What a session gives its actions."""
+
+    max_error: float | None = None
+    """The largest change of a layer's gradient that is allowed, as a part of its norm;
+    None for any."""
+    host: OffloadCodec | None = None
+    """Holds storages on the host; None where the model is there itself."""
+
+
+NO_MEANS = Means()
+
+
+class Action(Protocol):
+    """What may happen to the activations of a call."""
+
+    spec: ActionSpec
+
+    def refuses(self, unit: Unit) -> str:
+        """Return why a unit cannot run under it, for the report; "" if it can."""
+        ...
+
+    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+        """Run the forward under the action; its backward is arranged for.
+
+        Args:
+            call: The call.
+            probe: Measures it; None in a step that is not measured.
+
+        Returns:
+            What the unit returns.
+        """
+        ...
+
+    def held_bytes(self, counted: Counted) -> float | None:
+        """Return what it would hold of a call that was run and counted in full.
+
+        This is how one execution teaches of other actions. None where it cannot tell.
+
+        Args:
+            counted: What the call's forward made, and what of that it returned.
+        """
+        ...

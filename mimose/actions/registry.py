@@ -1,0 +1,162 @@
+"""The actions there are, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from mimose.actions.base import NO_MEANS, Action, Means
+from mimose.actions.keep import Keep
+from mimose.actions.lean import Lean
+from mimose.actions.offload.action import Offload
+from mimose.actions.offload_input import OffloadInput
+from mimose.actions.packing.action import Packing
+from mimose.actions.packing.pooling import Pool
+from mimose.actions.packing.quantizing import Quantize
+from mimose.actions.recompute import Recompute
+from mimose.planners import Menu
+from mimose.planners.actions import (
+    EXACT_MENU,
+    FINE_MENU,
+    LEAN,
+    POOL,
+    POOL_4,
+    QUANTIZE,
+    QUANTIZE_4,
+)
+
+_ACTIONS: list[Action] = [
+    Keep(),
+    Lean(LEAN),
+    Packing(POOL, lambda _: Pool(2)),
+    Packing(POOL_4, lambda _: Pool(4)),
+    Packing(QUANTIZE, lambda _: Quantize(8)),
+    Packing(QUANTIZE_4, lambda _: Quantize(4)),
+    Offload(),
+    OffloadInput(),
+    Recompute(),
+]
+"""Keeping first; last what runs where nothing is known."""
+_OWN = frozenset(action.spec.name for action in _ACTIONS)
+_WORDS = {"exact": EXACT_MENU.names, "fine": FINE_MENU.names, "all": tuple(_OWN)}
+"""Menus that have a word."""
+
+
+def register(action: Action) -> None:
+    """Add an action, between those that hold more and the one that holds least.
+
+    Args:
+        action: The action; its name is its own.
+    """
+    _ACTIONS.insert(-1, action)
+
+
+def forget(action: Action) -> None:
+    """Take an action out again."""
+    _ACTIONS.remove(action)
+
+
+def choose(actions: str | Sequence[str], means: Means = NO_MEANS) -> tuple[Action, ...]:
+    """Return the actions that a session may use, the one that keeps first.
+
+    Args:
+        actions: ``"exact"`` for whole layers, kept or recomputed (and exact actions
+            that were registered); ``"fine"`` with ``lean`` between them; ``"all"``
+            for all there are, lossy ones among them; or names.
+        means: What the session gives them.
+
+    Raises:
+        ValueError: A name is unknown, or keeping or the least is not among them.
+    """
+    chosen = _named(actions)
+    if isinstance(actions, str):
+        if actions in _WORDS:
+            return _own((a for a in chosen if _is_possible(a, means)), means)
+        actions = (actions,)
+    names = [action.spec.name for action in _ACTIONS]
+    unknown = [name for name in actions if name not in names]
+    needed = {names[0], names[-1]}
+    if unknown or not needed <= set(actions):
+        raise _not_actions(tuple(actions))
+    elsewhere = [a.spec.name for a in chosen if not _is_possible(a, means)]
+    if elsewhere:
+        msg = (
+            f"actions {elsewhere!r} hold tensors on the host for a model that is on an "
+            f"accelerator, and this one is on the host itself: leave them out"
+        )
+        raise ValueError(msg)
+    return _own(chosen, means)
+
+
+def need_host(actions: str | Sequence[str]) -> bool:
+    """Whether any of the actions that `choose` is asked for holds tensors there."""
+    return any(action.spec.needs_host for action in _named(actions))
+
+
+def any_lossy(actions: str | Sequence[str]) -> bool:
+    """Whether any of the actions that `choose` is asked for changes gradients."""
+    return any(not action.spec.is_exact for action in _named(actions))
+
+
+def _named(actions: str | Sequence[str]) -> list[Action]:
+    """Return the actions of a word, or those of names as far as they are known."""
+    if isinstance(actions, str) and actions in _WORDS:
+        return list(filter(partial(_is_of, _WORDS[actions]), _ACTIONS))
+    if not isinstance(actions, Iterable):  # None, say
+        raise _not_actions(actions)
+    names = (actions,) if isinstance(actions, str) else actions
+    return [action for action in _ACTIONS if action.spec.name in names]
+
+
+def _not_actions(given: object) -> ValueError:
+    names = [action.spec.name for action in _ACTIONS]
+    return ValueError(
+        f"actions must be 'exact', 'fine', 'all', or {names[0]!r} and {names[-1]!r} "
+        f"with any of {names[1:-1]!r} between them, got {given!r}"
+    )
+
+
+def _own(actions: Iterable[Action], means: Means) -> tuple[Action, ...]:
+    """Return actions for one session: what they learn of its units is its own."""
+    own = (Lean, OffloadInput)
+    return tuple(a.anew(means) if isinstance(a, own) else a for a in actions)
+
+
+def _is_possible(action: Action, means: Means) -> bool:
+    """Whether a session has all that an action needs."""
+    return means.host is not None or not action.spec.needs_host
+
+
+def _is_of(names: Sequence[str], action: Action) -> bool:
+    """Whether a menu has an action: one of its own, or an exact one registered."""
+    spec = action.spec
+    return spec.name in names or (spec.is_exact and spec.name not in _OWN)
+
+
+def state_of(actions: Iterable[Action]) -> dict[str, Any]:
+    """Return what a session's actions have settled on, by name, ready for JSON."""
+    return {a.spec.name: a.state_dict() for a in actions if isinstance(a, Lean)}
+
+
+def load_state(actions: Iterable[Action], state: Mapping[str, Any]) -> None:
+    """Have a session's actions do as those of another did.
+
+    Args:
+        actions: Of one session.
+        state: What `state_of` returned.
+    """
+    for action in actions:
+        if isinstance(action, Lean):
+            action.load_state_dict(state.get(action.spec.name, {}))
+
+
+def gradient_errors(actions: Iterable[Action]) -> dict[str, Mapping[str, float]]:
+    """Return, by lossy action and layer, the change of its gradient as measured."""
+    packing = (action for action in actions if isinstance(action, Packing))
+    return {a.spec.name: a.gradient_errors for a in packing if a.gradient_errors}
+
+
+def menu_of(actions: Sequence[Action]) -> Menu:
+    """Return what planners and the cost model need to know of actions."""
+    return Menu(tuple(action.spec for action in actions))

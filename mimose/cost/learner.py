@@ -1,0 +1,189 @@
+"""Who holds the current cost model, and has it taught.
+
+Note: [Who writes]
+What steps show is handed over as lessons, changes of a model, and taken in by one job
+at a time, in their order. In the daemon's thread that job also makes all fits that the
+lessons call for, and only then is the model the one that everybody reads: so no step
+waits for a fit. What has to hold at once (a layer that must be kept, plans that are
+worth nothing, a context that is forgotten) is written by the step itself. The two never
+write the same fields, so that the job puts together what both have written meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from mimose.cost.measured_step import with_step
+from mimose.cost.model import CostModel
+from mimose.types import (
+    Context,
+    CostOf,
+    Measured,
+    StepInput,
+    StepSample,
+)
+from mimose.worker import Background, Inline, Lane
+from mimose.worker.forks import lock
+
+Lesson: TypeAlias = Callable[[CostModel], CostModel]
+"""Returns what a model becomes by what a step has shown."""
+
+_MOST_WAITING = 512
+"""Lessons that wait, a dozen steps of a large model; of more the oldest are lost."""
+
+
+class Learner:
+    """The current cost model; the methods below replace it, and nobody else.
+
+    Whoever reads takes `model` once and reads that, from any thread.
+
+    Args:
+        model: To begin with.
+        background: Where lessons are taken in.
+
+    Attributes:
+        model: What is known now.
+        n_steps: Measured steps handed over, those that wait included.
+    """
+
+    def __init__(self, model: CostModel, background: Background | None = None) -> None:
+        self.model = model
+        self.background = background or Inline()
+        self.n_steps = model.n_steps
+        self._last_step: tuple[CostModel, CostModel] | None = None
+        """The model before and after it, in the lessons' order."""
+        self._lessons: deque[Lesson] = deque(maxlen=_MOST_WAITING)
+        self._lock = lock()
+
+    @property
+    def n_waiting(self) -> int:
+        """Lessons that nobody has taken in yet."""
+        return len(self._lessons)
+
+    # ------------------------------------------------------------------ lessons
+
+    def absorb(
+        self,
+        facts: StepInput,
+        events: Sequence[Measured],
+        sample: StepSample,
+        released_bytes: float,
+        calls: tuple[int, ...],
+        between: tuple[tuple[int, ...], ...] = (),
+        *,
+        growth_bytes: float = 0.0,
+    ) -> None:
+        """Take in one measured step; the arguments are those of `with_step`.
+
+        Args:
+            facts: What was known of the step before it ran.
+            events: The events, as they ran.
+            sample: What their segments say.
+            released_bytes: Outputs of an earlier step that were freed meanwhile.
+            calls: How often each unit was called.
+            between: The same at each boundary between forwards.
+            growth_bytes: How large the step is, or could be.
+        """
+
+        def learn(model: CostModel) -> CostModel:
+            grown = model.grown(growth_bytes)
+            taught = with_step(
+                grown, facts, events, sample, released_bytes, calls, between
+            )
+            self._last_step = model, taught
+            return taught
+
+        self.n_steps += 1
+        self._teach(learn)
+
+    def take_back(self) -> None:
+        """Forget the last measured step, unless something was taught since."""
+
+        def forget(model: CostModel) -> CostModel:
+            if self._last_step is None or self._last_step[1] is not model:
+                return model
+            return self._last_step[0].renewed(model)
+
+        self._teach(forget)
+
+    def miss(self, facts: StepInput) -> None:
+        """Take note of a step, not measured, in which more ran than was planned for.
+
+        Args:
+            facts: The step's, with what it called.
+        """
+        self._teach(lambda model: model.missing(facts))
+
+    def absorb_cost(self, cost_of: CostOf, flops: int) -> None:
+        """Take in the FLOPs of one call's action, as it stopped early."""
+        self._teach(lambda model: model.with_cost(*cost_of, float(flops)))
+
+    def _teach(self, lesson: Lesson) -> None:
+        self._lessons.append(lesson)
+        self.background.submit(Lane.LEARN, self, self._take_in)
+
+    def _take_in(self) -> None:
+        """Take in what waits: Note: [Who writes]."""
+        base = taught = self.model
+        try:
+            while self._lessons:
+                taught = self._lessons.popleft()(taught)
+        finally:
+            if not self.background.is_inline:
+                taught.make_fits(base)
+            self._put(base, taught)
+
+    def _put(self, base: CostModel, taught: CostModel) -> None:
+        with self._lock:
+            now = self.model
+            joined = taught if now is base else taught.joined(base, now)
+            if self._last_step is not None and self._last_step[1] is taught:
+                self._last_step = self._last_step[0], joined
+            self.model = joined
+
+    # ------------------------------------------------------------------ at once
+
+    def use(self, context: Context) -> None:
+        """Take note that a context is used; the least recently used go first."""
+        patterns = self.model.patterns
+        if context in patterns and context != next(reversed(patterns)):
+            with self._lock:
+                self.model = self.model.used(context)
+
+    def forget(self, context: Context) -> None:
+        """Drop a context's pattern; what its families taught stays."""
+        with self._lock:
+            self.model = self.model.forgotten(context)
+
+    def restrict(self, unit: int, actions: Iterable[str]) -> None:
+        """Let a unit run under some actions only, from now on."""
+        with self._lock:
+            self.model = self.model.restricted(unit, actions)
+
+    def distrust_plans(self) -> None:
+        """Make every plan made so far invalid, as after a step over the budget."""
+        with self._lock:
+            self.model = self.model.distrusted()
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was learned, ready for JSON."""
+        self.background.catch_up()
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over all that another one learned, in place of what is here.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self.background.catch_up()
+        with self._lock:
+            self.model = self.model.loaded(state)
+            self.n_steps = self.model.n_steps
+        if not self.background.is_inline:
+            self.background.submit(Lane.LEARN, (self, "fits"), self.model.make_fits)
+            self.background.catch_up()

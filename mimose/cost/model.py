@@ -1,0 +1,377 @@
+"""The cost model: what measured steps have taught, as one immutable value.
+
+A step's `Context` says all that changes costs at one shape. For each context the model
+has the pattern of the events (which ran, of what family, how their own sizes follow
+from the batch's), and for each family the samples of its quantities. Who reads it never
+changes it; who teaches it gets another one, of a higher version, that shares all that
+stayed as it was.
+
+Note: [Whose series]
+A series belongs to what its sizes are sizes of. A family's are a layer's own; the
+head's, the loss's and the side tensors' are the root's, of one context. What runs
+between layers is told by the root's sizes too, but alike in all contexts of one
+structure of arguments, which so teach each other. Where the owner is forgotten, so are
+its series.
+
+Note: [Turns]
+Where several forwards run before one backward, what follows the backward of a later
+forward's first event is the head and the loss of the forward before, and whatever lies
+in front of that event. No mark parts them. So such a backward is told by the root's
+sizes, of this context, and not by the layer's own.
+
+Note: [Valid since]
+Plans name the version that they were made from. What makes all earlier plans useless,
+such as a step over the budget or a layer that must be kept, raises the version since
+which plans are valid, and nobody has to clear a cache.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from mimose.cost.layout import TURN, AdjacentFamilies
+from mimose.cost.patterns import Pattern, as_tuples
+from mimose.cost.samples import Kind, Samples
+from mimose.cost.series import Series
+from mimose.pauses import give_way
+from mimose.planners import Menu
+from mimose.planners.actions import EXACT_MENU
+from mimose.predictors import (
+    EnvelopeRegressor,
+    PolynomialRegressor,
+    make_predictor,
+)
+from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput
+
+Key: TypeAlias = tuple[Hashable, ...]
+"""Names a series: its kind, its owner (Note: [Whose series]), and what it is of."""
+Readings: TypeAlias = Mapping[Key, Iterable[tuple[Sizes, float]]]
+"""By series, sizes and values."""
+
+_MOST_FAMILIES = 1024
+"""Families remembered, if no more are in use."""
+
+
+def kinds_of(
+    predictor: str | Callable[[], Any], noise_bytes: float
+) -> Mapping[str, Kind]:
+    """Return the sorts of quantities, and how each is fitted.
+
+    Args:
+        predictor: The name of the predictor for what is counted, or a function that
+            makes one.
+        noise_bytes: How far two readings of the meter differ.
+    """
+
+    def counted(noise: float) -> Any:
+        if callable(predictor):
+            return predictor()
+        return make_predictor(predictor, noise=noise, nonnegative=True)
+
+    def excess(noise: float) -> Any:
+        return EnvelopeRegressor(noise=noise)
+
+    def net(noise: float) -> Any:
+        return PolynomialRegressor(noise=noise)
+
+    return {
+        "exact": Kind(counted, 0.0, nonnegative=True),
+        "excess": Kind(excess, noise_bytes, nonnegative=True, is_excess=True),
+        "net": Kind(net, noise_bytes, nonnegative=False),
+    }
+
+
+def flops_of_a_byte(device_type: str) -> float:
+    """Return the FLOPs that take as long as rebuilding a byte by pointwise operators.
+
+    These wait for memory, and move 2.5 bytes for each. In bf16 an H100, A100, RTX 4090
+    or A10 computes 117 to 170 FLOPs while it moves a byte. On one CPU core `lean` took
+    24% of a BERT layer's time, its whole recomputation 41%.
+
+    Args:
+        device_type: The model's; nothing else counts, so equal runs make equal plans.
+    """
+    return 25.0 if device_type == "cpu" else 2.5 * 128.0
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """What is known of costs at one moment. Nothing in it is ever written to."""
+
+    kinds: Mapping[str, Kind]
+    """How each sort of quantity is fitted."""
+    menu: Menu = EXACT_MENU
+    version: int = 0
+    """How often something was taken in."""
+    valid_since: int = 0
+    """Note: [Valid since]."""
+    scale: float = 0.0
+    """How large steps are, in bytes of growth: errors are small against that."""
+    n_steps: int = 0
+    """Measured steps taken in."""
+    patterns: dict[Context, Pattern] = field(default_factory=dict)
+    """The least recently used first."""
+    samples: Mapping[Key, Samples] = field(default_factory=dict)
+    families: frozenset[str] = frozenset()
+    copied: Mapping[str, float] = field(default_factory=dict)
+    """By family, the copies of weights in what a call holds: Note: [Copies]."""
+    byte_flops: float = 25.0
+    """FLOPs that take as long as rebuilding a byte: see `flops_of_a_byte`."""
+    limits: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Of units that may not run under every action, those under which they may."""
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether two readings of the same thing are equal."""
+        return self.kinds["net"].noise == 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more families can be told apart without forgetting any."""
+        return len(self.families) < _MOST_FAMILIES
+
+    def allowed(self, unit: int) -> tuple[str, ...]:
+        """Return the actions under which a unit may run, in the menu's order."""
+        return self.limits.get(unit, self.menu.names)
+
+    def is_settled(self, unit: int) -> bool:
+        """Whether there is no choice about a unit: it is always kept."""
+        return len(self.allowed(unit)) == 1
+
+    def pattern(self, facts: StepInput) -> Pattern:
+        """Return the pattern of a step: of the events that ran, or else may run.
+
+        Args:
+            facts: The step's; its context is known.
+        """
+        pattern = self.patterns[facts.context]
+        if facts.calls:
+            return pattern.ran(facts.calls)
+        return pattern.expected(facts.sizes)
+
+    def varies(self, context: Context) -> bool:
+        """Whether steps of the same sizes are known to run different layers."""
+        return context in self.patterns and self.patterns[context].varies
+
+    def exact(self, *key: Hashable) -> Series:
+        """Return what is known of something counted, such as held bytes or FLOPs."""
+        return self._series(("exact", *key))
+
+    def excess(self, *key: Hashable) -> Series:
+        """Return what is known of a segment's rise over the level it begins at."""
+        return self._series(("excess", *key))
+
+    def net(self, *key: Hashable) -> Series:
+        """Return what is known of a segment's change of the level."""
+        return self._series(("net", *key))
+
+    def _series(self, key: Key) -> Series:
+        samples = self.samples.get(key)
+        if samples is None:
+            samples = Samples(self.kinds[str(key[0])])
+        return Series(samples, self.scale)
+
+    # ------------------------------------------------------------------ absorbing
+
+    def changed(self, **fields: Any) -> CostModel:
+        """Return the next version, in which some fields are others."""
+        return replace(self, version=self.version + 1, **fields)
+
+    def with_readings(self, readings: Readings, **fields: Any) -> CostModel:
+        """Return the next version, with more readings.
+
+        Args:
+            readings: By series.
+            fields: Others that change.
+        """
+        samples = dict(self.samples)
+        for key, more in readings.items():
+            old = samples.get(key) or Samples(self.kinds[str(key[0])])
+            samples[key] = old.with_readings(more, self.scale)
+        return self.changed(samples=samples, **fields).bounded()
+
+    def with_cost(
+        self, family: str, action: str, sizes: Sizes, cost: float
+    ) -> CostModel:
+        """Return the next version, with what one call under an action has cost."""
+        family = sys.intern(family)
+        reading: Readings = {
+            ("exact", family, "cost", action): [(numbers(sizes), cost)]
+        }
+        return self.with_readings(reading, families=self.families | {family})
+
+    def grown(self, growth_bytes: float) -> CostModel:
+        """Return the model that knows how large a step is, or could be."""
+        if growth_bytes <= self.scale:
+            return self
+        return self.changed(scale=growth_bytes)
+
+    def used(self, context: Context) -> CostModel:
+        """Return the model in which a context, a known one, was used last."""
+        patterns = dict(self.patterns)
+        patterns[context] = patterns.pop(context)
+        return replace(self, patterns=patterns)
+
+    def missing(self, facts: StepInput) -> CostModel:
+        """Return the next version, which knows that more runs than it foretold.
+
+        Args:
+            facts: The step's, with what it called.
+        """
+        pattern = self.patterns.get(facts.context)
+        if pattern is None:
+            return self
+        pattern = pattern.missing(facts.sizes, facts.calls)
+        return self.distrusted(patterns={**self.patterns, facts.context: pattern})
+
+    def forgotten(self, context: Context) -> CostModel:
+        """Return the next version without a context; what its families taught stays."""
+        patterns = {c: p for c, p in self.patterns.items() if c != context}
+        return self.distrusted(patterns=patterns)
+
+    def restricted(self, unit: int, actions: Iterable[str]) -> CostModel:
+        """Return the next version, in which a unit may run under some actions only."""
+        allowed = {*actions} & {*self.allowed(unit)}
+        kept = tuple(name for name in self.menu.names if name in allowed)
+        return self.distrusted(limits={**self.limits, unit: kept})
+
+    def distrusted(self, **fields: Any) -> CostModel:
+        """Return the next version, before which no plan is valid."""
+        return self.changed(valid_since=self.version + 1, **fields)
+
+    def renewed(self, since: CostModel) -> CostModel:
+        """Return this model again, as a version behind another's.
+
+        Args:
+            since: What was learned since, and is forgotten.
+        """
+        version = since.version + 1
+        return replace(self, version=version, valid_since=version)
+
+    def bounded(self) -> CostModel:
+        """Return the model with no more than can be kept: Note: [Whose series]."""
+        is_full = len(self.patterns) > MOST_CONTEXTS
+        if not is_full and len(self.families) <= _MOST_FAMILIES:
+            return self
+        patterns = dict(list(self.patterns.items())[-MOST_CONTEXTS:])
+        families = {family for p in patterns.values() for family in p.families}
+        owners = {*patterns, *(p.structure for p in patterns.values()), *families}
+        return replace(
+            self,
+            patterns=patterns,
+            families=frozenset(families),
+            copied={f: n for f, n in self.copied.items() if f in families},
+            samples={key: s for key, s in self.samples.items() if key[1] in owners},
+        )
+
+    # ------------------------------------------------------------------ two writers
+
+    def make_fits(self, base: CostModel | None = None) -> None:
+        """Make the fits that readers will ask for; they are remembered.
+
+        Args:
+            base: What was known before, whose fits are made. None: nothing.
+        """
+        known: Mapping[Key, Samples] = {} if base is None else base.samples
+        is_scaled = base is None or base.scale != self.scale
+        for key, samples in self.samples.items():
+            if samples.readings and (is_scaled or samples is not known.get(key)):
+                samples.verdict(self.scale)
+                give_way()
+        for context, pattern in self.patterns.items():
+            if base is None or pattern is not base.patterns.get(context):
+                pattern.make_rules()
+                give_way()
+
+    def joined(self, base: CostModel, now: CostModel) -> CostModel:
+        """Return what lessons made of a model, with what was written at once meanwhile.
+
+        Args:
+            base: The model that the lessons began with.
+            now: What others have made of it: see `mimose.cost.learner`.
+        """
+        gone = base.patterns.keys() - now.patterns.keys()
+        version = max(self.version, now.version) + 1
+        has_distrusted = self.valid_since > base.valid_since
+        return replace(
+            self,
+            version=version,
+            valid_since=version if has_distrusted else now.valid_since,
+            patterns={c: p for c, p in self.patterns.items() if c not in gone},
+            limits=now.limits,
+        )
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was learned, ready for JSON."""
+        return {
+            "scale": self.scale,
+            "n_steps": self.n_steps,
+            "limits": {str(unit): list(names) for unit, names in self.limits.items()},
+            "families": sorted(self.families),
+            "copied": dict(self.copied),
+            "patterns": {
+                context: pattern.state_dict()
+                for context, pattern in self.patterns.items()
+            },
+            "series": [[key, s.state_dict()] for key, s in self.samples.items()],
+        }
+
+    def loaded(self, state: Mapping[str, Any]) -> CostModel:
+        """Return the next version, with all that another one knew in place of this.
+
+        Args:
+            state: What ``state_dict`` returned, of a model with the same menu.
+        """
+        samples = {}
+        for said_key, said in state["series"]:
+            key = as_tuples(said_key)
+            samples[key] = Samples.from_state(self.kinds[str(key[0])], said)
+        return self.distrusted(
+            scale=float(state["scale"]),
+            n_steps=int(state["n_steps"]),
+            limits={int(u): as_tuples(names) for u, names in state["limits"].items()},
+            families=frozenset(map(str, state["families"])),
+            copied={str(f): float(n) for f, n in state["copied"].items()},
+            patterns={
+                str(context): Pattern.from_state(said)
+                for context, said in state["patterns"].items()
+            },
+            samples=samples,
+        )
+
+
+# ---------------------------------------------------------------------- names of series
+
+
+def is_turn(neighbours: AdjacentFamilies) -> bool:
+    """Whether an event is the first of a later forward: Note: [Turns]."""
+    return neighbours[-1] == TURN
+
+
+def backward_key(facts: StepInput, family: str, neighbours: AdjacentFamilies) -> Key:
+    """Name the series of a backward; its action comes behind: Note: [Turns]."""
+    if is_turn(neighbours):
+        return facts.context, "turn", family, neighbours, facts.has_gradients
+    return family, "backward", neighbours, facts.has_gradients
+
+
+def gap_key(facts: StepInput, pair: tuple[str, ...]) -> Key:
+    """Name a gap's series; where gradients went, their memory is used again."""
+    return facts.structure, "gap", *pair, facts.has_gradients
+
+
+def head_key(facts: StepInput, part: str, action: str) -> Key:
+    """Name the series of the head or the loss, by the last layer's action."""
+    return facts.context, part, facts.has_gradients, action
+
+
+def numbers(sizes: Sizes) -> Sizes:
+    """Put 0 for the symbol that a jagged output has for a size: its input tells it."""
+    return tuple([size if isinstance(size, int) else 0 for size in sizes])

@@ -1,0 +1,122 @@
+"""What was found out about units: which have to be kept, which are not exact."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from mimose.cost.learner import Learner
+
+_log = logging.getLogger(__name__)
+
+
+class Named(Protocol):
+    """A unit, as far as it matters here."""
+
+    index: int
+    name: str
+
+
+class Findings:
+    """Takes note of each unit that cannot be recomputed, or not to the bit.
+
+    Args:
+        names: The units' names, in their order.
+        learner: Learns which of them are always kept.
+
+    Attributes:
+        kept: By name, why a unit cannot be recomputed.
+        inexact: By name, why a unit gives other bits when it is recomputed.
+        families: By unit, a key that those have in common that are built alike.
+        version: Another one whenever a unit's calls have told something, or are to.
+    """
+
+    def __init__(self, names: Sequence[str], learner: Learner) -> None:
+        self._names = names
+        self._learner = learner
+        self.kept: dict[str, str] = {}
+        self.inexact: dict[str, str] = {}
+        self.families: Sequence[str] = ()
+        self._recomputed: weakref.ref[Named] | None = None
+        self.version = 0
+        self._surroundings: set[str] = set()
+        """In which calls were kept, as far as it was said."""
+
+    @property
+    def last_recomputed(self) -> Named | None:
+        """The unit whose recomputation began last."""
+        return None if self._recomputed is None else self._recomputed()
+
+    def keep(self, unit: Named, why: str) -> None:
+        """Never recompute a unit again."""
+        if unit.name in self.kept:
+            return
+        self._keep_only(unit.index)
+        self.kept[unit.name] = why
+        self.version += 1
+        _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
+
+    def keep_alike(self, unit: Named, why: str) -> None:
+        """Never recompute a unit again, nor those that are built as it is."""
+        self.keep(unit, why)
+        if not self.families:
+            return
+        family = self.families[unit.index]
+        for index, name in enumerate(self._names):
+            if self.families[index] == family and name not in self.kept:
+                self._keep_only(index)
+                self.kept[name] = f"{unit.name}, which is built alike, is kept: {why}"
+
+    def note_call_kept(self, unit: Named, where: str) -> None:
+        """Take note of a call that is kept for what is around it."""
+        if where not in self._surroundings:
+            self._surroundings.add(where)
+            _log.warning("mimose: calls of %s are kept %s", unit.name, where)
+
+    def exclude(self, unit: Named, action: str, why: str) -> None:
+        """Never choose an action for a unit again."""
+        model = self._learner.model
+        allowed = [name for name in model.allowed(unit.index) if name != action]
+        self._learner.restrict(unit.index, allowed)
+        _log.warning("mimose: %s is not run under %s: %s", unit.name, action, why)
+
+    def _keep_only(self, index: int) -> None:
+        self._learner.restrict(index, [self._learner.model.menu.first])
+
+    def note_change(self) -> None:
+        """Take note that a unit's calls have told something, or are to tell it."""
+        self.version += 1
+
+    def note_recomputed(self, unit: Named) -> None:
+        """Take note that a unit is about to be recomputed."""
+        self._recomputed = weakref.ref(unit)  # a unit holds a part of the model
+
+    def note_inexact(self, unit: Named, why: str) -> None:
+        """Take note of a unit that is recomputed, but not to the bit."""
+        if not self.inexact:
+            _log.warning(
+                "mimose: %s is recomputed, but not exactly: %s; others may follow (see "
+                "the session's report)",
+                unit.name,
+                why,
+            )
+        self.inexact.setdefault(unit.name, why)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which units are kept, and why, ready for JSON."""
+        return dict(self.kept)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep what another session had to keep, besides what this one has to.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        saved = {str(name): str(why) for name, why in state.items()}
+        self.kept = {**saved, **self.kept}
+        self.version += 1
+        for index, name in enumerate(self._names):
+            if name in self.kept:
+                self._keep_only(index)

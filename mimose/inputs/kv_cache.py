@@ -1,0 +1,87 @@
+"""Keeping transformers models from making a key-value cache in training."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.inputs.compiled import unwrapped
+from mimose.inputs.patch import Patch
+
+_log = logging.getLogger(__name__)
+
+
+def caching_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the outermost modules that would make a cache unless told otherwise.
+
+    A kept layer would hold its keys and values, and a recomputed one cannot make
+    them. Such a module's configuration has `use_cache` on and its forward takes it;
+    the configuration is saved with the model, so the call is changed instead.
+    """
+    found: list[nn.Module] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if id(module) in inside or not _makes_cache(module):
+            continue
+        found.append(module)
+        inside.update(id(inner) for inner in module.modules())
+    return found
+
+
+def tell_of_cache(modules: list[nn.Module]) -> None:
+    """Say that no cache is made, and what that does to results.
+
+    Args:
+        modules: What `caching_modules` returned. Encoders whose configuration could
+            make decoders of them have no cache, and are not spoken of.
+    """
+    decoders = [each for each in modules if not _is_encoder(each)]
+    names = ", ".join(dict.fromkeys(type(module).__name__ for module in decoders))
+    if not names:
+        return
+    _log.warning(
+        "mimose: %s is called with use_cache=False in training, since a recomputed "
+        "layer cannot fill a key-value cache; its configuration has use_cache=True. "
+        "Results are those of use_cache=False to the last bit: with a cache attention "
+        "may round otherwise, and sees across packed texts. To compare runs, or to "
+        "silence this, set use_cache = False in that configuration",
+        names,
+    )
+
+
+def _makes_cache(module: nn.Module) -> bool:
+    config = getattr(module, "config", None)
+    if not getattr(config, "use_cache", False):
+        return False
+    return "use_cache" in inspect.signature(unwrapped(module).forward).parameters
+
+
+def _is_encoder(module: nn.Module) -> bool:
+    config = getattr(module, "config", None)
+    has_choice = "is_decoder" in getattr(type(config), "__dataclass_fields__", ())
+    roles = ("is_decoder", "is_encoder_decoder")
+    return has_choice and not any(getattr(config, role, False) for role in roles)
+
+
+class WithoutCache(Patch):
+    """Passes ``use_cache=False`` with every call in training."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        names = list(inspect.signature(unwrapped(module).forward).parameters)
+        self._place = names.index("use_cache")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the original, which makes no cache unless the caller asks for one.
+
+        None asks for what the configuration says.
+        """
+        is_on = self._module.training and torch.is_grad_enabled()
+        is_open = len(args) <= self._place and kwargs.get("use_cache") is None
+        if is_on and is_open and not self.is_removed:
+            kwargs["use_cache"] = False
+        return self.original(*args, **kwargs)

@@ -1,0 +1,136 @@
+"""A made-up third action, from samples to a plan, its growth and the saved state."""
+
+import pytest
+
+from mimose.cost.measured_step import with_step
+from mimose.cost.model import CostModel, kinds_of
+from mimose.cost.problem import (
+    Memory,
+    doubt,
+    fill_problem,
+)
+from mimose.planners import ActionSpec, Menu
+from mimose.planners.actions import KEEP, RECOMPUTE
+from mimose.types import (
+    EventSample,
+    Measured,
+    SegmentSample,
+    StepInput,
+    StepSample,
+)
+
+FOLD = ActionSpec(name="fold", code="f", resources=frozenset({"transfer"}))
+MENU = Menu((KEEP, FOLD, RECOMPUTE))
+NAMES = ("keep", "fold", "recompute")
+N_EVENTS = 5
+# Bytes (or FLOPs) for each row of the batch, by action.
+HELD = {"keep": 100.0, "fold": 40.0, "recompute": 10.0}
+FORWARD = {"keep": 120.0, "fold": 130.0, "recompute": 30.0}
+BACKWARD = {"keep": 50.0, "fold": 55.0, "recompute": 60.0}
+NET = {"keep": 5.0, "fold": 5.0, "recompute": 5.0}
+COST = {"fold": 4.0, "recompute": 20.0}
+ENOUGH = (8, 24, 16, 12, 20, 32)
+
+
+def _nothing():
+    return CostModel(kinds_of("polynomial", 0.0), MENU)
+
+
+def _facts(n):
+    return StepInput("context", (n,), False, "structure")
+
+
+def _step(n, actions):
+    """Make up what a step of some rows would show under its actions."""
+    events = [
+        Measured(f"layer.{i}#0", i, 0, (n,), action, "family")
+        for i, action in enumerate(actions)
+    ]
+    samples = []
+    for i, (event, action) in enumerate(zip(events, actions, strict=True)):
+        event.held_bytes = {a: HELD[a] * n for a in NAMES}
+        samples.append(
+            EventSample(
+                i,
+                event.held_bytes,
+                {a: FORWARD[a] * n for a in NAMES},
+                {action: BACKWARD[action] * n},
+                {} if action == "keep" else {action: NET[action] * n},
+                {a: COST[a] * n for a in COST},
+            )
+        )
+    gap, head = SegmentSample(3.0 * n, 8.0 * n), SegmentSample(2.0 * n, 30.0 * n)
+    loss = SegmentSample(1.0 * n, 4.0 * n)
+    gaps = (gap,) * len(actions)
+    return events, StepSample(tuple(samples), gaps, head, loss, True)
+
+
+def _taught(*steps):
+    """Return what was learned of steps: rows, and the action of all events."""
+    model = _nothing()
+    for n, action in steps:
+        events, sample = _step(n, (action,) * N_EVENTS)
+        model = model.grown(1000.0 * n)
+        model = with_step(model, _facts(n), events, sample, 0.0, (1,) * N_EVENTS)
+    return model
+
+
+@pytest.fixture(scope="module")
+def collected():
+    """What collecting teaches: every step ran under the menu's least action."""
+    return _taught(*((n, "recompute") for n in ENOUGH))
+
+
+@pytest.fixture(scope="module")
+def taught():
+    """The same, with steps under each of the other actions."""
+    others = (("fold", "keep")[i % 2] for i in range(12))
+    return _taught(
+        *((n, "recompute") for n in ENOUGH), *zip(ENOUGH * 2, others, strict=True)
+    )
+
+
+MEMORY = Memory(1e9, 1000.0, 0.0, 0.0)
+
+
+def test_one_action_teaches_all(collected):
+    """Steps under the least action are enough to plan with the others."""
+    assert "" == doubt(collected, _facts(28))
+    problem = fill_problem(collected, _facts(28), MEMORY)
+    assert NAMES == problem.actions
+    assert [28.0 * HELD[a] for a in NAMES] == pytest.approx(problem.held_bytes[4])
+    expected = [28.0 * FORWARD[a] for a in NAMES]
+    assert expected == pytest.approx(problem.forward_excess_bytes[0])
+    assert [0.0, 28.0 * 4, 28.0 * 20] == pytest.approx(problem.cost[0])
+    # Nobody has seen a backward of the others: it is taken to be the least's, beyond
+    # what an action brings back.
+    brought = [100.0 - HELD[a] for a in NAMES]
+    expected = [28.0 * (60 + more) for more in brought]
+    assert expected == pytest.approx(problem.backward_excess_bytes[0])
+    assert [28.0 * 5] * 3 == pytest.approx(problem.backward_net_bytes[0])
+
+
+def test_an_actions_own_backward_is_its_own(taught):
+    """What steps under it have shown takes the place of the least action's."""
+    problem = fill_problem(taught, _facts(28), MEMORY)
+    # What a recomputation brings back is left out of its readings.
+    brought = {"keep": 0.0, "fold": 0.0, "recompute": 100.0 - HELD["recompute"]}
+    expected = [28.0 * (BACKWARD[a] + brought[a]) for a in NAMES]
+    assert expected == pytest.approx(problem.backward_excess_bytes[2])
+    assert [28.0 * NET[a] for a in NAMES] == pytest.approx(
+        problem.backward_net_bytes[2]
+    )
+
+
+def test_an_action_nothing_tells_of_is_not_chosen():
+    """What no step has told of stays out of the plans, and does not hinder them."""
+    model = _nothing()
+    for n in ENOUGH:
+        events, sample = _step(n, ("recompute",) * N_EVENTS)
+        for event, told in zip(events, sample.events, strict=True):
+            event.held_bytes.pop("fold")
+            assert told.held_bytes is event.held_bytes
+        model = with_step(model, _facts(n), events, sample, 0.0, (1,) * N_EVENTS)
+    assert "" == doubt(model, _facts(28))
+    allowed = fill_problem(model, _facts(28), MEMORY).allowed
+    assert [[True, False, True]] * N_EVENTS == allowed.tolist()

@@ -1,0 +1,141 @@
+"""What is known of a step before it runs."""
+
+import json
+
+import torch
+
+import mimose
+from mimose.inputs.describe import Describer
+
+CPU = torch.device("cpu")
+
+
+def test_freezing_and_evaluating_layers_make_another_context(toys):
+    """What is trained, and what is in training mode, changes what a layer holds."""
+    model, x = toys.chain(3), toys.inputs()
+    reader = Describer(model, CPU)
+
+    def context():
+        return reader.arrive((x,), {})[0].context
+
+    plain = context()
+    model.blocks[0].requires_grad_(False)
+    frozen = context()
+    model.blocks[1].dropout.eval()
+    evaluated = context()
+    assert 3 == len({plain, frozen, evaluated})
+    model.blocks[1].dropout.train()
+    assert frozen == context()
+    model.blocks[0].requires_grad_(True)
+    assert plain == context()
+
+
+def test_unfreezing_in_mid_training_is_planned_anew(toys, meter):
+    """The first steps after it are measured, and then predictions are right again."""
+    model = toys.zoo_model("bert")
+    frozen = [model.bert.embeddings, *model.bert.encoder.layer[:1]]
+    for module in frozen:
+        module.requires_grad_(False)
+    lengths = [24, 8, 32, 16, 28, 12, 22, 30, 18, 10, 26, 32, 24, 20]
+    batches = toys.text_batches(lengths)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        toys.train(model, batches)
+        assert "plan" == session.records[-1].phase
+        for module in frozen:
+            module.requires_grad_(True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        toys.train(model, batches, optimizer=optimizer)
+    after = list(session.records)[len(batches) :]
+    assert "collect" == after[0].phase
+    assert after[0].predicted_peak_bytes is None
+    assert "plan" == after[-1].phase
+    predicted, observed = (
+        after[-1].predicted_growth_bytes,
+        after[-1].observed_growth_bytes,
+    )
+    assert abs(observed - predicted) <= 0.02 * predicted
+
+
+class _CountingBlock(torch.nn.Module):
+    """A block with a counter that every forward moves."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+        self.n_forwards = 0
+
+    def forward(self, x):
+        self.n_forwards += 1
+        return x + torch.relu(self.linear(x))
+
+
+def test_counters_do_not_keep_a_shape_from_being_planned(toys, meter):
+    """A setting that each forward moves does not make a layer another each time."""
+    model = toys.chain(4, make=_CountingBlock)
+    batches = [toys.inputs(n) for n in (8, 24, 16, 12, 20, 32, 28, 10) * 2]
+    found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    phases = [record.phase for record in session.records]
+    assert "plan" in phases
+    assert {"plan"} == set(phases[phases.index("plan") :])
+
+
+class _Named(torch.nn.Module):
+    """A chain that is told the names of its samples."""
+
+    def __init__(self, chain):
+        super().__init__()
+        self.chain = chain
+
+    def forward(self, x, ids):
+        del ids
+        return self.chain(x)
+
+
+def test_names_of_samples_do_not_keep_a_shape_from_being_planned(toys, meter):
+    """Texts that differ in every batch are data: one context, few steps to learn it."""
+    model = _Named(toys.chain(3))
+    batches = [
+        (toys.inputs(n), [f"sample {i} {j}" for j in range(n)])
+        for i, n in enumerate((8, 24, 16, 12, 20, 32, 28, 10) * 3)
+    ]
+    found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    phases = [record.phase for record in session.records]
+    assert phases.count("collect") <= 10
+    assert {"plan"} == set(phases[-8:])
+    assert len(session._engine.learner.model.patterns) <= 2
+    state = json.loads(json.dumps(session.state_dict()))
+    again = _Named(toys.chain(3))
+    with mimose.attach(again, "1TiB", meter=meter) as other:
+        other.load_state_dict(state)
+        toys.train(again, batches[:3])
+    assert "collect" not in {record.phase for record in other.records}
+
+
+class _Ragged(torch.nn.Module):
+    """A chain on jagged inputs."""
+
+    def __init__(self, chain):
+        super().__init__()
+        self.chain = chain
+
+    def forward(self, x):
+        for block in self.chain.blocks:
+            x = block(x)
+        return x.values().square().mean()
+
+
+def test_jagged_inputs_are_planned(toys, meter):
+    """Their sizes are the batch's and the values'; results stay exact."""
+    model = _Ragged(toys.chain(3))
+    batches = [
+        torch.nested.nested_tensor(
+            [toys.inputs(n), toys.inputs(5)], layout=torch.jagged
+        )
+        for n in (8, 24, 16, 12, 20, 32, 28, 10) * 2
+    ]
+    found, session = toys.compare(model, batches, meter=meter)
+    assert [] == found
+    assert "plan" == session.records[-1].phase
+    assert {"x.1": 15} == dict(session.records[-1].shape)

@@ -1,0 +1,189 @@
+"""Finding units, and taking over a forward without leaving a trace."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+)
+
+from mimose import CheckpointingConflictError, NoUnitsError
+from mimose.inputs.patch import Patch
+from mimose.inputs.units import find_units, refuse_other_checkpointing
+
+EXPECTED = {
+    "bert": [f"bert.encoder.layer.{i}" for i in range(3)],
+    "gpt2": [f"transformer.h.{i}" for i in range(3)],
+    "t5": [f"{part}.block.{i}" for part in ("encoder", "decoder") for i in range(2)],
+    "vit": [f"vit.layers.{i}" for i in range(3)],
+    "albert": ["albert.encoder.albert_layer_groups.0"],
+    "resnet": [
+        "resnet.encoder.stages.0.layers.0",
+        "resnet.encoder.stages.0.layers.1",
+        "resnet.encoder.stages.1.layers.0",
+        "resnet.encoder.stages.2.layers.0",
+        "resnet.encoder.stages.3.layers.0",
+        "resnet.encoder.stages.3.layers.1",
+    ],
+}
+
+
+def _names(found):
+    return [name for name, _ in found]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_units_of_the_zoo(toys, name):
+    """Layers and blocks of the six architectures are found, in module order."""
+    assert EXPECTED[name] == _names(find_units(toys.zoo_model(name)))
+
+
+class _Two(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.net = make()
+
+
+class _MyLayer(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+
+class _OtherLayer(_MyLayer):
+    pass
+
+
+def test_blocks_repeated_in_a_sequential_are_found(toys):
+    """A `Sequential` of equal blocks is as good as a `ModuleList`."""
+    model = _Two(lambda: nn.Sequential(nn.Linear(4, 4), toys.Block(4), toys.Block(4)))
+    assert ["net.1", "net.2"] == _names(find_units(model))
+
+
+def test_a_stage_of_checkpointable_layers_is_no_unit():
+    """Swin's stages are `GradientCheckpointingLayer`s, and so are their layers."""
+
+    class GradientCheckpointingLayer(nn.Module):
+        """Stands for the class of transformers, which is known by its name."""
+
+    class Stage(GradientCheckpointingLayer):
+        """Holds layers of the same kind."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(GradientCheckpointingLayer() for _ in range(2))
+
+    model = nn.ModuleDict({"a": Stage(), "b": Stage()})
+    names = [name for name, _ in find_units(model, None)]
+    assert ["a.layers.0", "a.layers.1", "b.layers.0", "b.layers.1"] == names
+
+
+def test_no_split_modules_are_found():
+    """Without repeated blocks, the classes a model names itself are taken."""
+    model = _Two(lambda: nn.ModuleDict({"a": _MyLayer(), "b": _OtherLayer()}))
+    model._no_split_modules = ["_OtherLayer"]
+    assert ["net.b"] == _names(find_units(model))
+
+
+def test_units_by_class(toys):
+    """A class finds its instances, and those of its subclasses."""
+    model = nn.Sequential(_MyLayer(), toys.Block(4), _OtherLayer())
+    assert ["0", "2"] == _names(find_units(model, _MyLayer))
+
+
+def test_units_by_name(toys):
+    """A name is one module; that of a `ModuleList` is its elements."""
+    model = toys.chain(3)
+    assert ["blocks.1"] == _names(find_units(model, "blocks.1"))
+    assert ["blocks.0", "blocks.1", "blocks.2"] == _names(find_units(model, "blocks"))
+
+
+def test_units_by_predicate(toys):
+    """A predicate takes the module, or the name and the module."""
+    model = toys.chain(3)
+    by_module = find_units(model, lambda module: isinstance(module, toys.Block))
+    by_name = find_units(model, lambda name, module: name.endswith("s.1"))
+    assert ["blocks.0", "blocks.1", "blocks.2"] == _names(by_module)
+    assert ["blocks.1"] == _names(by_name)
+
+
+def test_a_unit_inside_a_unit_is_dropped(toys):
+    """Units do not nest: the outer one is taken."""
+    model = toys.chain(2)
+    found = find_units(model, [toys.Block, "blocks.0.up"])
+    assert ["blocks.0", "blocks.1"] == _names(found)
+
+
+def test_nothing_found_says_what_to_pass():
+    """A model without repeated layers is refused with a hint."""
+    with pytest.raises(NoUnitsError, match=r"no units found in Linear.*units="):
+        find_units(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("units", "complaint"),
+    [
+        ("bert.encoder.layr", r"bert\.encoder\.layer\?$"),
+        ("bert.encoder.layer.9", r"bert\.encoder\.layer has 3 elements"),
+        ("BertLayer", "units=BertLayer"),
+        ("BertLayr", r"BertLayer\?$"),
+        ("transformer.h", r"bert\.encoder\.layer"),
+        ([3], "3 is none"),
+    ],
+)
+def test_a_choice_that_finds_nothing_says_what_could_be_meant(toys, units, complaint):
+    """Near names alone are suggested, of a list and its elements the list."""
+    with pytest.raises(NoUnitsError, match=complaint):
+        find_units(toys.zoo_model("bert"), units)
+
+
+def test_modules_themselves_are_refused_by_name(toys):
+    """Whoever passes a module, or several, is told the name to pass."""
+    model = toys.chain(2)
+    with pytest.raises(NoUnitsError, match=r"pass its name, 'blocks', or its class"):
+        find_units(model, model.blocks)
+    with pytest.raises(NoUnitsError, match=r"pass its name, 'blocks\.1', or its class"):
+        find_units(model, [model.blocks[1]])
+    with pytest.raises(NoUnitsError, match="pass the name of one in the model"):
+        find_units(model, nn.Linear(2, 2))
+
+
+def test_checkpoint_wrapper_is_refused(toys):
+    """A block in torch's checkpoint wrapper is a second owner."""
+    model = toys.chain(2)
+    model.blocks[1] = checkpoint_wrapper(model.blocks[1])
+    with pytest.raises(CheckpointingConflictError, match=r"blocks\.1.*wrapper"):
+        refuse_other_checkpointing(model)
+
+
+class _Doubled(Patch):
+    def __call__(self, x):
+        return self.original(x) if self.is_removed else 2 * self.original(x)
+
+
+def test_patch_under_another_steps_aside():
+    """Where somebody patched over it, a removed patch passes through."""
+    module, x = nn.Linear(3, 3), torch.randn(2, 3)
+    expected = module(x)
+    patch = _Doubled(module)
+    inner = module.forward
+    module.forward = lambda x: inner(x) + 1
+    patch.remove()
+    assert torch.equal(expected + 1, module(x))
+
+
+def test_copies_of_a_patched_module_are_plain():
+    """A copy runs its own forward on its own parameters."""
+    module, x = nn.Linear(3, 3), torch.randn(2, 3)
+    patch = _Doubled(module)
+    both = [copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+    patch.remove()
+    for copied in both:
+        assert torch.equal(module(x), copied(x))
+        with torch.no_grad():
+            copied.weight.zero_()
+            copied.bias.zero_()
+        assert torch.equal(torch.zeros(2, 3), copied(x))

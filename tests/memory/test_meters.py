@@ -1,0 +1,259 @@
+"""Meters read back what is known to be held."""
+
+import mmap
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mimose import BudgetError
+from mimose.memory.meters import (
+    AllocatorMeter,
+    PredictionMeter,
+    ProcessMeter,
+    make_meter,
+)
+
+MIB = 2**20
+SLACK = 2 * MIB
+CPU = torch.device("cpu")
+
+on_linux = pytest.mark.skipif(
+    not os.path.exists("/proc/self/clear_refs"),  # noqa: PTH110 (at import)
+    reason="the kernel tells no resident set here",
+)
+
+
+def _touched(n_bytes):
+    """Map memory and write to each page of it."""
+    held = mmap.mmap(-1, n_bytes)
+    for offset in range(0, n_bytes, mmap.PAGESIZE):
+        held[offset] = 1
+    return held
+
+
+@on_linux
+def test_a_known_allocation_is_read_back():
+    """What is allocated and freed shows in the resident set, within the slack."""
+    meter = ProcessMeter()
+    before = meter.live_bytes()
+    held = _touched(64 * MIB)
+    assert abs(meter.live_bytes() - before - 64 * MIB) < SLACK
+    held.close()
+    assert abs(meter.live_bytes() - before) < SLACK
+
+
+@on_linux
+def test_tensors_are_read_back():
+    """A freed tensor goes back to the system at once, also a middling one."""
+    meter = ProcessMeter()
+    torch.ones(MIB)
+    before = meter.live_bytes()
+    held = [torch.ones(64 * 1024) for _ in range(256)]
+    # The heap may have room left from before the thresholds were set.
+    assert 48 * MIB < meter.live_bytes() - before < 64 * MIB + SLACK
+    full = meter.live_bytes()
+    del held
+    assert 48 * MIB < full - meter.live_bytes() < 64 * MIB + SLACK
+
+
+@on_linux
+def test_the_peak_stays_until_it_is_reset():
+    """The high-water mark outlives what made it, and starts anew when told."""
+    meter = ProcessMeter()
+    meter.reset_peak()
+    before = meter.peak_bytes()
+    _touched(64 * MIB).close()
+    assert abs(meter.peak_bytes() - before - 64 * MIB) < SLACK
+    assert abs(meter.rough_peak_bytes() - meter.peak_bytes()) < SLACK
+    live, peak, files = meter.read()
+    assert 0 < files < live < peak - 64 * MIB + SLACK
+    meter.reset_peak()
+    assert abs(meter.peak_bytes() - before) < SLACK
+
+
+@on_linux
+def test_freed_memory_that_stays_resident_is_given_back():
+    """Small blocks below living ones stay resident until the meter settles."""
+    meter = ProcessMeter()
+    meter.settled_bytes(0)
+    blocks = [torch.ones(8192) for _ in range(640)]  # 32 KiB each
+    kept = blocks[15::16]
+    del blocks
+    live = meter.live_bytes()
+    assert live == meter.settled_bytes(64 * MIB)
+    settled = meter.settled_bytes(0)  # but where a step is to be measured
+    assert live - 20 * MIB - SLACK < settled < live - 10 * MIB
+    assert abs(settled - meter.live_bytes()) < SLACK
+    assert 40 * 8192 == sum(float(block.sum()) for block in kept)
+
+
+def _run(code, environment=None):
+    """Return what a program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    return done.stdout
+
+
+_TRAINED_BEFORE = """
+import torch
+from mimose.memory.meters import ProcessMeter
+
+def ones(n_bytes):
+    return torch.ones(n_bytes // 4)
+
+MIB = 2**20
+first = ones(30 * MIB)
+del first  # glibc's thresholds rise to what was freed
+blocks = [ones(n) for _ in range(4) for n in (20 * MIB, 4096)]
+del blocks[::2]  # four holes, pinned by the small blocks behind them
+meter = ProcessMeter()
+before = meter.settled_bytes(0)
+block = ones(16 * MIB)
+grown = meter.live_bytes() - before
+del block
+left = meter.live_bytes() - before
+print(grown / MIB, left / MIB)
+"""
+
+
+@on_linux
+def test_holes_from_before_are_not_used():
+    """In a process that has trained already, large blocks still come and go."""
+    grown, left = map(float, _run(_TRAINED_BEFORE).split())
+    assert 15 <= grown <= 18
+    assert left <= 2
+
+
+_TRAINING = """
+import re
+import torch
+from mimose.memory.meters import ProcessMeter
+
+MIB = 2**20
+meter = ProcessMeter()
+pins = []
+for _ in range(60):
+    small = [torch.ones(4096) for _ in range(640)]  # 16 KiB each: 10 MiB of gradients
+    pins.append(small[320])
+    del small  # a hole, as large as they were, in which large blocks would go
+    before = meter.settled_bytes(0)
+    block = torch.ones(8 * MIB // 4)
+    grown = meter.live_bytes() - before
+    del block
+    print(grown / MIB, (meter.live_bytes() - before) / MIB)
+print(int(re.search(r"VmData:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024)
+"""
+
+
+@on_linux
+def test_holes_of_freed_gradients_are_not_used():
+    """Large blocks come and go whatever was freed before; holes are bounded."""
+    lines = _run(_TRAINING).splitlines()
+    readings = [list(map(float, line.split())) for line in lines[:-1]]
+    assert len(readings) == 60
+    for grown, left in readings[:20]:
+        assert 7.5 <= grown <= 9
+        assert left <= 1
+    assert float(lines[-1]) < 600  # of addresses
+
+
+@on_linux
+def test_the_machine_tells_its_memory(monkeypatch):
+    """The total is the machine's memory, or what the cgroup allows where it is less."""
+    from mimose.memory.meters import process
+
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 2**28 < ProcessMeter().total_bytes() <= machine
+    monkeypatch.setattr(process, "_cgroup_limits", lambda: [123 * MIB])
+    assert 123 * MIB == ProcessMeter().total_bytes()
+
+
+def test_meters_by_name():
+    """Each name makes its meter; an object is taken as it is.
+
+    On Linux the resident set is read unless told otherwise.
+    """
+    own = PredictionMeter(CPU)
+    assert own is make_meter(own, CPU)
+    assert isinstance(make_meter("prediction", CPU), PredictionMeter)
+    assert isinstance(make_meter("allocator", torch.device("cuda", 0)), AllocatorMeter)
+    assert isinstance(make_meter(None, torch.device("cuda", 0)), AllocatorMeter)
+    if sys.platform == "linux":
+        assert isinstance(make_meter(None, CPU), ProcessMeter)
+        assert isinstance(make_meter("process", CPU), ProcessMeter)
+
+
+class _OwnMeter:
+    """The least that a user's meter has to do."""
+
+    def __init__(self):
+        self.resets = 0
+
+    def live_bytes(self):
+        return 5
+
+    def peak_bytes(self):
+        return 7
+
+    def reset_peak(self):
+        self.resets += 1
+
+
+def test_a_meter_of_ones_own_needs_three_methods():
+    """What it does not do itself has a default; what it does is used."""
+    own = _OwnMeter()
+    meter = make_meter(own, CPU)
+    meter.reset_peak()
+    assert 1 == own.resets
+    assert (5, 7, 0) == meter.read()
+    assert 5 == meter.settled_bytes(0)
+    assert 7 == meter.rough_peak_bytes()
+    assert meter.total_bytes() is None
+    assert meter.reads_peak
+    own.total_bytes = lambda: 99
+    assert 99 == make_meter(own, CPU).total_bytes()
+
+
+@pytest.mark.gpu
+def test_the_allocator_is_read_back():
+    """A known allocation on the accelerator shows exactly, and its peak stays."""
+    device = torch.accelerator.current_accelerator()
+    meter = AllocatorMeter(device)
+    before = meter.live_bytes()
+    held = torch.ones(MIB, device=device)
+    assert 4 * MIB == meter.live_bytes() - before
+    del held
+    assert 0 == meter.live_bytes() - before
+    assert 4 * MIB <= meter.peak_bytes() - before
+    meter.reset_peak()
+    assert before == meter.peak_bytes()
+
+
+@pytest.mark.parametrize("meter", [5, ProcessMeter, object(), "scales"])
+def test_what_is_no_meter_is_refused(meter):
+    """Numbers, classes, objects without the methods and unknown names are told so."""
+    with pytest.raises(BudgetError, match="live_bytes, peak_bytes, reset_peak"):
+        make_meter(meter, CPU)
+
+
+@on_linux
+def test_a_fork_reads_its_own_memory():
+    """The files of the parent are closed in the child, and its own are opened."""
+    meter = ProcessMeter()
+    before = meter.live_bytes()
+    child = os.fork()
+    if child == 0:
+        first = meter.live_bytes()
+        block = bytearray(b"x") * (64 * MIB)
+        grown = meter.live_bytes() - first
+        os._exit(0 if grown > 48 * MIB and block else 1)
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert abs(meter.live_bytes() - before) < 16 * MIB

@@ -1,0 +1,25 @@
+"""What tests of `lean` share."""
+
+import pytest
+
+from mimose.actions import lean
+
+
+@pytest.fixture
+def freed(monkeypatch):
+    """The bytes that each call let go."""
+    found, let_go = [], lean.drop
+
+    def noted(*args):
+        found.append(let_go(*args))
+        return found[-1]
+
+    monkeypatch.setattr(lean, "drop", noted)
+    return found
+
+
+@pytest.fixture
+def always_lean(toys):
+    """Options of a session that runs everything under `lean`."""
+    actions = ("keep", "lean", "recompute")
+    return {"budget": "1TiB", "actions": actions, "planner": toys.Always("lean")}

@@ -1,0 +1,231 @@
+"""Gradients taken inside a forward: steps train exactly, and records tell the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose.memory.trace import INNER_GRADIENT
+
+Take = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+FULL = {"budget": "1TiB", "planner": "full", "meter": "prediction"}
+PLANNED = {"budget": "+300MiB", "meter": "prediction", "refine": False}
+
+
+def _forces(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (force,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    return y.mean() + force.square().mean()
+
+
+def _detached(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (force,) = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
+    return (y * force).mean()
+
+
+def _backward(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y.square().sum().backward(retain_graph=True)
+    return y.mean()
+
+
+def _twice(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+    return y.mean() + second.square().mean()
+
+
+def _several(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _forces(model, x, y) + _detached(model, x, y)
+
+
+def _partly(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = model.layers[0](x)
+    weight = model.layers[0][0].weight
+    (found,) = torch.autograd.grad(z.square().sum(), weight, create_graph=True)
+    return y.mean() + found.square().mean()
+
+
+def _beside(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = model.layers[2](y.detach().requires_grad_())
+    (found,) = torch.autograd.grad(z.sum(), model.layers[2][0].weight)
+    return y.mean() * found.mean()
+
+
+class Sine(torch.autograd.Function):
+    """The sine's gradient, taken inside."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Take it."""
+        ctx.save_for_backward(x)
+        with torch.enable_grad():
+            inner = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad(inner.sin().sum(), inner)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        """Return that of the cosine."""
+        (x,) = ctx.saved_tensors
+        return -x.sin() * gradient
+
+
+class Model(nn.Module):
+    """Three layers, and something taken of them in chosen steps."""
+
+    def __init__(self, take: Take, is_odd: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)
+        )
+        self.take, self.is_odd, self.n = take, is_odd, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the layers, and take the gradient."""
+        x.requires_grad_()
+        y = x
+        for layer in self.layers:
+            y = layer(y)
+        self.n += 1
+        return self.take(self, x, y) if self.is_odd(self.n - 1) else y.square().mean()
+
+
+class Own(nn.Module):
+    """A layer that takes a gradient itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Go down a learned potential."""
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()
+        y = nn.functional.softplus(self.a(x)).sum()
+        (g,) = torch.autograd.grad(y, x, create_graph=True)
+        return x - g + self.b(x)
+
+
+def _train(
+    make: Callable[[], nn.Module],
+    options: dict[str, Any] | None,
+    n: int,
+    forwards: int,
+    evals: int,
+) -> tuple[list[torch.Tensor], list[str]]:
+    torch.manual_seed(0)
+    model, got, told = make(), [], []
+    session = mimose.attach(model, **options) if options else None
+    for i in range(n):
+        for _ in range(forwards):
+            out = model(torch.randn(4, 5 + i % 4, 16))
+            (out if out.dim() == 0 else out.square().mean()).backward()
+        if i >= evals:
+            model.eval()
+            model(torch.randn(4, 6, 16)).square().mean().backward()
+            model.train()
+        got += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+    if session is not None:
+        told = [record.reason for record in session.records]
+        session.detach()
+    return got, told
+
+
+def _check(
+    make: Callable[[], nn.Module],
+    options: dict[str, Any],
+    n: int = 3,
+    *,
+    forwards: int = 1,
+    evals: int = 99,
+) -> list[str]:
+    bare, _ = _train(make, None, n, forwards, evals)
+    ours, told = _train(make, options, n, forwards, evals)
+    assert len(bare) == len(ours)
+    assert all(map(torch.equal, bare, ours))
+    return told
+
+
+EACH = [_forces, _detached, _backward, _twice, _several, _partly, _beside]
+
+
+@pytest.mark.parametrize(
+    ("take", "options"),
+    [*((take, PLANNED) for take in EACH), (_twice, FULL), (_beside, FULL)],
+)
+def test_every_step_takes_one(take: Take, options: dict[str, Any]) -> None:
+    """Every way to take one trains exactly, and each step's record says so."""
+    told = _check(lambda: Model(take, lambda _: True), options)
+    expected = INNER_GRADIENT if options is PLANNED else ""  # full is a baseline
+    assert set(told) == {expected}
+
+
+def test_some_steps_take_one() -> None:
+    """Steps without one are planned, those with one train exactly."""
+    told = _check(lambda: Model(_forces, lambda i: i % 3 == 0), PLANNED, n=12)
+    assert told[0] == INNER_GRADIENT
+    assert "" in told
+
+
+def test_planned_steps_take_one() -> None:
+    """Where nothing is measured any more, all steps but the first say so."""
+    is_odd = lambda i: i >= 14 and i % 2 == 0  # noqa: E731
+    told = _check(lambda: Model(_partly, is_odd), PLANNED, n=22)
+    assert told[8:14] == [""] * 6
+    assert told[16:] == [INNER_GRADIENT, ""] * 3
+
+
+def _own_function(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return Sine.apply(y).mean()  # type: ignore[no-untyped-call]
+
+
+def test_gradients_that_are_none_of_the_layers() -> None:
+    """What a Function takes inside, and evaluation with gradients, is no reason."""
+    told = _check(lambda: Model(_own_function, lambda _: True), PLANNED, n=14, evals=12)
+    assert told[8:] == [""] * 6
+
+
+def test_accumulation() -> None:
+    """Several forwards and backwards before a step are exact, too."""
+    _check(lambda: Model(_forces, lambda i: i % 2 == 0), PLANNED, 6, forwards=2)
+
+
+@pytest.mark.parametrize("options", [FULL, PLANNED], ids=["full", "planned"])
+def test_layer_takes_its_own(options: dict[str, Any]) -> None:
+    """A layer that takes a gradient in its own forward trains exactly."""
+    _check(lambda: nn.Sequential(*(Own() for _ in range(3))), options, n=8)
+
+
+class Averages(nn.Module):
+    """Keeps an average, from a call on, and draws from a generator of its own."""
+
+    def __init__(self, late: int) -> None:
+        super().__init__()
+        self.a, self.late, self.own = nn.Linear(16, 16), late, torch.Generator()
+        self.average: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run it."""
+        h = self.a(x).tanh() * torch.rand(16, generator=self.own)
+        if x.shape[1] >= self.late:
+            mean = h.detach().mean()
+            self.average = mean if self.average is None else (self.average + mean) / 2
+            h = h * (1 + self.average)
+        return h
+
+
+@pytest.mark.parametrize(("options", "late"), [(FULL, 0), (PLANNED, 7)])
+def test_layers_that_are_found_impure(options: dict[str, Any], late: int) -> None:
+    """The forward is run again, though a gradient in it has told of them before."""
+
+    def make() -> nn.Module:
+        model = Model(_forces, lambda _: True)
+        model.layers = nn.ModuleList(Averages(late) for _ in range(3))
+        return model
+
+    _check(make, options, n=8)
