@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import distributed, nn
 
+from mimose.near_names import near_names
 
-def check_choices(
-    on_infeasible: str,
-    cache_size: int,
-    max_records: int,
-    round_to: int | Mapping[str, int],
-) -> None:
+_GONE = {
+    "round_to": "round the sizes of your batches where they are made",
+    "max_records": "name a file for all records with record_to",
+    "max_error": "compare losses with and without lossy actions",
+    "cost": "plans save the device's seconds as they are",
+    "hard_limit": "it is called wall now",
+}
+"""Arguments of earlier versions, and what to do in their place."""
+
+
+def layers_of(
+    attach: Callable[..., Any], layers: Any, others: Mapping[str, Any]
+) -> Any:
+    """Return the layers to plan for, which may be given as ``units``.
+
+    Args:
+        attach: `mimose.attach`, which lists the arguments that there are.
+        layers: As ``layers``.
+        others: Arguments by names that `mimose.attach` does not list.
+
+    Raises:
+        TypeError: It has no such argument, or has both.
+    """
+    for name in others:
+        if name in _GONE:
+            msg = f"attach has no argument {name!r} any more: {_GONE[name]}"
+            raise TypeError(msg)
+        if name != "units":
+            known = set(inspect.signature(attach).parameters)
+            near = near_names(name, known - {"others"})
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            msg = f"attach has no argument {name!r}{hint}"
+            raise TypeError(msg)
+    if layers is not None and "units" in others:
+        msg = "attach was given layers and units, which are the same: give one"
+        raise TypeError(msg)
+    return others.get("units", layers)
+
+
+def check_choices(on_infeasible: str, cache_size: int) -> None:
     """Make sure that the arguments that are plain values can be used.
 
     Raises:
@@ -22,19 +58,9 @@ def check_choices(
     if on_infeasible not in ("raise", "warn"):
         msg = f"on_infeasible must be 'raise' or 'warn', got {on_infeasible!r}"
         raise ValueError(msg)
-    for name, count in (("cache_size", cache_size), ("max_records", max_records)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            msg = f"{name} must be an integer of at least 1, got {count!r}"
-            raise ValueError(msg)
-    steps = list(round_to.values()) if isinstance(round_to, Mapping) else [round_to]
-    if any(isinstance(step, bool) or not isinstance(step, int) for step in steps):
-        msg = (
-            f"round_to must be an integer, or map sizes' names to integers, as in "
-            f"{{'input_ids.1': 8}}, got {round_to!r}"
-        )
-        raise ValueError(msg)
-    if any(step < 1 for step in steps):
-        msg = f"round_to must be at least 1 for every size, got {round_to!r}"
+    is_count = isinstance(cache_size, int) and not isinstance(cache_size, bool)
+    if not is_count or cache_size < 1:
+        msg = f"cache_size must be an integer of at least 1, got {cache_size!r}"
         raise ValueError(msg)
 
 
@@ -68,23 +94,6 @@ def check_agree(agree: object) -> None:
         msg = (
             f"agree: the group is one of {config!r}, which carries no tensors of the "
             f"CPU: give torch.distributed.new_group(backend='gloo')"
-        )
-        raise ValueError(msg)
-
-
-def check_max_error(max_error: float | None) -> None:
-    """Make sure that a bound on gradients' errors can be used.
-
-    Raises:
-        ValueError: It is no number above 0.
-    """
-    if max_error is None:
-        return
-    is_number = isinstance(max_error, (int, float)) and not isinstance(max_error, bool)
-    if not is_number or not max_error > 0.0:
-        msg = (
-            f"max_error must be None or a number above 0, a part of the gradient's "
-            f"norm such as 0.01, got {max_error!r}"
         )
         raise ValueError(msg)
 

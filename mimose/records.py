@@ -19,6 +19,8 @@ from mimose.planners.actions import EXACT_MENU
 _log = logging.getLogger(__name__)
 
 Phase: TypeAlias = Literal["collect", "step_down", "plan", "fallback"]
+_MOST_KEPT = 10_000
+"""Records of about half a kB each."""
 _MOST_SHARED = 1024
 """Objects that are looked for before another equal one is kept."""
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
@@ -203,9 +205,6 @@ class Summary:
     """Units that no step has called so far; none before there were a few steps."""
     inexact_units: Mapping[str, str] = field(default_factory=dict)
     """Units that are recomputed but not to the bit on this device, and why."""
-    gradient_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By lossy action and layer: the largest change of the layer's gradient that was
-    measured, as a part of its norm."""
     plans_ready: int = 0
     """New shapes whose plan was made before they came."""
     proven_plans: int = 0
@@ -269,7 +268,6 @@ class Records(deque[StepRecord]):
     Shapes, actions and events that are equal are one object in all of them.
 
     Args:
-        maxlen: The most records kept.
         path: A file to append each closed record to, as one line of JSON; its folder
             is made if it is not there.
 
@@ -277,8 +275,8 @@ class Records(deque[StepRecord]):
         OSError: The file cannot be opened for appending.
     """
 
-    def __init__(self, maxlen: int, path: str | PathLike[str] | None = None) -> None:
-        super().__init__(maxlen=maxlen)
+    def __init__(self, path: str | PathLike[str] | None = None) -> None:
+        super().__init__(maxlen=_MOST_KEPT)
         self._dropped = Totals()
         self._open: dict[int, bool] = {}
         """By step: those not closed yet, and whether they were dropped already."""

@@ -15,13 +15,13 @@ from torch.distributed import ProcessGroup
 from mimose.actions.base import Means
 from mimose.actions.offload.budget import make_host
 from mimose.actions.offload.codec import OffloadCodec
-from mimose.actions.registry import any_lossy, choose, need_host
+from mimose.actions.registry import choose, need_host
 from mimose.arguments import (
     check_agree,
     check_choices,
-    check_max_error,
     check_shapes,
     check_watched,
+    layers_of,
     refuse_no_model,
 )
 from mimose.budget import format_bytes
@@ -68,21 +68,19 @@ def attach(
     model: nn.Module,
     budget: float | str | None = None,
     *,
-    units: UnitsSpec = None,
-    actions: str | Sequence[str] = "exact",
+    layers: UnitsSpec = None,
+    actions: str | Sequence[str] = "auto",
     planner: str | Planner = "auto",
-    predictor: str | Callable[[], Any] = "polynomial",
-    round_to: int | Mapping[str, int] = 1,
+    predictor: str | Callable[[], Any] | None = None,
     cache_size: int = 1024,
     refine: bool = True,
     on_infeasible: str = "raise",
     meter: Meter | BasicMeter | str | None = None,
     record_to: str | PathLike[str] | None = None,
-    max_records: int = 10_000,
-    wall: bool = True,
-    max_error: float | None = None,
     host_budget: float | str | None = None,
+    wall: bool = True,
     agree: str | ProcessGroup | None = "auto",
+    **others: Any,
 ) -> Session:
     """Plan every training step of a model within a memory budget.
 
@@ -102,23 +100,21 @@ def attach(
             so much more than is held at attach. None on an accelerator: what is free
             there and what this process holds, less 3% or 512 MiB, whichever is more,
             and 1 GiB more where ranks communicate.
-        units: The modules to plan for: None to discover them, a module class, a
+        layers: The modules to plan for: None to discover them, a module class, a
             qualified name, several of these, or a predicate over ``(module)`` or
-            ``(name, module)``.
-        actions: What may happen to a layer's activations: ``"exact"`` to keep or
-            recompute whole layers; ``"fine"`` for ``"lean"`` as well, which rebuilds
-            what its cheap operators have made; ``"all"`` for lossy ones and those that
-            use the host's memory as well; or names, such as ``("keep", "lean",
-            "recompute")``. Only ``"all"``, ``"pool"``, ``"pool4"``, ``"quantize"`` and
-            ``"quantize4"`` change gradients.
+            ``(name, module)``. ``units`` is another name of it.
+        actions: What may happen to a layer's activations: ``"auto"`` for what is best
+            by default, which is to keep or recompute whole layers (``"whole"``);
+            ``"all"`` for lossy ones and those that use the host's memory as well; or
+            the names of those beside ``"keep"`` and ``"recompute"``, such as
+            ``"lean"``, which rebuilds what a layer's cheap operators have made. Only
+            ``"all"``, ``"pool"``, ``"pool4"``, ``"quantize"`` and ``"quantize4"``
+            change gradients.
         planner: ``"auto"``, ``"marginal"``, ``"optimal"``, ``"greedy"`` (Mimose's
             Algorithm 1), ``"none"``, ``"full"``, ``"every-K"``, or a `Planner` such as
             `mimose.planners.Static`.
-        predictor: ``"polynomial"`` or one of the alternatives of Mimose's Table IV
-            (see `mimose.predictors.make_predictor`), or what makes one.
-        round_to: Sizes are rounded up to a multiple of this when a plan is made, so
-            that near shapes share it: one for all sizes but the batch, or by name
-            (``{"input_ids.1": 8}``).
+        predictor: What fits bytes and FLOPs: None for ``"polynomial"``, another one by
+            name (see `mimose.predictors.make_predictor`), or what makes one.
         cache_size: The most plans kept.
         refine: Whether a thread beside training makes fits, makes plans for shapes
             that are on their way and replaces plans by proven optimal ones. Without it
@@ -128,27 +124,20 @@ def attach(
             (see `mimose.memory.meters.make_meter`).
         record_to: A file to append each step's record to, as a line of JSON. Its
             folder is made if it is not there.
-        max_records: How many steps' records are kept in memory, the last ones: about
-            half a kB each.
+        host_budget: The most memory of the host that ``"offload"`` and
+            ``"offload_input"`` may hold, as `budget` but for ``"+…"``: ``"16GiB"``, or
+            a share of what is free there as the session begins. None for half of it.
         wall: Whether an accelerator's allocator keeps the budget itself
             (``set_per_process_memory_fraction``), from a training forward to the end of
             its backward. At the wall it frees its cached blocks, and fails only where
             that is not enough. Without effect on a CPU.
-        max_error: The largest change of a layer's gradient by a lossy action, as a
-            part of the gradient's norm, such as 0.01. It is measured on each layer, in
-            its first call under the action and, where a step has room for it, again
-            after 256: its backward runs twice more there, hooks of tensors inside
-            included. A layer where it is larger, or cannot be measured, does not run
-            so any more. None for any, and nothing is measured.
-        host_budget: The most memory of the host that ``"offload"`` and
-            ``"offload_input"`` may hold, as `budget` but for ``"+…"``: ``"16GiB"``, or
-            a share of what is free there as the session begins. None for half of it.
         agree: Whether the ranks of a distributed training agree on each forward's plan,
             by one small exchange: ``"auto"`` where a layer's own forward waits for
             other ranks (batch norm over all ranks, tensor parallelism, FSDP groups
             inside the layer), None never, or the process group of those that run the
             same layers, of gloo, where the layers send something by calls of their own
             (experts on other ranks, attention over a ring).
+        others: ``units``, another name of `layers`.
 
     Returns:
         The session; also a context manager.
@@ -167,35 +156,28 @@ def attach(
             ranks that are to agree plan different things, not all of them have layers
             that wait, or not all attach.
         ValueError: Another argument is none of those above.
-        TypeError: The model is no module.
+        TypeError: The model is no module, or there is no such argument (any more).
     """
+    layers = layers_of(attach, layers, others)
     check_agree(agree)
     meeting = Meeting(agree)
     with meeting.telling():
-        check_choices(on_infeasible, cache_size, max_records, round_to)
-        check_max_error(max_error)
-        if max_error is not None and not any_lossy(actions):
-            msg = (
-                f"max_error {max_error!r}: none of the actions {actions!r} changes "
-                f"gradients; add 'pool' or 'quantize', or leave it out"
-            )
-            raise ValueError(msg)
+        check_choices(on_infeasible, cache_size)
+        predictor = "polynomial" if predictor is None else predictor
         if isinstance(predictor, str):
             make_predictor(predictor)
         host = _host(model, actions, host_budget)
         options = Options(
             budget=budget,
-            actions=choose(actions, Means(max_error, host)),
+            actions=choose(actions, Means(host=host)),
             host=host,
-            units=units,
+            units=layers,
             planner=make_planner(planner),
             predictor=predictor,
-            round_to=round_to,
             cache_size=cache_size,
             warns=on_infeasible == "warn",
             meter=meter,
             record_to=record_to,
-            max_records=max_records,
             wall=wall,
             refine=refine,
             meeting=meeting,
@@ -430,7 +412,7 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another session learned, in place of what this one has.
 
-        The budget, the planner and `round_to` may be others.
+        The budget and the planner may be others.
 
         Args:
             state: What ``state_dict`` returned, or what came back from JSON.
@@ -491,7 +473,6 @@ class Session:
             uncalled_units=self._engine.never_called,
             **self._engine.footprint.told(),
             inexact_units=dict(self._engine.findings.inexact),
-            gradient_errors=self._engine.gradient_errors,
             largest_to_come=self._engine.epoch.largest,
             least_peak_to_come=self._engine.epoch.least_peak_bytes,
             host=self._engine.host_use,

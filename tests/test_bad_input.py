@@ -85,12 +85,8 @@ def test_a_budget_that_does_not_parse(toys, budget):
         ("predictor", "oracle"),
         ("on_infeasible", "ignore"),
         ("cache_size", 0),
-        ("max_records", 0),
-        ("max_records", True),
-        ("round_to", {"0.0": 2.5}),
         ("meter", "rss"),
         ("agree", "always"),
-        ("max_error", 0),
         ("actions", None),
     ],
 )
@@ -104,6 +100,18 @@ def test_arguments_that_mean_nothing(toys, argument, value):
     assert [] == toys.leftovers(model)
 
 
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [("round_to", "any more"), ("palnner", "did you mean planner")],
+)
+def test_arguments_that_are_not_there(toys, argument, said):
+    """What went, and what is misspelt, is an error in words."""
+    model = toys.chain(2)
+    with pytest.raises(TypeError, match=said):
+        mimose.attach(model, "1TiB", **{argument: 8})
+    assert [] == toys.leftovers(model)
+
+
 def test_a_planner_that_is_none(toys):
     """An object without `plan` is no planner."""
     with pytest.raises(TypeError, match="planner must be"):
@@ -112,7 +120,7 @@ def test_a_planner_that_is_none(toys):
 
 def test_a_model_without_units():
     """Nothing to plan for is an error that says what to pass."""
-    with pytest.raises(mimose.NoUnitsError, match=r"attach\(units="):
+    with pytest.raises(mimose.NoUnitsError, match=r"attach\(layers="):
         mimose.attach(nn.Linear(2, 2), "1TiB")
 
 

@@ -469,7 +469,7 @@ def test_families_of_other_kinds_train_the_same_under_lean(toys, name):
     bare = copy.deepcopy(model)
     _make_caches(_caching(bare), False)
     expected = _trained(toys, bare, batches)
-    options = {"actions": "fine", "planner": toys.Always("lean")}
+    options = {"actions": "lean", "planner": toys.Always("lean")}
     with mimose.attach(model, "1TiB", **options) as session:
         actual = _trained(toys, model, batches)
     assert [] == _differences(toys, expected, actual)

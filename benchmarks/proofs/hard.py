@@ -124,6 +124,6 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Train one case until enough pairs are there."""
     spec, make = _CASES[task["case"]]
     loop, least = make(spec.build(task["seed"])), prediction._LEAST_GROWTH_BYTES
-    task = {**task, "menu": "exact"}
+    task = {**task, "menu": "whole"}
     for row in prediction.predicted(loop, spec, task, least):
         yield {"case": task["case"], **row}

@@ -108,9 +108,9 @@ class Alternating:
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every model, and judge its errors."""
-    menu = "all" if options.all else "fine" if options.fine else "exact"
+    menu = "all" if options.all else "lean" if options.fine else "whole"
     usual = _BARS if is_cpu(settings.device) else _DEVICE_BARS
-    bars = usual if menu == "exact" else _FINE_BARS
+    bars = usual if menu == "whole" else _FINE_BARS
     answer = common.ask_each(
         "prediction",
         settings,
@@ -119,7 +119,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         pairs=options.pairs,
         menu=menu,
     )
-    answer.variant = "" if menu == "exact" else menu
+    answer.variant = "all" if options.all else "fine" if options.fine else ""
     return answer
 
 
@@ -180,7 +180,7 @@ def predicted(
     planner = Alternating(task["seed"])
     n_counted = 0
     # Steps are few and short here: a thread beside them would learn behind the last.
-    how = {"meter": loop.meter, "refine": task["menu"] == "exact"}
+    how = {"meter": loop.meter, "refine": task["menu"] == "whole"}
     with attach(
         loop.model, common.AMPLE_BYTES, planner=planner, actions=task["menu"], **how
     ) as session:

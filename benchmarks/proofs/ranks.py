@@ -156,8 +156,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     low, high = _LENGTHS
     for length in range(high, low - 1, -1):
         _train(model, optimizer, length)
-    how: dict[str, Any] = {"units": _LAYERS, "max_records": 2 * _STEPS_A_ROW}
-    with attach(model, _BUDGET, **how) as session:
+    with attach(model, _BUDGET, layers=_LAYERS) as session:
         agreement: Any = session._engine.agreement
         for first in range(0, task["steps"], _STEPS_A_ROW):
             steps = min(_STEPS_A_ROW, task["steps"] - first)

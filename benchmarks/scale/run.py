@@ -192,7 +192,7 @@ def _applied(
     if strategy in ("static", "oracle"):
         known, longest = _learned(run, all_sizes, task["gib"])
         planner = Static(shape=longest) if strategy == "static" else Oracle(budget)
-    actions = "fine" if strategy == "fine" else "exact"
+    actions = "lean" if strategy == "fine" else "whole"
     options = {"actions": actions, "planner": planner, "refine": False}
     options |= task.get("options", {})
     with mimose.attach(run.model, budget, **options) as session:

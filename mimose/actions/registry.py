@@ -18,7 +18,6 @@ from mimose.actions.recompute import Recompute
 from mimose.planners import Menu
 from mimose.planners.actions import (
     EXACT_MENU,
-    FINE_MENU,
     LEAN,
     POOL,
     POOL_4,
@@ -39,7 +38,8 @@ _ACTIONS: list[Action] = [
 ]
 """Keeping first; last what runs where nothing is known."""
 _OWN = frozenset(action.spec.name for action in _ACTIONS)
-_WORDS = {"exact": EXACT_MENU.names, "fine": FINE_MENU.names, "all": tuple(_OWN)}
+_WHOLE = EXACT_MENU.names
+_WORDS = {"auto": _WHOLE, "whole": _WHOLE, "all": tuple(_OWN)}
 """Menus that have a word."""
 
 
@@ -61,24 +61,20 @@ def choose(actions: str | Sequence[str], means: Means = NO_MEANS) -> tuple[Actio
     """Return the actions that a session may use, the one that keeps first.
 
     Args:
-        actions: ``"exact"`` for whole layers, kept or recomputed (and exact actions
-            that were registered); ``"fine"`` with ``lean`` between them; ``"all"``
-            for all there are, lossy ones among them; or names.
+        actions: ``"auto"`` and ``"whole"`` for whole layers, kept or recomputed (and
+            exact actions that were registered); ``"all"`` for all there are, lossy ones
+            among them; or names of some beside keeping and recomputing.
         means: What the session gives them.
 
     Raises:
-        ValueError: A name is unknown, or keeping or the least is not among them.
+        ValueError: A name is unknown, or needs a host that is not there.
     """
     chosen = _named(actions)
-    if isinstance(actions, str):
-        if actions in _WORDS:
-            return _own((a for a in chosen if _is_possible(a, means)), means)
-        actions = (actions,)
-    names = [action.spec.name for action in _ACTIONS]
-    unknown = [name for name in actions if name not in names]
-    needed = {names[0], names[-1]}
-    if unknown or not needed <= set(actions):
-        raise _not_actions(tuple(actions))
+    if isinstance(actions, str) and actions in _WORDS:
+        return _own((a for a in chosen if _is_possible(a, means)), means)
+    asked = {actions} if isinstance(actions, str) else set(actions)
+    if asked - {action.spec.name for action in chosen}:
+        raise _not_actions(actions)
     elsewhere = [a.spec.name for a in chosen if not _is_possible(a, means)]
     if elsewhere:
         msg = (
@@ -94,26 +90,20 @@ def need_host(actions: str | Sequence[str]) -> bool:
     return any(action.spec.needs_host for action in _named(actions))
 
 
-def any_lossy(actions: str | Sequence[str]) -> bool:
-    """Whether any of the actions that `choose` is asked for changes gradients."""
-    return any(not action.spec.is_exact for action in _named(actions))
-
-
 def _named(actions: str | Sequence[str]) -> list[Action]:
     """Return the actions of a word, or those of names as far as they are known."""
     if isinstance(actions, str) and actions in _WORDS:
         return list(filter(partial(_is_of, _WORDS[actions]), _ACTIONS))
     if not isinstance(actions, Iterable):  # None, say
         raise _not_actions(actions)
-    names = (actions,) if isinstance(actions, str) else actions
+    names = {*_WHOLE, *((actions,) if isinstance(actions, str) else actions)}
     return [action for action in _ACTIONS if action.spec.name in names]
 
 
 def _not_actions(given: object) -> ValueError:
     names = [action.spec.name for action in _ACTIONS]
     return ValueError(
-        f"actions must be 'exact', 'fine', 'all', or {names[0]!r} and {names[-1]!r} "
-        f"with any of {names[1:-1]!r} between them, got {given!r}"
+        f"actions must be 'auto', 'whole', 'all', or any of {names!r}, got {given!r}"
     )
 
 
@@ -149,12 +139,6 @@ def load_state(actions: Iterable[Action], state: Mapping[str, Any]) -> None:
     for action in actions:
         if isinstance(action, Lean):
             action.load_state_dict(state.get(action.spec.name, {}))
-
-
-def gradient_errors(actions: Iterable[Action]) -> dict[str, Mapping[str, float]]:
-    """Return, by lossy action and layer, the change of its gradient as measured."""
-    packing = (action for action in actions if isinstance(action, Packing))
-    return {a.spec.name: a.gradient_errors for a in packing if a.gradient_errors}
 
 
 def menu_of(actions: Sequence[Action]) -> Menu:

@@ -295,7 +295,7 @@ _LESS = (
 )
 _WITHOUT = (
     "Have the layer left out, which is then kept from the first step on: "
-    "attach(units=...) takes the class, or the names, of those to plan for"
+    "attach(layers=...) takes the class, or the names, of those to plan for"
 )
 
 

@@ -383,7 +383,7 @@ class ModuleGuard:
             f"after its forward and before its backward (torch.func."
             f"functional_call, or an optimizer step in between?); recomputed with "
             f"them it would give other gradients. Run the backward before, or "
-            f"leave the layer out with attach(units=...)"
+            f"leave the layer out with attach(layers=...)"
         )
         raise ChangedWeightsError(msg)
 

@@ -1,4 +1,4 @@
-"""The names of sizes, which of them always equal each other, and buckets. No torch."""
+"""The names of sizes, and which of them always equal each other. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBERS = (".0", f".{COUNT}")
 
 
 class Table(Protocol):
-    """Names sizes, and knows how they are rounded."""
+    """Names sizes."""
 
     def named(self, sizes: tuple[int, ...]) -> Mapping[str, int]:
         """Return the sizes that vary, by name."""
@@ -26,10 +26,6 @@ class Table(Protocol):
 
     def spoken_names(self) -> list[str]:
         """Return what all sizes are called."""
-        ...
-
-    def steps(self, round_to: int | Mapping[str, int]) -> list[int]:
-        """Return the multiple that each size is rounded up to."""
         ...
 
     def fill(
@@ -143,22 +139,6 @@ class SizeTable:
             named[sizes] = found
         return found
 
-    def steps(self, round_to: int | Mapping[str, int]) -> list[int]:
-        """Return the multiple that each size is rounded up to; 1 for none."""
-        group = self._group or list(range(len(self.names)))
-        if isinstance(round_to, int):
-            rounded = [
-                varies and not name.endswith(_NUMBERS)
-                for name, varies in zip(self.names, self._varies, strict=True)
-            ]
-            return [round_to if rounded[c] else 1 for c in group]
-        named = {
-            group[self._index[name]]: step
-            for name, step in round_to.items()
-            if name in self._index
-        }
-        return [named.get(c, 1) for c in group]
-
     def fill(
         self, shape: Mapping[str, int], others: tuple[int, ...]
     ) -> tuple[int, ...]:
@@ -182,25 +162,3 @@ class SizeTable:
                 if representative == chosen:
                     sizes[index] = int(size)
         return tuple(sizes)
-
-
-def round_up(
-    table: Table, sizes: tuple[int, ...], round_to: int | Mapping[str, int]
-) -> tuple[int, ...]:
-    """Round each size up by its rule; the batch (dimension 0) only if named.
-
-    Sizes that were always equal have one rule, under any of their names, so that they
-    stay equal.
-
-    Args:
-        table: Names the sizes.
-        sizes: The sizes.
-        round_to: A multiple for all sizes that vary but the batch, or one for each
-            named size.
-    """
-    if round_to == 1:
-        return sizes
-    steps = table.steps(round_to)
-    return tuple(
-        -(-size // step) * step for size, step in zip(sizes, steps, strict=True)
-    )

@@ -56,7 +56,7 @@ def find_units(model: nn.Module, units: UnitsSpec = None) -> tuple[Named, ...]:
         msg = (
             f"no units found in {type(model).__name__}"
             + ("" if units is None else f" for units={units!r}")
-            + ": pass attach(units=...) the class of the repeated layers, their "
+            + ": pass attach(layers=...) the class of the repeated layers, their "
             "qualified names, or a predicate over modules"
         )
         raise NoUnitsError(msg)

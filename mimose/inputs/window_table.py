@@ -42,14 +42,6 @@ class WindowTable:
             for name in table.spoken_names()
         ]
 
-    def steps(self, round_to: int | Mapping[str, int]) -> list[int]:
-        """Return the multiple that each size is rounded up to; alike in each forward.
-
-        Args:
-            round_to: For all sizes, or by name.
-        """
-        return [step for table in self._tables for step in table.steps(round_to)]
-
     def fill(
         self, shape: Mapping[str, int], others: tuple[int, ...]
     ) -> tuple[int, ...]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-
-from mimose.inputs.size_table import Table
 
 _log = logging.getLogger(__name__)
 
@@ -14,17 +11,11 @@ _PATIENCE = 50
 
 
 class Notices:
-    """Says each thing once.
+    """Says each thing once."""
 
-    Args:
-        round_to: How sizes are rounded up to buckets, by name or all alike.
-    """
-
-    def __init__(self, round_to: int | Mapping[str, int]) -> None:
-        self._round_to = round_to
+    def __init__(self) -> None:
         self._n_doubted = 0
         self._has_warned = False
-        self._knows_names = isinstance(round_to, int)
 
     def doubted(self, doubt: str) -> None:
         """Count steps without a plan, and warn once where there is no end of them."""
@@ -41,17 +32,3 @@ class Notices:
             self._n_doubted,
             doubt,
         )
-
-    def check_names(self, table: Table) -> None:
-        """Warn once if `round_to` speaks of sizes that the model does not have."""
-        if self._knows_names or isinstance(self._round_to, int):
-            return
-        self._knows_names = True
-        unknown = [name for name in self._round_to if not table.knows(name)]
-        if unknown:
-            _log.warning(
-                "mimose: round_to: no size is called %s, so that rounds nothing; the "
-                "sizes are %s",
-                ", ".join(map(repr, unknown)),
-                ", ".join(table.spoken_names()),
-            )

@@ -18,7 +18,7 @@ from mimose.cost.problem import (
     untold,
 )
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.inputs.size_table import Table, round_up
+from mimose.inputs.size_table import Table
 from mimose.planners import (
     OneShapePlanner,
     Plan,
@@ -64,7 +64,6 @@ class Policy:
         learner: Holds what has been learned.
         planner: Makes the plans.
         reserve: What is kept free between prediction and budget.
-        round_to: How sizes are rounded up to buckets.
         cache_size: The most plans kept.
         raises: Whether a prediction that no plan keeps the budget is an error. It need
             not be where steps are observed: then everything is recomputed, and what
@@ -76,7 +75,6 @@ class Policy:
         learner: Learner,
         planner: Planner,
         reserve: Reserve,
-        round_to: int | Mapping[str, int],
         cache_size: int,
         *,
         raises: bool,
@@ -85,11 +83,10 @@ class Policy:
         self._learner = learner
         self._maker = PlanMaker(planner, reserve.noise_bytes)
         self.plans = Plans(learner, self._maker, cache_size, self._is_good, refiner)
-        self._round_to = round_to
         self.reserve = reserve
         self._raises = raises
         self._static_is_made = False
-        self._notices = Notices(round_to)
+        self._notices = Notices()
 
     def forget(self, context: Context) -> None:
         """Distrust a context whose steps turned out to run other events."""
@@ -175,7 +172,7 @@ class Policy:
         """Return the decision for a shape whose cached plan fits today, else None."""
         if memory.state_to_come_bytes:
             memory = memory.with_state
-        key = self._key(facts, table, ran)
+        key = self._key(facts, ran)
         found, model = self.plans.cached(key, memory), self._learner.model
         if found is None or found.version < model.valid_since:
             return None  # the latter, where a lesson was taken in just now
@@ -208,9 +205,8 @@ class Policy:
             InfeasibleBudgetError: A trusted prediction says that no plan fits, and
                 predictions are all there is.
         """
-        self._notices.check_names(table)
         memory = memory.with_state
-        key = self._key(facts, table, ran)
+        key = self._key(facts, ran)
         ready = self.plans.ready(key, memory)
         if facts.context not in self._learner.model.patterns:
             ready = None
@@ -350,7 +346,7 @@ class Policy:
             Whether there is one that fits.
         """
         memory = memory.with_state
-        model, key = self._learner.model, self._key(facts, table, ())
+        model, key = self._learner.model, self._key(facts, ())
         if self.plans.has(key, memory):
             return True
         is_staged = self.reserve.stage_share(facts.context) < 1.0
@@ -384,16 +380,10 @@ class Policy:
         )
 
     def _key(
-        self, facts: StepInput, table: Table, ran: tuple[str, ...]
+        self, facts: StepInput, ran: tuple[str, ...]
     ) -> tuple[Context, bool, Sizes, tuple[str, ...]]:
-        """Return what plans are cached by: the context and the bucket's upper end.
-
-        And what has been done already.
-        """
-        bucket = facts.sizes
-        if self._round_to != 1:
-            bucket = round_up(table, bucket, self._round_to)
-        return facts.context, facts.has_gradients, bucket, ran
+        """Return what plans are cached by, and what has been done already."""
+        return facts.context, facts.has_gradients, facts.sizes, ran
 
     def absorb(
         self,

@@ -84,28 +84,18 @@ def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
         _listed(_UNCALLED, few, width),
         _listed("Layers that are always kept", _reasoned(kept), width),
         _listed("Layers not exact when recomputed", _reasoned(inexact), width),
-        _listed(_LOSSY, _lossy(summary.gradient_errors), width),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 _UNCALLED = (
-    "Layers never called (where parts of them run, or others, pass attach(units=...) "
+    "Layers never called (where parts of them run, or others, pass attach(layers=...) "
     "the classes of those)"
 )
-_LOSSY = "Lossy actions: change of a layer's gradient, as a part of its norm"
 
 
 def _hidden(n: int, most: int, what: str) -> list[str]:
     return [f"({n - most} other {what} not shown)"] if n > most else []
-
-
-def _lossy(errors: Mapping[str, Mapping[str, float]]) -> list[str]:
-    return [
-        f"{action}: {100 * min(found.values()):.2g}% to "
-        f"{100 * max(found.values()):.2g}% in {len(found)} layers"
-        for action, found in errors.items()
-    ]
 
 
 def _reasoned(units: Mapping[str, str]) -> list[str]:

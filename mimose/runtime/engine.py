@@ -15,7 +15,6 @@ from mimose.actions.base import Action
 from mimose.actions.offload.codec import OffloadCodec
 from mimose.actions.registry import (
     choose,
-    gradient_errors,
     load_state,
     menu_of,
     state_of,
@@ -91,16 +90,14 @@ class Options:
 
     budget: float | str | None
     planner: Planner
-    actions: Sequence[Action] = field(default_factory=lambda: choose("exact"))
+    actions: Sequence[Action] = field(default_factory=lambda: choose("auto"))
     units: UnitsSpec = None
     predictor: str | Callable[[], Any] = "polynomial"
-    round_to: int | Mapping[str, int] = 1
     cache_size: int = 1024
     warns: bool = False
     """Whether an impossible budget warns rather than raises."""
     meter: Meter | BasicMeter | str | None = None
     record_to: str | PathLike[str] | None = None
-    max_records: int = 10_000
     wall: bool = True
     refine: bool = True
     """Whether there is a daemon, and plans are refined."""
@@ -203,7 +200,6 @@ class Engine:
             self.learner,
             options.planner,
             reserve,
-            options.round_to,
             options.cache_size,
             raises=not options.warns and not meter.reads_peak,
             refiner=refiner_of(options.planner) if options.refine else None,
@@ -231,7 +227,7 @@ class Engine:
         )
         self.overlooked = Overlooked(self.units, model)
         self.rollback = Rollback(model, self.units, answers, self.findings, objects)
-        self.records = Records(options.max_records, options.record_to)
+        self.records = Records(options.record_to)
         self.footprint = make_footprint(
             meter,
             self.budget_bytes,
@@ -406,11 +402,6 @@ class Engine:
     def host_use(self) -> HostUse | None:
         """What was taken of the host's memory; None where nothing may be."""
         return None if self.host_memory is None else self.host_memory.use()
-
-    @property
-    def gradient_errors(self) -> Mapping[str, Mapping[str, float]]:
-        """By lossy action and layer, the change of its gradient as measured."""
-        return gradient_errors(self._actions)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON."""

@@ -85,12 +85,12 @@ class Overlooked:
         if classes:
             advice = (
                 f"modules inside them are called ({_some(classes)}) and not planned. "
-                f"Pass attach(units=...) the classes of those, or of what holds them"
+                f"Pass attach(layers=...) the classes of those, or of what holds them"
             )
         else:
             advice = (
                 "they are not planned. If others run in their stead, pass "
-                "attach(units=...) the classes of those"
+                "attach(layers=...) the classes of those"
             )
         _log.warning(
             "mimose: %d of %d layers were never called in %d training steps: %s; %s",

@@ -22,7 +22,7 @@ _CASES = {
     "cold sends": {"kind": "sends", "steps": 9, "warm": 1},
     "measures": {"kind": "sends", "steps": 10, "measures": 0},
     "over": {"kind": "groups", "steps": 10, "over": 0},
-    "fine": {"kind": "groups", "steps": 6, "actions": "fine"},
+    "fine": {"kind": "groups", "steps": 6, "actions": "lean"},
     "fixed": {"kind": "groups", "steps": 4, "planner": "every-2"},
 }
 

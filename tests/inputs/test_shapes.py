@@ -11,7 +11,7 @@ from mimose.inputs.shapes import (
     fast_key,
     partial_masks,
 )
-from mimose.inputs.size_table import SizeTable, round_up
+from mimose.inputs.size_table import SizeTable
 
 
 @dataclass
@@ -90,12 +90,3 @@ def test_fill_sets_every_column_of_a_name():
     assert (4, 20, 4, 4, 4, 20) == table.fill({"ids.1": 20}, now)
     assert (4, 20, 4, 4, 4, 20) == table.fill({"mask.1": 20}, now)
     assert (8, 10, 8, 4, 8, 10) == table.fill({"ids.0": 8}, now)
-
-
-def test_rounding_never_rounds_down():
-    """Every varying size but the batch goes up to the next multiple."""
-    table = _table()
-    table.add((5, 12, 5, 7, 5, 12))
-    assert (5, 16, 5, 8, 5, 16) == round_up(table, (5, 12, 5, 7, 5, 12), 8)
-    assert (4, 16, 4, 8, 4, 16) == round_up(table, (4, 16, 4, 8, 4, 16), 8)
-    assert (4, 13, 4, 7, 4, 13) == round_up(table, (4, 13, 4, 7, 4, 13), 1)

@@ -24,28 +24,6 @@ def test_a_shape_seen_before_is_a_hit(toys, meter):
     assert (sum(hits), len(hits) - sum(hits)) == (summary.cache_hits, 2)
 
 
-def test_near_shapes_share_a_plan(toys, meter):
-    """Lengths of one bucket get one plan, made for its upper end."""
-    model = toys.zoo_model("bert")
-    lengths = [24, 8, 32, 16, 28, 12, 22, 30, 18, 10, 26]
-    learning = toys.text_batches([*lengths, 32, 24, 32])
-    near = toys.text_batches([17, 19, 22, 24, 25, 31, 29, 32])
-    budget = toys.budget_between(model, learning[:3], 0.7, meter)
-    options = {"meter": meter, "budget": budget, "round_to": {"input_ids.1": 8}}
-    found, session = toys.compare(model, learning + near, **options)
-    assert [] == found
-    last = list(session.records)[-len(near) :]
-    assert {"plan"} == {record.phase for record in last}
-    assert 1 == len({record.actions for record in last[:4]})
-    assert [True] * 3 == [record.cache_hit for record in last[1:4]]
-    assert [True] * 3 == [record.cache_hit for record in last[5:]]
-    observed = [record.observed_peak_bytes for record in last]
-    assert max(observed) <= budget
-    assert [r.observed_growth_bytes for r in last] == [
-        pytest.approx(r.predicted_growth_bytes, rel=0.02) for r in last
-    ]
-
-
 def test_less_headroom_makes_a_new_plan(toys, meter):
     """A cached plan that no longer fits is dropped, and made anew for what is left."""
     model = toys.chain(6)

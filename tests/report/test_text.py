@@ -42,7 +42,6 @@ def _report(records, width):
         "kept_units": {"encoder.layer.3": "it returned something else when run again"},
         "inexact_units": {"bert.encoder.layer.4": "its kernels are not deterministic"},
         "uncalled_units": [f"encoder.layer.{i}" for i in range(9)],
-        "gradient_errors": {"pool": {"a": 0.01, "b": 0.02}},
         "largest_to_come": {"labels.1": 900},
         "host": None,
         "agreement": None,

@@ -144,7 +144,7 @@ def test_it_is_exact_under_any_plan(toys):
         layer,
         7,
         budget="1TiB",
-        actions="fine",
+        actions="lean",
         planner=toys.RandomPlanner(),
         cache_size=1,
         meter=toys.BlindMeter(),

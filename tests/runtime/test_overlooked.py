@@ -72,7 +72,7 @@ def test_layers_never_called_are_told_of(
     assert f"{n_left} of 5 layers were never called" in told
     assert names[0] in told
     assert ("(Linear)" in told) == ("p" in manners)
-    assert "attach(units=...)" in told
+    assert "attach(layers=...)" in told
     assert [f"layers.{i}" for i, m in enumerate(manners) if m != "c"] == list(names)
     assert all(name in report for name in names)
     assert ("no layer" in reason) == ("c" not in manners)

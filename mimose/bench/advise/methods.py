@@ -88,7 +88,7 @@ METHODS: Mapping[str, Method] = {
             name="mimose",
             what="for each input size, as many layers as fit keep what backward needs; "
             "the others compute it a second time",
-            options={"actions": "exact"},
+            options={"actions": "whole"},
             plans=True,
         ),
         Method(

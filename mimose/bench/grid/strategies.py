@@ -179,7 +179,7 @@ def _static(setup: Setup) -> Planner:
 
     A session names sizes by argument and dimension; a step on that batch tells.
     """
-    with _attach(setup, _AMPLE_BYTES, "auto", "exact") as session:
+    with _attach(setup, _AMPLE_BYTES, "auto", "whole") as session:
         setup.try_step(setup.longest)
         return Static(shape=session.records[-1].shape)
 
@@ -448,7 +448,7 @@ class _Transformers(Applied):
 _hf_every_2 = functools.partial(_Transformers, every_n_layers=2)
 _oracle, _oracle_menu = _told(lambda _: Oracle), _told(lambda _: Oracle, FINE)
 _static_menu = _told(_static_told, FINE)
-_exact, _fine = _session("auto", "exact"), _session("auto", FINE)
+_exact, _fine = _session("auto", "whole"), _session("auto", FINE)
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
     for strategy in (

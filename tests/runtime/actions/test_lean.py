@@ -122,7 +122,7 @@ def test_any_mixture_is_foretold_where_layers_save_their_outputs(toys, meter):
     model = torch.nn.Sequential(*(Halving(512 // 2**i) for i in range(5)))
     rows = random.Random(0)
     how = {"meter": meter, "planner": AnyPlan(toys), "units": Halving, "refine": False}
-    with mimose.attach(model, "1TiB", actions="fine", **how) as session:
+    with mimose.attach(model, "1TiB", actions="lean", **how) as session:
         for _ in range(100):
             model(torch.randn(16 * rows.randint(1, 5), 512)).square().mean().backward()
             model.zero_grad()

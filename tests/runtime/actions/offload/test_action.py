@@ -194,7 +194,7 @@ def test_it_is_learned_and_planned(sim, toys, sent, monkeypatch, action):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"actions": "fine"}, "none of the actions 'fine' holds anything on the host"),
+        ({"actions": "lean"}, "none of the actions 'lean' holds anything on the host"),
         (
             {"actions": "all", "host_budget": "much"},
             "host_budget.*'much' is not a size",

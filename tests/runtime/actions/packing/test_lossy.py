@@ -76,17 +76,14 @@ def _error(exact, other):
 
 @pytest.mark.parametrize("action", LOSSY)
 def test_gradients_come_close_and_random_numbers_stay(toys, action):
-    """Dropout draws the same; what is measured a layer is of the size of the whole."""
+    """Dropout draws the same."""
     exact, state, _ = _gradients(_Images(), _smooth())
-    options = _always(toys, action, max_error=10.0)
-    found, after, summary = _gradients(_Images(), _smooth(), options)
+    options = _always(toys, action)
+    found, after, _ = _gradients(_Images(), _smooth(), options)
     error = _error(exact, found)
     most = {"pool": 0.5, "pool4": 0.7, "quantize": 0.02, "quantize4": 0.2}[action]
     assert 0 < error < most
     assert torch.equal(state, after)
-    errors = summary.gradient_errors[action]
-    assert {"blocks.0", "blocks.1", "blocks.2"} == set(errors)
-    assert all(0 < each < 2 * most for each in errors.values())
 
 
 def test_pooling_changes_weights_of_convolutions_alone(toys):
@@ -95,27 +92,6 @@ def test_pooling_changes_weights_of_convolutions_alone(toys):
     found, _, _ = _gradients(_Images(1), _smooth(), _always(toys, "pool"))
     changed = {name for name in exact if not torch.equal(exact[name], found[name])}
     assert {"blocks.0.first.weight"} == changed
-
-
-@pytest.mark.parametrize("action", ["pool", "quantize"])
-def test_a_bound_is_kept(toys, action):
-    """A layer that is changed by more does not run so again."""
-    exact, _, _ = _gradients(_Images(), _smooth())
-    options = _always(toys, action, max_error=1e-4)
-    found, _, summary = _gradients(_Images(), _smooth(), options)
-    assert all(torch.equal(exact[name], found[name]) for name in exact)
-    assert min(summary.gradient_errors[action].values()) > 1e-4
-
-
-def test_who_cannot_be_measured_is_refused_under_a_bound(toys):
-    """Hooks on weights would be called for gradients that are none."""
-    seen = []
-    model = _Images()
-    model.blocks[1].first.weight.register_hook(seen.append)
-    options = _always(toys, "quantize", max_error=0.1)
-    _, _, summary = _gradients(model, _smooth(), options)
-    assert 1 == len(seen)
-    assert "blocks.1" not in summary.gradient_errors["quantize"]
 
 
 @pytest.mark.parametrize("how", ["bfloat16", "autocast", "channels_last"])
