@@ -550,7 +550,7 @@ class Session:
             msg = "no step was run yet, so no shape is known; train a step first"
             raise MimoseError(msg)
         facts, table = last
-        self._engine.background.catch_up()
+        self._engine.worker.catch_up()
         if facts.context not in self._engine.learner.model.patterns:
             msg = "no step with such inputs was measured yet; train a few first"
             raise MimoseError(msg)

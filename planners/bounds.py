@@ -12,7 +12,6 @@ import numpy as np
 from .base import FloatArray, IntArray
 from .dive import dive
 from .limits import Limits
-from .pauses import give_way
 from .prefix import PrefixForm
 from .relaxed import relaxed_rests
 
@@ -38,7 +37,6 @@ class Bounds:
         budget_bytes: float,
     ) -> None:
         self._rests = relaxed_rests(form, cost, headroom[0])
-        give_way()
         self.known: IntArray | None = dive(
             form, cost, limits, budget_bytes, self._rests
         )

@@ -9,7 +9,6 @@ import numpy as np
 
 from .base import FloatArray, IntArray
 from .limits import Limits
-from .pauses import give_way
 from .prefix import PrefixForm
 from .relaxed import Rest
 
@@ -48,7 +47,6 @@ def dive(
     )
     rows = zip(*(table.tolist() for table in tables), rests[1:], strict=True)
     for holds, shares, saves, costs, before, behind, extras, backwards, rest in rows:
-        give_way()
         if is_saved:
             holds = [sum(both) for both in zip(holds, shares, strict=True)]
         hopes = [

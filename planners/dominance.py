@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 from .base import BoolArray, FloatArray, IntArray
-from .pauses import give_way
 
 
 class Walks(NamedTuple):
@@ -42,13 +41,11 @@ def undominated(walks: Walks, low_level: float, shared_bytes: float) -> IntArray
     at = _undominated(walks, low_level)
     if walks.saved is None:
         return at
-    give_way()
     # Those that have saved are no better than any; the others match those of their
     # kind, and those that have saved by what they may hold behind the next event.
     later = walks._replace(held=walks.held + np.where(walks.saved, shared_bytes, 0.0))
     free = _undominated(later, low_level)
     both = np.concatenate((at[walks.saved[at]], free[~walks.saved[free]]))
-    give_way()
     ordered: IntArray = both[walks.held[both].argsort(kind="stable")]
     return ordered
 
@@ -58,11 +55,9 @@ def _undominated(walks: Walks, low_level: float) -> IntArray:
     cost = walks.cost
     if walks.level is None:
         order = walks.held.argsort(kind="stable")
-        give_way()
         ordered = matches = cost[order]
     else:
         order = np.lexsort((walks.level, cost, walks.held))
-        give_way()
         ordered = cost[order]
         matches = np.where(walks.level[order] <= low_level, ordered, np.inf)
     cheapest_before = np.empty(len(order) + 1)
@@ -90,7 +85,6 @@ def beaten(walks: Walks, low_level: float) -> BoolArray:
     if walks.saved is not None:
         saved = walks.saved[high]
         beats &= saved[:, None] <= saved
-    give_way()
     # Who comes before holds no more; of equals the first stays.
     is_beaten[high] = np.triu(beats, 1).any(axis=0)
     return is_beaten

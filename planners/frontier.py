@@ -26,7 +26,6 @@ from .base import FloatArray, IntArray
 from .bounds import Bounds
 from .dominance import Walks, beaten, undominated
 from .limits import limits_of
-from .pauses import give_way
 from .prefix import PrefixForm
 from .steps import join, trace
 
@@ -102,22 +101,17 @@ class _Search:
         trail: list[tuple[IntArray, int]] = []
         low_until, low_level = steps.low_until.tolist(), steps.low_level.tolist()
         for t in range(len(steps.held)):
-            give_way()
             n_before = len(walks.held)
             grown = self._grow(walks, t, low_until[t])
-            give_way()
             stay = undominated(grown, low_level[t], self._shared_behind(t))
             if len(stay) > min(_FEW, self._width):
-                give_way()
                 stay = self._narrow(grown, stay, t, low_level[t])
-                give_way()
             trail.append((stay, n_before))
             if not len(stay):
                 return self._known()
             walks = grown.picked(stay)
             if walks.level is not None and walks.level.max() <= low_level[t]:
                 walks = walks._replace(level=None)
-        give_way()
         best = int(walks.cost.argmin())
         if self._bounds and walks.cost[best] >= self._bounds.known_cost:
             return self._known()
@@ -170,10 +164,8 @@ class _Search:
             )
         n_behind = min((t + 1) * self._steps.n_events, len(self._cost))
         hope = self._bounds.least_costs(n_behind, grown.held[stay], grown.cost[stay])
-        give_way()
         hopeful = hope < self._bounds.known_cost
         stay = self._most_hopeful(stay[hopeful], hope[hopeful])
-        give_way()
         if grown.level is not None:
             stay = stay[~beaten(grown.picked(stay), low_level)]
         return stay

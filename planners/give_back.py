@@ -3,7 +3,6 @@
 import numpy as np
 
 from .base import IntArray, PlanningProblem
-from .pauses import give_way
 from .timeline import fits
 
 
@@ -25,7 +24,6 @@ def give_back(problem: PlanningProblem, choice: IntArray) -> IntArray:
         event, action = divmod(flat, saving.shape[1])
         if saving[event, action] <= 0:
             break
-        give_way()
         if problem.cost[event, action] >= problem.cost[event, better[event]]:
             continue
         tried = better.copy()

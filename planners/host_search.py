@@ -16,7 +16,6 @@ import numpy as np
 from .base import BoolArray, FloatArray, IntArray
 from .frontier import Walk
 from .limits import limits_of
-from .pauses import give_way
 from .prefix import PrefixForm
 from .relaxed import relaxed_rests
 from .trails import Trail, read_trail
@@ -112,10 +111,8 @@ class _Search:
         labels = _Labels(none, none, none, start, np.zeros(1, dtype=np.bool_))
         trail: Trail = []
         for event in range(len(self._cost)):
-            give_way()
             n_before = len(labels.held)
             grown, may = self._grown(labels, event)
-            give_way()
             stay = self._hopeful(grown, may, event)
             trail.append((stay, n_before))
             labels = grown.picked(stay)
@@ -159,14 +156,12 @@ class _Search:
         hope = walks.cost + paid + rest
         is_hopeful = hope < self._known_cost
         stay, hope = stay[is_hopeful], hope[is_hopeful]
-        give_way()
         for most, compare in ((_COMPARED * self._width, True), (self._width, False)):
             if len(stay) > most:
                 order = hope.argpartition(most)
                 self._left_out = min(self._left_out, float(hope[order[most]]))
                 stay, hope = stay[order[:most]], hope[order[:most]]
             if compare:
-                give_way()
                 left = _unbeaten(grown.picked(stay))
                 stay, hope = stay[left], hope[left]
         return stay

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from .base import BoolArray, FloatArray, IntArray
-from .pauses import give_way
 from .prefix import PrefixForm, least_peak_choice, least_suffix, prefix_peak
 from .trails import Trail, read_trail
 
@@ -79,7 +78,6 @@ def _search(form: PrefixForm, suffix: FloatArray, highest: float) -> IntArray | 
     labels = _Labels(np.zeros(1), np.full(1, form.step_bytes), np.zeros(1), none)
     trail: Trail = []
     for event, suffix_bytes in enumerate(suffix.T[1:]):
-        give_way()
         n_before = len(labels.held)
         grown = _grown(labels, form, event)
         bound = grown.bound(suffix_bytes).ravel()

@@ -9,7 +9,6 @@ from .errors import InfeasibleBudgetError
 from .fewer import with_fewer_actions
 from .frontier import Walk
 from .give_back import give_back
-from .pauses import give_way
 from .prefix import PrefixForm, prefix_form, prefix_peak
 from .pricing import walk_within_host
 from .safest import infeasible, safest_choice
@@ -86,12 +85,10 @@ class Marginal:
     def _plan(self, problem: PlanningProblem) -> Plan:
         """Search once."""
         form = prefix_form(problem)
-        give_way()
         for factor in _BUDGET_FACTORS:
             walk = self._walk(problem, form, problem.budget_bytes * factor)
             if walk is None:
                 break
-            give_way()
             proved = walk.exact and factor > 1
             made = judge(problem, walk.choice, planner=self.name, optimal=proved)
             is_within = made.peak_bytes <= problem.budget_bytes

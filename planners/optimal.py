@@ -15,7 +15,6 @@ from .base import Plan, PlanningProblem
 from .choices import cheapest_choice
 from .errors import InfeasibleBudgetError
 from .marginal import Marginal
-from .pauses import give_way
 from .prefix import prefix_form
 from .safest import infeasible, safest_choice
 from .timeline import fits, host_bytes, judge, keeps_host_budget, peak_bytes
@@ -72,12 +71,10 @@ class Optimal:
             InfeasibleBudgetError: No plan keeps the budget.
         """
         cheapest = cheapest_choice(problem)
-        give_way()
         if fits(problem, cheapest):
             return judge(problem, cheapest, planner=self.name, optimal=True)
         needs_host = bool(np.count_nonzero(problem.host_bytes))
         form = prefix_form(problem)
-        give_way()
         # Exact without the host, where the solver would get lost in its tolerances.
         is_exact = not needs_host and not form.has_extra
         if is_exact and not fits(problem, safest_choice(problem, form)):
@@ -117,7 +114,6 @@ class Optimal:
                 )
             if solution.choice is None:
                 return None
-            give_way()
             made = judge(problem, solution.choice, planner=self.name)
             # The first answer, within the solver's tolerance, costs least.
             least_cost = min(least_cost, made.extra_cost)

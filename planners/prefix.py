@@ -35,7 +35,6 @@ from itertools import repeat
 import numpy as np
 
 from .base import BoolArray, FloatArray, IntArray, PlanningProblem
-from .pauses import give_way
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -190,7 +189,6 @@ def least_suffix(form: PrefixForm) -> FloatArray:
     free = shared = form.head_bytes
     backwards = [(free, shared)]
     for needs, holds, shares, saves in reversed(_rows(form)):
-        give_way()
         if not form.has_pairs:
             free = shared = _least_need(needs, holds, repeat(free))
         else:
@@ -231,7 +229,6 @@ def least_peak_choice(form: PrefixForm, cost: FloatArray) -> IntArray:
     choice = []
     rows = zip(_rows(form), cost.tolist(), strict=True)
     for event, ((needs, holds, shares, saves), costs) in enumerate(rows):
-        give_way()
         own = [h + s if is_saved else h for h, s in zip(holds, shares, strict=True)]
         best = min(
             (own[action], costs[action], action)

@@ -17,7 +17,6 @@ import numpy as np
 from .base import FloatArray, IntArray, PlanningProblem
 from .frontier import Walk
 from .give_back import give_back
-from .pauses import give_way
 from .prefix import PrefixForm
 from .timeline import fits, keeps_host_budget
 from .walks import find_walk, find_walk_by_host
@@ -101,7 +100,6 @@ def _price(
     (beyond, within), price = ends, 0.0
     found = [within.choice]
     for _ in range(_PRICES):
-        give_way()
         dearer = within.cost - beyond.cost
         price = max(0.0, dearer / (beyond.host_bytes - within.host_bytes))
         cost = problem.cost + price * problem.host_bytes

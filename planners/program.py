@@ -8,7 +8,6 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csc_array
 
 from .base import FloatArray, IntArray, PlanningProblem
-from .pauses import give_way
 from .prefix import prefix_form
 
 Entries: TypeAlias = tuple[FloatArray, IntArray, IntArray]
@@ -76,7 +75,6 @@ class Program:
         highest[n_choices:-1] = np.inf
         lowest[n_choices : n_choices + len(self.allowed)] = self.least_held
         lowest[-1], highest[-1] = -np.inf, peak
-        give_way()
         result = milp(
             objective,
             constraints=self.rows,
@@ -84,7 +82,6 @@ class Program:
             bounds=Bounds(lowest, highest),
             options={"time_limit": time_limit_seconds, "mip_rel_gap": 0.0},
         )
-        give_way()
         proved = result.status != _TIME_LIMIT_REACHED
         if result.x is None:
             return Solution(choice=None, proved=proved)
@@ -111,7 +108,6 @@ class _Rows:
         self, lowest: float, highest: float, *entries: Entries, n_rows: int
     ) -> None:
         """Add rows whose sums lie between two limits; entries count rows from 0."""
-        give_way()
         for values, at_rows, at_columns in entries:
             self._entries.append((values, at_rows + self._n_rows, at_columns))
         self._limits.append((lowest, highest, n_rows))
@@ -121,16 +117,13 @@ class _Rows:
         """Return all rows, in the form in which the solver takes them."""
         parts = zip(*self._entries, strict=True)
         values, rows, columns = (np.concatenate(part) for part in parts)
-        give_way()
         order = np.lexsort((rows, columns))
         per_column = np.bincount(columns, minlength=self._n_columns)
         starts = np.concatenate(([0], np.cumsum(per_column)))
-        give_way()
         table = csc_array(
             (values[order], rows[order].astype(np.int32), starts.astype(np.int32)),
             shape=(self._n_rows, self._n_columns),
         )
-        give_way()
         lowest, highest, counts = zip(*self._limits, strict=True)
         limits = (np.repeat(limit, counts) for limit in (lowest, highest))
         return LinearConstraint(table, *limits)
@@ -139,7 +132,6 @@ class _Rows:
 def build_program(problem: PlanningProblem, host_budget_bytes: float) -> Program:
     """Build the rows; arrays throughout, for this also runs beside training."""
     form = prefix_form(problem)
-    give_way()
     n_events, n_actions = problem.allowed.shape
     n_choices = n_events * n_actions
     n_sums = n_events * (1 + form.has_extra + form.has_pairs)

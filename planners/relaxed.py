@@ -12,7 +12,6 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from .base import FloatArray
-from .pauses import give_way
 from .prefix import PrefixForm
 
 
@@ -62,7 +61,6 @@ def relaxed_rests(
     rests = [_rest(flat_until, flat_cost, prices, lengths)]
     rows = zip(_hulls(form, cost), headroom[:-1].tolist(), strict=True)
     for hull, end in reversed(list(rows)):
-        give_way()
         flat_cost += hull.cost
         flat_until -= hull.held_bytes
         for price, spared in hull.pieces:
@@ -118,7 +116,6 @@ def _hulls(form: PrefixForm, cost: FloatArray) -> list[_Hull]:
     is_allowed = (form.need_bytes < math.inf).tolist()
     rows = zip(cost.tolist(), form.held_bytes.tolist(), is_allowed, strict=True)
     for costs, holds, allowed in rows:
-        give_way()
         key = tuple(costs), tuple(holds), tuple(allowed)
         if key not in known:
             known[key] = _hull(costs, holds, allowed)

@@ -14,7 +14,6 @@ from .base import IntArray, Plan, PlanningProblem
 from .choices import without_lossy
 from .errors import InfeasibleBudgetError
 from .least_peak import least_peak
-from .pauses import give_way
 from .prefix import PrefixForm, prefix_form
 from .timeline import fits, judge, keeps_host_budget, lay_out, peak_bytes
 from .walks import find_walk
@@ -77,9 +76,7 @@ def safest_choice(problem: PlanningProblem, form: PrefixForm | None = None) -> I
 
 def _least_peak(problem: PlanningProblem, form: PrefixForm) -> IntArray:
     """Choose among all actions that are allowed."""
-    give_way()
     choice = least_peak(form, problem.cost)
-    give_way()
     if keeps_host_budget(problem, choice):
         return choice
     return _within_host_budget(problem, form, float(peak_bytes(problem, choice)))

@@ -6,7 +6,6 @@ import numpy as np
 
 from .base import FloatArray, IntArray
 from .limits import Limits
-from .pauses import give_way
 from .prefix import PrefixForm
 
 # Up to this many combinations of actions, neighbouring events are walked in one step.
@@ -70,14 +69,12 @@ def join(
 
     joined = events[:, :, 0]
     for i in range(1, together):
-        give_way()
         following = events[:, :, i, None]
         before = joined[..., None]
         held, more, extra = before[[0, 1, 3]] + following[[0, 1, 3]]
         lowest = np.minimum(before[2], following[2] - before[0])
         highest = np.maximum(before[4] + following[3], before[0] + following[4])
         joined = np.stack([held, more, lowest, extra, highest]).reshape(5, n_steps, -1)
-    give_way()
     held, more, lowest, extra, backward = joined
     most = extra.max(axis=1, initial=0.0)
     low_level = budget_bytes - (most.sum() - most.cumsum())
@@ -114,7 +111,6 @@ def trace(
     for t in range(len(trail) - 1, -1, -1):
         came, n_walks = trail[t]
         combinations[t], at = divmod(int(came[at]), n_walks)
-    give_way()
     powers = n_actions ** np.arange(steps.n_events - 1, -1, -1)
     digits: IntArray = combinations[:, None] // powers % n_actions
     return digits.ravel()[:n_events].astype(np.intp)

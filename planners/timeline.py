@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .base import FloatArray, IntArray, Plan, PlanningProblem
-from .pauses import give_way
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -206,7 +205,6 @@ def judge(
     """
     laid_out = lay_out(problem, choice)
     peak = laid_out.peak_bytes
-    give_way()
     return Plan(
         actions=tuple(problem.actions[i] for i in choice.tolist()),
         peak_bytes=peak,

@@ -9,7 +9,6 @@ import numpy as np
 from .base import FloatArray, IntArray, PlanningProblem
 from .frontier import Walk, cheapest_walk
 from .host_search import HostNeeds, cheaper_walk
-from .pauses import give_way
 from .prefix import PrefixForm, least_suffix
 
 # Bytes and costs are put on a grid of 2**-48 of their sum (a GiB's is a 260,000th
@@ -36,7 +35,6 @@ def find_walk(
     headroom = budget_bytes - least_suffix(form)
     if headroom[0, 0] < 0 or form.step_bytes > budget_bytes:
         return None
-    give_way()
     return cheapest_walk(form, cost, headroom, budget_bytes, width)
 
 
@@ -66,7 +64,6 @@ def find_walk_by_host(
     host = _on_grid(np.where(problem.allowed, problem.host_bytes, 0.0), np.floor)
     needs = HostNeeds(host, problem.host_budget_bytes, price)
     headroom = budget_bytes - least_suffix(form)
-    give_way()
     return cheaper_walk(form, cost, needs, headroom, budget_bytes, known, width)
 
 
@@ -80,7 +77,6 @@ def _rounded(form: PrefixForm, cost: FloatArray) -> tuple[PrefixForm, FloatArray
         form = replace(form, shared_bytes=shared)
     else:
         held = _on_grid(held, np.ceil)
-    give_way()
     return replace(form, held_bytes=held), _on_grid(
         np.where(is_allowed, cost, 0.0), np.rint
     )

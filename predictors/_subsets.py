@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .pauses import give_way
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -92,11 +90,8 @@ def smallest_set(
     closest: list[_Best] = []
 
     for size in range(1, min(most, n_columns) + 1):
-        give_way()
         squares = np.einsum("smn,smn->sm", left, left)
-        give_way()
         dots = (left @ residual[:, :, None])[:, :, 0]
-        give_way()
         usable = squares > _COLLINEAR
         if complete and size > 1:  # each set once: in ascending order of columns
             usable &= np.arange(n_columns) > members[:, -1:]
@@ -105,7 +100,6 @@ def smallest_set(
             break
         square, dot = squares[parents, added], dots[parents, added]
         losses = np.einsum("sn,sn->s", residual, residual)[parents] - dot * dot / square
-        give_way()
         if len(parents) > (wide if complete else narrow):
             order = _lowest(losses, narrow if complete else narrow * size)
             if not complete:
@@ -115,24 +109,20 @@ def smallest_set(
             square, dot = square[order], dot[order]
             complete = False
 
-        give_way()
         vectors = left[parents, added] / np.sqrt(square)[:, None]
         residual = residual[parents] - (dot / np.sqrt(square))[:, None] * vectors
         leverage = leverage[parents] + vectors * vectors
         members = np.concatenate([members[parents], added[:, None]], axis=1)
 
-        give_way()
         # inf * 0 cannot occur: an infinite error stays infinite under the mean.
         loo = np.sqrt(np.mean(leave_one_out(residual, leverage) ** 2, axis=1))
         size_of = np.abs(residual)
         is_exact = (size_of <= exact).all(axis=1)
-        give_way()
         if is_exact.any():
             rows = np.flatnonzero(is_exact)
             ranks = degrees[members[rows]].sum(axis=1)
             best = rows[np.lexsort((np.arange(len(rows)), ranks))[0]]
             return _sorted(members[best])
-        give_way()
         if explained is None:
             rows = np.flatnonzero(size_of.max(axis=1) <= 1.0)
             if len(rows):
@@ -159,7 +149,6 @@ def _made_orthogonal(
     made = np.empty((len(parents), *left.shape[1:]))
     at_once = max(1, _AT_ONCE // made[0].size)
     for first in range(0, len(made), at_once):
-        give_way()
         some = slice(first, first + at_once)
         columns, vector = left[parents[some]], vectors[some, :, None]
         along = columns @ vector
@@ -172,7 +161,6 @@ def _lowest(losses: Floats, count: int) -> NDArray[np.intp]:
     if len(losses) <= count:
         return np.argsort(losses, kind="stable")
     highest = np.partition(losses, count - 1)[count - 1]
-    give_way()
     (found,) = (losses <= highest).nonzero()
     order: NDArray[np.intp] = found[np.argsort(losses[found], kind="stable")]
     return order

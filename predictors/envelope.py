@@ -9,7 +9,6 @@ import numpy as np
 
 from ._samples import Samples, nearly_largest, not_fitted
 from ._shapes import ShapeRegressor
-from .pauses import give_way
 from .polynomial import EXACT, PolynomialRegressor, fit_tolerance
 
 if TYPE_CHECKING:
@@ -89,7 +88,6 @@ class EnvelopeRegressor(ShapeRegressor):
         few = single.exact_ or len(single.monomials_) <= _FEW
         if samples.varying and not (few and single.explains_):
             pieces, mask = self._pair(samples, single) or (pieces, mask)
-        give_way()
         self._take_over(pieces, mask, samples)
 
     def _refit(self, samples: Samples, like: EnvelopeRegressor) -> bool:
@@ -126,7 +124,6 @@ class EnvelopeRegressor(ShapeRegressor):
             0.0 if self.exact_ else max(0.0, nearly_largest(rest, samples.values))
         )
         self.residual_ = float(off.max()) + samples.spread
-        give_way()
         tolerance = self._tolerance(samples) * (1.0 + EXACT)
         self.explains_ = bool((off <= tolerance).all())
         left_out = _left_out(pieces, mask, samples)
@@ -200,10 +197,8 @@ class EnvelopeRegressor(ShapeRegressor):
             return None
         tolerance = self._tolerance(samples)
         both = np.concatenate([masks, ~masks])
-        give_way()
         losses = _rough_losses(samples, tolerance, both).reshape(2, -1).sum(axis=0)
 
-        give_way()
         most = _MOST_A_PIECE
         if single.explains_ and self.noise > 0.0:  # both together have to have fewer
             most = min(most, max(1, _terms((single,)) - 2))
@@ -212,7 +207,6 @@ class EnvelopeRegressor(ShapeRegressor):
         least = _worst((single,), samples, tolerance) / _CLEARLY
         for start in np.argsort(losses, kind="stable")[:_STARTS]:
             for pair, mask in self._alternate(samples, masks[start], most):
-                give_way()
                 worst = _worst(pair, samples, tolerance)
                 if worst < least or worst <= 1.0:
                     best, best_mask, least = pair, mask, worst
@@ -307,7 +301,6 @@ def _cuts(samples: Samples) -> Iterator[Mask]:
         if len(levels) > _CUTS:
             places = np.linspace(0, len(levels) - 1, _CUTS)
             levels = levels[places.round().astype(np.intp)]
-        give_way()
         for level in levels:
             yield order >= level
 
@@ -331,13 +324,11 @@ def _rough_losses(samples: Samples, scale: Floats, masks: Mask) -> Floats:
         + (columns if len(columns) > 1 else [])
     )
     basis = basis / np.abs(basis).max(axis=1, keepdims=True) / scale
-    give_way()
     kept = masks[:, None, :] * basis  # (n_sides, n_monomials, n_shapes)
     target = masks * (samples.values / scale)
     gram = kept @ kept.transpose(0, 2, 1)
     right = (kept @ target[:, :, None])[:, :, 0]
     total = np.einsum("sn,sn->s", target, target)
-    give_way()
     i, j = np.triu_indices(len(basis), 1)
     determinant = gram[:, i, i] * gram[:, j, j] - gram[:, i, j] ** 2
     gain = (

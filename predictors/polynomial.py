@@ -11,7 +11,6 @@ import numpy as np
 from ._samples import nearly_largest, not_fitted
 from ._shapes import ShapeRegressor
 from ._subsets import leave_one_out, smallest_set
-from .pauses import give_way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +36,6 @@ _SMALLEST = 1e-3
 """Values below this share of the largest count as this share."""
 _MOST_INEXACT = 4
 """The largest number of monomials where none explain the samples."""
-_AT_ONCE = 256
-"""How many monomials are thought of without a pause."""
 _CONSTANT = (0,)
 """The column of the monomial of degree 0."""
 
@@ -103,9 +100,7 @@ class PolynomialRegressor(ShapeRegressor):
         table = self._table(samples)
         scale = self._scale(samples.values)
         tolerance = fit_tolerance(scale, self.noise)
-        give_way()
         columns = self._choose(table, samples, scale, tolerance)
-        give_way()
         self._solve(table, columns, samples, scale, tolerance)
 
     def _refit(self, samples: Samples, like: PolynomialRegressor) -> bool:
@@ -115,7 +110,6 @@ class PolynomialRegressor(ShapeRegressor):
         them, and of as many no others of a lower degree: a search would find the same.
         """
         table = self._table(samples)
-        give_way()
         columns = tuple(table.places.get(each, -1) for each in like.monomials_)
         if -1 in columns or len(columns) >= self.n_shapes_:
             return False
@@ -229,7 +223,6 @@ class PolynomialRegressor(ShapeRegressor):
         n_shapes, values = len(samples.values), samples.values
         own = table.values.take(columns, axis=1) if columns else np.zeros((n_shapes, 0))
         solution, residual, leverage = _least_squares(own, values, tolerance)
-        give_way()
         if len(columns) >= n_shapes:
             leverage = np.ones(n_shapes)
         error = np.abs(values - own @ solution)
@@ -244,7 +237,6 @@ class PolynomialRegressor(ShapeRegressor):
             )
         )
         self._scales = scale
-        give_way()
         self.loo_errors_ = leave_one_out(residual, leverage) * tolerance
         self.loo_error_ = nearly_largest(np.abs(self.loo_errors_), values)
         if n_shapes == 1:
@@ -288,9 +280,7 @@ def _least_squares(
     design = design / lengths
     basis, inverse = design, np.ones((1, 1))
     if design.shape[1] != 1:
-        give_way()
         basis, triangle = np.linalg.qr(design)
-        give_way()
         inverse = np.linalg.inv(triangle)
     solution = inverse @ (basis.T @ target)
     # The second pass removes the rounding of the first.
@@ -321,7 +311,6 @@ def _tabulate(
 ) -> _Table:
     """Tabulate the candidates. Many quantities are measured at the same sizes."""
     monomials, factors = _monomials(n_features, varying, max_degree, max_power)
-    give_way()
     powers = np.array(monomials)
     return _Table(
         monomials,
@@ -342,9 +331,7 @@ def _monomials(
         for column in range(n_features)
     )
     found = []
-    for number, powers in enumerate(itertools.product(*ranges)):
-        if number % _AT_ONCE == 0:
-            give_way()
+    for powers in itertools.product(*ranges):
         if sum(powers) <= max_degree:
             found.append(powers)
     found.sort(key=lambda powers: (sum(powers), max(powers), powers))
@@ -355,7 +342,6 @@ def _design(sizes: Floats, powers: NDArray[np.int_]) -> Floats:
     """Return the (n_samples, n_monomials) values of the monomials."""
     values = np.ones((len(sizes), len(powers)))
     for column in range(sizes.shape[1]):
-        give_way()
         exponents = powers[:, column]
         if exponents.any():
             values *= sizes[:, column, None] ** exponents

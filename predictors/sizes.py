@@ -10,7 +10,6 @@ import numpy as np
 
 from ._samples import as_sizes, not_fitted
 from ._sklearn import BaseEstimator
-from .pauses import give_way
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -195,7 +194,6 @@ def _terms(sizes: Integers, values: Integers, column: int) -> Iterator[Term]:
     """Yield every term of one column that matches."""
     x = sizes[:, column]
     for divisor in _DIVISORS:
-        give_way()
         before = np.arange(divisor)
         after = values - (x + before[:, None]) // divisor
         for a in before[(after == after[:, :1]).all(axis=1)].tolist():
@@ -225,9 +223,7 @@ def _products(sizes: Integers, values: Integers) -> Iterator[Rule]:
     pairs = list(itertools.combinations_with_replacement(columns, 2))
 
     found = []
-    give_way()
     for i, j in pairs:
-        give_way()
         products = terms[i][:, None, :] * terms[j][None, :, :]
         constants = values[0] - products[:, :, 0]
         match = (products[:, :, -1] + constants == values[-1]).nonzero()
@@ -242,7 +238,6 @@ def _products(sizes: Integers, values: Integers) -> Iterator[Rule]:
     for (i, j), extra in itertools.product(pairs, columns):
         if extra in (i, j):
             continue
-        give_way()
         for p in range(len(choices)):  # the same rounding on both sides of an image
             if (terms[i, p] * terms[j, p] * sizes[:, extra] == values).all():
                 yield Rule((Term(i, *choices[p]), Term(j, *choices[p]), Term(extra)))
@@ -253,7 +248,6 @@ def _sums(sizes: Integers, values: Integers, columns: list[int]) -> Iterator[Sum
     if len(values) < _SETTLES_A_SUM:
         return
     for pair in itertools.combinations(columns, 2):
-        give_way()
         design = np.column_stack((sizes[:, pair], np.ones_like(values)))
         solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
         found = np.rint(solution).astype(np.int64)

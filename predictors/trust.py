@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .pauses import give_way
 from .polynomial import LEFT_OUT_DEVIATIONS, PolynomialRegressor
 from .varying import HALVINGS, VaryingFit
 
@@ -177,7 +176,6 @@ def best_fit(
             return BestFit(again.widened(*seen))
     fits = []
     for noise in trust.grains():
-        give_way()
         fit = VaryingFit(make(noise), readings, noise, is_raised=trust.is_excess)
         fit = fit.widened(*seen)
         if trust.noise == 0.0 and not fit.is_exact:
@@ -231,13 +229,11 @@ def _exact_fit(
     if len(readings) < _FEW_SHAPES:
         return None
     for features in HALVINGS:
-        give_way()
         simple = PolynomialRegressor(max_monomials=_MOST_OF_HALVED)
         halved = VaryingFit(simple, readings, 0.0, is_raised=False, features=features)
         if halved.is_exact and is_near(halved, trust.tolerance):
             return BestFit(halved.widened(*seen))
     for odd in tuple(readings)[: trust.n_left_out_of]:
-        give_way()
         rest = {sizes: own for sizes, own in readings.items() if sizes != odd}
         without = VaryingFit(make(0.0), rest, 0.0, is_raised=trust.is_excess)
         if without.is_exact and is_near(without, trust.tolerance):

@@ -12,7 +12,6 @@ import numpy as np
 
 from ._samples import Samples, quantile
 from ._shapes import ShapeRegressor
-from .pauses import give_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +66,6 @@ class VaryingFit:
         self.noise = noise
         self.n_searched = len(readings)
         values = [median(own) for own in readings.values()]
-        give_way()
         regressor.fit(shapes.inputs, np.array(values, dtype=float))
         self._take(regressor, shapes, readings, is_raised)
         self.residual_searched = self.residual
@@ -85,7 +83,6 @@ class VaryingFit:
         values = [median(own) for own in readings.values()]
         if shapes.fitted != self._shapes.fitted or not math.isfinite(sum(values)):
             return None
-        give_way()
         regressor = self._regressor.refitted(shapes.samples(values))
         if regressor is None:
             return None
@@ -107,9 +104,7 @@ class VaryingFit:
         self.residual = float(getattr(regressor, "residual_", 0.0))
         self._lift = 0.0
         if is_raised:
-            give_way()
             predicted = [self.predict(shape) for shape in readings]
-            give_way()
             pairs = zip(predicted, readings.values(), strict=True)
             rest = [value - level for level, own in pairs for value in own]
             self._lift = max(0.0, quantile(rest, 0.95))
@@ -229,15 +224,12 @@ class _Shapes(NamedTuple):
 
 @lru_cache(maxsize=32)
 def _shapes_of(shapes: tuple[Sizes, ...], features: Features | None) -> _Shapes:
-    give_way()
     roles = _roles(shapes)
     columns = [c for c, role in enumerate(roles) if role == c]
     fitted, given = columns, shapes
     if features is not None:
         given = tuple(map(features, shapes))
-        give_way()
         fitted = [c for c, role in enumerate(_roles(given)) if role == c]
-    give_way()
     rows = [[float(each[c]) for c in fitted] or [1.0] for each in given]
     return _Shapes(
         roles,

@@ -64,16 +64,16 @@ def _accelerator_is_there() -> bool:
 def _inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have sessions learn and plan in their steps: each run is like any other.
 
-    Tests marked daemon get the thread; all do where MIMOSE_TESTS_DAEMON is set.
+    Tests marked worker get the thread; all do where MIMOSE_TESTS_WORKER is set.
     """
-    if "torch" not in sys.modules or request.node.get_closest_marker("daemon"):
+    if "torch" not in sys.modules or request.node.get_closest_marker("worker"):
         return
-    if os.environ.get("MIMOSE_TESTS_DAEMON"):
+    if os.environ.get("MIMOSE_TESTS_WORKER"):
         return
     from mimose.runtime import engine
-    from mimose.worker import Inline
+    from mimose.worker import Worker
 
-    monkeypatch.setattr(engine, "make_background", lambda *, is_inline: Inline())
+    monkeypatch.setattr(engine, "Worker", lambda *, is_inline: Worker(is_inline=True))
 
 
 @pytest.fixture(autouse=True, scope="module")

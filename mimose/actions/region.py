@@ -45,7 +45,7 @@ from mimose.torch_private import (
     top_saved_hooks,
     version_of,
 )
-from mimose.worker.forks import lock
+from mimose.worker import lock
 
 _TENSORS = frozenset((torch.Tensor, nn.Parameter))
 _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))

@@ -20,7 +20,6 @@ from mimose.cost.model import CostModel, head_key
 from mimose.cost.patterns import Pattern
 from mimose.cost.series import Series
 from mimose.cost.windows import has_several_backwards
-from mimose.pauses import give_way
 from mimose.types import Sizes, StepInput
 
 _FEW = 8
@@ -60,7 +59,6 @@ def head(model: CostModel, facts: StepInput, action: str) -> Head:
     """
     net, first, loss_net, loss_excess = _parts(model, facts, action)
     after = after_copies = net + loss_excess
-    give_way()
     copies = gone_before_loss(model, facts)
     if copies:
         least, most = (
@@ -90,7 +88,6 @@ def heads(
     actions = actions_of_last(model, pattern)
     found = []
     for action in actions:
-        give_way()
         found.append(head(model, facts, action))
     excess = max(
         max(
@@ -140,7 +137,6 @@ def _parts(model: CostModel, facts: StepInput, action: str) -> list[float]:
     )
     found = []
     for (_, mine), (_, theirs) in pairs:
-        give_way()
         if _is_told_by_other(facts.sizes, mine, theirs):
             found.append(_by_other(model, facts, mine, theirs, action))
         else:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from mimose.cost.sequences import Event
 from mimose.cost.size_rules import SizeRule
-from mimose.pauses import give_way
 
 NO_FAMILY = ""
 TURN = "turn"
@@ -52,14 +51,12 @@ def lay_out_events(
     of_event = []
     around = neighbours_of(events)
     for index, (family, neighbours) in enumerate(zip(families, around, strict=True)):
-        give_way()
         key = (family, neighbours, id(maps[index]))
         if key not in classes:
             classes[key] = len(members)
             members.append((index, neighbours))
         of_event.append(classes[key])
     pairs = gaps_of(events)
-    give_way()
     gaps = list(dict.fromkeys(pairs))
     return Layout(
         members,

@@ -2,7 +2,7 @@
 
 Note: [Who writes]
 What steps show is handed over as lessons, changes of a model, and taken in by one job
-at a time, in their order. In the daemon's thread that job also makes all fits that the
+at a time, in their order. In the worker's thread that job also makes all fits that the
 lessons call for, and only then is the model the one that everybody reads: so no step
 waits for a fit. What has to hold at once (a layer that must be kept, plans that are
 worth nothing, a context that is forgotten) is written by the step itself. The two never
@@ -12,7 +12,7 @@ write the same fields, so that the job puts together what both have written mean
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mimose.cost.measured_step import with_step
@@ -24,8 +24,7 @@ from mimose.types import (
     StepInput,
     StepSample,
 )
-from mimose.worker import Background, Inline, Lane
-from mimose.worker.forks import lock
+from mimose.worker import Lane, Worker, lock
 
 Lesson: TypeAlias = Callable[[CostModel], CostModel]
 """Returns what a model becomes by what a step has shown."""
@@ -41,16 +40,16 @@ class Learner:
 
     Args:
         model: To begin with.
-        background: Where lessons are taken in.
+        worker: Takes lessons in.
 
     Attributes:
         model: What is known now.
         n_steps: Measured steps handed over, those that wait included.
     """
 
-    def __init__(self, model: CostModel, background: Background | None = None) -> None:
+    def __init__(self, model: CostModel, worker: Worker | None = None) -> None:
         self.model = model
-        self.background = background or Inline()
+        self.worker = worker or Worker(is_inline=True)
         self.n_steps = model.n_steps
         self._last_step: tuple[CostModel, CostModel] | None = None
         """The model before and after it, in the lessons' order."""
@@ -122,17 +121,18 @@ class Learner:
 
     def _teach(self, lesson: Lesson) -> None:
         self._lessons.append(lesson)
-        self.background.submit(Lane.LEARN, self, self._take_in)
+        self.worker.submit(Lane.LEARN, self, self._take_in)
 
-    def _take_in(self) -> None:
+    def _take_in(self) -> Iterator[None]:
         """Take in what waits: Note: [Who writes]."""
         base = taught = self.model
         try:
             while self._lessons:
                 taught = self._lessons.popleft()(taught)
+                yield
+            if not self.worker.is_inline:
+                yield from taught.make_fits(base)
         finally:
-            if not self.background.is_inline:
-                taught.make_fits(base)
             self._put(base, taught)
 
     def _put(self, base: CostModel, taught: CostModel) -> None:
@@ -171,7 +171,7 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that was learned, ready for JSON."""
-        self.background.catch_up()
+        self.worker.catch_up()
         return self.model.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -180,10 +180,10 @@ class Learner:
         Args:
             state: What ``state_dict`` returned.
         """
-        self.background.catch_up()
+        self.worker.catch_up()
         with self._lock:
             self.model = self.model.loaded(state)
             self.n_steps = self.model.n_steps
-        if not self.background.is_inline:
-            self.background.submit(Lane.LEARN, (self, "fits"), self.model.make_fits)
-            self.background.catch_up()
+        if not self.worker.is_inline:
+            self.worker.submit(Lane.LEARN, (self, "fits"), self.model.make_fits)
+            self.worker.catch_up()

@@ -28,7 +28,7 @@ which plans are valid, and nobody has to clear a cache.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -36,7 +36,6 @@ from mimose.cost.layout import TURN, AdjacentFamilies
 from mimose.cost.patterns import Pattern, as_tuples
 from mimose.cost.samples import Kind, Samples
 from mimose.cost.series import Series
-from mimose.pauses import give_way
 from mimose.planners import Menu
 from mimose.planners.actions import EXACT_MENU
 from mimose.predictors import (
@@ -271,8 +270,8 @@ class CostModel:
 
     # ------------------------------------------------------------------ two writers
 
-    def make_fits(self, base: CostModel | None = None) -> None:
-        """Make the fits that readers will ask for; they are remembered.
+    def make_fits(self, base: CostModel | None = None) -> Iterator[None]:
+        """Make the fits that readers will ask for, one by one; they are remembered.
 
         Args:
             base: What was known before, whose fits are made. None: nothing.
@@ -282,11 +281,11 @@ class CostModel:
         for key, samples in self.samples.items():
             if samples.readings and (is_scaled or samples is not known.get(key)):
                 samples.verdict(self.scale)
-                give_way()
+                yield
         for context, pattern in self.patterns.items():
             if base is None or pattern is not base.patterns.get(context):
                 pattern.make_rules()
-                give_way()
+                yield
 
     def joined(self, base: CostModel, now: CostModel) -> CostModel:
         """Return what lessons made of a model, with what was written at once meanwhile.

@@ -18,7 +18,6 @@ from mimose.cost.sequences import (
     ran_of,
 )
 from mimose.cost.size_rules import Fixed, SizeRule, fit_rules
-from mimose.pauses import give_way
 from mimose.types import Sizes
 
 _MOST_ROWS = 64
@@ -379,7 +378,6 @@ class Pattern:
         for rules in self.rules:
             key = id(rules)
             if key not in done:
-                give_way()
                 done[key] = tuple(rule(root) for rule in rules)
             sizes.append(done[key])
         return sizes

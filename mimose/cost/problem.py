@@ -24,7 +24,6 @@ from mimose.cost.outputs import freed_by_maker
 from mimose.cost.patterns import Pattern
 from mimose.cost.sequences import Event
 from mimose.cost.series import Series
-from mimose.pauses import give_way
 from mimose.planners import PlanningProblem
 from mimose.types import Sizes, StepInput
 
@@ -102,15 +101,12 @@ def _needed(
     """Yield what has to be known at these sizes, with a name for people."""
     own = pattern.own_sizes(facts.sizes)
     for index, neighbours in pattern.layout.classes:
-        give_way()
         event = pattern.events[index]
         layer = _Layer(model, facts, event.family, neighbours)
         chosen = _choices(model, event, own[index], neighbours)
         for what, series, sizes in layer.needed(chosen, own[index]):
-            give_way()
             yield f"{what} of {event.name}", series, sizes
     for pair in pattern.layout.gaps:
-        give_way()
         key = gap_key(facts, pair)
         for series in (model.net(*key), model.excess(*key)):
             yield "between the layers", series, facts.sizes
@@ -242,28 +238,22 @@ class _Layer:
         for index, spec in enumerate(self._menu.specs[1:], 1):
             if not spec.packs:  # which may hold its input in another form
                 held[index] = min(held[index], held[0])
-        give_way()
         forward = [self.forward(action, sizes).predict(sizes) for action in names]
-        give_way()
         backward = [self._first_backward(sizes, held[-1], beyond.get(first, 0.0))]
         for index, spec in enumerate(self._menu.specs[1:], 1):
-            give_way()
             series, is_own = self.backward(spec.name, sizes)
             over = series.predict(behind) + beyond.get(spec.name, 0.0)
             if spec.recomputes or not is_own:
                 # What running again brings back was left out of the readings.
                 over += max(0.0, held[0] - held[index])
             backward.append(max(forward[0], over) if spec.recomputes else over)
-        give_way()
         net = [self.net(action, sizes).predict(behind) for action in names]
-        give_way()
         others = map(self._own_net, names[:-1])
         if beyond and not all(own.doubt(behind) for own in others):
             # Behind the head the last output counts as gone.
             net[:-1] = [each + beyond.get(first, 0.0) for each in net[:-1]]
         cost = [0.0]
         for spec, own in zip(self._menu.specs[1:], held[1:], strict=True):
-            give_way()
             freed = held[0] - own
             cost.append(call_cost(self._model, self._family, spec, sizes, freed))
         for index, spec in enumerate(self._menu.specs):
@@ -320,26 +310,21 @@ def fill_problem(
     layout = pattern.layout
     released = memory.released_bytes
     found = heads(model, facts, pattern, released)
-    give_way()
     table = _class_table(model, facts, pattern, found)[layout.of_event]
     held, forward, backward, net, cost, *others = table.transpose(1, 0, 2)
     host, given, passes, saved = others
     backward, net = _freed_by_makers(model, pattern, held, backward, net)
-    give_way()
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
     budget = memory.budget_bytes if budget_bytes is None else budget_bytes
     least = memory.start_bytes + held[:, -1].sum() + gaps[:, 0].sum()
     rise = planned_rise(model, facts, found.excess_bytes, budget - least)
     gaps = np.vstack((gaps, (found.net_bytes - released, rise)))
-    give_way()
     own = pattern.own_sizes(facts.sizes)
     choices = []
     around = neighbours_of(pattern.events)
     for event, sizes, neighbours in zip(pattern.events, own, around, strict=True):
-        give_way()
         choices.append(_choices(model, event, sizes, neighbours))
     rows = [[name in chosen for name in menu.names] for chosen in choices]
-    give_way()
     shape = len(pattern.events), len(menu.names)
     allowed = np.array(rows, dtype=np.bool_).reshape(shape)
     may_save = may_save_inputs(saved > 0.0, allowed)
@@ -418,7 +403,6 @@ def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
     own = pattern.own_sizes(facts.sizes)
     found = []
     for index, neighbours in pattern.layout.classes:
-        give_way()
         event = pattern.events[index]
         known = _choices(model, event, own[index], neighbours)
         layer = _Layer(model, facts, event.family, neighbours)
@@ -438,7 +422,6 @@ def _class_table(
     own, layout = pattern.own_sizes(facts.sizes), pattern.layout
     table = np.zeros((len(layout.classes), 9, len(model.menu.names)))
     for number, (index, neighbours) in enumerate(layout.classes):
-        give_way()
         layer = _Layer(model, facts, pattern.events[index].family, neighbours)
         is_last = number == layout.of_event[-1]
         beyond = found.beyond_bytes if is_last else {}
@@ -452,7 +435,6 @@ def _gap_table(
     """Return (n_gaps, 2): net and excess."""
     rows = []
     for pair in layout.gaps:
-        give_way()
         key = gap_key(facts, pair)
         net, excess = model.net(*key), model.excess(*key)
         rows.append((net.predict(facts.sizes), excess.predict(facts.sizes)))

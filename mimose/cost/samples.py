@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-from mimose.pauses import give_way
 from mimose.predictors import Predictor, Trust, VaryingFit, best_fit
 from mimose.predictors.trust import reach
 from mimose.types import Sizes
@@ -159,7 +158,6 @@ class Samples:
             seen = self.low, self.high
             make, like = self.kind.make, self._like
             best = best_fit(make, self.readings, trust, seen, like)
-            give_way()
             first = best.fit.predict(next(iter(self.readings)))
         except Exception as error:  # anybody's predictor, in anybody's step
             return Fitted(None, self.readings, failure_text(error))
@@ -193,7 +191,6 @@ class Samples:
                 before, it begins anew.
             scale: How large steps are, in bytes of growth.
         """
-        give_way()
         taking = _Taking(self, scale)
         for sizes, value in more:
             taking.add(sizes, value)

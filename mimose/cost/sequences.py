@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from mimose.pauses import give_way
 from mimose.predictors import SizeMap
 from mimose.types import Sizes
 
@@ -106,7 +105,6 @@ class CallCounts:
         found: dict[tuple[int, ...], SizeMap | None] = {}
         for unit, counts in enumerate(zip(*calls, strict=True)):
             if counts not in found:
-                give_way()
                 found[counts] = _rule(roots, counts)
             rule = found[counts]
             if rule is not None:

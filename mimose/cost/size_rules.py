@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from mimose.pauses import give_way
 from mimose.predictors import SizeMap
 from mimose.types import Sizes
 
@@ -71,7 +70,6 @@ def fit_rules(
     shared: dict[Own, tuple[tuple[SizeRule, ...], Fixed]] = {}
     histories = _filled(families, histories)
     for history in histories:
-        give_way()
         if history in shared:
             continue
         is_there = tuple(map(bool, history))
@@ -80,7 +78,6 @@ def fit_rules(
         keys = [(tuple(column), is_there) for column in columns]
         for key in keys:
             if key not in found:
-                give_way()
                 found[key] = SizeRule(told, key[0])
         shared[history] = tuple(found[key] for key in keys), _fixed(told)
     maps = [shared[history][0] for history in histories]
@@ -103,7 +100,6 @@ def _filled(families: Sequence[str], histories: Sequence[Own]) -> list[Own]:
     groups: dict[str, list[list[Sizes]]] = {}
     member: list[list[Sizes]] = []
     for family, history in zip(families, histories, strict=True):
-        give_way()
         group = next(
             (g for g in groups.setdefault(family, []) if _is_alike(g, history)), None
         )

@@ -11,7 +11,7 @@ from cachetools import LRUCache
 from mimose.cost.growth import ExactShape, Growth
 from mimose.planners import Plan
 from mimose.types import NOTHING_FREE, Headrooms, Sizes
-from mimose.worker.forks import lock
+from mimose.worker import lock
 
 _T = TypeVar("_T")
 

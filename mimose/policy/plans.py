@@ -1,15 +1,15 @@
 """The plans there are: those in use, those made ahead, and who makes others.
 
 Note: [Made ahead]
-A plan for a shape that is on its way is made in the daemon from what is held now, a
-little under it, and waits until its step comes. That step takes it as if it had made it
-itself: all else that a new shape asks for (measuring, trying actions) stays. A plan
-that does not fit by then is made anew.
+A plan for a shape that is on its way is made in the worker thread from what is held
+now, a little under it, and waits until its step comes. That step takes it as if it had
+made it itself: all else that a new shape asks for (measuring, trying actions) stays. A
+plan that does not fit by then is made anew.
 
 Note: [Refined]
 The planner on the step's path is near the optimum. Where it has not proven that its
-plan is one, the daemon solves the same problem to its end, and puts what comes out in
-the plan's place.
+plan is one, the worker thread solves the same problem to its end, and puts what comes
+out in the plan's place.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import Planner
 from mimose.policy.plan_cache import CachedPlan, PlanCache
 from mimose.policy.planning import Order, PlanMaker, at_sizes
-from mimose.worker import Background, Lane
-from mimose.worker.forks import lock
+from mimose.worker import Lane, lock
 
 IsGood: TypeAlias = Callable[[CachedPlan, Memory], bool]
 """Whether a plan may be used with what is held now."""
@@ -69,10 +68,6 @@ class Plans:
         self._lock = lock()
         self.n_ready = 0
         self.n_made = 0
-
-    @property
-    def _background(self) -> Background:
-        return self._learner.background
 
     def cached(self, key: Hashable, memory: Memory) -> CachedPlan | None:
         """Return the plan that a shape had before, if it is good today."""
@@ -119,7 +114,7 @@ class Plans:
         if self._refiner is None or made.plan.optimal or made.keeps_all:
             return
         planner = self._refiner
-        self._background.submit(
+        self._learner.worker.submit(
             Lane.REFINE, key, lambda: self._refine(key, made, order, planner)
         )
 
@@ -147,7 +142,9 @@ class Plans:
             key: The shape's.
             order: What it is to be made for.
         """
-        self._background.submit(Lane.PLAN, key, lambda: self._make_ahead(key, order))
+        self._learner.worker.submit(
+            Lane.PLAN, key, lambda: self._make_ahead(key, order)
+        )
 
     def _make_ahead(self, key: Hashable, order: Order) -> None:
         model, before = self._learner.model, self.cache.peek(key)

@@ -213,9 +213,8 @@ class Policy:
         if facts.context not in self._learner.model.patterns:
             self.reserve.forget(facts.context)
         is_known = self.reserve.knows(facts.context)
-        self._learner.background.expect_wait(is_urgent=not is_known)
         if not is_known and self._learner.n_steps >= _FEWEST_STEPS:
-            self._learner.background.catch_up()  # there is nothing better to do
+            self._learner.worker.catch_up()  # there is nothing better to do
         model = self._learner.model
         if ready is not None and ready.version < model.valid_since:
             ready = None
@@ -224,8 +223,7 @@ class Policy:
         why_not = "" if ready is not None else doubt(model, upper)
         if why_not and is_known:
             # A step that is measured takes longer than what waits to be learned.
-            self._learner.background.expect_wait(is_urgent=True)
-            self._learner.background.catch_up()
+            self._learner.worker.catch_up()
             model = self._learner.model
             why_not = doubt(model, upper)
         self._notices.doubted(why_not)

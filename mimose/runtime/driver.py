@@ -300,8 +300,8 @@ class Driver:
         return start
 
     def tell_failure(self) -> None:
-        """Say what the daemon has failed with, if it has."""
-        told = self._learner.background.take_failure()
+        """Say what the worker thread has failed with, if it has."""
+        told = self._learner.worker.take_failure()
         if told:
             _log.warning(
                 "mimose: the thread beside training has failed and is not started "

@@ -67,7 +67,7 @@ from mimose.runtime.refusals import Refusals
 from mimose.runtime.retry import Retry
 from mimose.runtime.writers import Writers
 from mimose.types import StepInput
-from mimose.worker import make_background
+from mimose.worker import Worker
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Options:
     record_to: str | PathLike[str] | None = None
     wall: bool = True
     refine: bool = True
-    """Whether there is a daemon, and plans are refined."""
+    """Whether a thread works beside training, and plans are refined."""
     host: OffloadCodec | None = None
     """Holds tensors on the host, within a budget of its own."""
     meeting: Meeting = field(default_factory=Meeting)
@@ -190,10 +190,10 @@ class Engine:
         if self.host_memory is not None:
             host_budget = float(self.host_memory.budget_bytes)
         menu = menu_of(options.actions)
-        self.background = make_background(is_inline=not options.refine)
+        self.worker = Worker(is_inline=not options.refine)
         self.learner = Learner(
             CostModel(kinds, menu, byte_flops=flops_of_a_byte(self.device.type)),
-            self.background,
+            self.worker,
         )
         reserve = options.reserve or Reserve(meter.noise_bytes)
         self.policy = Policy(
@@ -351,10 +351,10 @@ class Engine:
         try:
             memory = None if last is None else self.driver.memory_now()
             self.driver.finish()
-            self.background.catch_up()
+            self.worker.catch_up()
             self.driver.tell_failure()
         finally:
-            self.background.close()
+            self.worker.close()
             self.records.close_file()
             self._past = _Past(
                 last=last,

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mimose.worker.forks import lock
+from mimose.worker import lock
 
 
 class Arrival(Protocol):

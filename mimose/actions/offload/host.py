@@ -20,7 +20,7 @@ from mimose.budget import format_bytes
 from mimose.exceptions import first_line
 from mimose.records import HostUse
 from mimose.torch_private import empty_host_cache
-from mimose.worker.forks import lock
+from mimose.worker import lock
 
 _log = logging.getLogger(__name__)
 

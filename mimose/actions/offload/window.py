@@ -15,7 +15,7 @@ import weakref
 from typing import Protocol
 
 from mimose.torch_private import NO_GRAPH_TASK, current_graph_task, queue_callback
-from mimose.worker.forks import lock
+from mimose.worker import lock
 
 
 class Sendable(Protocol):

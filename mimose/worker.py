@@ -1,0 +1,257 @@
+"""Work beside training: one queue, and a thread that takes from it. No torch.
+
+A job touches no tensor and no module. It should take a millisecond at most, for so long
+a thread of training that is back from an operator may wait for the interpreter's lock;
+a longer one returns an iterator and is done item by item. Behind each item the thread
+sleeps for several times as long as that took.
+
+The thread is started by the first job and ends when none is left. It holds the queue no
+longer than for one job, so it ends with a session that is dropped without a word. As
+the interpreter exits it is waited for: a solver cannot be interrupted, and would not
+outlive that. A forked child has no thread; its next job starts one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import enum
+import os
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+Job: TypeAlias = Callable[[], Iterator[None] | None]
+"""Something to do; what it is to change, it changes by itself."""
+
+NAME = "mimose"
+"""Of the thread."""
+_REST = 4
+"""It sleeps for so many times as long as it works."""
+_MOST_WAITING = 64
+"""Jobs; of more the stalest of the least urgent is dropped."""
+_END_SECONDS = 0.02
+"""Longest wait for the thread to end, ..."""
+_EXIT_SECONDS = 5.0
+"""... and as the interpreter exits."""
+
+_URGENCY = itemgetter(0)
+
+
+class Lane(enum.IntEnum):
+    """Kinds of work, the most urgent first."""
+
+    LEARN = 0
+    """Taking in what steps have shown, fits included; one job at a time."""
+    PLAN = 1
+    """Plans for shapes that are on their way."""
+    REFINE = 2
+    """Better plans in place of those in use."""
+
+
+class Worker:
+    """Does jobs in a thread of its own, the most urgent kind first.
+
+    A job that fails ends the thread, and `take_failure` tells why. From then on lessons
+    are learned at once, by whoever hands them over, and nothing else is done.
+
+    Args:
+        is_inline: Whether jobs are done at once, by whoever hands them over; what one
+            raises reaches the caller.
+    """
+
+    def __init__(self, *, is_inline: bool = False) -> None:
+        self.is_inline = is_inline
+        # This is held, not the condition: an interrupt in the midst of a condition's
+        # own code would leave it held for ever.
+        self._lock = lock()
+        self._changed = threading.Condition(self._lock)
+        self._jobs: dict[tuple[Lane, Hashable], Job] = {}
+        self._thread: threading.Thread | None = None
+        self._learner: threading.Thread | None = None
+        """Who is in the midst of a lesson."""
+        self._is_hurried = False
+        self._is_closed = False
+        self._has_failed = False
+        self._failure = ""
+        self._began = 0.0
+        _workers.add(self)
+
+    def submit(self, lane: Lane, key: Hashable, job: Job) -> None:
+        """Take a job.
+
+        Args:
+            lane: Its kind.
+            key: A job of the same lane and key that waits is replaced.
+            job: The job.
+        """
+        if self._is_closed:
+            return
+        if self.is_inline:
+            for _ in job() or ():
+                pass
+        elif not self._has_failed:
+            self._put(lane, key, job)
+        elif lane is Lane.LEARN:
+            self._do(lane, job)
+
+    def _put(self, lane: Lane, key: Hashable, job: Job) -> None:
+        with self._lock:
+            self._jobs.pop((lane, key), None)
+            self._jobs[lane, key] = job
+            if len(self._jobs) > _MOST_WAITING:
+                del self._jobs[max(self._jobs, key=_URGENCY)]
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=_work, args=(weakref.ref(self),), name=NAME, daemon=True
+                )
+                self._thread.start()
+
+    def catch_up(self) -> None:
+        """Return when nothing waits to be learned any more; the caller helps."""
+        while not self.is_inline:
+            with self._lock:
+                self._is_hurried = True
+                self._changed.notify_all()
+                try:
+                    while self._is_learning:
+                        self._changed.wait()
+                finally:
+                    self._is_hurried = False
+                taken = self._take(Lane.LEARN)
+            if taken is None:
+                return
+            self._do(*taken)
+
+    @property
+    def _is_learning(self) -> bool:
+        """Whether somebody else is in the midst of a lesson, not before a fork."""
+        who = self._learner
+        if who is None or who is threading.current_thread():
+            return False
+        return who.is_alive()
+
+    def _take(self, least: Lane) -> tuple[Lane, Job] | None:
+        """Take out the most urgent job that may begin, down to a kind."""
+        most = Lane.PLAN if self._is_learning else Lane.LEARN
+        waiting = (key for key in self._jobs if most <= key[0] <= least)
+        key = min(waiting, key=_URGENCY, default=None)
+        if key is None:
+            return None
+        if key[0] is Lane.LEARN:
+            self._learner = threading.current_thread()
+        return key[0], self._jobs.pop(key)
+
+    def do_next(self) -> bool:
+        """Do the next job, in the thread; return whether there may be more."""
+        with self._lock:
+            taken = None if self._has_failed else self._take(Lane.REFINE)
+            if taken is None:
+                self._thread = None
+                return False
+        self._do(*taken)
+        self._rest()
+        return True
+
+    def _do(self, lane: Lane, job: Job) -> None:
+        """Do a job, with rests in the thread; what it fails with is told."""
+        self._began = time.perf_counter()
+        try:
+            for _ in job() or ():
+                self._rest()
+                if self._is_closed:
+                    return
+        except Exception as error:
+            self._failure = "".join(traceback.format_exception(error))
+            self._has_failed = True
+        finally:
+            if lane is Lane.LEARN:
+                with self._lock:
+                    self._learner = None
+                    self._changed.notify_all()
+
+    def _rest(self) -> None:
+        """Sleep behind an item, in the thread and where nobody waits."""
+        if threading.current_thread() is not self._thread:
+            return
+        with self._lock:
+            if not (self._is_hurried or self._is_closed):
+                self._changed.wait(_REST * (time.perf_counter() - self._began))
+        self._began = time.perf_counter()
+
+    def take_failure(self) -> str:
+        """Return what a job has failed with, once; "" if none has."""
+        told, self._failure = self._failure, ""
+        return told
+
+    def close(self, most_seconds: float = _END_SECONDS) -> None:
+        """Drop what waits and end the thread. Harmless twice.
+
+        Args:
+            most_seconds: Longest wait for its end.
+        """
+        with self._lock:
+            self._is_closed = True
+            self._jobs.clear()
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(most_seconds)
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for worker in list(_workers):
+        worker.close(_EXIT_SECONDS)
+
+
+def _work(found: weakref.ref[Worker]) -> None:
+    """Do jobs until none is left, or nobody wants them: what the thread runs."""
+    while (worker := found()) is not None and worker.do_next():
+        del worker
+
+
+# -------------------------------------------------------------------------- locks
+
+
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+_one_at_a_time = threading.RLock()
+_held: list[Any] = []
+"""By the thread that forks; the others wait."""
+
+
+def lock() -> Any:
+    """Return a reentrant lock that is free in a forked child.
+
+    A child has but the thread that forked. A lock that another thread held at that
+    moment would stay held for ever; so the forking thread takes all of them first, and
+    gives them back on both sides. They are held for microseconds each.
+    """
+    made = threading.RLock()
+    _locks.add(made)
+    return made
+
+
+def _take_all() -> None:
+    _one_at_a_time.acquire()
+    for each in list(_locks):
+        each.acquire()
+        _held.append(each)
+
+
+def _give_all_back() -> None:
+    while _held:
+        _held.pop().release()
+    _one_at_a_time.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_take_all, after_in_parent=_give_all_back, after_in_child=_give_all_back
+    )

@@ -1,0 +1,315 @@
+"""The worker thread: what it does in which order, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import mimose
+from mimose.worker import NAME, Lane, Worker
+
+pytestmark = pytest.mark.worker
+
+LENGTHS = [64, 20, 64, 30, 40, 50, 34, 44, 60, 28, 56, 38]
+
+
+def _threads():
+    return [thread for thread in threading.enumerate() if thread.name == NAME]
+
+
+@pytest.fixture(autouse=True)
+def _none_left():
+    yield
+    gc.collect()
+    until = time.monotonic() + 10
+    while _threads() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert _threads() == []
+
+
+@pytest.fixture
+def worker():
+    """A worker that is closed, come what may."""
+    made = Worker()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def blocked(worker):
+    """The worker in the midst of a plan, until the returned event is set."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    def wait():
+        began.set()
+        assert goes_on.wait(10)
+
+    worker.submit(Lane.PLAN, "wait", wait)
+    assert began.wait(10)
+    yield goes_on
+    goes_on.set()
+
+
+def _wait_for_all(worker, lane=Lane.REFINE):
+    done = threading.Event()
+    worker.submit(lane, object(), done.set)
+    assert done.wait(10)
+
+
+def test_the_urgent_comes_first_and_the_newest_of_a_key(worker, blocked):
+    """Whatever came in first; an older job of the same key is not done."""
+    done = []
+    for lane, key, word in (
+        (Lane.REFINE, 1, "refine"),
+        (Lane.PLAN, 1, "old"),
+        (Lane.PLAN, 2, "other"),
+        (Lane.PLAN, 1, "new"),
+        (Lane.LEARN, 1, "learn"),
+    ):
+        worker.submit(lane, key, lambda word=word: done.append(word))
+    blocked.set()
+    _wait_for_all(worker)
+    assert done == ["learn", "other", "new", "refine"]
+
+
+def test_the_stalest_work_is_dropped(worker, blocked):
+    """The queue is bounded, and lessons stay."""
+    done = []
+    for n in range(100):
+        worker.submit(Lane.PLAN, n, lambda n=n: done.append(n))
+    worker.submit(Lane.LEARN, 1, lambda: done.append("learn"))
+    blocked.set()
+    _wait_for_all(worker, Lane.PLAN)
+    assert done == ["learn", *range(38, 100)]
+
+
+def test_who_waits_for_lessons_learns_them(worker, blocked):
+    """Rather than for a solver that the thread is in the midst of."""
+    done = []
+    worker.submit(Lane.LEARN, 1, lambda: done.append(threading.current_thread()))
+    worker.catch_up()
+    assert done == [threading.current_thread()]
+
+
+def test_a_lesson_that_was_begun_is_waited_for(worker):
+    """Item by item, without rests in between."""
+    began, items = threading.Event(), []
+
+    def learn():
+        for item in range(1000):
+            began.set()
+            items.append(item)
+            yield
+
+    worker.submit(Lane.LEARN, 1, learn)
+    assert began.wait(10)
+    worker.catch_up()
+    assert len(items) == 1000
+
+
+def test_a_failure_is_told_once_and_lessons_go_on_inline(worker):
+    """What failed is not run again; what is not needed is not done any more."""
+    here = []
+    worker.submit(Lane.LEARN, 1, lambda: 1 / 0)
+    worker.catch_up()
+    assert "ZeroDivisionError" in worker.take_failure()
+    assert worker.take_failure() == ""
+    worker.submit(Lane.LEARN, 2, lambda: here.append(threading.current_thread()))
+    worker.submit(Lane.PLAN, 3, lambda: here.append("plan"))
+    assert here == [threading.current_thread()]
+
+
+def test_a_solver_is_not_waited_for(worker):
+    """What cannot be interrupted goes on alone, and ends the thread when it ends."""
+    began, answers = threading.Event(), threading.Event()
+
+    def solve():
+        began.set()
+        answers.wait()
+
+    worker.submit(Lane.REFINE, "solve", solve)
+    assert began.wait(10)
+    (thread,) = _threads()
+    worker.close()
+    assert thread.is_alive()
+    answers.set()
+    thread.join()
+
+
+def test_no_thread_is_left_of_a_worker_that_is_dropped():
+    """It ends without a word, its jobs unfinished or not."""
+    for _ in range(20):
+        worker = Worker()
+        worker.submit(Lane.PLAN, 1, lambda: None)
+        del worker
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_starts_afresh():
+    """Also where the parent's thread was in the midst of a job, or held the lock."""
+    code = """
+import os, threading, sys
+from mimose.worker import Lane, Worker
+worker = Worker()
+busy = threading.Event()
+def spin():
+    busy.set()
+    for _ in range(50_000):
+        worker.submit(Lane.REFINE, 1, int)   # takes the lock again and again
+worker.submit(Lane.LEARN, 0, spin)
+busy.wait()
+children = []
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        done = []
+        worker.submit(Lane.LEARN, 1, lambda: done.append(1))
+        worker.catch_up()
+        os._exit(0 if done == [1] else 1)
+    children.append(child)
+codes = {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children}
+worker.close()
+sys.exit(0 if codes == {0} else f"children ended with {codes}")
+"""
+    ran = _python(code)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("pass", 0, ""),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+        ("raise KeyboardInterrupt", -2, "KeyboardInterrupt"),
+    ],
+)
+def test_the_interpreter_ends(end, code, said):
+    """In the midst of work, by whatever way, and says what it would have said."""
+    program = f"""
+import itertools, time
+from mimose.worker import Lane, Worker
+worker = Worker()
+def work():
+    for _ in itertools.count():
+        yield
+worker.submit(Lane.REFINE, 1, work)
+time.sleep(0.05)
+{end}
+"""
+    ran = _python(program)
+    assert ran.returncode == code
+    assert ran.stderr.strip().splitlines()[-1:] == ([said] if said else [])
+
+
+def _python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_inline_jobs_are_done_at_once():
+    """In the caller's thread; what fails reaches the caller."""
+    worker, done = Worker(is_inline=True), []
+    for lane in Lane:
+        worker.submit(lane, 1, lambda: done.append(threading.current_thread()))
+    assert done == [threading.current_thread()] * 3
+    worker.catch_up()
+    with pytest.raises(ZeroDivisionError):
+        worker.submit(Lane.PLAN, 1, lambda: 1 / 0)
+    worker.close()
+    worker.submit(Lane.LEARN, 1, lambda: done.append("after its end"))
+    assert len(done) == 3
+
+
+# -------------------------------------------------------------------- in sessions
+
+
+def test_results_budget_and_phases_are_as_without(toys, meter):
+    """To the last bit, under plans soon."""
+    model = toys.chain(6)
+    batches = [toys.inputs(n) for n in LENGTHS * 2]
+    ends = [toys.inputs(LENGTHS[0]), toys.inputs(LENGTHS[-1])]
+    budget = toys.budget_between(model, ends, 0.6, meter)
+    found, session = toys.compare(model, batches, meter=meter, budget=budget)
+    assert found == []
+    assert {"plan"} == {r.phase for r in list(session.records)[len(LENGTHS) :]}
+    assert 0 == session.summary().steps_over
+    late = [r for r in session.records if r.phase == "plan"]
+    assert any("recompute" in r.actions for r in late)
+    assert any("keep" in r.actions for r in late)
+
+
+def test_a_failure_is_told_at_the_next_step_and_training_goes_on(toys, meter, caplog):
+    """Learned inline from then on: plans come all the same."""
+    model = toys.chain(4)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        toys.train(model, [toys.inputs(n) for n in LENGTHS[:2]])
+        session._engine.learner._teach(lambda _: 1 / 0)
+        session._engine.worker.catch_up()
+        with caplog.at_level(logging.WARNING, "mimose"):
+            toys.train(model, [toys.inputs(n) for n in LENGTHS[2:]])
+        assert "plan" == session.records[-1].phase
+    said = [r.getMessage() for r in caplog.records if "thread" in r.getMessage()]
+    assert len(said) == 1
+    assert "ZeroDivisionError" in said[0]
+
+
+def test_a_session_dropped_without_detach_leaves_nothing(toys, meter):
+    """Nor does one whose step was cut off by an interrupt."""
+    model = toys.chain(4)
+    session = mimose.attach(model, "1TiB", meter=meter)
+    toys.train(model, [toys.inputs(8)])
+    del session
+    model = toys.chain(4)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        mimose.attach(model, "1TiB", meter=meter),
+    ):
+        toys.train(model, [toys.inputs(8), toys.inputs(9)])
+        model.register_forward_hook(stop)
+        toys.train(model, [toys.inputs(8)])
+
+
+def test_workers_of_a_loader_are_forked_beside_it(toys, meter):
+    """And end; the session learns on."""
+    model = toys.chain(4)
+    loader = torch.utils.data.DataLoader(
+        [torch.randn(n, 16) for n in LENGTHS], batch_size=None, num_workers=2
+    )
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        for _ in range(2):
+            for batch in loader:
+                model(batch).sum().backward()
+                model.zero_grad()
+        assert "plan" == session.records[-1].phase
+
+
+def test_no_step_of_a_known_context_waits(toys, meter):
+    """Whatever waits to be learned, a step goes on with what is known."""
+    model = toys.chain(4)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        toys.train(model, [toys.inputs(n) for n in LENGTHS])
+        assert "plan" == session.records[-1].phase
+        goes_on = threading.Event()
+        session._engine.learner._teach(lambda taught: goes_on.wait(20) and taught)
+        toys.train(model, [toys.inputs(n) for n in (33, 47)])
+        assert not goes_on.is_set()
+        assert ["plan"] * 2 == [r.phase for r in list(session.records)[-2:]]
+        goes_on.set()
+        session._engine.worker.catch_up()
