@@ -291,7 +291,7 @@ class Session:
 
         The session resets the device's peak counter; use this in its place.
         """
-        return self._engine.footprint.highest_bytes(self._engine.optimizers.peak_bytes)
+        return self._engine.footprint.highest_bytes()
 
     def step(self, closure: Callable[[], Any]) -> Any:
         """Run a forward and its backward; again, from the start, if they fail.
@@ -471,7 +471,7 @@ class Session:
             margin=self._engine.policy.reserve.bound.margin(),
             kept_units=dict(self._engine.findings.kept),
             uncalled_units=self._engine.never_called,
-            **self._engine.footprint.told(),
+            **self._engine.footprint.summary(),
             inexact_units=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.epoch.largest,
             least_peak_to_come=self._engine.epoch.least_peak_bytes,

@@ -21,7 +21,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import distributed, nn
-from torch._subclasses import fake_tensor
 from torch.autograd import Variable, forward_ad
 from torch.nn.modules import conv
 from torch.nn.modules import module as _modules
@@ -40,7 +39,6 @@ __all__ = [
     "SCRIPTED_NODE",
     "SCRIPTED_TYPES",
     "ConvNd",
-    "FakeTensorMode",
     "SavedHooks",
     "StopRecomputation",
     "TorchDispatchMode",
@@ -49,7 +47,6 @@ __all__ = [
     "base_of",
     "buffers_of",
     "choose_attention",
-    "clear_hooks",
     "count_graphs",
     "current_graph_task",
     "default_store",
@@ -103,7 +100,6 @@ __all__ = [
     "storage_users",
     "submodules_of",
     "tensor_users",
-    "to_copy",
     "top_saved_hooks",
     "top_transform",
     "version_of",
@@ -160,15 +156,6 @@ submodules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.att
     "_modules"
 )
 """The same for modules."""
-
-
-def clear_hooks(module: nn.Module) -> None:
-    """Take all hooks on a module's forward off: for copies, whose handles are lost.
-
-    Hooks can be removed by their handles only, and a copy has none. No thread found.
-    """
-    module._forward_hooks.clear()
-    module._forward_pre_hooks.clear()
 
 
 def forward_hooks_of(module: nn.Module) -> tuple[tuple[Any, Any], ...]:
@@ -495,10 +482,6 @@ without_dispatch_modes: Callable[[], contextlib.AbstractContextManager[Any]] = (
 """For a while no such mode sees what runs. torch's compiler does its own bookkeeping in
 it; no thread about a public form was found."""
 
-FakeTensorMode = fake_tensor.FakeTensorMode
-"""Runs operators without data. #113456 asks for a public form; without it the FLOPs of
-compiled layers could not be counted."""
-
 pytree = _pytree
 """Takes nested containers apart and puts them together again, those of the user's that
 are registered for it among them. #175082 offers ``torch.utils.pytree``, not in 2.13."""
@@ -506,11 +489,6 @@ are registered for it among them. #175082 offers ``torch.utils.pytree``, not in 
 overload_packet: Callable[[Any], Any] = operator.attrgetter("_overloadpacket")
 """All overloads of an operator: the key of ``torch.utils.flop_counter.flop_registry``,
 which is read in the same way there. No thread found."""
-
-to_copy: Any = torch.ops.aten._to_copy.default
-"""The operator of every conversion to another precision, as a dispatch mode sees it:
-``Tensor.to`` is made of it. Part of the operators that torch.compile's backends are
-given, so it can hardly change; no thread found."""
 
 _aten: Any = torch.ops.aten
 
@@ -530,12 +508,12 @@ nll_loss_backward_into: Any = _aten.nll_loss_backward.grad_input
 
 # -------------------------------------------------------------------- accelerators
 
-device_statistics: Callable[[int], Mapping[str, Any]] | None = getattr(
-    torch._C, "_accelerator_getDeviceStats", None
+device_statistics: Callable[[int], Mapping[str, Any]] = (
+    torch._C._accelerator_getDeviceStats
 )
 """An allocator's numbers, nested, by a device's index: 11 µs in place of 136 for the
 public ``torch.accelerator.memory_stats``, which flattens them (#152932 leaves the
-nested form out until somebody needs it). None where it is missing."""
+nested form out until somebody needs it)."""
 
 
 def allocator_settings() -> str:

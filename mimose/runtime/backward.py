@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from mimose.memory.retained import RetainedOutputs
+from mimose.memory.marks import RetainedOutputs
 from mimose.records import Peaks
 from mimose.torch_private import NO_GRAPH_TASK, current_graph_task, queue_callback
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -12,13 +11,10 @@ from mimose.cost.costs import exact_cost
 from mimose.cost.learner import Learner
 from mimose.exactness.unit import Unit
 from mimose.inputs.families import digest, family_key
-from mimose.inputs.shapes import call_shape
-from mimose.memory.forward_flops import ForwardFlops, UncountableError
-from mimose.memory.tracker import StorageTracker
+from mimose.inputs.shapes import argument_tensors, call_shape
+from mimose.memory.marks import StorageTracker, compiled_flops
 from mimose.torch_private import StopRecomputation
 from mimose.types import CostOf, OnRecompute
-
-_log = logging.getLogger(__name__)
 
 AddFlops: TypeAlias = Callable[[int], None]
 """Takes the FLOPs of one recomputation."""
@@ -35,8 +31,6 @@ class RecomputationFlops:
     def __init__(self, learner: Learner, device: torch.device) -> None:
         self._learner = learner
         self._device = device
-        self._forwards = ForwardFlops()
-        self._has_told = False
 
     def unplanned(
         self,
@@ -127,9 +121,7 @@ class RecomputationFlops:
     def of_compiled(
         self, unit: Unit, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> int:
-        """Return what a compiled layer's forward computes.
-
-        Where it cannot be told, that is 0.
+        """Estimate what a compiled layer's forward computes.
 
         Args:
             unit: The layer.
@@ -137,15 +129,6 @@ class RecomputationFlops:
             args: What it is called with.
             kwargs: What it is called with by name.
         """
-        try:
-            return self._forwards.count(key, unit.module, args, kwargs)
-        except UncountableError as error:
-            if not self._has_told:
-                _log.warning(
-                    "mimose: the FLOPs of %s cannot be counted, and are taken for 0 "
-                    "where it is recomputed; others may follow: %s",
-                    unit.name,
-                    error,
-                )
-            self._has_told = True
-            return 0
+        del key
+        tensors = [tensor for _, tensor in argument_tensors(args, kwargs)]
+        return compiled_flops(unit.module, tensors)

@@ -23,10 +23,10 @@ from mimose.exceptions import InfeasibleBudgetError
 from mimose.inputs.describe import Describer
 from mimose.inputs.sharding import after_hooks, is_sharded
 from mimose.inputs.size_table import SizeTable, Table
-from mimose.memory.footprint import Footprint
 from mimose.memory.meters import Meter
-from mimose.memory.optimizer_watch import OptimizerWatch
+from mimose.memory.optimizer import OptimizerWatch
 from mimose.memory.out_of_memory import asked_bytes
+from mimose.memory.wall import Footprint
 from mimose.planners import Menu
 from mimose.policy.decision import Decision
 from mimose.policy.policy import Policy
@@ -317,16 +317,14 @@ class Driver:
             self._parts.meter.clean_up()
 
     def _memory(self, start: int, carried: int) -> Memory:
-        optimizers = self._parts.optimizers
         return Memory(
             self._footprint.level_budget(start),
             float(start),
             float(carried) if self._ends.releases else 0.0,
-            optimizers.excess_bytes,
-            # Nothing is planned before the first step was measured.
-            optimizers.state_to_come_bytes if self._learner.model.n_steps else 0.0,
+            0.0,
+            0.0,
             self._parts.host_budget_bytes,
-            self._footprint.reserved_ratio(start),
+            self._footprint.reserved_ratio,
         )
 
     def _decide(

@@ -9,8 +9,8 @@ from typing import Any
 
 from mimose.cost.windows import Windows
 from mimose.exactness.late_answers import LateAnswers
-from mimose.memory.footprint import Footprint
-from mimose.memory.retained import RetainedOutputs
+from mimose.memory.marks import RetainedOutputs
+from mimose.memory.wall import Footprint
 from mimose.records import Peaks, Records
 from mimose.runtime import backward
 from mimose.runtime.inner_gradients import InnerGradients
@@ -117,9 +117,8 @@ class StepEnds:
             calls: How often each unit was called in its window.
         """
         tensors = list(tensors_in(output))
-        before, self._retained = self._retained, RetainedOutputs(tensors)
-        if step.part:
-            self._retained = self._retained.and_those(before)
+        before = self._retained
+        self._retained = RetainedOutputs(tensors, before if step.part else None)
         if not tensors:
             self._miss_outputs(step, output)
         elif not any(tensor.requires_grad for tensor in tensors):

@@ -48,9 +48,9 @@ from mimose.inputs.describe import Describer
 from mimose.inputs.placement import only_device
 from mimose.inputs.size_table import Table
 from mimose.inputs.units import UnitsSpec, find_units, refuse_other_checkpointing
-from mimose.memory.allocator_footprint import make_footprint
 from mimose.memory.meters import BasicMeter, Meter, make_meter
-from mimose.memory.optimizer_watch import OptimizerWatch
+from mimose.memory.optimizer import OptimizerWatch
+from mimose.memory.wall import make_footprint
 from mimose.planners import FixedPlanner, Planner, refiner_of
 from mimose.policy.policy import Policy
 from mimose.policy.reserve import Reserve
@@ -244,12 +244,7 @@ class Engine:
         )
         opened = OpenSteps()
         self.windows = Windows()
-        self.optimizers = OptimizerWatch(
-            model,
-            meter,
-            lambda: opened.n_begun,
-            on_step=self.footprint.drop_wall,
-        )
+        self.optimizers = OptimizerWatch(model, on_step=self.footprint.drop_wall)
         # A baseline does the same in every step, by the events' positions.
         planner = options.planner
         action_at = planner.action_at if isinstance(planner, FixedPlanner) else None
@@ -411,7 +406,6 @@ class Engine:
             "policy": self.policy.state_dict(),
             "sizes": self.describer.state_dict() if past is None else past.sizes,
             "windows": self.windows.state_dict(),
-            "optimizers": self.optimizers.state_dict(),
             "kept_units": self.findings.state_dict(),
             "footprint": self.footprint.state_dict(),
             "actions": state_of(self._actions),
@@ -428,7 +422,6 @@ class Engine:
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
         self.windows.load_state_dict(state.get("windows", {}))
-        self.optimizers.load_state_dict(state["optimizers"])
         self.footprint.load_state_dict(state.get("footprint", {}))
         load_state(self._actions, state["actions"])
         self.findings.load_state_dict(state["kept_units"])

@@ -27,14 +27,14 @@ from mimose.inputs.describe import Mode
 from mimose.inputs.families import digest, family_key
 from mimose.inputs.patch import Patch
 from mimose.inputs.shapes import argument_tensors, call_shape
-from mimose.memory.gauges import (
+from mimose.memory.marks import (
     Counted,
     Gauge,
     Reading,
+    Trace,
     by_operators,
     by_saved,
 )
-from mimose.memory.trace import Trace, input_storages, input_tensors
 from mimose.runtime.counting import RecomputationFlops
 from mimose.runtime.inner_gradients import InnerGradients
 from mimose.torch_private import (
@@ -508,8 +508,6 @@ class EventRunner:
             sizes=shape.sizes,
             action=name,
             part=step.part,
-            inputs=input_storages(inputs),
-            given=input_tensors(inputs),
         )
         handed = handed_over(args, kwargs)
         if handed is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mimose.memory.trace import INNER_GRADIENT
+from mimose.memory.marks import INNER_GRADIENT
 from mimose.tensors import tensors_in
 
 _PATIENCE = 16

@@ -21,7 +21,7 @@ from mimose.cost.learner import Learner
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.inputs.describe import Describer
 from mimose.loss_by_rows import LEAST_BYTES, late
-from mimose.memory.footprint import Footprint
+from mimose.memory.wall import Footprint
 from mimose.policy.decision import Decision
 from mimose.runtime.step import Step
 from mimose.runtime.window import Window
@@ -277,12 +277,6 @@ class LossChoice:
     def _use(self, window: Window, *, is_by_rows: bool) -> None:
         """Count with a loss that goes by rows, or with a plain one."""
         self._goes_by_rows = is_by_rows
-        if self._footprint.use_loss(is_by_rows=is_by_rows) and not window.steps:
-            start = window.memory.start_bytes
-            window.memory = window.memory._replace(
-                budget_bytes=self._footprint.level_budget(start),
-                reserved_ratio=self._footprint.reserved_ratio(start),
-            )
 
     def apply(self, step: Step, *, is_again: bool = False) -> None:
         """Have the losses of a step go as was decided.
@@ -293,7 +287,6 @@ class LossChoice:
         """
         if is_again and self._may_choose:
             self._goes_by_rows = True
-            self._footprint.use_loss(is_by_rows=True)
         for loss in self.losses:
             loss.is_on, loss.went_by_rows = self._goes_by_rows, False
             loss.logit_bytes = 0
@@ -321,7 +314,6 @@ class LossChoice:
                 window.planned = by_rows
         elif not went and before != by_rows:
             self._goes_by_rows = False
-            self._footprint.use_loss(is_by_rows=False)
 
     def _look(self, sizes: Sizes) -> None:
         """Bound the logits of a shape by those of the smallest seen that is as large.

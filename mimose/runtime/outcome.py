@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mimose.memory.analysis import analyse
-from mimose.memory.trace import Trace
+from mimose.memory.marks import Trace, analyse
 from mimose.planners import Menu
 from mimose.policy.decision import Decision
 from mimose.records import StepRecord
@@ -22,8 +21,6 @@ class Measurement:
     sample: StepSample
     peak_bytes: int
     """The highest level."""
-    file_growth_bytes: int
-    """Of files mapped during the step."""
 
     @classmethod
     def of(
@@ -41,7 +38,7 @@ class Measurement:
         if any(released_bytes):
             sample = _without_release(sample, trace.events, released_bytes)
         events = tuple(trace.events)
-        return cls(events, sample, trace.peak_bytes, trace.file_growth_bytes)
+        return cls(events, sample, trace.peak_bytes)
 
 
 def _without_release(

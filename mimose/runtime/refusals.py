@@ -12,8 +12,8 @@ from torch import nn
 from mimose.budget import format_bytes
 from mimose.cost.problem import Memory
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.memory.footprint import Footprint
-from mimose.memory.infeasible_error import held_already, infeasible
+from mimose.memory.out_of_memory import held_already, infeasible
+from mimose.memory.wall import Footprint
 from mimose.policy.least_peaks import LeastPeaks
 from mimose.runtime.outcome import StepOutcome
 from mimose.types import StepInput
@@ -159,5 +159,5 @@ class Refusals:
         read = outcome.measurement
         if read is None or outcome.has_compiled:
             return
-        growth = read.peak_bytes - outcome.record.start_bytes - read.file_growth_bytes
+        growth = read.peak_bytes - outcome.record.start_bytes
         self._least.add(outcome.facts, read.peak_bytes, max(0, growth), state_bytes)

@@ -18,8 +18,8 @@ from mimose.exactness.input_watch import is_edited, marks
 from mimose.exactness.rollback import Rollback
 from mimose.exceptions import LateChangeError, MimoseError, NotRecomputableError
 from mimose.inputs.sharding import own_parameters
-from mimose.memory.footprint import Footprint
 from mimose.memory.out_of_memory import asked_bytes, is_out_of_memory
+from mimose.memory.wall import Footprint
 from mimose.policy.policy import Policy
 from mimose.runtime.events import EventRunner
 from mimose.runtime.step import Step

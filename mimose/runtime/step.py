@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from mimose.memory.marks import RetainedOutputs, Trace
 from mimose.memory.meters import Meter
-from mimose.memory.retained import RetainedOutputs
-from mimose.memory.trace import Trace
 from mimose.planners import Menu
 from mimose.policy.decision import Decision
 from mimose.records import Phase, StepRecord

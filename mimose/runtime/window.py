@@ -14,7 +14,7 @@ from mimose.runtime.backward import Stage
 from mimose.types import StepInput
 
 if TYPE_CHECKING:
-    from mimose.memory.trace import Trace
+    from mimose.memory.marks import Trace
     from mimose.policy.decision import Decision
     from mimose.runtime.step import Step
 

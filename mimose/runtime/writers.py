@@ -7,10 +7,10 @@ import logging
 from mimose.budget import format_bytes
 from mimose.cost.learner import Learner
 from mimose.cost.measured_step import ran_least
-from mimose.memory.analysis import without_readings
-from mimose.memory.footprint import Footprint
+from mimose.memory.marks import without_readings
 from mimose.memory.meters import Meter
-from mimose.memory.optimizer_watch import OptimizerWatch
+from mimose.memory.optimizer import OptimizerWatch
+from mimose.memory.wall import Footprint
 from mimose.policy.policy import Policy
 from mimose.records import Records
 from mimose.runtime.outcome import Measurement, StepOutcome
@@ -110,7 +110,7 @@ class Writers:
         record, is_over = outcome.record, outcome.record.is_over
         observed = record.observed_growth_bytes
         if observed is not None:
-            self._footprint.observe(observed)
+            self._footprint.observe()
             if is_over and self.plans:
                 self._note_over(outcome)
             if outcome.has_compiled:
