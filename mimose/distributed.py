@@ -130,7 +130,9 @@ class Ranks:
         self._group = group
         self._n_ranks = int(distributed.get_world_size(group))
         self._most_calls = max(_LEAST_CALLS, _CALLS_A_LAYER * n_layers)
-        self._n_values = _N_HEAD + 2 * n_layers + self._most_calls
+        self._n_values = _N_HEAD
+        self._n_agreed = _N_HEAD + 2 * n_layers + self._most_calls
+        """Numbers a forward, once it is known that all ranks have as many layers."""
         self._is_due = False
         self._n_exchanges = self._n_changed = 0
         self._seconds = 0.0
@@ -185,6 +187,7 @@ class Ranks:
         largest, minus_least, *_ = self._maxima([own, -own])
         if largest != -minus_least:
             _refuse_unlike(self._gathered(list(description)))
+        self._n_values = self._n_agreed
 
     def agree(
         self,
@@ -257,9 +260,7 @@ class Ranks:
                 any(action != menu.names[0] for action in actions)
                 for actions in agreed.chosen.by_unit
             ]
-        return replace(
-            agreed, is_whole=bool(whole) or any(compress(fresh, recomputed))
-        )
+        return replace(agreed, is_whole=bool(whole) or any(compress(fresh, recomputed)))
 
     def _maxima(self, values: Sequence[int]) -> list[int]:
         """Return the largest of all ranks' numbers at each place."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -26,22 +27,21 @@ from mimose.arguments import (
 )
 from mimose.budget import format_bytes
 from mimose.cost.problem import Memory
-from mimose.distributed.meeting import Meeting
 from mimose.exceptions import (
     BudgetError,
     MimoseError,
     StateMismatchError,
 )
-from mimose.inputs.communicating import parallel_shares
+from mimose.inputs.layers import UnitsSpec
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import (
     inside_ddp,
     own_class,
+    parallel_shares,
     refuse_unplannable,
     sharding,
 )
-from mimose.inputs.size_table import Table
-from mimose.inputs.units import UnitsSpec
+from mimose.inputs.sizes import Table
 from mimose.memory.meters import BasicMeter, Meter
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import make_predictor
@@ -160,29 +160,27 @@ def attach(
     """
     layers = layers_of(attach, layers, others)
     check_agree(agree)
-    meeting = Meeting(agree)
-    with meeting.telling():
-        check_choices(on_infeasible, cache_size)
-        predictor = "polynomial" if predictor is None else predictor
-        if isinstance(predictor, str):
-            make_predictor(predictor)
-        host = _host(model, actions, host_budget)
-        options = Options(
-            budget=budget,
-            actions=choose(actions, Means(host=host)),
-            host=host,
-            units=layers,
-            planner=make_planner(planner),
-            predictor=predictor,
-            cache_size=cache_size,
-            warns=on_infeasible == "warn",
-            meter=meter,
-            record_to=record_to,
-            wall=wall,
-            refine=refine,
-            meeting=meeting,
-        )
-        return Session(model, options)
+    check_choices(on_infeasible, cache_size)
+    predictor = "polynomial" if predictor is None else predictor
+    if isinstance(predictor, str):
+        make_predictor(predictor)
+    host = _host(model, actions, host_budget)
+    options = Options(
+        budget=budget,
+        actions=choose(actions, Means(host=host)),
+        host=host,
+        units=layers,
+        planner=make_planner(planner),
+        predictor=predictor,
+        cache_size=cache_size,
+        warns=on_infeasible == "warn",
+        meter=meter,
+        record_to=record_to,
+        wall=wall,
+        refine=refine,
+        agree=agree,
+    )
+    return Session(model, options)
 
 
 def _host(
@@ -231,7 +229,8 @@ class Session:
         self.watches = Watches(self._engine.ahead)
         self.repeats = Repeats(model, self._engine)
         try:
-            with self._engine.agreement.telling():
+            ranks = self._engine.ranks
+            with nullcontext() if ranks is None else ranks.telling():
                 if self._engine.plans:
                     self._engine.refusals.refuse_held()
                 self._engine.meet()

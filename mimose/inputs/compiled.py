@@ -57,7 +57,7 @@ _FROM_TORCH = ("torch", "mimose")
 
 
 def refuse_compiled(model: nn.Module, units: Sequence[nn.Module]) -> None:
-    """Make sure that nothing around the layers was compiled or scripted.
+    """Make sure that nothing around the layers was compiled.
 
     `torch.compile` of the whole model after `attach` does no harm: a session's steps
     are not traced into.
@@ -67,15 +67,8 @@ def refuse_compiled(model: nn.Module, units: Sequence[nn.Module]) -> None:
         units: The layers that are planned for.
 
     Raises:
-        MimoseError: The model is scripted, or it or a part that holds layers is
-            compiled.
+        MimoseError: The model is compiled, or a part of it that holds layers.
     """
-    if isinstance(model, torch.jit.ScriptModule):
-        msg = (
-            "the model is scripted as a whole: no layer of it runs by itself, so that "
-            "nothing can be planned. Train it without torch.jit, or script parts of it"
-        )
-        raise MimoseError(msg)
     planned = {id(unit) for unit in units}
     for name, module in model.named_modules():
         if not _is_compiled_itself(module):

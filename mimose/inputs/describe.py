@@ -15,13 +15,13 @@ from mimose.inputs.compiled import unwrapped
 from mimose.inputs.families import autocast_state, digest, module_key
 from mimose.inputs.layers import refuse_other_checkpointing
 from mimose.inputs.shapes import (
-    SizeTable,
     argument_tensors,
     call_shape,
     fast_key,
     partial_masks,
 )
 from mimose.inputs.sharding import OwnParameters
+from mimose.inputs.sizes import SizeTable
 from mimose.types import BY_ROWS, MOST_CONTEXTS, StepInput
 
 _MOST_REMEMBERED = 10_000
@@ -142,7 +142,10 @@ class Describer:
     ) -> SizeTable:
         """Take in a call unlike those seen before; return its structure's table."""
         self._check_device(args, kwargs)
-        if any(each.gradient_checkpointing is True for each in self._switches):
+        if any(
+            getattr(each, "gradient_checkpointing", False) is True
+            for each in self._switches
+        ):
             refuse_other_checkpointing(self._model)
         table = self._tables.pop(facts.structure, None)
         table = table or SizeTable(names, self._positional)

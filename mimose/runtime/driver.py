@@ -6,6 +6,7 @@ import logging
 import operator
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,13 +17,11 @@ from torch import nn
 from mimose.cost.learner import Learner
 from mimose.cost.problem import Memory
 from mimose.cost.windows import Windows
-from mimose.distributed.agreement import Agreement, Asked
-from mimose.distributed.others import is_told_alone
+from mimose.distributed import Ranks, is_told_alone
 from mimose.exactness.rollback import Rollback
-from mimose.exceptions import InfeasibleBudgetError
 from mimose.inputs.describe import Describer
 from mimose.inputs.sharding import after_hooks, is_sharded
-from mimose.inputs.size_table import SizeTable, Table
+from mimose.inputs.sizes import SizeTable, Table
 from mimose.memory.meters import Meter
 from mimose.memory.optimizer import OptimizerWatch
 from mimose.memory.out_of_memory import asked_bytes
@@ -37,7 +36,7 @@ from mimose.runtime.epoch import Epoch
 from mimose.runtime.events import EventRunner
 from mimose.runtime.expected import Expectations
 from mimose.runtime.foresight import Foresight
-from mimose.runtime.loss_choice import Decide, LossChoice
+from mimose.runtime.loss_choice import LossChoice
 from mimose.runtime.overlooked import Overlooked
 from mimose.runtime.refusals import Refusals
 from mimose.runtime.retry import Call, Retry, release_memory
@@ -51,10 +50,8 @@ _log = logging.getLogger(__name__)
 _SLACK = 0.005
 """Freed memory that a step may start with, as a share of what steps grow by."""
 _CALLS = operator.attrgetter("calls")
-_OTHER_VARIANT = "another variant of the step ran than the ranks have agreed on"
 _NO_LAYER = "no layer was called"
 _NO_GRADIENTS = "layers that were planned for ran without gradients"
-_REFUSED = "the budget is too small for the variant that was expected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +85,7 @@ class Parts:
     """Told of each step that has run its forward."""
     epoch: Epoch
     """Looks at the largest shapes to come."""
-    agreement: Agreement
+    ranks: Ranks | None
     """Makes decisions those of all ranks."""
 
 
@@ -150,7 +147,8 @@ class Driver:
             InfeasibleBudgetError: No plan keeps the budget at this shape.
             MimoseError: The inputs, or a setting of the device, cannot be planned for.
         """
-        with self._parts.agreement.telling():
+        ranks = self._parts.ranks
+        with nullcontext() if ranks is None else ranks.telling():
             self._parts.checks.before_step()
             call = Call(args, kwargs)
             step = self._begin(call)
@@ -173,17 +171,6 @@ class Driver:
         return output
 
     def _attempt(
-        self, step: Step, forward: Callable[..., Any], call: Call
-    ) -> tuple[Any, BaseException | None]:
-        """Run a forward; return what came of it, where other ranks can go on, too."""
-        output, error = self._attempt_alone(step, forward, call)
-        try:
-            error = self._retry.settled(error, call)
-            return (output if error is None else None), error
-        finally:
-            del error  # its traceback refers to this frame, and to what has failed
-
-    def _attempt_alone(
         self, step: Step, forward: Callable[..., Any], call: Call
     ) -> tuple[Any, BaseException | None]:
         chosen, outer = step.decision.chosen, top_saved_hooks(False)
@@ -252,8 +239,7 @@ class Driver:
             self._parts.epoch.check(least, table, window.memory)
         is_first = self._ends.open.n_begun == 0
         decide = partial(self._decide, table, window, is_first)
-        expect = partial(self._expect, decide=decide)
-        facts, decision = self.loss.decide(facts, window, expect, is_again=is_again)
+        facts, decision = self.loss.decide(facts, window, decide, is_again=is_again)
         if self.loss.has_probed and window.planned is not None and self.last:
             self.last = window.planned, self.last[1]
         decision = self._agree(decision, facts, window)
@@ -272,8 +258,6 @@ class Driver:
         self.loss.apply(step)
         if is_again:
             step.run_again("the step is run again")
-        if facts.base and self.plans:
-            step.ask_first_call(partial(self._settle_variant, step, table, decide))
         self._parts.rollback.take(is_planned=not step.is_measured)
         self._raise_wall(step)
         step.planned(time.perf_counter() - began)
@@ -360,19 +344,22 @@ class Driver:
 
     def _agree(self, decision: Decision, facts: StepInput, window: Window) -> Decision:
         """Return what all ranks do: the decision itself where there is only one."""
-        agreement = self._parts.agreement
-        if not agreement.is_on:
+        ranks = self._parts.ranks
+        if ranks is None:
             return decision
         is_measured = decision.chosen is None or decision.is_measured
         if window.steps:
             is_measured = window.trace is not None
-        asked = Asked(
+        agreed = ranks.agree(
+            decision,
             window.planned or facts,
             window.memory,
-            len(window.steps),
-            self.plans and is_measured,
+            part=len(window.steps),
+            is_measured=self.plans and is_measured,
+            units=self._events.units,
+            menu=self._parts.menu,
+            policy=self._policy if self.plans else None,
         )
-        agreed = agreement.agree(decision, asked)
         if self.plans:
             window.agree(agreed)
         return agreed
@@ -382,52 +369,6 @@ class Driver:
             return  # it may run less than those measured
         state = float(self._parts.optimizers.state_bytes)
         self._parts.refusals.refuse_infeasible(facts, memory.start_bytes, state)
-
-    @staticmethod
-    def _expect(facts: StepInput, decide: Decide) -> Decision:
-        """Decide for the variant that is expected; if that is refused, another may run.
-
-        See `mimose.inputs.variants`.
-        """
-        try:
-            return decide(facts)
-        except InfeasibleBudgetError:
-            if not facts.base:
-                raise
-            return Decision("fallback", None, reason=_REFUSED)
-
-    def _settle_variant(
-        self,
-        step: Step,
-        table: SizeTable,
-        decide: Decide,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """Put a step right, if it is of another variant than was expected.
-
-        Its first layer is about to run. A step that is run again stays the safest.
-        """
-        expected = step.facts.context
-        facts = self._parts.describer.settle(step.facts, table, args, kwargs)
-        is_settled = facts.context == expected and step.reason != _REFUSED
-        began = time.perf_counter()
-        is_agreed = self._parts.agreement.is_on  # for that, each forward has one moment
-        is_settled = is_settled or is_agreed
-        decision = None if is_settled or step.retries else decide(facts)
-        if is_agreed and facts.context != expected:
-            step.withdraw(_OTHER_VARIANT)
-        if not step.settle(facts, decision):
-            return
-        if step.trace is None:
-            self._parts.rollback.narrow()
-        chosen = step.decision.chosen
-        if chosen is None:
-            self._events.plan(None)
-        else:
-            free = chosen.headrooms_at(step.facts.sizes)
-            self._events.plan(chosen.by_unit, free)
-        step.planned(time.perf_counter() - began)
 
     # ------------------------------------------------------------------ ending
 

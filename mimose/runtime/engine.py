@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -24,16 +25,7 @@ from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel, flops_of_a_byte, kinds_of
 from mimose.cost.problem import Memory
 from mimose.cost.windows import Windows
-from mimose.distributed.first_forward import FirstForward
-from mimose.distributed.meeting import Meeting
-from mimose.distributed.others import (
-    Others,
-    find_others,
-    later_waits,
-    make_agreement,
-    restrict,
-    telling,
-)
+from mimose.distributed import Ranks, find_ranks, later_waits
 from mimose.exactness.attributes import HeldObjects
 from mimose.exactness.findings import Findings
 from mimose.exactness.global_flags import settle_flags
@@ -42,12 +34,12 @@ from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.random_state import refuse_unsaveable
 from mimose.exactness.rollback import Rollback
 from mimose.exactness.unit import Unit, note_shared_weights
-from mimose.inputs.communicating import communicates
-from mimose.inputs.compiled import refuse_compiled, refuse_scripted
+from mimose.inputs.compiled import refuse_compiled
 from mimose.inputs.describe import Describer
+from mimose.inputs.layers import UnitsSpec, find_units, refuse_other_checkpointing
 from mimose.inputs.placement import only_device
-from mimose.inputs.size_table import Table
-from mimose.inputs.units import UnitsSpec, find_units, refuse_other_checkpointing
+from mimose.inputs.sharding import communicates
+from mimose.inputs.sizes import Table
 from mimose.memory.meters import BasicMeter, Meter, make_meter
 from mimose.memory.optimizer import OptimizerWatch
 from mimose.memory.wall import make_footprint
@@ -72,7 +64,7 @@ from mimose.worker import Worker
 _log = logging.getLogger(__name__)
 
 _OF_THE_MODEL = (
-    "agreement",
+    "ranks",
     "ahead",
     "describer",
     "driver",
@@ -103,8 +95,8 @@ class Options:
     """Whether a thread works beside training, and plans are refined."""
     host: OffloadCodec | None = None
     """Holds tensors on the host, within a budget of its own."""
-    meeting: Meeting = field(default_factory=Meeting)
-    """Of the ranks as they attach, some of which may have to agree."""
+    agree: Any = "auto"
+    """Which ranks agree on what is recomputed: see `mimose.distributed.find_ranks`."""
     reserve: Reserve | None = None
     """Another reserve than the usual, such as one with parts left out."""
 
@@ -121,13 +113,12 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
         OSError: The file for the records cannot be opened.
     """
     refuse_other_checkpointing(model)
-    refuse_scripted(model)
     found = find_units(model, options.units)
     modules = [module for _, module in found]
     refuse_compiled(model, modules)
-    others = find_others(options.meeting, [name for name, _ in found], modules)
-    with telling(others):
-        return Engine(model, options, found, others)
+    ranks = find_ranks(options.agree, [name for name, _ in found], modules)
+    with nullcontext() if ranks is None else ranks.telling():
+        return Engine(model, options, found, ranks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +140,7 @@ class Engine:
         model: The model.
         options: What is asked for.
         found: The modules to plan for, by name.
-        others: The ranks to agree with.
+        ranks: Those to agree with.
 
     Raises:
         MimoseError: The model's device cannot be planned for.
@@ -161,13 +152,17 @@ class Engine:
         model: nn.Module,
         options: Options,
         found: Sequence[tuple[str, nn.Module]],
-        others: Others | None,
+        ranks: Ranks | None,
     ) -> None:
         self._options = options
         self._past: _Past | None = None
         self.device = only_device(model)
         settle_flags(self.device)
-        later = later_waits(options.meeting, others, model, found)
+        later = None
+        if options.agree == "auto":
+            names, modules = [n for n, _ in found], [m for _, m in found]
+            known = frozenset[int]() if ranks is None else ranks.waiting
+            later = later_waits(model, names, modules, known)
         checks = DeviceChecks(model, self.device, later)
         refuse_unsaveable(self.device)
         self.meter = meter = make_meter(options.meter, self.device)
@@ -249,9 +244,9 @@ class Engine:
         planner = options.planner
         action_at = planner.action_at if isinstance(planner, FixedPlanner) else None
         self.plans = action_at is None
-        self.agreement = make_agreement(
-            others, self.units, self.learner, self.policy, plans=self.plans
-        )
+        self.ranks = ranks
+        if ranks is not None:
+            ranks.restrict(self.units, self.learner)
         self.writers = Writers(
             learner=self.learner,
             policy=self.policy,
@@ -300,7 +295,6 @@ class Engine:
                     self.policy,
                     self.events,
                     self.rollback,
-                    FirstForward(model, self.units, self.agreement),
                 ),
                 describer=self.describer,
                 overlooked=self.overlooked,
@@ -308,7 +302,7 @@ class Engine:
                 ends=ends,
                 ran=self.ahead.ran,
                 epoch=self.epoch,
-                agreement=self.agreement,
+                ranks=ranks,
             )
         )
 
@@ -321,19 +315,20 @@ class Engine:
         planner = getattr(self._options.planner, "name", None)
         if not isinstance(planner, str):
             planner = type(self._options.planner).__qualname__
-        self.agreement.meet(
+        if self.ranks is None:
+            return
+        self.ranks.meet(
             (
                 f"the actions {', '.join(self.learner.model.menu.names)}",
                 f"the planner {planner!r}",
                 *(f"a layer {unit.name!r}" for unit in self.units),
             )
         )
-        use = self.agreement.use()
-        if use is not None:
-            reasons = ((unit.name, communicates(unit.module)) for unit in self.units)
-            found = (f"in {name}, {why}" for name, why in reasons if why)
-            why = next(found, "attach(agree=...) was given their group")
-            _log.info("mimose: %d ranks agree on each forward: %s", use.n_ranks, why)
+        reasons = ((unit.name, communicates(unit.module)) for unit in self.units)
+        found = (f"in {name}, {why}" for name, why in reasons if why)
+        why = next(found, "attach(agree=...) was given their group")
+        n_ranks = self.ranks.use().n_ranks
+        _log.info("mimose: %d ranks agree on each forward: %s", n_ranks, why)
 
     def end(self) -> None:
         """Close everything, and hold the model no more. Harmless twice.
@@ -355,7 +350,7 @@ class Engine:
                 last=last,
                 memory=memory,
                 sizes=self.describer.state_dict(),
-                agreement_use=self.agreement.use(),
+                agreement_use=self.agreement_use,
                 never_called=self.overlooked.never_called,
                 can_go_by_rows=self.can_go_by_rows,
             )
@@ -384,8 +379,9 @@ class Engine:
     @property
     def agreement_use(self) -> AgreementUse | None:
         """What ranks that agree have exchanged; None where there is one alone."""
-        past = self._past
-        return self.agreement.use() if past is None else past.agreement_use
+        if self._past is not None:
+            return self._past.agreement_use
+        return None if self.ranks is None else self.ranks.use()
 
     @property
     def never_called(self) -> Sequence[str]:
@@ -418,7 +414,8 @@ class Engine:
             state: What ``state_dict`` returned.
         """
         self.learner.load_state_dict(state["cost_model"])
-        restrict(self.units, self.learner)
+        if self.ranks is not None:
+            self.ranks.restrict(self.units, self.learner)
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
         self.windows.load_state_dict(state.get("windows", {}))

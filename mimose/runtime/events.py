@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from mimose.actions.base import Action, Probe, UnitCall
 from mimose.actions.offload.away import handed_over
 from mimose.cost.learner import Learner
-from mimose.distributed.others import why_forward_waits
+from mimose.distributed import why_forward_waits
 from mimose.exactness.attributes import HeldObjects
 from mimose.exactness.findings import Findings
 from mimose.exactness.handed import Knowledge

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from mimose.budget import format_bytes
-from mimose.distributed.others import is_told_alone, tell_alone, why_step_waits
+from mimose.distributed import is_told_alone, tell_alone, why_step_waits
 from mimose.exactness.random_state import RandomState, accelerators_of
 from mimose.exceptions import RecomputationError
 from mimose.memory.out_of_memory import asked_bytes, is_out_of_memory

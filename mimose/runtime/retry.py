@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 from mimose.budget import format_bytes
-from mimose.distributed.first_forward import FirstForward
-from mimose.distributed.others import tell_alone, why_forward_waits
+from mimose.distributed import tell_alone, why_forward_waits
 from mimose.exactness.handed import autograd_clock
 from mimose.exactness.input_watch import is_edited, marks
 from mimose.exactness.rollback import Rollback
-from mimose.exceptions import LateChangeError, MimoseError, NotRecomputableError
+from mimose.exceptions import LateChangeError, NotRecomputableError
 from mimose.inputs.sharding import own_parameters
 from mimose.memory.out_of_memory import asked_bytes, is_out_of_memory
 from mimose.memory.wall import Footprint
@@ -67,7 +66,6 @@ class Retry:
         policy: Policy,
         events: EventRunner,
         rollback: Rollback,
-        first: FirstForward,
     ) -> None:
         self._model = model
         self._device = device
@@ -75,23 +73,6 @@ class Retry:
         self._policy = policy
         self._events = events
         self._rollback = rollback
-        self._first = first
-
-    def settled(self, error: BaseException | None, call: Call) -> BaseException | None:
-        """Return what a forward ends with, given what other ranks found in theirs.
-
-        Args:
-            error: What it has raised; None if it came to its end.
-            call: What the root was called with.
-        """
-        is_found = isinstance(error, NotRecomputableError)
-        if self._first.is_over or not (error is None or is_found):
-            return error
-        own = error if isinstance(error, NotRecomputableError) else None
-        try:
-            return self._first.settle(own, is_repeatable=not self._has_changed(call))
-        except MimoseError as unanswered:
-            return own or unanswered
 
     def prepare(self, step: Step, error: BaseException, call: Call) -> bool:
         """Turn a failed step into the safest one, if that can help.
@@ -112,9 +93,11 @@ class Retry:
         if isinstance(error, NotRecomputableError):
             for index in error.units:
                 self._events.units[index].keep(error.why)
-        if self._may_be_alone(error) and self._is_waited_for(step, error):
+        kinds = (NotRecomputableError, LateChangeError)
+        could_help = is_out_of_memory(error) or isinstance(error, kinds)
+        if could_help and self._is_waited_for(step, error):
             return False
-        if self._has_changed(call) or not self._all_can(error):
+        if self._has_changed(call):
             return False
         if not self._helps(step, error):
             return False
@@ -150,17 +133,6 @@ class Retry:
         may_have_changed = self._events.knowledge.may_have_changed
         is_edited = call.is_edited()
         return is_edited or may_have_changed(call.args, call.kwargs, call.clock)
-
-    def _may_be_alone(self, error: BaseException) -> bool:
-        """Whether it could help to run again, and not all ranks do."""
-        if isinstance(error, NotRecomputableError):
-            return not self._first.is_common
-        return is_out_of_memory(error) or isinstance(error, LateChangeError)
-
-    def _all_can(self, error: BaseException) -> bool:
-        """Whether no rank that has the same error has changed what it was given."""
-        is_common = isinstance(error, NotRecomputableError) and self._first.is_common
-        return self._first.all_run_again or not is_common
 
     def _is_waited_for(self, step: Step, error: BaseException) -> bool:
         """Whether other ranks wait for the forward; then the error says so."""

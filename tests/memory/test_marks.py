@@ -129,7 +129,7 @@ def _bare_measurements(model, batch, toys):
 
         return run
 
-    for _, unit in mimose.inputs.units.find_units(model):
+    for _, unit in mimose.inputs.layers.find_units(model):
         unit.forward = tracked(unit.forward)
     toys.train(model, [batch])
     return measured
