@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import operator
 import os
 import re
 from collections import Counter, deque
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from mimose.planners.actions import EXACT_MENU
 
@@ -21,8 +20,6 @@ _log = logging.getLogger(__name__)
 Phase: TypeAlias = Literal["collect", "step_down", "plan", "fallback"]
 _MOST_KEPT = 10_000
 """Records of about half a kB each."""
-_MOST_SHARED = 1024
-"""Objects that are looked for before another equal one is kept."""
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -41,7 +38,8 @@ class Peaks(NamedTuple):
 class StepRecord:
     """One forward of the root, with its backward where there was one.
 
-    A record does not change; as more is known of a step, another takes its place.
+    A record is made when its step has ended: its backward has, or none can come any
+    more. It does not change; where a step goes on, another takes its place.
     Forwards that run before the same backward are one step: start and peaks, predicted
     and observed, are the same in their records.
     """
@@ -258,14 +256,8 @@ def kind_of(reason: str) -> str:
     return _NUMBER.sub("#", reason)
 
 
-_Parts: TypeAlias = tuple[Mapping[str, int], tuple[str, ...], tuple[str, ...]]
-"""A record's shape, actions and events."""
-
-
 class Records(deque[StepRecord]):
     """The last steps' records, oldest first; optionally written to a file as well.
-
-    Shapes, actions and events that are equal are one object in all of them.
 
     Args:
         path: A file to append each closed record to, as one line of JSON; its folder
@@ -278,10 +270,6 @@ class Records(deque[StepRecord]):
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         super().__init__(maxlen=_MOST_KEPT)
         self._dropped = Totals()
-        self._open: dict[int, bool] = {}
-        """By step: those not closed yet, and whether they were dropped already."""
-        self._shared: dict[Any, Any] = {}
-        self._last_shared: _Parts = {}, (), ()
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._is_new = path is not None and not Path(path).exists()
@@ -291,28 +279,39 @@ class Records(deque[StepRecord]):
         if self._file is not None and not _ends_a_line(Path(self._file.name)):
             self._file.write("\n")  # a run that was killed left half a line
 
-    def put(self, record: StepRecord) -> None:
-        """Add a step's record, or put it in the place of what was known of it before.
+    def close(self, record: StepRecord) -> None:
+        """Put a step's record in its place, and write it.
 
-        Of too many the oldest is dropped, and stays in the totals.
+        One of the same step takes the place of what was known of it before. Of too many
+        the oldest is dropped, and stays in the totals.
         """
-        for place in range(len(self) - 1, -1, -1):  # most often it is the last
-            if self[place].step == record.step:
-                self[place] = record
-                return
-            if self[place].step < record.step:
-                break
-        if not self or record.step > self[-1].step:
-            self._open[record.step] = False
-            if len(self) == self.maxlen:
-                self._drop(self[0])
-            self.append(record)
+        place = len(self)
+        while place and self[place - 1].step > record.step:  # most often it is the last
+            place -= 1
+        amends = bool(place) and self[place - 1].step == record.step
+        if amends:
+            self[place - 1] = record
+        elif place or len(self) < _MOST_KEPT:
+            if len(self) == _MOST_KEPT:
+                self._dropped.add(self.popleft())
+                place -= 1
+            self.insert(place, record)
+        else:  # older than all that are kept
+            self._dropped.add(record)
+        if self._file is not None:
+            self._write(record, amends=amends)
 
-    def _drop(self, oldest: StepRecord) -> None:
-        if oldest.step in self._open:
-            self._open[oldest.step] = True
-        else:
-            self._dropped.add(oldest)
+    def _write(self, record: StepRecord, *, amends: bool) -> None:
+        assert self._file is not None
+        fields = asdict(record)
+        if amends:
+            fields[AMENDS] = True
+        elif record.events == self._events:
+            fields["events"] = ()
+        if not amends:
+            self._events = record.events
+        self._file.write(json.dumps(fields) + "\n")
+        self._file.flush()
 
     def totals(self) -> Totals:
         """Add up all steps there were."""
@@ -320,48 +319,6 @@ class Records(deque[StepRecord]):
         for record in self:
             totals.add(record)
         return totals
-
-    def close(self, record: StepRecord) -> None:
-        """Put a step's record and write it; once more where the step went on."""
-        record = self._with_shared_parts(record)
-        self.put(record)
-        is_first = record.step in self._open
-        if self._open.pop(record.step, False):
-            self._dropped.add(record)
-        if self._file is None:
-            return
-        fields = asdict(record)
-        if not is_first:
-            fields[AMENDS] = True
-        elif record.events == self._events:
-            fields["events"] = ()
-        if is_first:
-            self._events = record.events
-        self._file.write(json.dumps(fields) + "\n")
-        self._file.flush()
-
-    def share(
-        self,
-        shape: Mapping[str, int],
-        actions: tuple[str, ...],
-        events: tuple[str, ...],
-    ) -> _Parts:
-        """Return equal objects that records hold already: a shape takes 200 bytes."""
-        if len(self._shared) >= _MOST_SHARED:
-            self._shared.clear()
-        own = self._shared.setdefault
-        shape = own(("shape", tuple(shape.items())), shape)
-        self._last_shared = shape, own(actions, actions), own(events, events)
-        return self._last_shared
-
-    def _with_shared_parts(self, record: StepRecord) -> StepRecord:
-        own = record.shape, record.actions, record.events
-        if all(map(operator.is_, own, self._last_shared)):
-            return record  # most often: its first record was given them
-        shape, actions, events = self.share(*own)
-        if all(map(operator.is_, own, (shape, actions, events))):
-            return record
-        return replace(record, shape=shape, actions=actions, events=events)
 
     def close_file(self) -> None:
         """Close the file; one that is new and empty does not stay behind."""

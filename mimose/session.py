@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -27,31 +26,30 @@ from mimose.arguments import (
 )
 from mimose.budget import format_bytes
 from mimose.cost.problem import Memory
+from mimose.distributed.meeting import Meeting
 from mimose.exceptions import (
     BudgetError,
     MimoseError,
     StateMismatchError,
 )
-from mimose.inputs.layers import UnitsSpec
+from mimose.inputs.communicating import parallel_shares
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import (
     inside_ddp,
     own_class,
-    parallel_shares,
     refuse_unplannable,
     sharding,
 )
-from mimose.inputs.sizes import Table
+from mimose.inputs.size_table import Table
+from mimose.inputs.units import UnitsSpec
 from mimose.memory.meters import BasicMeter, Meter
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import make_predictor
 from mimose.records import Summary
 from mimose.report import text as _report
 from mimose.report.columns import terminal_width
-from mimose.runtime.attachment import Attachment, refuse_second
-from mimose.runtime.engine import Options, make_engine
-from mimose.runtime.repeats import Repeats
-from mimose.runtime.retry import Gradients
+from mimose.runtime.engine import Options, make_engine, raise_if_attached
+from mimose.runtime.retry import Gradients, Repeats
 from mimose.runtime.watched import Watches
 from mimose.state import describe, plain, refuse_other
 from mimose.types import StepInput
@@ -160,27 +158,29 @@ def attach(
     """
     layers = layers_of(attach, layers, others)
     check_agree(agree)
-    check_choices(on_infeasible, cache_size)
-    predictor = "polynomial" if predictor is None else predictor
-    if isinstance(predictor, str):
-        make_predictor(predictor)
-    host = _host(model, actions, host_budget)
-    options = Options(
-        budget=budget,
-        actions=choose(actions, Means(host=host)),
-        host=host,
-        units=layers,
-        planner=make_planner(planner),
-        predictor=predictor,
-        cache_size=cache_size,
-        warns=on_infeasible == "warn",
-        meter=meter,
-        record_to=record_to,
-        wall=wall,
-        refine=refine,
-        agree=agree,
-    )
-    return Session(model, options)
+    meeting = Meeting(agree)
+    with meeting.telling():
+        check_choices(on_infeasible, cache_size)
+        predictor = "polynomial" if predictor is None else predictor
+        if isinstance(predictor, str):
+            make_predictor(predictor)
+        host = _host(model, actions, host_budget)
+        options = Options(
+            budget=budget,
+            actions=choose(actions, Means(host=host)),
+            host=host,
+            units=layers,
+            planner=make_planner(planner),
+            predictor=predictor,
+            cache_size=cache_size,
+            warns=on_infeasible == "warn",
+            meter=meter,
+            record_to=record_to,
+            wall=wall,
+            refine=refine,
+            meeting=meeting,
+        )
+        return Session(model, options)
 
 
 def _host(
@@ -212,7 +212,7 @@ class Session:
     def __init__(self, model: nn.Module, options: Options) -> None:
         refuse_no_model(model)
         model = inside_ddp(model)
-        refuse_second(model)
+        raise_if_attached(model)
         refuse_unplannable(model)
         self._model: nn.Module | None = model
         """None once it is detached: who keeps the session keeps no model."""
@@ -225,17 +225,13 @@ class Session:
         self._n_units = len(self._engine.units)
         self.budget = self.budget_bytes = self._engine.budget_bytes
         self.records = self._engine.records
-        self._attachment: Attachment | None = None
+        self._is_attached = False
         self.watches = Watches(self._engine.ahead)
         self.repeats = Repeats(model, self._engine)
         try:
-            ranks = self._engine.ranks
-            with nullcontext() if ranks is None else ranks.telling():
-                if self._engine.plans:
-                    self._engine.refusals.refuse_held()
-                self._engine.meet()
+            self._engine.attach(model)
             self._tell_of_others()
-            self._attachment = Attachment(model, self._engine)
+            self._is_attached = True
         except BaseException:
             self.detach()
             raise
@@ -267,10 +263,9 @@ class Session:
         """
         _sessions.discard(self)
         self.watches.remove()
-        if self._attachment is not None:
-            self._attachment.remove()
-            if self._model is not None:
-                self._of = self._description(self._model)
+        self._engine.detach()
+        if self._is_attached and self._model is not None:
+            self._of = self._description(self._model)
         try:
             self._engine.end()
         finally:
@@ -290,7 +285,7 @@ class Session:
 
         The session resets the device's peak counter; use this in its place.
         """
-        return self._engine.footprint.highest_bytes()
+        return self._engine.footprint.highest_bytes(self._engine.optimizers.peak_bytes)
 
     def step(self, closure: Callable[[], Any]) -> Any:
         """Run a forward and its backward; again, from the start, if they fail.
@@ -461,6 +456,7 @@ class Session:
 
     def summary(self) -> Summary:
         """Return the session in numbers."""
+        told = self._engine.told
         return _report.summarise(
             self.records,
             budget_bytes=self.budget_bytes,
@@ -469,13 +465,13 @@ class Session:
             plans=self._engine.policy.plans,
             margin=self._engine.policy.reserve.bound.margin(),
             kept_units=dict(self._engine.findings.kept),
-            uncalled_units=self._engine.never_called,
-            **self._engine.footprint.summary(),
+            uncalled_units=told.never_called,
+            **self._engine.footprint.told(),
             inexact_units=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.epoch.largest,
             least_peak_to_come=self._engine.epoch.least_peak_bytes,
             host=self._engine.host_use,
-            agreement=self._engine.agreement_use,
+            agreement=told.agreement_use,
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:
@@ -499,7 +495,7 @@ class Session:
             lay_out(problem, choice),
             shape=table.named(facts.sizes),
             why=why,
-            by_rows=self._engine.can_go_by_rows,
+            by_rows=self._engine.told.can_go_by_rows,
             width=terminal_width(),
         )
 
@@ -544,7 +540,7 @@ class Session:
     def _asked(
         self, shape: Mapping[str, int] | None
     ) -> tuple[StepInput, Table, Memory]:
-        last = self._engine.last
+        last, memory = self._engine.told.last, self._engine.told.memory
         if last is None:
             msg = "no step was run yet, so no shape is known; train a step first"
             raise MimoseError(msg)
@@ -554,4 +550,5 @@ class Session:
             msg = "no step with such inputs was measured yet; train a few first"
             raise MimoseError(msg)
         sizes = facts.sizes if shape is None else table.fill(shape, facts.sizes)
-        return facts._replace(sizes=sizes), table, self._engine.memory
+        assert memory is not None
+        return facts._replace(sizes=sizes), table, memory

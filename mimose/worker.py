@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import enum
+import logging
 import os
 import threading
 import time
@@ -23,6 +24,8 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from operator import itemgetter
 from typing import Any, TypeAlias
+
+_log = logging.getLogger(__name__)
 
 Job: TypeAlias = Callable[[], Iterator[None] | None]
 """Something to do; what it is to change, it changes by itself."""
@@ -55,7 +58,7 @@ class Lane(enum.IntEnum):
 class Worker:
     """Does jobs in a thread of its own, the most urgent kind first.
 
-    A job that fails ends the thread, and `take_failure` tells why. From then on lessons
+    A job that fails ends the thread, and the log tells why. From then on lessons
     are learned at once, by whoever hands them over, and nothing else is done.
 
     Args:
@@ -76,7 +79,6 @@ class Worker:
         self._is_hurried = False
         self._is_closed = False
         self._has_failed = False
-        self._failure = ""
         self._began = 0.0
         _workers.add(self)
 
@@ -165,8 +167,13 @@ class Worker:
                 if self._is_closed:
                     return
         except Exception as error:
-            self._failure = "".join(traceback.format_exception(error))
             self._has_failed = True
+            _log.warning(
+                "mimose: the thread beside training has failed and is not started "
+                "again. Training goes on; fits are made in the steps from now on, "
+                "plans are not refined and not made ahead. It failed with:\n%s",
+                "".join(traceback.format_exception(error)),
+            )
         finally:
             if lane is Lane.LEARN:
                 with self._lock:
@@ -181,11 +188,6 @@ class Worker:
             if not (self._is_hurried or self._is_closed):
                 self._changed.wait(_REST * (time.perf_counter() - self._began))
         self._began = time.perf_counter()
-
-    def take_failure(self) -> str:
-        """Return what a job has failed with, once; "" if none has."""
-        told, self._failure = self._failure, ""
-        return told
 
     def close(self, most_seconds: float = _END_SECONDS) -> None:
         """Drop what waits and end the thread. Harmless twice.

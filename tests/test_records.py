@@ -1,7 +1,7 @@
 """Records of steps: derived numbers, bounds, and the file."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -34,9 +34,11 @@ def test_growths_are_over_the_start():
     )
 
 
-def test_what_is_dropped_stays_in_the_totals():
+def test_what_is_dropped_stays_in_the_totals(monkeypatch):
     """A long run's sums are those of all its steps."""
-    few, all_ = Records(3), Records(50)
+    all_ = Records()
+    monkeypatch.setattr("mimose.records._MOST_KEPT", 3)
+    few = Records()
     for step in range(20):
         for records in (few, all_):
             record = _record(
@@ -47,8 +49,8 @@ def test_what_is_dropped_stays_in_the_totals():
                 plan_seconds=0.25,
                 retries=step % 2,
             )
-            records.put(record)
             records.close(record)
+    assert 3 == len(few)
     assert few.totals() == all_.totals() == few.totals()
     assert (20, 14, 15) == (
         few.totals().steps,
@@ -57,30 +59,21 @@ def test_what_is_dropped_stays_in_the_totals():
     )
 
 
-def test_equal_parts_of_records_are_one_object():
-    """A shape that comes again takes no memory of its own."""
-    records = Records(10)
-    for step in range(4):
-        length = str(12 + step % 2)  # made anew each time
-        record = _record(
-            step, shape={"ids.1": int(length)}, actions=("keep", *("recompute",) * 2)
-        )
-        names = tuple(f"layer.{i}#0" for i in range(int(length)))
-        record = replace(record, events=names)
-        records.put(record)
-        records.close(record)
-    first, second, again, _ = records
-    assert first.shape is again.shape
-    assert first.shape is not second.shape
-    assert first.actions is second.actions
-    assert first.events is again.events
+def test_a_record_takes_the_place_of_what_was_known():
+    """Steps stay in their order, whichever ends first."""
+    records = Records()
+    for step in (0, 2, 1):
+        records.close(_record(step))
+    records.close(_record(2, reason="two backwards"))
+    assert [0, 1, 2] == [record.step for record in records]
+    assert "two backwards" == records[-1].reason
 
 
 def test_closed_records_are_lines_of_json(tmp_path):
     """Records are appended, and can be read while the file is open."""
     path = tmp_path / "records.jsonl"
     path.write_text('{"step": -1}\n')
-    records = Records(3, path)
+    records = Records(path)
     records.close(_record(7, observed_peak_bytes=400, reason="text"))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [-1, 7] == [line["step"] for line in lines]
@@ -98,7 +91,7 @@ def test_records_are_read_back(tmp_path):
     path = tmp_path / "records.jsonl"
     events = ("a#0", "b#0")
     written = [_record(step, events=events, actions=("keep",) * 2) for step in range(3)]
-    records = Records(3, path)
+    records = Records(path)
     for record in written:
         records.close(record)
     records.close_file()
@@ -110,7 +103,7 @@ def test_records_are_read_back(tmp_path):
 def test_a_line_that_was_cut_short_is_left_out(tmp_path):
     """A killed run's last line may be half a line."""
     path = tmp_path / "records.jsonl"
-    records = Records(3, path)
+    records = Records(path)
     records.close(_record(0))
     records.close_file()
     path.write_text(path.read_text() + '{"step": 1, "sha')
@@ -121,7 +114,7 @@ def test_a_killed_run_that_is_appended_to(tmp_path, caplog):
     """The half line is left out, with a warning, and the new run's first is whole."""
     path = tmp_path / "records.jsonl"
     path.write_text('{"step": 1, "sha')
-    records = Records(3, path)
+    records = Records(path)
     records.close(_record(7))
     records.close_file()
     assert [7] == [record.step for record in read_records(path)]
@@ -131,7 +124,7 @@ def test_a_killed_run_that_is_appended_to(tmp_path, caplog):
 def test_numbers_that_are_none(tmp_path):
     """What is not a finite number was not measured."""
     path = tmp_path / "records.jsonl"
-    records = Records(3, path)
+    records = Records(path)
     records.close(_record(predicted_peak_bytes=float("nan"), seconds=float("inf")))
     records.close_file()
     (record,) = read_records(path)
@@ -176,7 +169,7 @@ def test_an_empty_file_does_not_stay(tmp_path):
     new, old = tmp_path / "new.jsonl", tmp_path / "old.jsonl"
     old.touch()
     for path in (new, old):
-        records = Records(3, path)
+        records = Records(path)
         assert path.exists()
         records.close_file()
         records.close_file()

@@ -158,5 +158,5 @@ def measure_headroom(training: DeviceLoop) -> tuple[int, int]:
     list(training.train((low, low, high)))
     base_bytes = training.reserved.resting_bytes()
     (measured,) = training.train((high,))
-    torch.accelerator.empty_cache()
+    training.reserved.give_back()
     return base_bytes, measured.peak_bytes - base_bytes

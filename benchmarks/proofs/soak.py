@@ -41,7 +41,6 @@ from mimose.bench.machine import limit_memory
 from mimose.bench.zoo import Batch
 from mimose.exceptions import first_line
 from mimose.memory.meters import AllocatorMeter
-from mimose.memory.wall import Wall
 from mimose.session import attach
 
 QUESTION = "Do mixed lengths stay within the budget, and is the budget used?"
@@ -217,9 +216,7 @@ class _Run:
         meter, budget_bytes = self._loop.meter, self._budget_bytes()
         with contextlib.ExitStack() as undo:
             if isinstance(meter, AllocatorMeter):
-                wall = Wall(meter, budget_bytes)
-                wall.stand()
-                undo.callback(wall.fall)
+                undo.callback(meter.wall(budget_bytes))
             for sizes in self._shapes:
                 if not isinstance(meter, AllocatorMeter):
                     limit_memory(budget_bytes, meter.live_bytes())

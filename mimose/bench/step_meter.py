@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from mimose.memory.meters import AllocatorMeter, Meter, ProcessMeter, Reading, Usage
+from mimose.memory.meters import AllocatorMeter, Meter, ProcessMeter, Reading
+from mimose.memory.meters.usage import Usage
 
 
 class _OverResets(Meter):
@@ -104,7 +105,8 @@ class ReservedStepMeter(AllocatorMeter):
 
     def resting_bytes(self) -> int:
         """Return the bytes reserved between steps, free blocks given back."""
-        return self.held_bytes()
+        self.give_back()
+        return self._look().reserved_bytes
 
     def _look(self) -> Usage:
         usage = super()._look()

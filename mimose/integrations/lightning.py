@@ -26,7 +26,7 @@ from mimose.integrations.options import check_options
 from mimose.integrations.repeated_closure import RepeatedClosures
 from mimose.integrations.root_search import RootSearch
 from mimose.report.metrics import MetricsReader
-from mimose.runtime.repeats import Repeats
+from mimose.runtime.retry import Repeats
 from mimose.runtime.watched import Told
 from mimose.session import Session, attach
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from mimose.runtime.repeats import Repeats, TrainersStep
+from mimose.runtime.retry import Repeats, TrainersStep
 
 _MAKES = "_make_closure"
 """The method of Lightning's loop that makes a closure. If it were another, no step of

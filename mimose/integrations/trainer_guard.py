@@ -23,7 +23,7 @@ from accelerate import DistributedType
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
 
-from mimose.runtime.repeats import TrainersStep
+from mimose.runtime.retry import TrainersStep
 
 
 def guard(trainer: Any, kind: type[Any]) -> None:

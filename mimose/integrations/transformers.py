@@ -22,7 +22,7 @@ from mimose.inputs.compiled import WHY_NOT_WHOLE
 from mimose.integrations.missing import missing_package
 from mimose.integrations.options import check_options
 from mimose.report.metrics import MetricsReader
-from mimose.runtime.repeats import Repeats
+from mimose.runtime.retry import Repeats
 from mimose.runtime.watched import Told
 from mimose.session import Session, attach
 from mimose.torch_private import COMPILED_MODULE

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import distributed, nn
 
 from mimose.actions.base import Action
 from mimose.actions.offload.codec import OffloadCodec
-from mimose.actions.registry import (
-    choose,
-    load_state,
-    menu_of,
-    state_of,
-)
+from mimose.actions.registry import choose, load_state, menu_of, state_of
 from mimose.budget import all_there_is, parse_budget, rank_share
 from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel, flops_of_a_byte, kinds_of
 from mimose.cost.problem import Memory
 from mimose.cost.windows import Windows
-from mimose.distributed import Ranks, find_ranks, later_waits
+from mimose.distributed.meeting import Meeting
+from mimose.distributed.others import (
+    Others,
+    find_others,
+    later_waits,
+    make_agreement,
+    restrict,
+    telling,
+)
 from mimose.exactness.attributes import HeldObjects
 from mimose.exactness.findings import Findings
 from mimose.exactness.global_flags import settle_flags
@@ -34,42 +38,43 @@ from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.random_state import refuse_unsaveable
 from mimose.exactness.rollback import Rollback
 from mimose.exactness.unit import Unit, note_shared_weights
-from mimose.inputs.compiled import refuse_compiled
+from mimose.exceptions import AlreadyAttachedError
+from mimose.inputs.communicating import communicates
+from mimose.inputs.compiled import OneGraph, refuse_compiled, refuse_scripted
 from mimose.inputs.describe import Describer
-from mimose.inputs.layers import UnitsSpec, find_units, refuse_other_checkpointing
+from mimose.inputs.kv_cache import WithoutCache, caching_modules, tell_of_cache
+from mimose.inputs.patch import Patch
 from mimose.inputs.placement import only_device
-from mimose.inputs.sharding import communicates
-from mimose.inputs.sizes import Table
+from mimose.inputs.size_table import Table
+from mimose.inputs.units import UnitsSpec, find_units, refuse_other_checkpointing
+from mimose.memory.allocator_footprint import make_footprint
 from mimose.memory.meters import BasicMeter, Meter, make_meter
-from mimose.memory.optimizer import OptimizerWatch
-from mimose.memory.wall import make_footprint
+from mimose.memory.optimizer_watch import OptimizerWatch
 from mimose.planners import FixedPlanner, Planner, refiner_of
 from mimose.policy.policy import Policy
 from mimose.policy.reserve import Reserve
 from mimose.records import AgreementUse, HostUse, Records
 from mimose.runtime.ahead import Ahead
-from mimose.runtime.device_checks import DeviceChecks
-from mimose.runtime.driver import Driver, Parts
-from mimose.runtime.ending import StepEnds
+from mimose.runtime.checks import BudgetChecks
+from mimose.runtime.driver import Driver, RootPatch
 from mimose.runtime.epoch import Epoch
-from mimose.runtime.events import EventRunner
-from mimose.runtime.open_steps import OpenSteps
-from mimose.runtime.overlooked import Overlooked
-from mimose.runtime.refusals import Refusals
-from mimose.runtime.retry import Retry
-from mimose.runtime.writers import Writers
+from mimose.runtime.layer_calls import LayerCalls, LayerPatch
+from mimose.runtime.loss_choice import losses_of
+from mimose.runtime.outcome import Writers
+from mimose.runtime.step import Steps
+from mimose.torch_private import COMPILED_CALL
 from mimose.types import StepInput
 from mimose.worker import Worker
 
 _log = logging.getLogger(__name__)
 
 _OF_THE_MODEL = (
-    "ranks",
+    "agreement",
     "ahead",
+    "calls",
     "describer",
     "driver",
-    "events",
-    "overlooked",
+    "later_waits",
     "rollback",
     "units",
 )
@@ -95,8 +100,8 @@ class Options:
     """Whether a thread works beside training, and plans are refined."""
     host: OffloadCodec | None = None
     """Holds tensors on the host, within a budget of its own."""
-    agree: Any = "auto"
-    """Which ranks agree on what is recomputed: see `mimose.distributed.find_ranks`."""
+    meeting: Meeting = field(default_factory=Meeting)
+    """Of the ranks as they attach, some of which may have to agree."""
     reserve: Reserve | None = None
     """Another reserve than the usual, such as one with parts left out."""
 
@@ -113,34 +118,39 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
         OSError: The file for the records cannot be opened.
     """
     refuse_other_checkpointing(model)
+    refuse_scripted(model)
     found = find_units(model, options.units)
     modules = [module for _, module in found]
     refuse_compiled(model, modules)
-    ranks = find_ranks(options.agree, [name for name, _ in found], modules)
-    with nullcontext() if ranks is None else ranks.telling():
-        return Engine(model, options, found, ranks)
+    others = find_others(options.meeting, [name for name, _ in found], modules)
+    with telling(others):
+        return Engine(model, options, found, others)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Past:
-    """What the parts that hold the model had to tell as the session ended."""
+class Told(NamedTuple):
+    """What the parts that hold the model tell; kept when the session has ended."""
 
     last: tuple[StepInput, Table] | None
+    """What was run last, with the names of its sizes; None before."""
     memory: Memory | None
+    """What is held, as if a step began; None before the first."""
     sizes: dict[str, Any]
     agreement_use: AgreementUse | None
+    """What ranks that agree have exchanged; None where there is one alone."""
     never_called: Sequence[str]
+    """The layers that no step has called; none before there were a few steps."""
     can_go_by_rows: bool
+    """Whether a loss of the model's goes by rows where the budget asks for it."""
 
 
 class Engine:
-    """Makes the parts, from what reads the memory to what runs the steps.
+    """Makes the parts, and takes the model's forwards over until `end`.
 
     Args:
         model: The model.
         options: What is asked for.
         found: The modules to plan for, by name.
-        ranks: Those to agree with.
+        others: The ranks to agree with.
 
     Raises:
         MimoseError: The model's device cannot be planned for.
@@ -152,61 +162,115 @@ class Engine:
         model: nn.Module,
         options: Options,
         found: Sequence[tuple[str, nn.Module]],
-        ranks: Ranks | None,
+        others: Others | None,
     ) -> None:
         self._options = options
-        self._past: _Past | None = None
+        self._ended: Told | None = None
+        self._patches: list[Any] = []
+        self._undo = contextlib.ExitStack()
         self.device = only_device(model)
         settle_flags(self.device)
-        later = None
-        if options.agree == "auto":
-            names, modules = [n for n, _ in found], [m for _, m in found]
-            known = frozenset[int]() if ranks is None else ranks.waiting
-            later = later_waits(model, names, modules, known)
-        checks = DeviceChecks(model, self.device, later)
+        self.later_waits = later_waits(options.meeting, others, model, found)
         refuse_unsaveable(self.device)
         self.meter = meter = make_meter(options.meter, self.device)
-        total = meter.total_bytes()
-        if self.device.type == "cpu":
-            total = rank_share(total)
-        if options.budget is None:
-            self.budget_bytes = all_there_is(
-                str(self.device),
-                total,
-                is_shared=self.device.type == "cpu",
-                has_ranks=distributed.is_available() and distributed.is_initialized(),
-            )
-        else:
-            self.budget_bytes = parse_budget(options.budget, total, meter.held_bytes)
-        kinds = kinds_of(options.predictor, meter.noise_bytes)
-        self._actions = options.actions
+        self.budget_bytes = self._budget(options.budget, meter)
         self.host_memory = None if options.host is None else options.host.memory
-        host_budget = math.inf
+        self.host_budget_bytes = math.inf
         if self.host_memory is not None:
-            host_budget = float(self.host_memory.budget_bytes)
-        menu = menu_of(options.actions)
-        self.worker = Worker(is_inline=not options.refine)
-        self.learner = Learner(
-            CostModel(kinds, menu, byte_flops=flops_of_a_byte(self.device.type)),
-            self.worker,
+            self.host_budget_bytes = float(self.host_memory.budget_bytes)
+        planner = options.planner
+        # A baseline does the same in every step, by the layer calls' positions.
+        action_at = planner.action_at if isinstance(planner, FixedPlanner) else None
+        self.plans = action_at is None
+        self._make_learning(options, meter)
+        answers = LateAnswers()
+        self._make_layers(model, options, found, answers)
+        self.windows = Windows()
+        self.records = Records(options.record_to)
+        self.footprint = make_footprint(
+            meter, self.budget_bytes, has_wall=options.wall, is_kept=self.plans
         )
-        reserve = options.reserve or Reserve(meter.noise_bytes)
+        self.checks = BudgetChecks(
+            model,
+            self.footprint,
+            self.budget_bytes,
+            meter.noise_bytes,
+            self.policy.reserve.least_peaks,
+            warns=options.warns,
+        )
+        self.optimizers = OptimizerWatch(
+            model,
+            meter,
+            lambda: self.steps.n_begun,
+            on_step=self.footprint.drop_wall,
+        )
+        self.agreement = make_agreement(
+            others, self.units, self.learner, self.policy, plans=self.plans
+        )
+        writers = Writers(
+            learner=self.learner,
+            policy=self.policy,
+            footprint=self.footprint,
+            optimizers=self.optimizers,
+            records=self.records,
+            meter=meter,
+            plans=self.plans,
+        )
+        self.steps = Steps(
+            self.footprint,
+            answers,
+            writers,
+            self.windows,
+            reads_peak=meter.reads_peak,
+        )
+        self.ahead = Ahead(
+            self.policy, self.learner, self.describer, lambda: self.driver.memory_now()
+        )
+        self.epoch = Epoch(self.policy, self.learner, self.checks)
+        self.driver = Driver(model, self, action_at)
+
+    def _budget(self, budget: float | str | None, meter: Meter) -> int:
+        total, is_cpu = meter.total_bytes(), self.device.type == "cpu"
+        if is_cpu:
+            total = rank_share(total)
+        if budget is not None:
+            return parse_budget(budget, total, meter.held_bytes)
+        has_ranks = distributed.is_available() and distributed.is_initialized()
+        return all_there_is(
+            str(self.device), total, is_shared=is_cpu, has_ranks=has_ranks
+        )
+
+    def _make_learning(self, options: Options, meter: Meter) -> None:
+        self._actions = options.actions
+        kinds = kinds_of(options.predictor, meter.noise_bytes)
+        menu, byte_flops = menu_of(options.actions), flops_of_a_byte(self.device.type)
+        self.worker = Worker(is_inline=not options.refine)
+        model = CostModel(kinds, menu, byte_flops=byte_flops)
+        self.learner = Learner(model, self.worker)
         self.policy = Policy(
             self.learner,
             options.planner,
-            reserve,
+            options.reserve or Reserve(meter.noise_bytes),
             options.cache_size,
             raises=not options.warns and not meter.reads_peak,
             refiner=refiner_of(options.planner) if options.refine else None,
         )
+
+    def _make_layers(
+        self,
+        model: nn.Module,
+        options: Options,
+        found: Sequence[tuple[str, nn.Module]],
+        answers: LateAnswers,
+    ) -> None:
+        knowledge, objects = Knowledge(), HeldObjects()
         self.findings = Findings([name for name, _ in found], self.learner)
-        knowledge, answers, objects = Knowledge(), LateAnswers(), HeldObjects()
         self.units = [
             Unit(i, name, module, self.findings, knowledge, answers, objects)
             for i, (name, module) in enumerate(found)
         ]
         note_shared_weights(self.units)
-        self.events = EventRunner(
+        self.calls = LayerCalls(
             self.units,
             options.actions,
             self.learner,
@@ -217,177 +281,103 @@ class Engine:
             answers,
             objects,
         )
-        self.describer = Describer(
-            model, self.device, [unit.module for unit in self.units]
-        )
-        self.overlooked = Overlooked(self.units, model)
+        modules = [module for _, module in found]
+        self.describer = Describer(model, self.device, modules)
         self.rollback = Rollback(model, self.units, answers, self.findings, objects)
-        self.records = Records(options.record_to)
-        self.footprint = make_footprint(
-            meter,
-            self.budget_bytes,
-            has_wall=options.wall,
-            is_kept=not isinstance(options.planner, FixedPlanner),
-        )
-        self.refusals = Refusals(
-            model,
-            self.footprint,
-            self.budget_bytes,
-            meter.noise_bytes,
-            reserve.least_peaks,
-            warns=options.warns,
-        )
-        opened = OpenSteps()
-        self.windows = Windows()
-        self.optimizers = OptimizerWatch(model, on_step=self.footprint.drop_wall)
-        # A baseline does the same in every step, by the events' positions.
-        planner = options.planner
-        action_at = planner.action_at if isinstance(planner, FixedPlanner) else None
-        self.plans = action_at is None
-        self.ranks = ranks
-        if ranks is not None:
-            ranks.restrict(self.units, self.learner)
-        self.writers = Writers(
-            learner=self.learner,
-            policy=self.policy,
-            footprint=self.footprint,
-            refusals=self.refusals,
-            optimizers=self.optimizers,
-            records=self.records,
-            meter=meter,
-            plans=self.plans,
-        )
-        ends = StepEnds(
-            self.footprint,
-            self.events.answers,
-            self.writers,
-            self.records,
-            opened,
-            self.windows,
-            self.events.inner,
-            reads_peak=meter.reads_peak,
-        )
-        self.ahead = Ahead(
-            self.policy, self.learner, self.describer, lambda: self.driver.memory_now()
-        )
-        self.epoch = Epoch(self.policy, self.learner, self.refusals)
-        self.driver = Driver(
-            Parts(
-                model=model,
-                device=self.device,
-                footprint=self.footprint,
-                budget_bytes=self.budget_bytes,
-                host_budget_bytes=host_budget,
-                menu=self.learner.model.menu,
-                action_at=action_at,
-                learner=self.learner,
-                policy=self.policy,
-                events=self.events,
-                meter=meter,
-                optimizers=self.optimizers,
-                checks=checks,
-                refusals=self.refusals,
-                rollback=self.rollback,
-                retry=Retry(
-                    model,
-                    self.device,
-                    self.footprint,
-                    self.policy,
-                    self.events,
-                    self.rollback,
-                ),
-                describer=self.describer,
-                overlooked=self.overlooked,
-                windows=self.windows,
-                ends=ends,
-                ran=self.ahead.ran,
-                epoch=self.epoch,
-                ranks=ranks,
-            )
-        )
 
-    def meet(self) -> None:
-        """Make sure that the ranks that agree plan the same.
+    # ------------------------------------------------------------------ the model
+
+    def attach(self, model: nn.Module) -> None:
+        """Take over the model's forwards, as soon as the ranks that agree have met.
 
         Raises:
-            MimoseError: They do not.
+            InfeasibleBudgetError: More than the budget is held already.
+            MimoseError: The ranks do not plan the same.
         """
+        with self.agreement.telling():
+            if self.plans:
+                self.checks.raise_if_held()
+            self._meet()
+        self._undo.callback(self.footprint.drop_wall)
+        self.optimizers.start()
+        self._undo.callback(self.optimizers.remove)
+        if any(unit.is_compiled for unit in self.units):
+            self._undo.enter_context(OneGraph())
+        self.calls.on_compiled = lambda: self._undo.enter_context(OneGraph())
+        self._finalizer = weakref.finalize(model, self._undo.close)
+        caching = caching_modules(model)
+        if caching:
+            tell_of_cache(caching)
+        for unit in self.units:
+            self._patches.append(LayerPatch(unit, self.calls))
+        self._patches.append(RootPatch(model, self.driver))
+        self._patches.extend(WithoutCache(module) for module in caching)
+        if self.plans:
+            self.driver.loss.losses = tuple(losses_of(model))
+            self._patches.extend(self.driver.loss.losses)
+
+    def _meet(self) -> None:
+        """Make sure that the ranks that agree plan the same."""
         planner = getattr(self._options.planner, "name", None)
         if not isinstance(planner, str):
             planner = type(self._options.planner).__qualname__
-        if self.ranks is None:
-            return
-        self.ranks.meet(
+        self.agreement.meet(
             (
                 f"the actions {', '.join(self.learner.model.menu.names)}",
                 f"the planner {planner!r}",
                 *(f"a layer {unit.name!r}" for unit in self.units),
             )
         )
-        reasons = ((unit.name, communicates(unit.module)) for unit in self.units)
-        found = (f"in {name}, {why}" for name, why in reasons if why)
-        why = next(found, "attach(agree=...) was given their group")
-        n_ranks = self.ranks.use().n_ranks
-        _log.info("mimose: %d ranks agree on each forward: %s", n_ranks, why)
+        use = self.agreement.use()
+        if use is not None:
+            reasons = ((unit.name, communicates(unit.module)) for unit in self.units)
+            found = (f"in {name}, {why}" for name, why in reasons if why)
+            why = next(found, "attach(agree=...) was given their group")
+            _log.info("mimose: %d ranks agree on each forward: %s", use.n_ranks, why)
+
+    def detach(self) -> None:
+        """Give the model everything back as it was. Harmless twice."""
+        for patch in reversed(self._patches):
+            patch.remove()
+        if self._patches:
+            self._finalizer.detach()  # it would keep the meter's files open
+        self._patches.clear()
+        self._undo.close()
 
     def end(self) -> None:
         """Close everything, and hold the model no more. Harmless twice.
 
         What was learned stays.
         """
-        if self._past is not None:
+        if self._ended is not None:
             return
-        last, memory = self.last, None
+        ended = self.told
         try:
-            memory = None if last is None else self.driver.memory_now()
             self.driver.finish()
             self.worker.catch_up()
-            self.driver.tell_failure()
         finally:
             self.worker.close()
             self.records.close_file()
-            self._past = _Past(
-                last=last,
-                memory=memory,
-                sizes=self.describer.state_dict(),
-                agreement_use=self.agreement_use,
-                never_called=self.overlooked.never_called,
-                can_go_by_rows=self.can_go_by_rows,
-            )
+            self._ended = ended
             for name in _OF_THE_MODEL:
                 delattr(self, name)
 
-    @property
-    def last(self) -> tuple[StepInput, Table] | None:
-        """What was run last, with the names of its sizes; None before."""
-        past = self._past
-        return (self.driver.last or self.describer.last) if past is None else past.last
+    # ------------------------------------------------------------------ telling
 
     @property
-    def can_go_by_rows(self) -> bool:
-        """Whether a loss of the model's goes by rows where the budget asks for it."""
-        if self._past is not None:
-            return self._past.can_go_by_rows
-        return self.driver.loss.can_go_by_rows
-
-    @property
-    def memory(self) -> Memory:
-        """What is held as if a step began; of an ended session, as it ended."""
-        held = None if self._past is None else self._past.memory
-        return self.driver.memory_now() if held is None else held
-
-    @property
-    def agreement_use(self) -> AgreementUse | None:
-        """What ranks that agree have exchanged; None where there is one alone."""
-        if self._past is not None:
-            return self._past.agreement_use
-        return None if self.ranks is None else self.ranks.use()
-
-    @property
-    def never_called(self) -> Sequence[str]:
-        """The layers that no step has called; none before there were a few steps."""
-        past = self._past
-        return self.overlooked.never_called if past is None else past.never_called
+    def told(self) -> Told:
+        """What the parts that hold the model tell, or had to tell as it ended."""
+        if self._ended is not None:
+            return self._ended
+        last = self.driver.last or self.describer.last
+        return Told(
+            last=last,
+            memory=None if last is None else self.driver.memory_now(),
+            sizes=self.describer.state_dict(),
+            agreement_use=self.agreement.use(),
+            never_called=self.calls.never_called,
+            can_go_by_rows=self.driver.loss.can_go_by_rows,
+        )
 
     @property
     def host_use(self) -> HostUse | None:
@@ -396,12 +386,12 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON."""
-        past = self._past
         return {
             "cost_model": self.learner.state_dict(),
             "policy": self.policy.state_dict(),
-            "sizes": self.describer.state_dict() if past is None else past.sizes,
+            "sizes": self.told.sizes,
             "windows": self.windows.state_dict(),
+            "optimizers": self.optimizers.state_dict(),
             "kept_units": self.findings.state_dict(),
             "footprint": self.footprint.state_dict(),
             "actions": state_of(self._actions),
@@ -414,11 +404,27 @@ class Engine:
             state: What ``state_dict`` returned.
         """
         self.learner.load_state_dict(state["cost_model"])
-        if self.ranks is not None:
-            self.ranks.restrict(self.units, self.learner)
+        restrict(self.units, self.learner)
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
         self.windows.load_state_dict(state.get("windows", {}))
+        self.optimizers.load_state_dict(state["optimizers"])
         self.footprint.load_state_dict(state.get("footprint", {}))
         load_state(self._actions, state["actions"])
         self.findings.load_state_dict(state["kept_units"])
+
+
+def raise_if_attached(model: nn.Module) -> None:
+    """Make sure that no session plans the model, or a part of it, already.
+
+    Raises:
+        AlreadyAttachedError: One does.
+    """
+    for name, module in model.named_modules():
+        places = [module.__dict__.get(name) for name in ("forward", COMPILED_CALL)]
+        if any(isinstance(p, Patch) and not p.is_removed for p in places):
+            msg = (
+                f"{name or 'the model'} ({type(module).__name__}) is already planned "
+                f"by a session: call its detach() before attaching again"
+            )
+            raise AlreadyAttachedError(msg)

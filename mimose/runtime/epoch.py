@@ -10,9 +10,9 @@ from typing import TypeAlias
 from mimose.cost.learner import Learner
 from mimose.cost.problem import Memory
 from mimose.exceptions import MimoseError
-from mimose.inputs.sizes import SizeTable
+from mimose.inputs.size_table import SizeTable
 from mimose.policy.policy import Policy
-from mimose.runtime.refusals import Refusals
+from mimose.runtime.checks import BudgetChecks
 from mimose.types import StepInput
 
 _log = logging.getLogger(__name__)
@@ -30,13 +30,13 @@ class Epoch:
     Args:
         policy: Predicts.
         learner: Knows whether there is anything new.
-        refusals: Refuses what no plan can keep within the budget.
+        checks: Raise for what no plan can keep within the budget.
     """
 
-    def __init__(self, policy: Policy, learner: Learner, refusals: Refusals) -> None:
+    def __init__(self, policy: Policy, learner: Learner, checks: BudgetChecks) -> None:
         self._policy = policy
         self._learner = learner
-        self._refusals = refusals
+        self._checks = checks
         self._largest: list[Shape] = []
         self._open: list[Shape] = []
         """Those of them that nothing is known of yet."""
@@ -87,7 +87,7 @@ class Epoch:
                 continue
             self._least[shape] = peak
             self._open = [each for each in self._open if each != shape]
-            self._refusals.refuse_expected(dict(shape), peak, memory)
+            self._checks.raise_if_expected(dict(shape), peak, memory)
 
     def _knows(self, table: SizeTable) -> bool:
         """Whether the names are known; if not, that is said, and nothing expected."""

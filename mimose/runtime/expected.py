@@ -7,13 +7,17 @@ from typing import NamedTuple
 
 from mimose.cost.windows import MOST_FORWARDS, Ending, Part, Windows, joined
 from mimose.inputs.describe import Describer
-from mimose.inputs.sizes import SizeTable, Table, WindowTable
-from mimose.runtime.window import OTHERS, Window
+from mimose.inputs.size_table import SizeTable, Table
+from mimose.inputs.window_table import WindowTable
+from mimose.runtime.step import OTHERS, Window
 from mimose.types import StepInput
 
 _MOST = 0.5
 """Of sizes seen, so many are no larger than likely ones."""
 _TOO_MANY = f"more than {MOST_FORWARDS} forwards run before one backward"
+
+
+_SEVERAL = "several backwards go through one forward"
 
 
 class Likely(NamedTuple):
@@ -63,6 +67,8 @@ class Expectations:
         if len(parts) == 1 and not self._windows.are_told:
             return Expected(facts, table)
         ending = self._windows.ending(parts)
+        if ending.n_backwards > 1:
+            return _SEVERAL
         tables = self._tables([*parts, *ending.parts])
         if tables is None:
             ending, tables = Ending((), 1), self._tables(parts)

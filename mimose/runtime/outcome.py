@@ -1,15 +1,25 @@
-"""How a step came out: plain data, made once, when it can change no more."""
+"""How a step came out: plain data, made once, and who learns of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import logging
+from dataclasses import dataclass
 
-from mimose.memory.marks import Trace, analyse
+from mimose.budget import format_bytes
+from mimose.cost.learner import Learner
+from mimose.cost.measured_step import ran_least
+from mimose.memory.analysis import analyse, without_readings
+from mimose.memory.footprint import Footprint
+from mimose.memory.meters import Meter
+from mimose.memory.optimizer_watch import OptimizerWatch
+from mimose.memory.trace import Trace
 from mimose.planners import Menu
 from mimose.policy.decision import Decision
-from mimose.records import StepRecord
-from mimose.types import Measured, SegmentSample, StepInput, StepSample
+from mimose.policy.policy import Policy
+from mimose.records import Records, StepRecord
+from mimose.types import Measured, StepInput, StepSample
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,40 +31,20 @@ class Measurement:
     sample: StepSample
     peak_bytes: int
     """The highest level."""
+    file_growth_bytes: int
+    """Of files mapped during the step."""
 
     @classmethod
-    def of(
-        cls, trace: Trace, menu: Menu, released_bytes: Sequence[float] = ()
-    ) -> Measurement:
+    def of(cls, trace: Trace, menu: Menu) -> Measurement:
         """Analyse a trace.
 
         Args:
             trace: Of a step whose backward has ended.
             menu: The actions in use.
-            released_bytes: By forward but the first, what went of the outputs of an
-                earlier step before it began.
         """
         sample = analyse(trace.marks, trace.events, menu)
-        if any(released_bytes):
-            sample = _without_release(sample, trace.events, released_bytes)
         events = tuple(trace.events)
-        return cls(events, sample, trace.peak_bytes)
-
-
-def _without_release(
-    sample: StepSample, events: Sequence[Measured], released_bytes: Sequence[float]
-) -> StepSample:
-    """Put the gaps between forwards on the footing of a step in which nothing went."""
-    gaps, part = list(sample.gaps), 0
-    for at, event in enumerate(events):
-        if event.part > part:
-            net = gaps[at].net_bytes
-            released = sum(released_bytes[part : event.part])
-            gaps[at] = SegmentSample(
-                None if net is None else net + released, gaps[at].excess_bytes
-            )
-            part = event.part
-    return replace(sample, gaps=tuple(gaps))
+        return cls(events, sample, trace.peak_bytes, trace.file_growth_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +55,12 @@ class StepOutcome:
     """What was known before it ran."""
     decision: Decision
     """What it was to do."""
-    record: StepRecord
+    records: tuple[StepRecord, ...]
+    """One a forward."""
     measurement: Measurement | None
     """None where nothing was read, or what was read says nothing of one step."""
     calls: tuple[int, ...]
-    """How often each unit was called."""
+    """How often each layer was called."""
     between: tuple[tuple[int, ...], ...]
     """The same where each forward but the last has ended."""
     released_bytes: float
@@ -78,3 +69,112 @@ class StepOutcome:
     """Whether forwards ran before its backward that were no part of it."""
     has_compiled: bool
     """Whether a compiler's memory was part of what it held."""
+
+
+class Writers:
+    """Tells the cost model, the reserve and the records how each step came out.
+
+    Nobody else changes what is known.
+
+    Args:
+        learner: The cost model.
+        policy: Keeps the reserve.
+        footprint: What is held of the device.
+        optimizers: Knows what the optimizer holds.
+        records: Takes the records.
+        meter: Whether it reads peaks matters.
+        plans: Whether plans are made; else nothing is learned.
+    """
+
+    def __init__(
+        self,
+        *,
+        learner: Learner,
+        policy: Policy,
+        footprint: Footprint,
+        optimizers: OptimizerWatch,
+        records: Records,
+        meter: Meter,
+        plans: bool,
+    ) -> None:
+        self._learner = learner
+        self._policy = policy
+        self._footprint = footprint
+        self._optimizers = optimizers
+        self.records = records
+        self._reads_peak = meter.reads_peak
+        self.plans = plans
+
+    def absorb(self, outcome: StepOutcome) -> None:
+        """Take in a step whose backward has run to its end."""
+        if not outcome.is_shared:
+            if outcome.measurement is not None:
+                self._learn(outcome, outcome.measurement)
+            self._observe(outcome)
+        for record in outcome.records:
+            self.records.close(record)
+
+    def take_back(self) -> None:
+        """Forget what the last step has taught: it was only a part of one."""
+        self._learner.take_back()
+
+    def _learn(self, outcome: StepOutcome, read: Measurement) -> None:
+        sample, model = read.sample, self._learner.model
+        if self._learner.n_steps == 0 or outcome.has_compiled:
+            sample = without_readings(sample)
+        start = outcome.records[-1].start_bytes
+        growth = read.peak_bytes - start
+        # What a plan could grow by: all kept, or all the headroom.
+        kept = sum(
+            event.held_bytes[model.menu.first] - event.held_bytes[event.action]
+            for event in read.events
+            if event.action != model.menu.first and event.held_bytes
+        )
+        headroom = self._footprint.level_budget(start) - start
+        self._learner.absorb(
+            outcome.facts,
+            read.events,
+            sample,
+            outcome.released_bytes,
+            outcome.calls,
+            outcome.between,
+            growth_bytes=max(growth, min(growth + kept, headroom)),
+        )
+        is_least = self._reads_peak and not outcome.has_compiled
+        if is_least and ran_least(self._learner.model, read.events):
+            self._policy.reserve.least_peaks.add(
+                outcome.facts,
+                read.peak_bytes,
+                max(0, growth - read.file_growth_bytes),
+                float(self._optimizers.state_bytes),
+            )
+
+    def _observe(self, outcome: StepOutcome) -> None:
+        """Let the footprint, and the reserve, know of a step's growth."""
+        record = outcome.records[-1]
+        is_over, growth = record.is_over, record.observed_growth_bytes
+        if growth is not None:
+            self._footprint.observe(growth)
+            if is_over and self.plans:
+                self._note_over(record)
+            if outcome.has_compiled:
+                return
+        start = record.start_bytes
+        self._policy.absorb(
+            outcome.facts,
+            outcome.decision,
+            growth,
+            headroom_bytes=self._footprint.level_budget(start) - start,
+            is_over=is_over,
+        )
+
+    def _note_over(self, record: StepRecord) -> None:
+        self._policy.distrust_plans()
+        _log.warning(
+            "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
+            record.step,
+            format_bytes(record.highest_bytes or 0),
+            format_bytes(record.budget_bytes),
+            record.phase,
+            dict(record.shape),
+        )

@@ -1,29 +1,49 @@
-"""Running again what failed: a forward by itself, a whole step by `Session.step`."""
+"""Running again what failed: a forward by itself, a whole step where it is ours.
+
+An out-of-memory error in a forward is caught, everything released and put back, and
+the forward runs once more with everything recomputed. One in a backward can be hidden
+only where forward and backward are ours to run: `Session.step`, the Trainer's
+`training_step`, Lightning's closure. So is a layer that cannot be recomputed.
+"""
 
 from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
 
 from mimose.budget import format_bytes
-from mimose.distributed import tell_alone, why_forward_waits
+from mimose.distributed.others import (
+    is_told_alone,
+    tell_alone,
+    why_forward_waits,
+    why_step_waits,
+)
 from mimose.exactness.handed import autograd_clock
 from mimose.exactness.input_watch import is_edited, marks
-from mimose.exactness.rollback import Rollback
-from mimose.exceptions import LateChangeError, NotRecomputableError
+from mimose.exactness.random_state import RandomState, accelerators_of
+from mimose.exceptions import (
+    LateChangeError,
+    NotRecomputableError,
+    RecomputationError,
+)
 from mimose.inputs.sharding import own_parameters
 from mimose.memory.out_of_memory import asked_bytes, is_out_of_memory
-from mimose.memory.wall import Footprint
-from mimose.policy.policy import Policy
-from mimose.runtime.events import EventRunner
 from mimose.runtime.step import Step
+from mimose.tensors import version
+
+if TYPE_CHECKING:
+    from mimose.runtime.engine import Engine
 
 _log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 
 class Call:
@@ -50,29 +70,12 @@ class Retry:
 
     Args:
         model: The root.
-        device: The model's.
-        footprint: Is told where memory ran out.
-        policy: Makes its plans anew after a failure.
-        events: Knows what layers do to what they are given.
-        rollback: Puts back what the forward has changed.
-        first: Tells other ranks what the first forward shows.
+        engine: Its session's parts.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        footprint: Footprint,
-        policy: Policy,
-        events: EventRunner,
-        rollback: Rollback,
-    ) -> None:
+    def __init__(self, model: nn.Module, engine: Engine) -> None:
         self._model = model
-        self._device = device
-        self._footprint = footprint
-        self._policy = policy
-        self._events = events
-        self._rollback = rollback
+        self._engine = engine
 
     def prepare(self, step: Step, error: BaseException, call: Call) -> bool:
         """Turn a failed step into the safest one, if that can help.
@@ -88,18 +91,25 @@ class Retry:
             Whether the forward is to be run again; `rewind` then, with no reference to
             the error left: its traceback pins the tensors of the failed forward.
         """
-        if is_out_of_memory(error):
-            self._footprint.ran_out(asked_bytes(error))
-        if isinstance(error, NotRecomputableError):
+        engine = self._engine
+        runs_out = is_out_of_memory(error)
+        if runs_out:
+            engine.footprint.ran_out(asked_bytes(error))
+        elif isinstance(error, NotRecomputableError):
             for index in error.units:
-                self._events.units[index].keep(error.why)
-        kinds = (NotRecomputableError, LateChangeError)
-        could_help = is_out_of_memory(error) or isinstance(error, kinds)
-        if could_help and self._is_waited_for(step, error):
+                engine.units[index].keep(error.why)
+        elif isinstance(error, LateChangeError):
+            if not engine.rollback.covers(error.buffers):
+                engine.calls.forget_changes()  # others are likely to follow
+                return False
+        else:
             return False
-        if self._has_changed(call):
+        if self._is_waited_for(step, error):
             return False
-        if not self._helps(step, error):
+        if runs_out and (step.retries or not step.can_be_safer):
+            return False
+        may_have_changed = engine.calls.knowledge.may_have_changed
+        if call.is_edited() or may_have_changed(call.args, call.kwargs, call.clock):
             return False
         _log.warning(
             "mimose: the forward of step %d failed (%s, phase %s, shape %s) and is run "
@@ -109,7 +119,7 @@ class Retry:
             step.phase,
             dict(step.shape),
         )
-        self._policy.distrust_plans()
+        engine.policy.distrust_plans()
         step.run_again(f"run again after {type(error).__name__} in forward")
         return True
 
@@ -123,47 +133,30 @@ class Retry:
         Args:
             step: Whose forward is to be run again.
         """
-        release_memory(self._device)
+        release_memory(self._engine.device)
         if not step.part:
             torch.clear_autocast_cache()
-        self._rollback.restore()
-
-    def _has_changed(self, call: Call) -> bool:
-        """Whether the forward may have changed what the root was given."""
-        may_have_changed = self._events.knowledge.may_have_changed
-        is_edited = call.is_edited()
-        return is_edited or may_have_changed(call.args, call.kwargs, call.clock)
+        self._engine.rollback.restore()
 
     def _is_waited_for(self, step: Step, error: BaseException) -> bool:
         """Whether other ranks wait for the forward; then the error says so."""
-        why = why_forward_waits(self._model, self._events.units)
+        why = why_forward_waits(self._model, self._engine.units)
         if why:
-            start, peak = step.start_bytes, step.record().predicted_peak_bytes
+            record = step.record()
+            peak = record.predicted_peak_bytes
             reached = "" if peak is None else f", {format_bytes(peak)} were predicted"
-            budget = format_bytes(step.record().budget_bytes)
             tell_alone(
                 error,
                 f"the forward of step {step.number}",
                 why,
-                f"The step began with {format_bytes(start)}{reached}, and the budget "
-                f"is {budget}.",
+                f"The step began with {format_bytes(step.start_bytes)}{reached}, and "
+                f"the budget is {format_bytes(record.budget_bytes)}.",
             )
         return bool(why)
 
-    def _helps(self, step: Step, error: BaseException) -> bool:
-        """Whether the same forward can come out another way."""
-        if isinstance(error, LateChangeError):
-            if self._rollback.covers(error.buffers):
-                return True
-            self._events.forget_changes()  # others are likely to follow
-            return False
-        if isinstance(error, NotRecomputableError):
-            return True
-        return is_out_of_memory(error) and not step.retries and step.can_be_safer
-
 
 def release_memory(device: torch.device) -> None:
-    """Collect cycles that pin tensors and give cached blocks back."""
+    """Collect cycles that pin tensors, and free cached blocks."""
     gc.collect()
     if device.type != "cpu":
         torch.accelerator.empty_cache()
@@ -193,3 +186,156 @@ class Gradients:
                 parameter.grad = grad
             else:
                 parameter.grad.detach_().copy_(grad)
+
+
+class Repeats:
+    """Decides whether a step that failed is run again.
+
+    Args:
+        model: The root.
+        engine: Its session's.
+    """
+
+    def __init__(self, model: nn.Module, engine: Engine) -> None:
+        self._model = weakref.ref(model)  # a session outlives it
+        self._engine = engine
+
+    def begin(self, *, is_new: bool = False) -> Attempts:
+        """Return what is asked when an attempt at the step to come has failed.
+
+        Args:
+            is_new: Whether the session was made in the midst of the step.
+        """
+        model = self._model()
+        assert model is not None
+        return Attempts(model, self._engine, is_new=is_new)
+
+
+class Attempts:
+    """The attempts at one step.
+
+    Args:
+        model: The root.
+        engine: Its session's.
+        is_new: Whether the session was made in the midst of the step.
+    """
+
+    def __init__(self, model: nn.Module, engine: Engine, *, is_new: bool) -> None:
+        self._model = model
+        self._engine = engine
+        self._n_kept = 0 if is_new else len(engine.findings.kept)
+        self._n_begun = 0 if is_new else engine.steps.n_begun
+        self._has_run_out = False
+
+    @property
+    def has_one_forward(self) -> bool:
+        """Whether the attempt has run one forward, which the session can undo."""
+        return self._engine.steps.n_begun == self._n_begun + 1
+
+    def can_follow(self, error: RuntimeError) -> bool:
+        """Whether another attempt may come out otherwise; the next step is the safest.
+
+        Args:
+            error: What the last one has raised.
+        """
+        if not self._is_ours(error) or self._is_waited_for(error):
+            return False
+        n_kept, runs_out = len(self._engine.findings.kept), is_out_of_memory(error)
+        if self._has_run_out if runs_out else n_kept == self._n_kept:
+            return False
+        self._has_run_out = self._has_run_out or runs_out
+        self._n_kept, self._n_begun = n_kept, self._engine.steps.n_begun
+        _log.warning(
+            "mimose: a step failed (%s) and is run again", type(error).__name__
+        )
+        return True
+
+    def prepare(self) -> None:
+        """Let the next step recompute all; with no reference to the error left."""
+        self._engine.driver.prepare_safest()
+
+    def undo_forward(self) -> None:
+        """Put back what the last forward has changed."""
+        self._engine.rollback.restore()
+
+    def _is_ours(self, error: RuntimeError) -> bool:
+        """Whether a plan may be what it comes from."""
+        if isinstance(error, RecomputationError):
+            return True  # its layer is kept by now
+        unit = self._engine.findings.last_recomputed
+        if isinstance(error, CheckpointError) and unit is not None:
+            why = "recomputing it gave other tensors"
+            self._engine.findings.keep_alike(unit, why)
+            return True
+        if is_out_of_memory(error):
+            self._engine.footprint.ran_out(asked_bytes(error))
+            return True
+        return False
+
+    def _is_waited_for(self, error: RuntimeError) -> bool:
+        """Whether other ranks take part in the step; then the error says so."""
+        why = why_step_waits(self._model, self._engine.units)
+        if why and not is_told_alone(error):
+            held = format_bytes(self._engine.footprint.least_bytes())
+            budget = format_bytes(self._engine.budget_bytes)
+            numbers = f"{held} are held now, of {budget}."
+            tell_alone(error, "the step", why, numbers)
+        return bool(why)
+
+
+class TrainersStep:
+    """A step in somebody else's loop, run again where that takes no copy of anything.
+
+    Unlike `Session.step` it saves random state alone, and leaves it to the session to
+    undo the forward. So it is not run again where gradients were there before it, or
+    where it has run several forwards or changed weights.
+
+    Args:
+        model: What is trained.
+        repeats: Returns the session's, as soon as there is one.
+    """
+
+    def __init__(self, model: nn.Module, repeats: Callable[[], Repeats | None]) -> None:
+        self._model = model
+        self._repeats = repeats
+        self._random = RandomState(accelerators_of(model))
+        self._versions: list[int] | None = None
+        """Of the weights; None where they had gradients."""
+        self.n_failed = 0
+        """Attempts that are undone by now."""
+
+    def note_gradients(self) -> None:
+        """Take note that the backward begins with the gradients that are there now."""
+        weights = list(self._model.parameters())
+        is_clean = all(weight.grad is None for weight in weights)
+        self._versions = list(map(version, weights)) if is_clean else None
+
+    def run(self, attempt: Callable[[], _Result]) -> _Result:
+        """Run forward and backward, as often as another attempt may help.
+
+        Args:
+            attempt: Runs them.
+
+        Raises:
+            RuntimeError: It failed in another way, or cannot be run again.
+        """
+        found = self._repeats()
+        attempts = None if found is None else found.begin()
+        while True:
+            try:
+                return attempt()
+            except RuntimeError as error:
+                found = self._repeats()
+                if found is None:
+                    raise
+                attempts = attempts or found.begin(is_new=True)
+                weights = list(map(version, self._model.parameters()))
+                is_undoable = attempts.has_one_forward and self._versions == weights
+                if not (is_undoable and attempts.can_follow(error)):
+                    raise
+            self.n_failed += 1
+            attempts.prepare()
+            attempts.undo_forward()
+            self._random.restore()
+            for weight in self._model.parameters():
+                weight.grad = None

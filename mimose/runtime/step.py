@@ -1,28 +1,163 @@
-"""One step: a forward of the root, until its backward has ended."""
+"""A step: a forward of the root until its backward has ended, as one state machine.
+
+Note: [A step's stages]
+A step begins in its forward. When that has ended it waits for a backward, which may
+never come. With its first gradient it is in backward, and when the autograd engine is
+done, or no backward can come any more, it is closed: its outcome is made then, once.
+
+Note: [The end of backward]
+A hook on the root's outputs asks the autograd engine to call back when the whole
+backward is done, every gradient accumulated; it works with a loss computed outside
+the model. Nothing but the outputs' graph refers to that hook, so once it is gone no
+backward of the step can follow. A backward that avoids the outputs (an auxiliary loss
+on an inner tensor alone) is not seen: its step closes without an observed peak.
+
+Note: [A window]
+The forwards that run before one backward are one step for memory: each holds what it
+holds until then. Each is a `Step` with a record of its own; what is planned, predicted,
+measured and learned is the window's. The first backward that ends closes the window. A
+later one through the same graphs only raises its recorded peaks, and the next window
+that begins so recomputes everything.
+"""
 
 from __future__ import annotations
 
+import enum
+import logging
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
-from mimose.memory.marks import RetainedOutputs, Trace
+import torch
+
+from mimose.cost.problem import Memory
+from mimose.cost.windows import Windows, joined
+from mimose.exactness.late_answers import LateAnswers
+from mimose.exceptions import MimoseError
+from mimose.memory.footprint import Footprint
 from mimose.memory.meters import Meter
+from mimose.memory.retained import RetainedOutputs
+from mimose.memory.trace import Trace
 from mimose.planners import Menu
 from mimose.policy.decision import Decision
-from mimose.records import Phase, StepRecord
-from mimose.runtime.backward import Backward, Stage
-from mimose.runtime.baseline import ActionAt, Unplanned
-from mimose.runtime.events import FirstCallSeen
-from mimose.runtime.outcome import Measurement, StepOutcome
-from mimose.runtime.window import Window
-from mimose.types import Measured, StepInput, Uncounted
+from mimose.records import Peaks, StepRecord
+from mimose.runtime.outcome import Measurement, StepOutcome, Writers
+from mimose.tensors import tensors_in
+from mimose.torch_private import (
+    NO_GRAPH_TASK,
+    count_graphs,
+    current_graph_task,
+    queue_callback,
+)
+from mimose.types import Measured, StepInput
 
-SharesParts: TypeAlias = Callable[
-    [Mapping[str, int], tuple[str, ...], tuple[str, ...]],
-    tuple[Mapping[str, int], tuple[str, ...], tuple[str, ...]],
-]
+_log = logging.getLogger(__name__)
+
+OTHERS = "other forwards or backwards make up this step than before"
+_NOT_ALL = "the backward did not go through all forwards before it"
+_TWO_BACKWARDS = "two backwards"
+_NO_END = "the backward did not run to its end, or not through the outputs"
+_NO_GRADIENT = "what the model returned needs no gradient, so no backward was observed"
+_NO_BACKWARD = "no backward followed"
+_DETACHED = "detached before the backward"
+_SHARED_STEPS = 20
+"""Forwards for which it is remembered that several of them share their backwards."""
+
+ActionAt = Callable[[int], str]
+"""Returns a baseline's action of a layer call, by its position."""
+
+
+class Stage(enum.Enum):
+    """Where a step is: Note: [A step's stages]."""
+
+    FORWARD = enum.auto()
+    WAITING = enum.auto()
+    BACKWARD = enum.auto()
+    CLOSED = enum.auto()
+
+
+class Window:
+    """The forwards up to a backward: Note: [A window].
+
+    Args:
+        memory: What was held when the first began, and the budget.
+        carried: The outputs of the step before, which it begins with.
+
+    Attributes:
+        carried_bytes: Of these, still held as it began.
+        released_bytes: Of these, gone as its backward began.
+        steps: Its forwards, those that have ended.
+        trace: What its boundaries are read into; None if they are not read.
+        planned: What the last plan was made for; None before.
+        decision: What was decided last; None before.
+        calls: How often each layer was called, up to the last forward's end.
+        between: The same where each forward but the last has ended.
+        reason: Why it is not an ordinary window; "" if it is.
+        is_shared: Whether nothing is to be learned of it as a step.
+        is_left: Whether it is one forward that another window's backward went past.
+        is_running: Whether its backward has begun, and not run to its end.
+        is_closed: Whether its outcome is made.
+        peak_bytes: The highest level so far.
+        peaks: What was read as its backward ended; None before.
+    """
+
+    def __init__(self, memory: Memory, carried: RetainedOutputs | None = None) -> None:
+        self.memory = memory
+        self._carried = carried or RetainedOutputs([])
+        self.carried_bytes = self._carried.live_bytes()
+        self.released_bytes = 0
+        self.steps: list[Step] = []
+        self.trace: Trace | None = None
+        self.planned: StepInput | None = None
+        self.decision: Decision | None = None
+        self.calls: tuple[int, ...] = ()
+        self.between: tuple[tuple[int, ...], ...] = ()
+        self.reason = ""
+        self.is_shared = self.is_left = False
+        self.is_running = self.is_closed = False
+        self.peak_bytes = 0
+        self.peaks: Peaks | None = None
+
+    @property
+    def parts(self) -> list[StepInput]:
+        """What was known of each forward."""
+        return [step.facts for step in self.steps]
+
+    @property
+    def ran(self) -> tuple[str, ...]:
+        """The actions of the layer calls that have run."""
+        return tuple([action for step in self.steps for action in step.ran()[0]])
+
+    def goes_on_as(self, whole: StepInput) -> Decision | None:
+        """Return what was decided, if it holds for what is known of the window now."""
+        decision = self.decision
+        if not self.steps or decision is None:
+            return None
+        if decision.chosen is not None and whole != self.planned:
+            return None
+        return decision
+
+    def give_up(self, reason: str) -> None:
+        """Run the rest under the safest plan, for a reason; nothing is predicted."""
+        self.reason = self.reason or reason
+
+    def spoil(self, reason: str) -> None:
+        """Learn nothing of it: what was read is not that of one step."""
+        self.reason, self.is_shared = reason, True
+        self.stop_reading()
+
+    def stop_reading(self) -> None:
+        """Read no boundaries any more."""
+        if self.trace is not None:
+            self.trace.close()
+            self.trace = None
+
+    def note_released(self) -> None:
+        """Take note of what has gone of the outputs that it began with."""
+        if self.carried_bytes:
+            self.released_bytes = self.carried_bytes - self._carried.live_bytes()
 
 
 class Step:
@@ -34,11 +169,10 @@ class Step:
         shape: The sizes that vary, by name.
         decision: What it is to do.
         window: The forwards that run before the same backward.
-        budget_bytes: The budget.
-        n_graphs: Compiled before it.
-        began: When the root was entered, by `time.perf_counter`.
         menu: The actions in use.
         action_at: A baseline's, by position; None where plans are made.
+        budget_bytes: The budget.
+        began: When the root was entered, by `time.perf_counter`.
     """
 
     def __init__(
@@ -47,307 +181,210 @@ class Step:
         facts: StepInput,
         shape: Mapping[str, int],
         decision: Decision,
-        *,
         window: Window,
-        budget_bytes: int,
-        n_graphs: int,
-        began: float,
+        *,
         menu: Menu,
         action_at: ActionAt | None,
+        budget_bytes: int,
+        began: float,
     ) -> None:
         self.number = number
         self.facts = facts
+        self.shape = shape
         self.window = window
         self.part = len(window.steps)
         """Which forward of the window it is."""
         self.calls_before = window.calls
-        """How often each unit was called in the window before; () for never."""
-        self.backward = Backward(0 if self.part else window.carried_bytes)
+        """How often each layer was called in the window before; () for never."""
+        self.stage = Stage.FORWARD
         self.retries = 0
-        self.n_graphs = n_graphs
-        self.trace: Trace | None = None
-        """What is read at its boundaries; None if nothing is."""
-        self.uncounted: Uncounted | None = None
-        self.knows_flops = False
+        self.flops = 0
+        """Counted in recomputations of which no plan knows them."""
         self.has_wall = False
         """Whether the allocator keeps the budget meanwhile."""
         self.loss_can_be_safer = False
         """Whether its loss could go by rows and does not."""
-        self.on_first_call: FirstCallSeen | None = None
-        self.shape = shape
-        self._spare: Trace | None = None
-        """A trace that has its start, for a step that may yet be one to measure."""
-        self._budget_bytes = budget_bytes
+        self.plan_seconds = 0.0
+        self.menu = menu
+        self._action_at = action_at
         self._is_baseline = action_at is not None
-        self._menu = menu
-        self._unplanned = Unplanned(menu, action_at)
-        self.start_bytes = int(window.memory.start_bytes)
-        if window.steps:
-            self.start_bytes = window.steps[0].start_bytes
-        self._events: list[Measured] | None = None
-        """What was read of its events; None where nothing was."""
+        self._budget_bytes = budget_bytes
         self._began = began
-        self._plan_seconds = 0.0
         self._seconds: float | None = None
-        self._flops = 0
-        self._ran_as: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        """What `_ran` returns, where records hold it already."""
-        self.take(decision)
+        self._unplanned: list[str] = []
+        """The actions of the layer calls of which no plan speaks."""
+        self._events: list[Measured] | None = None
+        """What was read of its layer calls; None where nothing was."""
+        self._graph: weakref.ref[Any] | None = None
+        self._unseen = ""
+        """Why no backward of it can be seen."""
+        self.start_bytes = int(window.memory.start_bytes)
+        self._take(decision)
 
-    # ------------------------------------------------------------------ deciding
+    # ------------------------------------------------------------------ forward
 
-    def take(self, decision: Decision) -> None:
-        """Do what was decided; none of the step's units has run."""
-        self._ran_as = None
+    def _take(self, decision: Decision) -> None:
+        """Do what was decided; none of the step's layers has run."""
         self.decision = decision
-        self.phase: Phase = decision.phase
+        self.phase = decision.phase
         self.reason = decision.reason
-        self.is_whole = decision.is_whole
-        """Whether what is recomputed runs to its end: see `run.agreement`."""
         self.growth_bytes = decision.growth_bytes
         is_planned = decision.chosen is not None and not decision.is_measured
-        self.is_measured = not self._is_baseline and not is_planned
+        self.is_measured = not (self._is_baseline or is_planned)
         """Whether its boundaries are to be read."""
         if self.part:  # as those of the first were
             self.is_measured = self.window.trace is not None
-        is_unplanned = decision.chosen is None and not self.is_measured
-        self.uncounted = None if is_unplanned else decision.uncounted
-        self.knows_flops = not (is_unplanned or decision.uncounted)
+
+    @property
+    def can_be_safer(self) -> bool:
+        """Whether its plan, or its baseline, keeps anything, or its loss could do."""
+        if self.decision.chosen is not None or self.loss_can_be_safer:
+            return True
+        return self.menu.first in self._unplanned
 
     def run_again(self, reason: str) -> None:
         """Be the safest step from now on: it, or the one before, has failed."""
         self.retries += 1
         self.loss_can_be_safer = False
         self.window.give_up(reason)
-        self._unplanned.make_safest()
-        again = Decision("fallback", None, reason=reason, is_whole=self.is_whole)
-        self.take(again)
-
-    @property
-    def can_be_safer(self) -> bool:
-        """Whether its plan, or its baseline, keeps anything, or its loss could do."""
-        keeps_some = self.decision.chosen is not None or self._unplanned.keeps_some
-        return keeps_some or self.loss_can_be_safer
-
-    def ask_first_call(self, on_first_call: FirstCallSeen) -> None:
-        """Have the first unit's call seen, before it runs: the step may be another."""
-        self.on_first_call = on_first_call
-
-    def settle(self, facts: StepInput, decision: Decision | None) -> bool:
-        """Take note of the variant that runs.
-
-        Args:
-            facts: The step's.
-            decision: What it is to do; None for what it does already.
-
-        Returns:
-            Whether something else is to be done.
-        """
-        self.on_first_call, self.facts = None, facts
-        spare, self._spare = self._spare, None
-        if decision is None:
-            return False
-        self.take(decision)
-        self.trace = spare if self.is_measured else None
-        self._tell_prediction()
-        return True
-
-    # ------------------------------------------------------------------ forward
+        self._action_at = None
+        self._unplanned.clear()
+        is_whole = self.decision.is_whole
+        self._take(Decision("fallback", None, reason=reason, is_whole=is_whole))
 
     def start(self, meter: Meter) -> None:
-        """Start its peak, and read its boundaries if it is one to measure.
-
-        Args:
-            meter: Where they are read.
-        """
+        """Start its peak, and read its boundaries if it is one to measure."""
+        window = self.window
         if self.part:
-            self._go_on()
+            if self.retries:
+                window.stop_reading()
+            self.is_measured = window.trace is not None
+            if window.trace is not None:
+                window.trace.join_forward()
             return
-        self.trace = self._spare = None
-        if self.is_measured:
-            self.start_bytes = meter.settled_bytes(0)
-            self.window.begin_at(self.start_bytes)
-        elif self.on_first_call is None:
+        window.trace = None
+        if not self.is_measured:
             meter.reset_peak()
             return
-        self._spare = Trace(meter, self._budget_bytes)
-        self._spare.mark("start")
-        self.trace = self._spare if self.is_measured else None
-        self._tell_prediction()
+        self.start_bytes = meter.settled_bytes(0)
+        window.memory = window.memory._replace(start_bytes=float(self.start_bytes))
+        window.trace = Trace(meter, self._budget_bytes)
+        window.trace.mark("start")
+        if self.growth_bytes is not None:
+            # What is tried beside the plan leaves the prediction as it is.
+            window.trace.predicted_bytes = self.start_bytes + self.growth_bytes
 
-    def _tell_prediction(self) -> None:
-        """Have what is tried beside the plan leave the prediction as it is."""
-        if self.trace is not None and self.growth_bytes is not None:
-            self.trace.predicted_bytes = self.start_bytes + self.growth_bytes
+    def next_action(self) -> str:
+        """Return the action of a layer call that no plan speaks of.
 
-    def _go_on(self) -> None:
-        """Read on where the forward before has ended; not where this one failed."""
-        if self.retries:
-            self.window.stop_reading()
-        self.trace = self._spare = self.window.trace
-        if self.trace is not None:
-            self.trace.join_forward()
-        self.is_measured = self.trace is not None
+        Raises:
+            MimoseError: A baseline asks for an action that is not in use.
+        """
+        at, action = len(self._unplanned), self.menu.least
+        if self._action_at is not None:
+            action = self._action_at(at)
+            if action not in self.menu.names:
+                msg = (
+                    f"the planner's action_at({at}) returned {action!r}; the actions "
+                    f"in use are {', '.join(self.menu.names)}"
+                )
+                raise MimoseError(msg)
+        self._unplanned.append(action)
+        return action
 
-    def planned(self, seconds: float) -> None:
-        """Count the time that it took until the forward may begin."""
-        self._plan_seconds += seconds
-
-    def action(self, index: int) -> str:
-        """Return the action of an event that no plan speaks of: a baseline's own."""
-        return self._unplanned.next(index)
-
-    def add_flops(self, flops: int) -> None:
-        """Take in the FLOPs of a recomputation."""
-        self._flops += flops
-
-    def ran(self, decision: Decision | None) -> None:
+    def note_ran(self, decision: Decision | None) -> None:
         """Take note of what its forward has run.
 
         Args:
             decision: For just that; None where it ran other layers, or more, than were
                 planned for.
         """
-        self._ran_as = None
         if decision is not None:
             self.decision = decision
             self.growth_bytes = decision.growth_bytes
             self.reason = self.reason or decision.reason
             return
         chosen = self.decision.chosen
-        is_one_of_several = chosen is not None and chosen.between
-        what = "other" if is_one_of_several else "more"
+        what = "other" if chosen is not None and chosen.between else "more"
         self.phase = "fallback"
         self.withdraw(f"{what} layers ran than in the steps measured at such inputs")
 
-    def forward_ended(self, graph: Any, retained: RetainedOutputs) -> None:
-        """Wait for a backward.
-
-        Args:
-            graph: Lives as long as a backward can come.
-            retained: The outputs of the step before.
-        """
-        self.backward.wait(graph, retained)
-        if self.trace is not None:
-            self._events = [e for e in self.trace.events if e.part == self.part]
-
-    def share_parts(self, share: SharesParts) -> None:
-        """Tell of it, where it runs under a plan, by objects that records hold.
-
-        Args:
-            share: Returns equal ones, of its shape, its actions and its events' names.
-        """
-        if self.trace is None and self.decision.chosen is not None:
-            self.shape, *ran = share(self.shape, *self._ran())
-            self._ran_as = ran[0], ran[1]
-
     def withdraw(self, reason: str) -> None:
         """Predict nothing any more, for a reason."""
-        self.growth_bytes = None
-        self.reason = reason
+        self.growth_bytes, self.reason = None, reason
         self.decision = replace(self.decision, growth_bytes=None)
 
-    @property
-    def actions(self) -> tuple[str, ...]:
-        """The action of each event that it ran."""
-        return self._ran()[0]
+    def keep_events(self) -> None:
+        """Take note of what was read of its layer calls: its forward is left."""
+        trace = self.window.trace
+        if trace is not None:
+            self._events = [e for e in trace.events if e.part == self.part]
 
-    def _ran(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the events' actions, and their names where they are known."""
+    def ran(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the layer calls' actions, and their names where they are known."""
         chosen = self.decision.chosen
-        events = self._events
-        if events is None and self.trace is not None:
-            events = self.trace.events
-        if events is not None:
-            return tuple(e.action for e in events), tuple(e.name for e in events)
+        if self._events is not None:
+            found = self._events
+            return tuple([e.action for e in found]), tuple([e.name for e in found])
         if chosen is not None:
             own = chosen.events_of(self.part)
             return chosen.plan.actions[own], chosen.events[own]
-        return tuple(self._unplanned.actions), ()
+        return tuple(self._unplanned), ()
 
     # ------------------------------------------------------------------ backward
 
-    def backward_ended(self) -> bool:
-        """Take note that a backward has ended; return whether it counts."""
-        if not self.backward.end():
-            return False
-        self._seconds = time.perf_counter() - self._began
-        return True
-
-    def predict_as(self, last: Step) -> None:
-        """Predict what the last forward of the window did: it knew all of them."""
-        self.growth_bytes = last.growth_bytes
-
-    def be_alone(self) -> None:
-        """Be no part of a window any more, for its backward went past this one."""
-        self.window = self.window.left_by(self)
-
-    def end_again(self) -> None:
-        """Take note that it was another backward of the same graph."""
-        self.reason = "two backwards"
-
-    @property
-    def saw_gradient(self) -> bool:
-        """Whether a backward began."""
-        events = self._events or ()
-        is_in = self.backward.stage is Stage.BACKWARD
-        return is_in or any(event.has_gradient for event in events)
-
-    # ------------------------------------------------------------------ the outcome
-
-    def close(
-        self,
-        *,
-        had_backward: bool,
-        reason: str | None = None,
-        has_compiled: bool = False,
-    ) -> StepOutcome:
-        """End the step, and return how it came out.
+    def wait(self, graph: object, unseen: str) -> None:
+        """Wait for a backward.
 
         Args:
-            had_backward: Whether a backward has run, if not to its end.
-            reason: Why it is not an ordinary step; None leaves what was known before.
-            has_compiled: Whether a compiler's memory was part of what it held.
+            graph: Lives as long as one can come.
+            unseen: Why none can be seen; "" if one can.
         """
-        self.backward.close()
-        window = self.window
-        if reason is not None:
-            self.reason = reason
-        if self._events is not None:
-            self._flops = sum(event.flops for event in self._events)
-        elif had_backward and self.decision.chosen is not None:
-            own = self.decision.chosen.events_of(self.part)
-            n_backwards = max(1, window.n_backwards)
-            self._flops += n_backwards * sum(self.decision.flops[own])
-        if has_compiled and self.backward.peaks is not None:
-            self.reason = self.reason or "code was compiled in this step"
-        return StepOutcome(
-            facts=window.facts if self in window.steps else self.facts,
-            decision=self.decision,
-            record=self.record(),
-            measurement=self._measured(),
-            calls=window.calls,
-            between=window.between,
-            released_bytes=self._released_bytes(),
-            is_shared=window.is_shared,
-            has_compiled=has_compiled,
+        self.stage, self._graph, self._unseen = (
+            Stage.WAITING,
+            weakref.ref(graph),
+            unseen,
         )
 
-    def _released_bytes(self) -> float:
-        """Return what went of the carried outputs behind the last forward."""
-        first = self.window.steps[0] if self.window.steps else self
-        return first.backward.released_bytes - sum(self.window.released_bytes)
+    @property
+    def can_come(self) -> bool:
+        """Whether its graph is still there."""
+        return self._graph is not None and self._graph() is not None
 
-    def _measured(self) -> Measurement | None:
-        window, trace = self.window, self.window.trace
-        if trace is None or window.is_shared or not self.backward.n_ended:
-            return None
-        return Measurement.of(trace, self._menu, window.released_bytes)
+    @property
+    def why_dead(self) -> str:
+        """Why it ends without the end of a backward."""
+        events = self._events or ()
+        if self.stage is Stage.BACKWARD or any(e.has_gradient for e in events):
+            return self._unseen or _NO_END
+        return self._unseen or _NO_BACKWARD
+
+    def close(self, reason: str = "", *, has_ended: bool) -> StepRecord:
+        """End the step, and return its record.
+
+        Args:
+            reason: Why it is not an ordinary step; "" leaves what was known before.
+            has_ended: Whether its backward has run to its end.
+        """
+        self.stage = Stage.CLOSED
+        self.reason = reason or self.reason
+        chosen = self.decision.chosen
+        if self._events is not None:
+            self.flops = sum(event.flops for event in self._events)
+        elif has_ended and chosen is not None:
+            self.flops += sum(self.decision.flops[chosen.events_of(self.part)])
+        if has_ended:
+            self._seconds = time.perf_counter() - self._began
+        return self.record()
 
     def record(self) -> StepRecord:
         """Return what can be told of the step by now."""
-        growth, peaks = self.growth_bytes, self.backward.peaks
-        actions, events = self._ran_as or self._ran()
+        growth, peaks, chosen = (
+            self.growth_bytes,
+            self.window.peaks,
+            self.decision.chosen,
+        )
+        actions, events = self.ran()
         return StepRecord(
             step=self.number,
             shape=self.shape,
@@ -358,8 +395,8 @@ class Step:
             predicted_peak_bytes=None if growth is None else self.start_bytes + growth,
             observed_peak_bytes=peaks and peaks.level_bytes,
             cache_hit=self.decision.cache_hit,
-            plan_seconds=self._plan_seconds,
-            recomputed_flops=self._flops,
+            plan_seconds=self.plan_seconds,
+            recomputed_flops=self.flops,
             retries=self.retries,
             reason=self.reason,
             events=events,
@@ -367,6 +404,319 @@ class Step:
             reserved_peak_bytes=peaks and peaks.reserved_bytes,
             allocated_peak_bytes=peaks and peaks.allocated_bytes,
             alloc_retries=peaks and peaks.n_retries,
-            is_optimal=self.decision.chosen is not None
-            and self.decision.chosen.plan.optimal,
+            is_optimal=chosen is not None and chosen.plan.optimal,
         )
+
+
+class _Gradient:
+    """The hook that only the outputs' graph refers to: Note: [The end of backward].
+
+    Args:
+        steps: All steps.
+        step: The one whose outputs are hooked.
+    """
+
+    __slots__ = ("__weakref__", "_step", "_steps")
+
+    def __init__(self, steps: Steps, step: Step) -> None:
+        self._steps = steps
+        self._step = step
+
+    def __call__(self, _: torch.Tensor) -> None:
+        """Take note of a gradient."""
+        if self._step.stage is not Stage.BACKWARD:
+            self._steps.begin_backward(self._step)
+
+
+class Steps:
+    """The steps whose backward may still come, each followed to its outcome.
+
+    Args:
+        footprint: What is held of the device.
+        answers: Tells what only an accelerator knows.
+        writers: Take the outcomes.
+        windows: Learns which forwards make up a step.
+        reads_peak: Whether the meter tells peaks.
+
+    Attributes:
+        n_begun: Forwards begun so far.
+        open: Those whose forward has ended, up to the end of their backward.
+        retained: The outputs of the last step, or what the user holds of them.
+        releases: Whether the user lets a step's outputs go before the next backward.
+    """
+
+    def __init__(
+        self,
+        footprint: Footprint,
+        answers: LateAnswers,
+        writers: Writers,
+        windows: Windows,
+        *,
+        reads_peak: bool,
+    ) -> None:
+        self._footprint = footprint
+        self._answers = answers
+        self._writers = writers
+        self._windows = windows
+        self._reads_peak = reads_peak
+        self._window: Window | None = None
+        self._shared_until = -1
+        self._n_graphs = -1
+        """Compiled until the last step ended."""
+        self._wall_of: weakref.ref[Any] | None = None
+        """The last forward's graph: as it goes without a backward, the wall falls."""
+        self._has_missed = False
+        self.n_begun = 0
+        self.open: list[Step] = []
+        self.retained = RetainedOutputs([])
+        self.releases = False
+        self._is_finished = False
+
+    # ------------------------------------------------------------------ forwards
+
+    def settle(self) -> None:
+        """Close the steps that get no backward any more; another forward begins.
+
+        Inside a backward none whose backward has begun is closed: somebody runs a
+        forward in it.
+        """
+        self._wall_of = None
+        self._footprint.drop_wall()
+        if self._n_graphs < 0:
+            self._n_graphs = count_graphs()
+        if self._answers.asked:  # by a step without a backward
+            self._answers.read()
+        if not self.open:
+            return
+        if not is_in_backward():
+            for window in {id(s.window): s.window for s in self.open}.values():
+                if window.is_running:
+                    window.is_running, window.is_closed = False, True
+                    self._close_unlearned(window.steps, _NO_END)
+        self._close_dead()
+
+    def _close_dead(self) -> None:
+        """Close steps whose graph is gone; their windows go on without them."""
+        for step in [step for step in self.open if not step.can_come]:
+            window = step.window
+            if window.is_running:
+                continue
+            if len(window.steps) > 1:
+                window.spoil(_NOT_ALL)
+            self._close_unlearned([step], step.why_dead)
+            window.steps.remove(step)
+
+    def _close_unlearned(self, steps: Sequence[Step], reason: str) -> None:
+        for step in list(steps):
+            self.open.remove(step)
+            self._writers.records.close(step.close(reason, has_ended=False))
+
+    def window(self) -> Window | None:
+        """Return the window that a forward is part of that begins now, if any."""
+        window = self._window
+        if window is None or not window.steps or is_in_backward():
+            return None
+        if any([step.stage is not Stage.WAITING for step in window.steps]):
+            return None
+        self.note_peak(self._footprint.fold().level_bytes)
+        return window
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a forward that begins now may be part of a step nobody can plan."""
+        return self.n_begun < self._shared_until or is_in_backward()
+
+    def forward_ended(self, step: Step, output: Any, calls: tuple[int, ...]) -> None:
+        """Wait for the backward of a step.
+
+        Args:
+            step: The step.
+            output: What the root returned.
+            calls: How often each layer was called in its window.
+        """
+        window = step.window
+        step.keep_events()
+        tensors = list(tensors_in(output))
+        waiting = [t for t in tensors if t.requires_grad and t.grad_fn is not None]
+        graph = _Gradient(self, step)
+        for tensor in waiting:
+            tensor.register_hook(graph)  # type: ignore[no-untyped-call]
+        self._wall_of = weakref.ref(graph, self._graph_gone)
+        if window.steps:
+            window.between = (*window.between, window.calls)
+        window.steps.append(step)
+        window.calls = calls
+        unseen = "" if waiting else self._unseen(tensors, output)
+        step.wait(graph, unseen)
+        retained = RetainedOutputs(tensors)
+        self.retained = retained.and_those(self.retained) if step.part else retained
+        self._window = window
+        self.open.append(step)
+
+    def _graph_gone(self, _: object) -> None:
+        self._footprint.drop_wall()
+
+    def _unseen(self, tensors: Sequence[torch.Tensor], output: object) -> str:
+        """Say why the backward of a step will not be seen."""
+        if tensors:
+            return _NO_GRADIENT
+        kind = type(output).__name__
+        what = f"no tensors were found in what the model returned ({kind})"
+        if not self._has_missed:
+            self._has_missed = True
+            _log.warning(
+                "mimose: %s: its steps teach nothing, and every layer is recomputed. "
+                "Return a tensor, a tuple, a dict or a dataclass",
+                what,
+            )
+        return f"{what}, so its backward was not observed"
+
+    def abort(self, step: Step, error: BaseException) -> None:
+        """Close a step whose forward has failed for good."""
+        reason = f"forward raised {type(error).__name__}"
+        step.keep_events()
+        if step.part:
+            step.window.spoil(reason)
+        step.window.stop_reading()
+        self._footprint.drop_wall()
+        self.note_peak(self._footprint.fold().level_bytes)
+        self._writers.records.close(step.close(reason, has_ended=False))
+
+    def abandon(self) -> None:
+        """Begin a new window with the next forward."""
+        self._window = None
+
+    def finish(self) -> None:
+        """Close everything, as the session ends."""
+        self.note_peak(self._footprint.fold().level_bytes)
+        self.settle()
+        self._close_unlearned(self.open, _DETACHED)
+        self._is_finished = True
+
+    def note_peak(self, level_bytes: int) -> None:
+        """Take in a peak: it is one of each step that is open."""
+        for step in self.open:
+            step.window.peak_bytes = max(step.window.peak_bytes, level_bytes)
+
+    # ------------------------------------------------------------------ backward
+
+    def begin_backward(self, step: Step) -> None:
+        """Take note of the first gradient of a forward, closed or not."""
+        window = step.window
+        if step.stage is Stage.WAITING:
+            step.stage = Stage.BACKWARD
+        if window.is_running or self._is_finished:
+            return
+        window.is_running = True
+        if step.has_wall:
+            # Somebody may have run an evaluation, or another optimizer, meanwhile.
+            self._footprint.raise_wall()
+        if not window.is_closed:
+            window.note_released()
+
+        def end() -> None:
+            self._end_backward(window)
+
+        # Come after who has been called since: FSDP2 reduces what is left there.
+        queue_callback(lambda: queue_callback(end))
+
+    def _end_backward(self, window: Window) -> None:
+        """Make the outcome of a window: what its last forward tells is true of all."""
+        if not window.is_running:  # the session was detached meanwhile
+            return
+        window.is_running = False
+        if window.trace is not None:
+            window.trace.end()
+        self._footprint.drop_wall()
+        self._note_peaks(window, self._footprint.fold())
+        if self._answers.asked:
+            self._answers.read()
+        if window.is_closed:
+            self._end_again(window)
+            return
+        window.is_closed = True
+        if window.carried_bytes:
+            self.releases = window.released_bytes > window.carried_bytes // 2
+        others = [s for s in window.steps if s.stage is Stage.WAITING]
+        if others:
+            self._part_with(window, others)
+        self._close_window(window)
+
+    def _note_peaks(self, window: Window, peaks: Peaks) -> None:
+        """Take in what was read at the end of a backward, and in its trace."""
+        read = 0 if window.trace is None else window.trace.peak_bytes
+        level = max(peaks.level_bytes, read, window.peak_bytes)
+        if level > peaks.level_bytes:
+            self._footprint.note_level(level)
+            peaks = peaks._replace(level_bytes=level)
+        window.peak_bytes = level
+        if self._reads_peak:
+            window.peaks = peaks
+        self.note_peak(level)
+
+    def _part_with(self, window: Window, others: Sequence[Step]) -> None:
+        """Let forwards go that the backward did not go through.
+
+        Where their graphs live, theirs may still come: each is a window by itself then.
+        """
+        window.spoil(_NOT_ALL)
+        for step in others:
+            window.steps.remove(step)
+            step.window = Window(window.memory)
+            step.window.spoil(_NOT_ALL)
+            step.window.steps, step.window.is_left = [step], True
+        self._close_dead()
+
+    def _close_window(self, window: Window) -> None:
+        last = window.steps[-1]
+        facts = joined(window.parts)
+        if window.is_left:
+            self._shared_until = self.n_begun + _SHARED_STEPS
+        elif self._writers.plans:
+            self._windows.absorb(window.parts)
+        is_as_planned = not window.reason and window.planned == facts
+        if window.planned is not None and not is_as_planned:
+            for step in window.steps:
+                step.withdraw(window.reason or OTHERS)
+        n_graphs, self._n_graphs = self._n_graphs, count_graphs()
+        has_compiled = n_graphs != self._n_graphs
+        why = "code was compiled in this step" if has_compiled else ""
+        records = []
+        for step in window.steps:
+            self.open.remove(step)
+            step.growth_bytes = last.growth_bytes  # it knew all of them
+            records.append(step.close(step.reason or why, has_ended=True))
+        trace = None if window.is_shared else window.trace
+        self._writers.absorb(
+            StepOutcome(
+                facts=facts,
+                decision=last.decision,
+                records=tuple(records),
+                measurement=None if trace is None else Measurement.of(trace, last.menu),
+                calls=window.calls,
+                between=window.between,
+                released_bytes=window.released_bytes,
+                is_shared=window.is_shared,
+                has_compiled=has_compiled,
+            )
+        )
+
+    def _end_again(self, window: Window) -> None:
+        """Another backward through a window that is closed: its peaks are recorded.
+
+        Where another forward has begun since, that runs beside what this one holds:
+        such steps are not planned for a while.
+        """
+        if self.n_begun > window.steps[-1].number + 1:
+            self._shared_until = self.n_begun + _SHARED_STEPS
+        elif self._writers.plans and not window.is_shared:
+            self._windows.correct(window.parts, 2)
+            self._writers.take_back()
+        for step in window.steps:
+            step.reason = _TWO_BACKWARDS
+            self._writers.records.close(step.record())
+
+
+def is_in_backward() -> bool:
+    """Whether this is called from within a backward."""
+    return current_graph_task() != NO_GRAPH_TASK

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.memory.marks import INNER_GRADIENT
+from mimose.memory.trace import INNER_GRADIENT
 
 Take = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 FULL = {"budget": "1TiB", "planner": "full", "meter": "prediction"}
@@ -53,25 +53,6 @@ def _beside(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     z = model.layers[2](y.detach().requires_grad_())
     (found,) = torch.autograd.grad(z.sum(), model.layers[2][0].weight)
     return y.mean() * found.mean()
-
-
-class Sine(torch.autograd.Function):
-    """The sine's gradient, taken inside."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        """Take it."""
-        ctx.save_for_backward(x)
-        with torch.enable_grad():
-            inner = x.detach().requires_grad_()
-            (found,) = torch.autograd.grad(inner.sin().sum(), inner)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        """Return that of the cosine."""
-        (x,) = ctx.saved_tensors
-        return -x.sin() * gradient
 
 
 class Model(nn.Module):
@@ -156,7 +137,7 @@ EACH = [_forces, _detached, _backward, _twice, _several, _partly, _beside]
 
 @pytest.mark.parametrize(
     ("take", "options"),
-    [*((take, PLANNED) for take in EACH), (_twice, FULL), (_beside, FULL)],
+    [*((take, PLANNED) for take in EACH), (_twice, FULL)],
 )
 def test_every_step_takes_one(take: Take, options: dict[str, Any]) -> None:
     """Every way to take one trains exactly, and each step's record says so."""
@@ -170,24 +151,6 @@ def test_some_steps_take_one() -> None:
     told = _check(lambda: Model(_forces, lambda i: i % 3 == 0), PLANNED, n=12)
     assert told[0] == INNER_GRADIENT
     assert "" in told
-
-
-def test_planned_steps_take_one() -> None:
-    """Where nothing is measured any more, all steps but the first say so."""
-    is_odd = lambda i: i >= 14 and i % 2 == 0  # noqa: E731
-    told = _check(lambda: Model(_partly, is_odd), PLANNED, n=22)
-    assert told[8:14] == [""] * 6
-    assert told[16:] == [INNER_GRADIENT, ""] * 3
-
-
-def _own_function(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return Sine.apply(y).mean()  # type: ignore[no-untyped-call]
-
-
-def test_gradients_that_are_none_of_the_layers() -> None:
-    """What a Function takes inside, and evaluation with gradients, is no reason."""
-    told = _check(lambda: Model(_own_function, lambda _: True), PLANNED, n=14, evals=12)
-    assert told[8:] == [""] * 6
 
 
 def test_accumulation() -> None:

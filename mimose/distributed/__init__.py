@@ -1,0 +1,1 @@
+"""Ranks that agree on what they run, and whose errors become errors of all."""

@@ -1,0 +1,271 @@
+"""Finding the modules to plan for, and taking over their ``forward``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+from torch import nn
+
+from mimose.exceptions import CheckpointingConflictError, NoUnitsError
+from mimose.inputs.compiled import wrappers
+from mimose.near_names import near_names
+from mimose.torch_private import CHECKPOINT_WRAPPED, submodules_of
+
+Predicate: TypeAlias = Callable[..., bool]
+UnitsSpec: TypeAlias = (
+    str | type[nn.Module] | Predicate | Iterable[str | type[nn.Module]] | None
+)
+Named: TypeAlias = tuple[str, nn.Module]
+
+
+def find_units(model: nn.Module, units: UnitsSpec = None) -> tuple[Named, ...]:
+    """Return the qualified names and modules to plan for, in module order.
+
+    Without a choice, the first of these that finds anything: Hugging Face's
+    checkpointable layers; modules repeated in a ``ModuleList`` or ``Sequential`` (two
+    siblings of one class with the same parameter shapes, then all their class); the
+    classes named in ``_no_split_modules``; the elements of any ``ModuleList``. What
+    `torch.compile` wraps is found by what is inside, and its wrapper is the unit.
+
+    Args:
+        model: The model.
+        units: None to discover, or a module class, a qualified name (of a module, or
+            of a ``ModuleList`` for its elements), several of these, or a predicate
+            that takes ``(module)`` or ``(name, module)``.
+
+    Raises:
+        NoUnitsError: Nothing was found, or a name is not in the model.
+    """
+    if units is None:
+        found = _discover(model)
+    elif callable(units) and not isinstance(units, (type, nn.Module)):
+        found = _by_predicate(model, units)
+    else:
+        chosen: list[object] = [units]
+        if isinstance(units, Iterable) and not isinstance(
+            units, (str, type, nn.Module)
+        ):
+            chosen = list(units)
+        found = [named for item in chosen for named in _by_item(model, item)]
+    compiled = wrappers(model)
+    found = [compiled.get(id(named[1]), named) for named in found]
+    found = _outermost(model, found)
+    if not found:
+        msg = (
+            f"no units found in {type(model).__name__}"
+            + ("" if units is None else f" for units={units!r}")
+            + ": pass attach(layers=...) the class of the repeated layers, their "
+            "qualified names, or a predicate over modules"
+        )
+        raise NoUnitsError(msg)
+    return tuple(found)
+
+
+def _discover(model: nn.Module) -> list[Named]:
+    for search in (_checkpointable, _repeated, _no_split, _listed):
+        found = search(model)
+        if found:
+            return found
+    return []
+
+
+def _checkpointable(model: nn.Module) -> list[Named]:
+    """Return transformers' `GradientCheckpointingLayer`s, without importing it."""
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if any(c.__name__ == "GradientCheckpointingLayer" for c in type(module).__mro__)
+    ]
+    layers = {id(module) for _, module in found}
+    return [  # a stage of several such layers is one itself, in Swin
+        (name, module)
+        for name, module in found
+        if not any(id(m) in layers for m in module.modules() if m is not module)
+    ]
+
+
+def _repeated(model: nn.Module) -> list[Named]:
+    classes: set[type[nn.Module]] = set()
+    for container in _containers(model, classes):
+        shapes: set[object] = set()
+        for child in container.children():
+            if not _is_block(child):
+                continue
+            shape = type(child), tuple(tuple(p.shape) for p in child.parameters())
+            if shape in shapes:
+                classes.add(type(child))
+            shapes.add(shape)
+    return _elements(model, classes)
+
+
+def _containers(
+    model: nn.Module, classes: set[type[nn.Module]]
+) -> Iterator[nn.ModuleList | nn.Sequential]:
+    """Yield the lists that are not inside a module of `classes`, outermost first."""
+    stack: list[nn.Module] = [model]
+    while stack:
+        module = stack.pop(0)
+        if isinstance(module, (nn.ModuleList, nn.Sequential)):
+            yield module
+        stack.extend(c for c in module.children() if type(c) not in classes)
+
+
+def _elements(model: nn.Module, classes: set[type[nn.Module]]) -> list[Named]:
+    lists = {
+        id(child)
+        for module in model.modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential))
+        for child in module.children()
+    }
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) in classes and id(module) in lists
+    ]
+
+
+def _no_split(model: nn.Module) -> list[Named]:
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [(n, m) for n, m in model.named_modules() if type(m).__name__ in names]
+
+
+def _listed(model: nn.Module) -> list[Named]:
+    classes = {
+        type(child)
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList)
+        for child in module.children()
+        if _is_block(child)
+    }
+    return _elements(model, classes)
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Tell a block from a container and from a single layer of `torch.nn`."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return False
+    has_parameters = next(module.parameters(), None) is not None
+    is_single = next(module.children(), None) is None
+    from_torch = type(module).__module__.startswith("torch.nn")
+    return has_parameters and not (is_single and from_torch)
+
+
+def _by_predicate(model: nn.Module, predicate: Predicate) -> list[Named]:
+    needed = [
+        parameter
+        for parameter in inspect.signature(predicate).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind
+        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    takes_name = len(needed) >= 2
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if module is not model
+        and (predicate(name, module) if takes_name else predicate(module))
+    ]
+
+
+def _by_item(model: nn.Module, item: object) -> list[Named]:
+    if isinstance(item, type):
+        kind: type[nn.Module] = item
+        return [(n, m) for n, m in model.named_modules() if isinstance(m, kind)]
+    modules = dict(model.named_modules())
+    if not isinstance(item, str) or item not in modules:
+        msg = f"units: {_why_not(model, modules, item)}"
+        raise NoUnitsError(msg)
+    module = modules[item]
+    if isinstance(module, nn.ModuleList):
+        return [(f"{item}.{name}", child) for name, child in module.named_children()]
+    return [(item, module)]
+
+
+def _why_not(model: nn.Module, modules: Mapping[str, nn.Module], item: object) -> str:
+    """Say why an item finds nothing, and what may have been meant."""
+    if isinstance(item, nn.Module):
+        names = [repr(name) for name, module in modules.items() if module is item]
+        how = f"its name, {names[0]}" if names else "the name of one in the model"
+        return f"a module itself is no choice: pass {how}, or its class"
+    if not isinstance(item, str):
+        return (
+            f"{item!r} is none of what can be chosen: a module class, a qualified "
+            f"name, several of these, or a predicate over modules"
+        )
+    here = f"no module named {item!r} in {type(model).__name__}"
+    list_name, _, _ = item.rpartition(".")
+    parent = modules.get(list_name)
+    if isinstance(parent, nn.ModuleList):
+        return f"{here}: {list_name} has {len(parent)} elements, and means all of them"
+    classes = {type(module).__name__ for module in modules.values()}
+    if item in classes:
+        return f"{here}, but a class is: pass the class itself, units={item}"
+    near = near_names(item, modules)
+    near = near or [f"the class {name}" for name in near_names(item, classes)]
+    if near:
+        return f"{here}; did you mean {' or '.join(near)}?"
+    found = [name for name, _ in _outermost(model, _discover(model))]
+    by_itself = f" (without units= it is {found[0]}, ...)" if found else ""
+    return f"{here}; print(model) shows the names that there are{by_itself}"
+
+
+def _outermost(model: nn.Module, found: list[Named]) -> list[Named]:
+    """Drop repeats, the model itself and units inside other units."""
+    chosen = {id(module): (name, module) for name, module in found}
+    chosen.pop(id(model), None)
+    inside = {
+        id(inner)
+        for _, module in chosen.values()
+        for inner in module.modules()
+        if inner is not module
+    }
+    order = {id(module): i for i, module in enumerate(model.modules())}
+    kept = [named for key, named in chosen.items() if key not in inside]
+    return sorted(kept, key=lambda named: order[id(named[1])])
+
+
+def refuse_other_checkpointing(model: nn.Module) -> None:
+    """Make sure that nobody else recomputes parts of this model.
+
+    Raises:
+        CheckpointingConflictError: A module's own checkpointing is switched on, or a
+            module is wrapped by `checkpoint_wrapper`.
+    """
+    for name, module in model.named_modules():
+        wrapped = CHECKPOINT_WRAPPED in submodules_of(module)
+        if wrapped or getattr(module, "gradient_checkpointing", False) is True:
+            how = (
+                "is wrapped by torch's checkpoint_wrapper: attach to the model without "
+                "the wrapper"
+                if wrapped
+                else "has its own activation checkpointing switched on: "
+                + _how_to_switch_off(model, name)
+            )
+            msg = (
+                f"{name or 'the model'} ({type(module).__name__}) {how}. mimose "
+                f"decides per input shape what is recomputed, and two owners would "
+                f"recompute twice."
+            )
+            raise CheckpointingConflictError(msg)
+
+
+def _how_to_switch_off(model: nn.Module, name: str) -> str:
+    """Say how a module of transformers, or another, stops to checkpoint by itself.
+
+    Whoever never switched it on has a trainer that does: those of TRL by default.
+    """
+    parts = name.split(".") if name else []
+    modules = dict(model.named_modules())
+    for outer in (".".join(parts[:n]) for n in range(len(parts) + 1)):
+        for setting in ("activation_checkpointing", "gradient_checkpointing"):
+            if hasattr(modules[outer], f"{setting}_disable"):
+                path = f"model.{outer}" if outer else "model"
+                return (
+                    f"call {path}.{setting}_disable(); where a Trainer switches it on, "
+                    f"give its arguments {setting}=False, such as "
+                    f"TrainingArguments({setting}=False), and TRL's too, for which "
+                    f"it is on by default: SFTConfig({setting}=False)"
+                )
+    return f"set gradient_checkpointing = False on {name or 'it'}"

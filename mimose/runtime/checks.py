@@ -1,0 +1,143 @@
+"""Budgets that cannot be kept: an error in words, or one warning."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Mapping
+
+from torch import nn
+
+from mimose.budget import format_bytes
+from mimose.cost.problem import Memory
+from mimose.exceptions import InfeasibleBudgetError
+from mimose.memory.footprint import Footprint
+from mimose.memory.infeasible_error import held_already, infeasible
+from mimose.policy.least_peaks import LeastPeaks
+from mimose.types import StepInput
+
+_log = logging.getLogger(__name__)
+
+
+class BudgetChecks:
+    """Raises where a budget is proved impossible: by what is held, or by a step.
+
+    Args:
+        model: The model, for what holds its memory.
+        footprint: What is held of the device.
+        budget_bytes: The budget.
+        noise_bytes: By how much two readings differ.
+        least_peaks: What steps with everything recomputed needed.
+        warns: Whether to warn once, and go on, rather than raise.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        footprint: Footprint,
+        budget_bytes: int,
+        noise_bytes: float,
+        least_peaks: LeastPeaks,
+        *,
+        warns: bool,
+    ) -> None:
+        self._model = weakref.ref(model)  # a session that is done holds it no more
+        self._footprint = footprint
+        self._budget_bytes = budget_bytes
+        self._slack_bytes = 5 * noise_bytes
+        self._least = least_peaks
+        self.warns = warns
+        self._has_warned = False
+
+    def raise_if_held(self) -> None:
+        """Make sure that the budget is not less than what is held already.
+
+        Raises:
+            InfeasibleBudgetError: It is.
+        """
+        most = self._budget_bytes + self._slack_bytes
+        if self._footprint.least_bytes() <= most:
+            return
+        gc.collect()
+        held, model = self._footprint.least_bytes(), self._model()
+        if held > most and model is not None:
+            self._raise(held_already(model, self._budget_bytes, held))
+
+    def raise_if_infeasible(
+        self, facts: StepInput, start_bytes: float, state_bytes: float
+    ) -> None:
+        """Make sure that no smaller step is known to have needed more than the budget.
+
+        Args:
+            facts: Of the step to come.
+            start_bytes: Held now.
+            state_bytes: Of the optimizer, now.
+
+        Raises:
+            InfeasibleBudgetError: One has.
+        """
+        least, model = self._least.bound(facts, start_bytes, state_bytes), self._model()
+        if least > self._budget_bytes + self._slack_bytes and model is not None:
+            budget = float(self._budget_bytes)
+            self._raise(infeasible(model, budget, least, start_bytes, state_bytes))
+
+    def raise_if_expected(
+        self, shape: Mapping[str, int], least_peak_bytes: float, memory: Memory
+    ) -> None:
+        """Make sure that a shape to come can be trained within the budget.
+
+        Args:
+            shape: Its sizes, by name.
+            least_peak_bytes: What it is predicted to reach under any plan.
+            memory: What is held, and the budget.
+
+        Raises:
+            InfeasibleBudgetError: It cannot.
+        """
+        if least_peak_bytes <= memory.budget_bytes + self._slack_bytes:
+            return
+        sizes = ", ".join(f"{name} = {size}" for name, size in shape.items())
+        advice = (
+            f"That is the largest shape to come ({sizes}), as it is predicted from the "
+            f"shapes measured so far. Raise the budget to at least "
+            f"{format_bytes(least_peak_bytes)}, or leave such batches out."
+        )
+        start = memory.with_state.start_bytes
+        self._raise(_too_large(memory.budget_bytes, least_peak_bytes, start, advice))
+
+    def beyond_wall(
+        self, least_peak_bytes: float, start_bytes: float
+    ) -> InfeasibleBudgetError:
+        """Return the error for a forward that ran out of the budget.
+
+        Args:
+            least_peak_bytes: Reserved then, and asked for.
+            start_bytes: Held as the step began.
+        """
+        advice = (
+            "It would have gone on to more. Raise the budget, use a smaller batch or "
+            "shorter inputs, or leave such batches out."
+        )
+        budget = self._budget_bytes
+        return _too_large(budget, least_peak_bytes, start_bytes, advice)
+
+    def _raise(self, error: InfeasibleBudgetError) -> None:
+        if not self.warns:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, and the caller's tensors
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("mimose: %s Training goes on with the least plan.", error)
+
+
+def _too_large(
+    budget_bytes: float, least_peak_bytes: float, start_bytes: float, advice: str
+) -> InfeasibleBudgetError:
+    holders = {
+        "what is held before the step": start_bytes,
+        "the step itself, everything recomputed": least_peak_bytes - start_bytes,
+    }
+    return InfeasibleBudgetError(budget_bytes, least_peak_bytes, holders, advice)

@@ -1,0 +1,548 @@
+"""The layers' forwards, taken over: each call is kept, recomputed, or measured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from mimose.actions.base import Action, Probe, UnitCall
+from mimose.actions.offload.away import handed_over
+from mimose.cost.learner import Learner
+from mimose.exactness.attributes import HeldObjects
+from mimose.exactness.findings import Findings
+from mimose.exactness.handed import Knowledge
+from mimose.exactness.input_watch import Marks, cut_off, is_edited
+from mimose.exactness.late_answers import LateAnswers
+from mimose.exactness.structure import Structure
+from mimose.exactness.unit import Unit, note_shared_weights
+from mimose.exceptions import LateChangeError, NotRecomputableError
+from mimose.inputs.describe import Mode
+from mimose.inputs.families import digest, family_key
+from mimose.inputs.patch import Patch, hidden, is_traced
+from mimose.inputs.shapes import argument_tensors, call_shape
+from mimose.memory.gauges import (
+    Counted,
+    Gauge,
+    Reading,
+    by_operators,
+    by_saved,
+)
+from mimose.memory.trace import Trace, input_storages, input_tensors
+from mimose.memory.tracker import StorageTracker
+from mimose.runtime.step import Step
+from mimose.torch_private import (
+    StopRecomputation,
+    are_parametrizations_cached,
+    is_dual_level_open,
+    is_from_forbidden_hooks,
+    may_push_saved_hooks,
+    top_transform,
+)
+from mimose.types import (
+    ANY_HEADROOM,
+    MOST_CONTEXTS,
+    NO_HEADROOM,
+    NOTHING_FREE,
+    CostOf,
+    Headrooms,
+    Measured,
+    OnRecompute,
+    Sizes,
+)
+
+_log = logging.getLogger(__name__)
+
+_EDITED = "its input is edited in place after it was read"
+_EDITS_OBJECT = "a tensor of an object that it is handed is edited in place"
+_FORBIDS = "it forbids hooks of saved tensors, as torch.func.grad does"
+_PATIENCE = 5
+"""Training steps; a layer that none of them calls is worth a word."""
+
+
+class LayerPatch(Patch):
+    """A layer's forward: as the running step says, if there is one.
+
+    Args:
+        unit: The layer.
+        calls: Knows the running step.
+    """
+
+    def __init__(self, unit: Unit, calls: LayerCalls) -> None:
+        super().__init__(unit.module)
+        self._unit = unit
+        self._calls = calls
+        unit.take_over(self.original)
+        self._untraced = hidden(_call)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer as the step says; most often it is kept."""
+        if is_traced():  # by somebody who compiles it after attach
+            return self._untraced(self, args, kwargs)
+        calls, unit = self._calls, self._unit
+        if calls.step is None:
+            return self.original(*args, **kwargs)
+        at = unit.calls
+        unit.calls = at + 1
+        if at < unit.n_straight and torch.is_grad_enabled():
+            return self.original(*args, **kwargs)
+        return calls.run(unit, at, args, kwargs)
+
+
+def _call(patch: LayerPatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return patch(*args, **kwargs)
+
+
+class LayerCalls:
+    """Runs the layer calls of the step that is set, and passes through when none is.
+
+    Args:
+        units: The layers, by index.
+        actions: Those in use, from the one that holds most to the one that holds least.
+        learner: Learns FLOPs.
+        device: The model's.
+        root: The model.
+        knowledge: What the layers do to objects that they are handed.
+        findings: Tells when something of the layers is found out.
+        answers: Tells what only an accelerator knows.
+        objects: Those that the layers hold.
+
+    Attributes:
+        step: The running step; None between steps.
+        inputs: Of the running step's recomputed calls, as they were read.
+        lacks_gradients: Whether a call that was planned for ran without gradients.
+        never_called: Layers that no step has called; () before there were a few steps.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        actions: Sequence[Action],
+        learner: Learner,
+        device: torch.device,
+        root: nn.Module,
+        knowledge: Knowledge,
+        findings: Findings,
+        answers: LateAnswers,
+        objects: HeldObjects,
+    ) -> None:
+        self.units = units
+        self.knowledge = knowledge
+        self.answers = answers
+        """What only an accelerator knows, to be read when the step has ended."""
+        self.step: Step | None = None
+        self.inputs: list[tuple[Unit, Marks]] = []
+        self.lacks_gradients = False
+        self.never_called: tuple[str, ...] = ()
+        self.on_compiled: Callable[[], object] = lambda: None
+        """Called where a layer turns out to run compiled code."""
+        self._objects = objects
+        self._findings = findings
+        self._learner = learner
+        self._device = device
+        self._root = root
+        self._structure = Structure(root)
+        self._actions = {action.spec.name: action for action in actions}
+        self._first, self._least = actions[0].spec.name, actions[-1].spec.name
+        self._on_host = {a.spec.name for a in actions if a.spec.needs_host}
+        self._recomputing = {a.spec.name for a in actions if a.spec.recomputes}
+        self._flops: dict[tuple[int, str, Sizes], int] = {}
+        """Of calls that ran under a baseline, with an early stop."""
+        self._plan: tuple[object, int] = None, -1
+        """That is set, and the version of the findings it was set with."""
+        self._headrooms: Headrooms = NOTHING_FREE
+        self._trace: Trace | None = None
+        self._impure: dict[Unit, str] = {}
+        """Layers that the running step was told of in their first call, and why."""
+        self._mode = Mode("", ())
+        self._known_modes: set[str] = set()
+        self._n_steps = 0
+        self._uncalled = list(units)
+        self._note_objects()
+
+    # ------------------------------------------------------------------ the model
+
+    def set_mode(self, mode: Mode) -> None:
+        """Say what is trained now; in a new mode layers may change other things."""
+        if mode is self._mode:
+            return
+        self._mode = mode
+        self._findings.families = mode.unit_keys
+        if mode.key not in self._known_modes:
+            if len(self._known_modes) >= MOST_CONTEXTS:
+                self._known_modes.clear()
+            self._known_modes.add(mode.key)
+            self.forget_changes()
+
+    def renew(self) -> bool:
+        """Note anew what the layers consist of, if modules or buffers are others now.
+
+        Returns:
+            Whether the model consists of others.
+        """
+        if not self._structure.renew() and not any(
+            [unit.guard.is_other for unit in self.units]
+        ):
+            return False
+        for unit in self.units:
+            unit.renew()
+        note_shared_weights(self.units)
+        self._note_objects()
+        return True
+
+    def _note_objects(self) -> None:
+        self._objects.note(m for unit in self.units for m in unit.module.modules())
+
+    def forget_changes(self) -> None:
+        """Find out anew what the layers change."""
+        for unit in self.units:
+            unit.forget()
+
+    # ------------------------------------------------------------------ a forward
+
+    def begin(self, step: Step) -> None:
+        """Set the running step, and by layer the actions of its calls."""
+        self.step, self._trace = step, step.window.trace
+        self._objects.begin()
+        self.inputs, self._impure = [], {}
+        self.lacks_gradients = False
+        chosen = step.decision.chosen
+        self._headrooms = NOTHING_FREE
+        if chosen is not None:
+            self._headrooms = chosen.headrooms_at(step.facts.sizes)
+        plan = None if chosen is None else chosen.by_unit
+        key = plan, self._findings.version
+        if self._trace is None and plan is self._plan[0] and key[1] == self._plan[1]:
+            for unit in self.units:
+                unit.calls = 0
+        else:
+            by_unit = [()] * len(self.units) if plan is None else plan
+            for unit, actions in zip(self.units, by_unit, strict=True):
+                unit.plan(actions, self._first)
+                if self._trace is not None:
+                    unit.n_straight = 0
+            self._plan = key if self._trace is None else (None, -1)
+        for unit, calls in zip(self.units, step.calls_before, strict=False):
+            unit.calls = calls
+
+    def end(self) -> None:
+        """Pass through from now on."""
+        self.step = self._trace = None
+        self.inputs = []
+
+    def note_calls(self) -> None:
+        """Say once which layers a few forwards that came to their end never called."""
+        if self._n_steps == _PATIENCE:
+            return
+        self._n_steps += 1
+        self._uncalled = [unit for unit in self._uncalled if not unit.calls]
+        if self._n_steps < _PATIENCE or not self._uncalled:
+            return
+        self.never_called = tuple(unit.name for unit in self._uncalled)
+        _log.warning(
+            "mimose: %d of %d layers were never called in %d training steps, and are "
+            "not planned: %s, … If others run in their stead, or modules inside them, "
+            "pass attach(layers=...) the classes of those",
+            len(self._uncalled),
+            len(self.units),
+            _PATIENCE,
+            ", ".join(self.never_called[:3]),
+        )
+
+    def forget_comparisons(self) -> None:
+        """Take note that there will be no backward of the running forward."""
+        for unit, _ in self.inputs:
+            unit.is_compared = unit.is_proven
+
+    def raise_if_unrepeatable(self, changed: Mapping[object, str]) -> None:
+        """Make sure, as the root is left, that what was recomputed may run again.
+
+        Layers that may not are kept from now on.
+
+        Args:
+            changed: What the forward has changed, as `Rollback.learn` tells.
+
+        Raises:
+            NotRecomputableError: Some of them were to be recomputed in this step.
+            LateChangeError: It has changed an object that layers hold as never before.
+        """
+        if self._objects.begin_to_move() and self.inputs:
+            self._cut_off_inputs()
+            raise LateChangeError(self.inputs[0][0].name, [])
+        found = {unit: _EDITED for unit, noted in self.inputs if is_edited(noted)}
+        if not (found or changed or self._impure or self.knowledge.edited):
+            return
+        if self.knowledge.edited:
+            found.update({u: _EDITS_OBJECT for u in self.units if u.handed.has_edited})
+        if changed:
+            found.update({u: why for u in self.units if (why := u.impurity(changed))})
+        recomputed = {unit for unit, _ in self.inputs}
+        found = {u: w for u, w in found.items() if u in recomputed or not u.is_kept}
+        for unit, why in found.items():
+            if not unit.is_kept:  # a gradient taken meanwhile may have told
+                unit.keep(why)
+        found.update(self._impure)
+        units = [unit for unit in found if unit in recomputed]
+        if units:
+            self._cut_off_inputs()
+            names = {unit.index: unit.name for unit in units}
+            raise NotRecomputableError(names, found[units[0]])
+
+    def _cut_off_inputs(self) -> None:
+        for _, noted in self.inputs:
+            cut_off(noted)
+
+    # ------------------------------------------------------------------ one call
+
+    def run(
+        self, unit: Unit, at: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one call that is not simply kept.
+
+        Args:
+            unit: The layer.
+            at: Which of its calls in the window it is.
+            args: What it is called with.
+            kwargs: What it is called with by name.
+        """
+        step, trace = self.step, self._trace
+        assert step is not None
+        planned = unit.actions[at] if at < len(unit.actions) else None
+        if not torch.is_grad_enabled():
+            self.lacks_gradients = self.lacks_gradients or planned is not None
+            return unit.forward(*args, **kwargs)
+        if trace is not None:
+            return self._measure(step, trace, unit, at, planned, args, kwargs)
+        name = planned or step.next_action()
+        call = UnitCall(unit, args, kwargs, self, is_whole=step.decision.is_whole)
+        if name != self._first:
+            name = self._chosen(name, unit, args, kwargs)
+            if name == self._first:
+                return call.forward()
+        if name in self._recomputing:
+            known_as = step.decision.uncounted.get((unit.index, at))
+            if planned is None or known_as is not None:
+                call = call._replace(on_recompute=self._count(step, known_as, call))
+        if name in self._on_host:
+            free = ANY_HEADROOM  # a baseline knows no budget
+            if planned is not None:
+                free = self._headrooms.get((unit.index, at), NO_HEADROOM)
+            call = call._replace(headroom=free)
+        return self._act(name, call, None)
+
+    def _act(self, name: str, call: UnitCall, probe: Probe | None) -> Any:
+        """Run a call under an action.
+
+        Raises:
+            NotRecomputableError: The action's hooks are forbidden within the layer.
+        """
+        try:
+            return self._actions[name].run(call, probe)
+        except RuntimeError as error:
+            if name == self._first or not is_from_forbidden_hooks(error):
+                raise
+            unit = call.unit
+            unit.keep_alike(_FORBIDS)
+            raise NotRecomputableError({unit.index: unit.name}, _FORBIDS) from error
+
+    def _chosen(
+        self, name: str, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str:
+        """Return the action of a call, now that it is made, where and with what it is.
+
+        What refuses a layer is not chosen for it again; the least stands in for it.
+        """
+        if unit.is_kept:
+            return self._first
+        why = _surroundings(unit)
+        if not why and self.knowledge.edited:
+            edits = self.knowledge.cannot_be_copied(args, kwargs)
+            why = _EDITS_OBJECT if edits else ""
+        if why:
+            unit.keep(why)
+            return self._first
+        if name not in unit.excluded:
+            why = self._actions[name].refuses(unit)
+            if not why:
+                return name
+            if name == self._least:
+                unit.keep(why)
+                return self._first
+            unit.exclude(name, why)
+        return self._chosen(self._least, unit, args, kwargs)
+
+    # ------------------------------------------------------------------ measuring
+
+    def _measure(
+        self,
+        step: Step,
+        trace: Trace,
+        unit: Unit,
+        at: int,
+        planned: str | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        call = UnitCall(unit, args, kwargs, self)
+        inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
+        if top_transform() is not None or not _has_gradients(unit.module, inputs):
+            return call.forward()
+        name = planned or self._least
+        is_free = planned == self._first
+        if name != self._first:
+            name = self._chosen(name, unit, args, kwargs)
+        shape = call_shape(args, kwargs)
+        measured = Measured(
+            name=f"{unit.name}#{at}",
+            unit=unit.index,
+            call=at,
+            sizes=shape.sizes,
+            action=name,
+            part=step.part,
+            inputs=input_storages(inputs),
+            given=input_tensors(inputs),
+        )
+        handed = handed_over(args, kwargs)
+        if handed is not None:
+            measured.input_bytes = float(handed.untyped_storage().nbytes())
+        index = trace.enter(measured)
+        # Where it is kept by choice, other steps have told what it holds.
+        probe = None
+        if not is_free:
+            probe = Probe(trace, index, self._gauge(unit, args, kwargs), inputs)
+        output = self._act(name, call, probe)
+        ranks = trace.leave(index, inputs, output)
+        alike = family_key(self._mode.unit_keys[unit.index], shape, self._device)
+        measured.belong_to(digest((alike, ranks)))
+        return output
+
+    def _gauge(
+        self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Gauge:
+        """Return what counts a call, by what is known of its layer when it runs."""
+        flops = estimated_flops(unit.module, args, kwargs)
+
+        def run(
+            forward: Callable[[], Any], given: Sequence[torch.Tensor]
+        ) -> tuple[Any, Reading]:
+            if not unit.is_compiled:
+                return by_operators(self._teach)(forward, given)
+            return by_saved(self._teach, self._root, flops)(forward, given)
+
+        return run
+
+    def _teach(self, counted: Counted) -> dict[str, float]:
+        """Return what each action would hold of a call that was counted."""
+        held = {
+            name: action.held_bytes(counted) for name, action in self._actions.items()
+        }
+        return {name: n_bytes for name, n_bytes in held.items() if n_bytes is not None}
+
+    # ------------------------------------------------------------------ FLOPs
+
+    def _count(
+        self, step: Step, cost_of: CostOf | None, call: UnitCall
+    ) -> OnRecompute | None:
+        """Count the FLOPs of a recomputation, where nobody knows them.
+
+        The early stop leaves out what comes after the last tensor that is needed, so
+        these are not the forward's FLOPs. Compiled layers do not stop early, nor does a
+        first call, so what that takes is not learned.
+
+        Args:
+            step: Takes them in.
+            cost_of: What they are learned as for plans; None under a baseline, of
+                which a call of each size is counted once.
+            call: The call.
+        """
+        unit = call.unit
+        key = unit.index, self._mode.key, call_shape(call.args, call.kwargs).sizes
+        known = self._flops.get(key) if cost_of is None else None
+        if unit.is_compiled:
+            known = estimated_flops(unit.module, call.args, call.kwargs)
+        if known is not None:
+            step.flops += known
+            return None
+        learns = unit.is_compared
+
+        def learn(flops: int) -> None:
+            step.flops += flops
+            if learns and cost_of is not None:
+                self._learner.absorb_cost(cost_of, flops)
+            elif learns:
+                self._flops[key] = flops
+
+        def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
+            tracker = StorageTracker()
+            try:
+                with tracker:
+                    output = forward()
+            except StopRecomputation:  # all that was needed is there
+                learn(tracker.flops)
+                raise
+            learn(tracker.flops)
+            return output
+
+        return run
+
+    # ------------------------------------------------------------------ notes
+
+    def note_read(self, unit: Unit, noted: Marks) -> None:
+        """Take note of the inputs of a call that will run again."""
+        self.inputs.append((unit, noted))
+
+    def note_compiled(self, call: UnitCall) -> None:
+        """Take note that a call has shown that its layer runs compiled code."""
+        call.unit.is_compiled = True
+        self.on_compiled()
+
+    def note_impure(self, unit: Unit, why: str) -> None:
+        """Take note that a layer turned out one that may not run again."""
+        self._impure[unit] = why
+
+
+def estimated_flops(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> int:
+    """Return about what a forward computes whose operators nobody can watch.
+
+    That is two FLOPs for each weight of a matrix and each row of the largest input.
+
+    Args:
+        module: The layer.
+        args: What it is called with.
+        kwargs: What it is called with by name.
+    """
+    weights = sum(p.numel() for p in module.parameters() if p.dim() > 1)
+    inputs = [t for _, t in argument_tensors(args, kwargs) if t.is_floating_point()]
+    rows = (t.numel() // t.shape[-1] for t in inputs if t.dim() and t.numel())
+    return 2 * weights * max(rows, default=0)
+
+
+def _surroundings(unit: Unit) -> str:
+    """Return where a call is made that cannot run again in its backward; "" if it can.
+
+    What is around it has ended by then, or does not bear hooks of saved tensors.
+    """
+    if top_transform() is not None:
+        return "it is called inside a transform of torch.func"
+    if not may_push_saved_hooks():
+        return "it is called where hooks of saved tensors are forbidden"
+    if is_dual_level_open():
+        return "it is called inside a level of forward-mode differentiation"
+    if are_parametrizations_cached() and any(
+        map(parametrize.is_parametrized, unit.module.modules())
+    ):
+        return "it is called inside parametrize.cached()"
+    return ""
+
+
+def _has_gradients(module: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a call takes part in the backward at all; else it is no event."""
+    return any(tensor.requires_grad for tensor in inputs) or any(
+        parameter.requires_grad for parameter in module.parameters()
+    )

@@ -1,0 +1,261 @@
+"""Marks at the boundaries, what follows from them, and held bytes to the byte."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose.memory.analysis import analyse
+from mimose.memory.gauges import by_operators
+from mimose.memory.trace import Mark, Trace
+from mimose.memory.tracker import StorageTracker
+from mimose.planners.actions import EXACT_MENU
+from mimose.types import Measured
+
+KEEP, RECOMPUTE = EXACT_MENU.names
+
+ZOO = ("t5", "albert", "resnet")
+
+
+def _marks(trace):
+    return [(mark.kind, mark.event) for mark in trace.marks]
+
+
+def _expected_marks(n_events):
+    """Forward in order, backward in reverse, each recomputed after its gradient."""
+    forward = [(kind, i) for i in range(n_events) for kind in ("enter", "exit")]
+    backward = [
+        (kind, i)
+        for i in reversed(range(n_events))
+        for kind in ("gradient", "recompute", "recomputed")
+    ]
+    return [("start", -1), *forward, ("root_exit", -1), *backward, ("end", -1)]
+
+
+class _Passing(nn.Module):
+    """Passes a second tensor through as it is."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x, carried):
+        return x + torch.tanh(self.linear(x)), carried
+
+
+class _PassingChain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(_Passing(16) for _ in range(3))
+
+    def forward(self, x):
+        x, carried = self.stem(x), self.stem(x).tanh()
+        for block in self.blocks:
+            x, carried = block(x, carried)
+        return x.square().mean() + carried.mean()
+
+
+def test_an_input_passed_through_is_no_output(toys, meter, monkeypatch):
+    """The gradient of a tensor that a block only hands on does not announce it."""
+    traces = toys.traces_of(monkeypatch)
+    model = _PassingChain()
+    with mimose.attach(model, "1TiB", meter=meter):
+        model(toys.inputs()).backward()
+    assert _expected_marks(3) == _marks(traces[0])
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_boundaries_of_the_zoo(toys, meter, monkeypatch, name):
+    """In T5 too, whose encoder output every decoder layer reads, the order holds."""
+    traces = toys.traces_of(monkeypatch)
+    model = toys.zoo_model(name)
+    with mimose.attach(model, "1TiB", meter=meter):
+        toys.train(model, toys.zoo_batches(name, 1))
+    trace = traces[0]
+    assert _expected_marks(len(trace.events)) == _marks(trace)
+    if name == "t5":
+        assert [
+            "encoder.block.0#0",
+            "encoder.block.1#0",
+            "decoder.block.0#0",
+            "decoder.block.1#0",
+        ] == [event.name for event in trace.events]
+    if name == "albert":
+        layer = "albert.encoder.albert_layer_groups.0"
+        assert [f"{layer}#{i}" for i in range(3)] == [e.name for e in trace.events]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_recomputation_holds_what_keeping_does(toys, monkeypatch, name):
+    """Held bytes, outputs and working peak of each event are those of a bare run."""
+    model = toys.zoo_model(name)
+    (batch,) = toys.zoo_batches(name, 1)
+    if name == "t5":  # a kept layer holds no keys and values
+        batch["use_cache"] = False
+    expected = _bare_measurements(copy.deepcopy(model), batch, toys)
+    traces = toys.traces_of(monkeypatch)
+    with toys.counting() as meter, mimose.attach(model, "1TiB", meter=meter):
+        toys.train(model, [batch])
+    (trace,) = traces
+    sample = analyse(trace.marks, trace.events, EXACT_MENU)
+    actual = [
+        (
+            event.held_bytes[KEEP],
+            event.held_bytes[RECOMPUTE],
+            measured.forward_excess_bytes[KEEP],
+        )
+        for event, measured in zip(trace.events, sample.events, strict=True)
+    ]
+    assert expected == actual
+    assert all(held > output > 0 for held, output, _ in actual)
+
+
+def _bare_measurements(model, batch, toys):
+    """Run the units under a tracker of their own, as they run without a session."""
+    measured = []
+
+    def tracked(forward):
+        def run(*args, **kwargs):
+            with StorageTracker() as tracker:
+                output = forward(*args, **kwargs)
+                measured.append(
+                    (
+                        tracker.live_bytes,
+                        tracker.bytes_made(output),
+                        tracker.peak_bytes,
+                    )
+                )
+            return output
+
+        return run
+
+    for _, unit in mimose.inputs.units.find_units(model):
+        unit.forward = tracked(unit.forward)
+    toys.train(model, [batch])
+    return measured
+
+
+def _event(index, action=RECOMPUTE, held=60.0, output=10.0):
+    return Measured(
+        name=f"layer.{index}#0",
+        unit=index,
+        call=0,
+        family=0,
+        sizes=(2,),
+        action=action,
+        held_bytes={KEEP: held, RECOMPUTE: output},
+        flops=7,
+    )
+
+
+def _written(*lines):
+    return [Mark(kind, event, live, peak, True) for kind, event, live, peak in lines]
+
+
+STEP = (
+    ("start", -1, 100, 100),
+    ("enter", 0, 105, 130),
+    ("exit", 0, 115, 175),
+    ("root_exit", -1, 120, 140),
+    ("gradient", 0, 122, 150),
+    ("recompute", 0, 125, 126),
+    ("recomputed", 0, 185, 195),
+    ("end", -1, 90, 210),
+)
+
+
+def test_samples_of_a_written_step():
+    """Each number of a step with one event follows from the marks around it."""
+    sample = analyse(_written(*STEP), [_event(0)], EXACT_MENU)
+    (event,) = sample.events
+    assert (5, 30.0) == (sample.gaps[0].net_bytes, sample.gaps[0].excess_bytes)
+    assert {RECOMPUTE: 70.0, KEEP: 70.0} == event.forward_excess_bytes
+    assert (5, 25.0) == (sample.head.net_bytes, sample.head.excess_bytes)
+    assert (2, 30.0) == (sample.loss.net_bytes, sample.loss.excess_bytes)
+    assert {RECOMPUTE: 210 - 122 - (60 - 10)} == event.backward_excess_bytes
+    assert {RECOMPUTE: 90 - 122 + 10} == event.backward_net_bytes
+    assert {RECOMPUTE: 7.0} == event.cost
+    assert sample.is_ordered
+
+
+class _Readings:
+    """A meter that reads what it was told to."""
+
+    reads_peak = True
+
+    def __init__(self, readings):
+        self._readings = iter(readings)
+
+    def read(self):
+        return (*next(self._readings), 0)
+
+    def reset_peak(self):
+        pass
+
+
+def test_a_second_backward_ends_the_loss():
+    """All before its first gradient is the loss; gradients are waited for again."""
+    readings = [(100, 100), (100, 100), (110, 120), (120, 120), (125, 140), (130, 180)]
+    trace = Trace(_Readings([*readings, (128, 135), (90, 150)]))
+    trace.mark("start")
+    trace.mark("exit", trace.enter(_event(0)))
+    trace.mark("root_exit")
+    assert trace.events[0].note_gradient()
+    trace.mark("gradient", 0)
+    trace.end(is_last=False)
+    trace.await_backward()
+    assert trace.events[0].note_gradient()
+    trace.mark("gradient", 0)
+    trace.end()
+    sample = analyse(trace.marks, trace.events, EXACT_MENU)
+    assert (8, 60.0) == (sample.loss.net_bytes, sample.loss.excess_bytes)
+    assert {RECOMPUTE: 90 - 128 + 10} == sample.events[0].backward_net_bytes
+
+
+def test_gradients_out_of_order_are_noticed():
+    """A model whose gradients come in another order cannot be laid out."""
+    marks = _written(
+        ("start", -1, 0, 0),
+        ("enter", 0, 0, 0),
+        ("exit", 0, 0, 0),
+        ("enter", 1, 0, 0),
+        ("exit", 1, 0, 0),
+        ("root_exit", -1, 0, 0),
+        ("gradient", 0, 0, 0),
+        ("gradient", 1, 0, 0),
+        ("end", -1, 0, 0),
+    )
+    assert not analyse(marks, [_event(0), _event(1)], EXACT_MENU).is_ordered
+
+
+class _Watched(nn.Module):
+    def __init__(self, last):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.last = last
+
+    def forward(self, x):
+        return self.last(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (torch.relu, 2 * 4 * 4.0),
+        (lambda x: x + 1.0, 0.0),
+        (lambda x: x.exp()[:1], None),
+    ],
+)
+def test_who_saves_what_it_returns(last, expected):
+    """It shows in the users of the storage, but for views."""
+    layer = _Watched(last)
+    trace = Trace(_Readings([(100, 100)] * 4))
+    trace.mark("start")
+    index = trace.enter(_event(0))
+    gauge = by_operators(lambda counted: {})
+    x = torch.rand(2, 4, requires_grad=True)
+    trace.recomputed(index, gauge)(lambda: layer(x), [x])
+    assert expected == trace.events[0].kept_output_bytes
