@@ -63,7 +63,6 @@ def draw_problem(
     *,
     n_actions: int = 6,
     jitter: float = 0.0,
-    nets_by_action: bool = True,
     masked: bool = False,
 ) -> PlanningProblem:
     """Draw a problem with room for everything; `with_budget` puts a budget to it.
@@ -76,12 +75,11 @@ def draw_problem(
         n_actions: 2, 3 or 6.
         jitter: By how much the costs and bytes of like layers differ; with 0 they are
             equal, so that many plans cost the same.
-        nets_by_action: Whether some actions leave a little more behind than others.
         masked: Whether families do without some actions, and single events must keep
             or must do the least.
     """
     blocks = _blocks(rng, kind, n_events)
-    drawn = [_table(rng, block, nets_by_action) for block in blocks]
+    drawn = [_table(block) for block in blocks]
     table = np.concatenate(drawn, axis=1)
     if jitter:
         table[:3] *= 1 + jitter * rng.uniform(-1, 1, (n_events, 1))
@@ -98,7 +96,6 @@ def draw_problem(
         "held_bytes": held,
         "forward_excess_bytes": forward,
         "backward_excess_bytes": backward,
-        "backward_net_bytes": net,
         "cost": cost,
         "host_bytes": np.zeros_like(cost),
     }
@@ -107,6 +104,7 @@ def draw_problem(
         events=tuple(f"layer.{index}#0" for index in range(n_events)),
         actions=tuple(ACTIONS[index] for index in menu),
         allowed=allowed,
+        backward_net_bytes=net[:, 0],
         gap_bytes=gaps,
         gap_excess_bytes=gap_excess,
         start_bytes=float(np.rint(held[:, 0].sum() * rng.uniform(0.2, 2))),
@@ -155,9 +153,7 @@ def _blocks(rng: np.random.Generator, kind: str, n_events: int) -> list[_Block]:
     return [block for block in blocks if block.n_events]
 
 
-def _table(
-    rng: np.random.Generator, block: _Block, nets_by_action: bool
-) -> NDArray[np.float64]:
+def _table(block: _Block) -> NDArray[np.float64]:
     """Return (5, E, 6): held, forward and backward excess, net and cost."""
     # A family's numbers are its own, whichever of its blocks is asked for.
     own = np.random.default_rng([_FAMILIES.index(block.family), 7])
@@ -172,13 +168,7 @@ def _table(
     cost = block.seconds * np.array(_SLOWER[block.family])
     cost[1:] *= 1 + own.uniform(-0.1, 0.1, 6)[1:]
     row = np.stack([held, forward, backward, np.full(6, block.weight_bytes), cost])
-    table = np.repeat(row[:, None], block.n_events, axis=1)
-    if nets_by_action:
-        # Readings are off by a little; where a block begins, something that rebuilding
-        # still needs goes later, or sooner.
-        table[3] += layer * rng.uniform(0, 0.03, 6) * (rng.random(6) < 0.15)
-        table[3, 0, 1:5] += layer * rng.uniform(0, 0.25) * (rng.random() < 0.5)
-    return table
+    return np.repeat(row[:, None], block.n_events, axis=1)
 
 
 def _masks(rng: np.random.Generator, blocks: Sequence[_Block]) -> NDArray[np.bool_]:

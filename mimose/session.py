@@ -108,9 +108,8 @@ def attach(
             ``"lean"``, which rebuilds what a layer's cheap operators have made. Only
             ``"all"``, ``"pool"``, ``"pool4"``, ``"quantize"`` and ``"quantize4"``
             change gradients.
-        planner: ``"auto"``, ``"marginal"``, ``"optimal"``, ``"greedy"`` (Mimose's
-            Algorithm 1), ``"none"``, ``"full"``, ``"every-K"``, or a `Planner` such as
-            `mimose.planners.Static`.
+        planner: ``"auto"``, ``"optimal"``, ``"greedy"`` (Mimose's Algorithm 1),
+            ``"none"``, ``"full"``, ``"every-K"``, or a `mimose.planners.Planner`.
         predictor: What fits bytes and FLOPs: None for ``"polynomial"``, another one by
             name (see `mimose.predictors.make_predictor`), or what makes one.
         cache_size: The most plans kept.

@@ -1,18 +1,18 @@
 """Mimose's own scheduler, as a baseline."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from .base import FloatArray, IntArray, Plan, PlanningProblem
-from .choices import keep_choice, least_choice
+from .problem import FloatArray, Plan, PlanningProblem
 from .timeline import judge
 
 # An event joins a bucket while it is larger than this part of the bucket's first.
 _BUCKET = 0.9
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Greedy:
     """Take bytes off a sum, whatever their position and whatever they cost.
 
@@ -26,14 +26,7 @@ class Greedy:
     It knows no peak: a plan may be over the budget, or save far more than it must.
     """
 
-    largest: bool = True
-    """Take the largest event where none covers what is missing. False takes the
-    smallest, as the authors' released code does."""
-
-    @property
-    def name(self) -> str:
-        """The name ``"greedy"``, or ``"greedy-released"``."""
-        return "greedy" if self.largest else "greedy-released"
+    name: ClassVar[str] = "greedy"
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Recompute events until the sum of what is held fits.
@@ -44,38 +37,27 @@ class Greedy:
         Returns:
             A plan that may be over the budget.
         """
-        choice, without = keep_choice(problem), least_choice(problem)
+        choice, without = problem.keep_choice(), problem.least_choice()
         events = np.arange(len(choice))
         held = problem.held_bytes[events, choice]
         freed = held - problem.held_bytes[events, without]
         missing = problem.start_bytes + float(held.sum()) - problem.budget_bytes
-        taken = self._take(freed, missing)
-        choice[taken] = without[taken]
-        return judge(problem, choice, planner=self.name)
-
-    def _take(self, freed: FloatArray, missing: float) -> list[int]:
-        """Positions of the events to recompute, in the order they were taken."""
         buckets = _buckets(freed)
-        taken = []
         while missing > 0 and buckets:
             covering = [b for b in buckets if freed[b].max() > missing]
-            if covering:
-                bucket = covering[-1]
-            else:
-                bucket = buckets[0] if self.largest else buckets[-1]
+            bucket = covering[-1] if covering else buckets[0]
             event = bucket.pop(0)
-            taken.append(event)
+            choice[event] = without[event]
             missing -= float(freed[event])
             buckets = [b for b in buckets if b]
-        return taken
+        return judge(problem, choice, planner=self.name)
 
 
 def _buckets(freed: FloatArray) -> list[list[int]]:
     """Events of similar size together, the largest first; inside, by position."""
     buckets: list[list[int]] = []
     first = np.inf
-    by_size: IntArray = np.argsort(-freed, kind="stable")
-    for event in by_size.tolist():
+    for event in np.argsort(-freed, kind="stable").tolist():
         if freed[event] <= 0:
             break
         if not buckets or freed[event] <= _BUCKET * first:

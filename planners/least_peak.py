@@ -1,136 +1,103 @@
-"""The actions of the least peak, also where what a backward leaves depends on them.
+"""The plan with the least peak, and the error where it is not low enough.
 
-There (see Note: [Prefix form] in ``prefix.py``) a walk over the events has to remember
-three numbers: the bytes held, the level, which is the highest that the backwards of its
-events will reach if those of later events leave the least they can, and the highest
-peak of its forwards. Of two walks that have come equally far, the one that is no larger
-in any of the three is at least as good, and the other is dropped, unless the next event
-may share what the last one has saved, and only the first has. Where too many are left,
-those of the least bound on the final peak stay.
+Note: [Lossy actions]. Whoever allows lossy actions has planners choose them where they
+cost least. But a plan of the least peak is what a step falls back on, and nobody asked
+for noise in gradients where there is memory enough. So it holds exact actions alone
+(but where an event has none) as long as such a plan keeps the budget. Where none does,
+lossy ones are taken as well, and the least peak that is reported is theirs: with them
+the budget may be kept, and the error that says it cannot would not be true.
 """
 
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
-from .base import BoolArray, FloatArray, IntArray
-from .prefix import PrefixForm, least_peak_choice, least_suffix, prefix_peak
-from .trails import Trail, read_trail
+from .prefix import PrefixForm
+from .problem import InfeasibleBudgetError, IntArray, Plan, PlanningProblem
+from .timeline import fits, host_bytes, judge, lay_out, peak_bytes
 
-# The sums of a search and those of `prefix_peak` come in another order.
-_ROUNDING = 2.0**-45
-_WIDTH = 256
-
-
-class _Labels(NamedTuple):
-    """(n,) walks that have come equally far."""
-
-    held: FloatArray
-    level: FloatArray
-    peak: FloatArray
-    """Of their forwards."""
-    saved: BoolArray
-    """Whether their last event saved an output that the next one may share."""
-
-    def picked(self, at: IntArray) -> "_Labels":
-        """Read some of them, of (K, n) or (n,) arrays."""
-        held, level, peak = (numbers.ravel()[at] for numbers in self[:3])
-        return _Labels(held, level, peak, self.saved.ravel()[at])
-
-    def bound(self, suffix_bytes: FloatArray) -> FloatArray:
-        """Return (n,) the least that they can end with.
-
-        Args:
-            suffix_bytes: (2,) what the rest needs, by whether its input is saved.
-        """
-        rest = suffix_bytes[self.saved.astype(np.intp)]
-        peak = np.maximum(self.peak, self.held + rest)
-        least: FloatArray = np.maximum(peak, self.level)
-        return least
+_WIDTH = 64
+_BISECTIONS = 20
 
 
-def least_peak(form: PrefixForm, cost: FloatArray) -> IntArray:
-    """Choose the actions of the least peak, whatever they need on the host.
+def safest_plan(problem: PlanningProblem) -> Plan:
+    """Make the plan with the least peak, whatever it costs.
+
+    One pass over the events, last to first, is exact. Where the host budget binds, the
+    least peak is searched by halving, and may be missed.
 
     Args:
-        form: The step, in prefix form.
-        cost: (E, K) what the action costs, in any unit.
+        problem: The step to plan; its budget is read only where it may be kept without
+            its lossy actions, see Note: [Lossy actions].
 
     Returns:
-        (E,) actions. Where nets depend on the action and more walks than can be
-        carried on are undecided for long, the least peak may be missed.
+        The plan. Among actions that reach the same peak, the one that holds least.
     """
-    guess = least_peak_choice(form, cost)
-    if not form.has_extra:
-        return guess
-    suffix, peak = least_suffix(form), prefix_peak(form, guess)
-    if peak <= max(float(suffix[0, 0]), form.step_bytes):
-        return guess
-    choice = _search(form, suffix, peak * (1 + _ROUNDING))
-    if choice is None or prefix_peak(form, choice) > peak:
-        return guess
-    return choice
+    return judge(problem, safest_choice(problem), planner="least-peak")
 
 
-def _search(form: PrefixForm, suffix: FloatArray, highest: float) -> IntArray | None:
-    """Walk the events once, below a peak; carry on the labels that none other beats."""
-    none = np.zeros(1, dtype=np.bool_)
-    labels = _Labels(np.zeros(1), np.full(1, form.step_bytes), np.zeros(1), none)
-    trail: Trail = []
-    for event, suffix_bytes in enumerate(suffix.T[1:]):
-        n_before = len(labels.held)
-        grown = _grown(labels, form, event)
-        bound = grown.bound(suffix_bytes).ravel()
-        stay = (bound <= highest).nonzero()[0]
-        stay = stay[_undominated(grown.picked(stay))]
-        if len(stay) > _WIDTH:
-            stay = stay[_lowest(bound[stay], grown.level.ravel()[stay])]
-        if not len(stay):
-            return None
-        trail.append((stay, n_before))
-        labels = grown.picked(stay)
-    peaks = labels.bound(suffix[:, -1])
-    lowest = (peaks <= peaks.min()).nonzero()[0]
-    return read_trail(trail, int(lowest[labels.held[lowest].argmin()]))
+def infeasible(problem: PlanningProblem) -> InfeasibleBudgetError:
+    """Build the error that says why no plan keeps the budget.
 
+    Args:
+        problem: The step whose budget cannot be kept.
 
-def _grown(labels: _Labels, form: PrefixForm, event: int) -> _Labels:
-    """Walk one more event, by each action: (K, n) numbers."""
-    forward = labels.held + form.forward_bytes[event][:, None]
-    backward = labels.held + form.backward_bytes[event][:, None]
-    shared = form.shared_bytes[event][:, None]
-    saves = form.saves_output[event][:, None]
-    return _Labels(
-        held=labels.held
-        + form.held_bytes[event][:, None]
-        + np.where(labels.saved, shared, 0.0),
-        level=np.maximum(labels.level + form.extra_bytes[event][:, None], backward),
-        peak=np.maximum(labels.peak, forward),
-        saved=np.broadcast_to(saves, forward.shape),
+    Returns:
+        The error, with the least peak and what holds it.
+    """
+    laid_out = lay_out(problem, safest_choice(problem))
+    return InfeasibleBudgetError(
+        problem.budget_bytes, laid_out.peak_bytes, laid_out.holders()
     )
 
 
-def _lowest(bound: FloatArray, level: FloatArray) -> IntArray:
-    """Positions of `_WIDTH` labels, the one that holds least among them.
+def safest_choice(problem: PlanningProblem) -> IntArray:
+    """Choose the actions with the least peak within the host budget.
 
-    Half of them by their bound, which sees nothing of the levels to come; the others
-    are those of the lowest levels.
+    Args:
+        problem: The step to plan.
+
+    Returns:
+        (E,) index of each event's action, exact ones where they suffice: Note: [Lossy
+        actions].
     """
-    chosen = np.zeros(len(bound), dtype=np.bool_)
-    chosen[0] = True
-    chosen[bound.argsort(kind="stable")[: _WIDTH // 2]] = True
-    others = level.argsort(kind="stable")
-    others = others[~chosen[others]]
-    chosen[others[: _WIDTH - np.count_nonzero(chosen)]] = True
-    return chosen.nonzero()[0]
+    is_exact = np.array([name not in problem.lossy for name in problem.actions])
+    exact = problem.allowed & is_exact
+    left = np.where(exact.any(axis=1)[:, None], exact, problem.allowed)
+    host = np.where(left, problem.host_bytes, np.inf).min(axis=1).sum()
+    if (left != problem.allowed).any() and host <= problem.host_budget_bytes:
+        choice = _least_peak(replace(problem, allowed=left))
+        if fits(problem, choice):
+            return choice
+    return _least_peak(problem)
 
 
-def _undominated(labels: _Labels) -> IntArray:
-    """Positions of the labels that no other beats, those that hold least first."""
-    order: IntArray = np.lexsort((labels.saved, labels.peak, labels.level, labels.held))
-    level, peak, saved = labels.level[order], labels.peak[order], labels.saved[order]
-    beats = (level[:, None] <= level) & (peak[:, None] <= peak)
-    beats &= saved[:, None] <= saved
-    # Who comes before in the order holds no more; of equals the first stays.
-    is_beaten = np.triu(beats, 1).any(axis=0)
-    return order[~is_beaten]
+def _least_peak(problem: PlanningProblem) -> IntArray:
+    """Choose among all actions that are allowed."""
+    form = PrefixForm.of(problem)
+    least, held = form.least_suffix(), form.held_bytes
+    reached = np.maximum(form.need_bytes, least[1:, None] + held)
+    holds = np.where(reached <= least[:-1, None], held, np.inf)
+    is_least = holds == holds.min(axis=1, keepdims=True, initial=np.inf)
+    choice: IntArray = np.where(is_least, problem.cost, np.inf).argmin(axis=1)
+    if host_bytes(problem, choice) <= problem.host_budget_bytes:
+        return choice
+    return _within_host_budget(problem, form, float(peak_bytes(problem, choice)))
+
+
+def _within_host_budget(
+    problem: PlanningProblem, form: PrefixForm, too_low: float
+) -> IntArray:
+    """Halve the peaks between one that needs too much host and one that does not."""
+    host = np.where(problem.allowed, problem.host_bytes, np.inf)
+    safe: IntArray = host.argmin(axis=1)
+    enough = float(peak_bytes(problem, safe))
+    for _ in range(_BISECTIONS):
+        middle = (too_low + enough) / 2
+        walk = form.cheapest_walk(problem.host_bytes, middle, _WIDTH)
+        needed = np.inf if walk is None else host_bytes(problem, walk.choice)
+        if walk is not None and needed <= problem.host_budget_bytes:
+            safe, enough = walk.choice, middle
+        else:
+            too_low = middle
+    return safe

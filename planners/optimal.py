@@ -1,7 +1,8 @@
 """The exact planner: a wide search; where that proves nothing, a 0-1 program for HiGHS.
 
-``program.py`` imports SciPy, some 50 MiB that stay. So it is imported when the planner
-is made, before a step is measured, and not at all where another planner is chosen.
+SciPy's solver takes some 50 MiB that stay and long to import. So it is imported when
+the planner is made, before a step is measured, and not at all where another planner is
+chosen.
 """
 
 import logging
@@ -11,13 +12,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import Plan, PlanningProblem
-from .choices import cheapest_choice
-from .errors import InfeasibleBudgetError
-from .marginal import Marginal
-from .prefix import prefix_form
-from .safest import infeasible, safest_choice
-from .timeline import fits, host_bytes, judge, keeps_host_budget, peak_bytes
+from .least_peak import infeasible
+from .prefix import PrefixForm
+from .problem import (
+    FloatArray,
+    InfeasibleBudgetError,
+    IntArray,
+    Plan,
+    PlanningProblem,
+)
+from .search import Search
+from .timeline import fits, host_bytes, judge
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -25,24 +30,26 @@ _LOGGER = logging.getLogger(__name__)
 # then lowered by twice that much, at most so often.
 _ATTEMPTS = 4
 _SAME_COST = 1e-9
-# Walks that the search may carry on. A solver finds no end where many plans cost the
-# same, as with equal layers; there the search has few walks to carry on.
+# HiGHS stops at absolute tolerances of 1e-6, so the largest number of a kind (bytes
+# held, cost) is put at this size.
+_SCALE = 1000.0
 _WIDTH = 4096
 _TIME_LIMIT_SECONDS = 10.0
+_TIME_LIMIT_REACHED = 1  # of the solver's status codes the one that is no answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimal:
-    """The cheapest plan within the budget, by a search that proves it.
+    """The cheapest plan within the budget, proved.
 
-    First the frontier's walk (``frontier.py``), so wide that it leaves out only what
-    cannot cost less, as a rule. Where it proves nothing, or the host's budget binds,
-    branch and bound: a binary variable for every event and action, exactly one action
-    an event; the bytes held before each event as a running sum; a row for every event
-    that keeps all of its segments within the budget, one for the head and one for the
-    host.
-    See Note: [Prefix form] in ``prefix.py`` for why a row an event is enough. It is
-    solved by ``scipy.optimize.milp``, which lets go of the interpreter lock.
+    First the search of the planner ``"auto"``, so wide that it often leaves nothing
+    out: a solver finds no end where many plans cost the same, as with equal layers, and
+    there the search has few walks to carry on. Where it proves nothing, or the host's
+    budget binds, branch and bound by ``scipy.optimize.milp``: a binary variable for
+    every event and action, exactly one action an event; the bytes held behind each
+    event as a running sum; a row for every event that keeps all of its segments within
+    the budget, one for the head and one for the host. See Note: [Prefix form] in
+    ``prefix.py`` for why a row an event is enough.
     """
 
     name: ClassVar[str] = "optimal"
@@ -56,7 +63,7 @@ class Optimal:
         if not self.time_limit_seconds > 0:
             msg = f"time_limit_seconds must be positive, got {self.time_limit_seconds}"
             raise ValueError(msg)
-        from . import program  # noqa: F401
+        import scipy.optimize  # noqa: F401
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Choose the cheapest actions within the budget.
@@ -70,83 +77,111 @@ class Optimal:
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        cheapest = cheapest_choice(problem)
-        if fits(problem, cheapest):
-            return judge(problem, cheapest, planner=self.name, optimal=True)
-        needs_host = bool(np.count_nonzero(problem.host_bytes))
-        form = prefix_form(problem)
-        # Exact without the host, where the solver would get lost in its tolerances.
-        is_exact = not needs_host and not form.has_extra
-        if is_exact and not fits(problem, safest_choice(problem, form)):
-            raise infeasible(problem)
-        walked = self._walk(problem)
+        try:
+            walked = replace(Search(width=_WIDTH).plan(problem), planner=self.name)
+        except InfeasibleBudgetError:
+            if not np.count_nonzero(problem.host_bytes):
+                raise  # without the host the search is exact here
+            walked = None
         if walked is not None and walked.optimal:
             return walked
         solved = self._solve(problem)
-        if solved is None and walked is None:
-            raise infeasible(problem)
         made = [plan for plan in (solved, walked) if plan is not None]
+        if not made:
+            raise infeasible(problem)
         return min(made, key=lambda plan: (not plan.optimal, plan.extra_cost))
-
-    def _walk(self, problem: PlanningProblem) -> Plan | None:
-        """The wide search's plan, or None where it has none within the budgets."""
-        try:
-            made = Marginal(width=_WIDTH).plan(problem)
-        except InfeasibleBudgetError:
-            return None
-        return replace(made, planner=self.name)
 
     def _solve(self, problem: PlanningProblem) -> Plan | None:
         """The solver's plan, or None where it has none within the budgets."""
-        from .program import build_program
-
         budget, host_budget = problem.budget_bytes, problem.host_budget_bytes
         least_cost = math.inf
         for _ in range(_ATTEMPTS):
-            program = build_program(problem, host_budget)
-            solution = program.cheapest(problem.cost, budget, self.time_limit_seconds)
-            if not solution.proved:
+            choice, proved = solve(
+                problem, budget, host_budget, self.time_limit_seconds
+            )
+            if not proved:
                 _LOGGER.warning(
                     "The optimal planner stopped after %g s without a proof, at %d "
-                    "events; raise time_limit_seconds or use 'marginal'.",
+                    "events; raise time_limit_seconds or use 'auto'.",
                     self.time_limit_seconds,
                     len(problem.events),
                 )
-            if solution.choice is None:
+            if choice is None:
                 return None
-            made = judge(problem, solution.choice, planner=self.name)
+            made = judge(problem, choice, planner=self.name)
             # The first answer, within the solver's tolerance, costs least.
             least_cost = min(least_cost, made.extra_cost)
-            if fits(problem, solution.choice):
+            if fits(problem, choice):
                 same = math.isclose(made.extra_cost, least_cost, rel_tol=_SAME_COST)
-                return replace(made, optimal=solution.proved and same)
-            host = float(host_bytes(problem, solution.choice))
+                return replace(made, optimal=proved and same)
+            host = float(host_bytes(problem, choice))
             budget -= 2 * max(made.peak_bytes - problem.budget_bytes, 0.0)
             host_budget -= 2 * max(host - problem.host_budget_bytes, 0.0)
         return None
 
 
-def least_peak_plan(problem: PlanningProblem) -> Plan:
-    """Make the plan with the least peak by the solver, the host budget included.
+def solve(
+    problem: PlanningProblem,
+    budget_bytes: float,
+    host_budget_bytes: float,
+    time_limit_seconds: float,
+) -> tuple[IntArray | None, bool]:
+    """Solve the 0-1 program of a problem, within the solver's tolerances.
 
-    ``safest_plan`` does the same in a fraction of the time wherever no action needs
-    the host.
+    Its columns are x[e, a] in {0, 1}, then held[e], what events 0 .. e hold. Bytes are
+    divided by a unit.
 
     Args:
-        problem: The step to plan; its budget is not read.
+        problem: The step.
+        budget_bytes: The highest level allowed.
+        host_budget_bytes: The most host memory.
+        time_limit_seconds: When to stop.
 
     Returns:
-        The plan; its ``optimal`` is False, for it does not look at costs.
+        (E,) actions, or None, and whether that is proved to be the answer.
     """
-    from .program import build_program
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array, hstack
 
-    safest = judge(problem, safest_choice(problem), planner="least-peak")
-    if not problem.events:
-        return safest
-    program = build_program(problem, problem.host_budget_bytes)
-    choice = program.least_peak(_TIME_LIMIT_SECONDS).choice
-    if choice is None or not keeps_host_budget(problem, choice):
-        return safest
-    if peak_bytes(problem, choice) >= safest.peak_bytes:
-        return safest
-    return judge(problem, choice, planner="least-peak")
+    form = PrefixForm.of(problem)
+    n_events, n_actions = problem.allowed.shape
+    unit = float(np.abs(problem.held_bytes).max()) / _SCALE or 1.0
+    host_unit = float(problem.host_bytes.max()) / _SCALE or 1.0
+    cost_unit = float(np.abs(problem.cost).max()) / _SCALE or 1.0
+    # Every event runs under one action, so needs may count from any level.
+    origin = float(form.need_bytes.min())
+    needs = np.where(problem.allowed, form.need_bytes - origin, 0.0)
+    chosen = csr_array(np.repeat(np.eye(n_events), n_actions, axis=1))
+    before = csr_array(np.eye(n_events, k=-1))
+    behind = csr_array(np.eye(n_events))
+
+    def rows(
+        table: FloatArray, sums: csr_array, low: float, high: float
+    ) -> LinearConstraint:
+        """Limit, by event, the chosen entry of a table and some of the sums held."""
+        own = csr_array(chosen.multiply(table.ravel()))
+        return LinearConstraint(hstack([own, sums]), low, high)
+
+    highest = np.full(n_events, np.inf)
+    highest[-1] = (budget_bytes - form.head_bytes) / unit
+    host = np.append(problem.host_bytes.ravel() / host_unit, np.zeros(n_events))
+    result = milp(
+        np.append(problem.cost.ravel() / cost_unit, np.zeros(n_events)),
+        constraints=[
+            rows(np.ones(problem.allowed.shape), 0 * before, 1, 1),
+            rows(form.held_bytes / unit, before - behind, 0, 0),
+            rows(needs / unit, before, -np.inf, (budget_bytes - origin) / unit),
+            LinearConstraint(host[None], -np.inf, host_budget_bytes / host_unit),
+        ],
+        integrality=np.repeat([1, 0], [problem.allowed.size, n_events]),
+        bounds=Bounds(
+            np.repeat([0, -np.inf], [problem.allowed.size, n_events]),
+            np.append(problem.allowed.ravel().astype(np.float64), highest),
+        ),
+        options={"time_limit": time_limit_seconds, "mip_rel_gap": 0.0},
+    )
+    proved = result.status != _TIME_LIMIT_REACHED
+    if result.x is None:
+        return None, proved
+    taken = result.x[: problem.allowed.size].reshape(problem.allowed.shape)
+    return taken.argmax(axis=1), proved

@@ -5,16 +5,6 @@ A step is a row of segments: before every event a gap and then its forward, the 
 and the optimizer step. Every segment changes the level by its net and rises over the
 level at its start by its excess, so the step's peak is the highest of
 ``level at start + excess``. A level at the end of a segment counts as reached.
-
-Note: [Boundaries]. What event e - 1 hands to event e is one storage that both may hold.
-All tables are stated as if e held it where its own operators read it. Under some
-actions e packs it, or copies it to the host, and lets it go (``releases_input``). That
-frees ``input_bytes[e]`` if no one else holds it: if e is the first event, or if e - 1
-has not itself saved it under its own action (``saves_output``). So what is freed
-depends on a pair of neighbours. It goes at e's exit, behind the highest level of e's
-forward, and comes back first of all in e's backward: from the exit to the backward
-all levels are lower by it, the peaks of e's own segments are not. The level may so fall
-in a forward, where an event lets go more than it holds.
 """
 
 from collections.abc import Mapping
@@ -24,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import FloatArray, IntArray, Plan, PlanningProblem
+from .problem import FloatArray, IntArray, Plan, PlanningProblem
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -82,8 +72,7 @@ class Timeline:
         excess = float(self.peak_bytes_by_segment[at]) - level
         # Events 0 .. alive - 1 have left their forward and not finished their backward.
         alive = at // 2 if at <= 2 * n_events else 3 * n_events + 1 - at
-        held = _chosen(problem.held_bytes, self.choice) - _let_go(problem, self.choice)
-        activations = float(held[:alive].sum())
+        activations = float(_chosen(problem.held_bytes, self.choice)[:alive].sum())
         to_come = problem.optimizer_state_bytes if at == 3 * n_events + 1 else 0.0
         name = segment_name(problem.events, at)
         parts = {
@@ -181,11 +170,6 @@ def fits(problem: PlanningProblem, choice: IntArray) -> bool:
     """
     if peak_bytes(problem, choice) > problem.budget_bytes:
         return False
-    return keeps_host_budget(problem, choice)
-
-
-def keeps_host_budget(problem: PlanningProblem, choice: IntArray) -> bool:
-    """Tell whether one plan, (E,) actions, keeps the budget of host memory."""
     return bool(host_bytes(problem, choice) <= problem.host_budget_bytes)
 
 
@@ -222,22 +206,12 @@ def _chosen(table: NDArray[_Number], choice: IntArray) -> NDArray[_Number]:
     return picked
 
 
-def _let_go(problem: PlanningProblem, choice: IntArray) -> FloatArray | float:
-    """Return (..., E) bytes of input that each event lets go: Note: [Boundaries]."""
-    if not np.count_nonzero(problem.releases_input):
-        return 0.0
-    goes = _chosen(problem.releases_input, choice)
-    goes[..., 1:] &= ~_chosen(problem.saves_output, choice)[..., :-1]
-    return np.where(goes, problem.input_bytes, 0.0)
-
-
 def _levels_and_peaks(
     problem: PlanningProblem, choice: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Levels at the start of, and peaks in, every segment: two (..., S) arrays."""
     n_events = len(problem.events)
-    stated, gone = _chosen(problem.held_bytes, choice), _let_go(problem, choice)
-    held = stated - gone
+    held = _chosen(problem.held_bytes, choice)
     shape = (*choice.shape[:-1], 3 * n_events + 2)
     net, excess = np.empty(shape), np.empty(shape)
     gaps = slice(0, 2 * n_events + 1, 2)
@@ -246,15 +220,13 @@ def _levels_and_peaks(
 
     net[..., gaps] = problem.gap_bytes
     net[..., forward] = held
-    released = _chosen(problem.backward_net_bytes, choice) - held
-    net[..., backward] = released[..., ::-1]
+    net[..., backward] = (problem.backward_net_bytes - held)[..., ::-1]
     net[..., -1] = problem.optimizer_state_bytes
 
     excess[..., gaps] = problem.gap_excess_bytes
-    forward_excess = _chosen(problem.forward_excess_bytes, choice)
-    excess[..., forward] = np.maximum(forward_excess, stated)
-    backward_excess = _chosen(problem.backward_excess_bytes, choice)
-    excess[..., backward] = (backward_excess + gone)[..., ::-1]
+    excess[..., forward] = _chosen(problem.forward_excess_bytes, choice)
+    risen = _chosen(problem.backward_excess_bytes, choice)
+    excess[..., backward] = risen[..., ::-1]
     excess[..., -1] = problem.optimizer_state_bytes + problem.step_excess_bytes
 
     levels = np.empty(shape)

@@ -27,7 +27,7 @@ from benchmarks.proofs import common
 from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Measured, Settings
 from mimose.bench.child import RunFailedError
 from mimose.bench.zoo import Batch, builder
-from mimose.planners import Everywhere
+from mimose.planners import everywhere
 from mimose.session import attach
 
 _FOLDS = 5
@@ -90,7 +90,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     arm = task["arm"]
     how: dict[str, Any] = {
         "actions": ("keep", arm, "recompute"),
-        "planner": Everywhere(arm),
+        "planner": everywhere(arm),
     }
     for run in range(task["runs"]):
         seed = task["seed"] * _FOLDS + run

@@ -37,11 +37,11 @@ from mimose.bench.step_meter import DeviceStepMeter
 from mimose.bench.zoo import ZOO, Batch, moved
 from mimose.memory.tracker import StorageTracker
 from mimose.planners import (
-    Everywhere,
     InfeasibleBudgetError,
     Optimal,
     Planner,
     PlanningProblem,
+    everywhere,
 )
 from mimose.planners.actions import FINE_MENU
 from mimose.session import Session, attach
@@ -273,7 +273,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
         for share in _SHARES:
             yield plan_within(problem, plain, share, measured)
-        everything = _planned(Everywhere("recompute"), problem)
+        everything = _planned(everywhere("recompute"), problem)
         yield measured({**everything, "target": "recompute all"})
 
 

@@ -28,7 +28,7 @@ from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Measured, Setting
 from benchmarks.proofs.models import names_of
 from mimose.bench.step_meter import DeviceStepMeter
 from mimose.bench.zoo import builder, moved
-from mimose.planners import Everywhere
+from mimose.planners import everywhere
 from mimose.session import attach
 from mimose.torch_private import TorchDispatchMode
 
@@ -153,7 +153,7 @@ def _run(case: Any, action: str, place: torch.device) -> _Ran:
     session = None
     if action != BARE:
         menu = ("keep", *({action} - {"keep", "recompute"}), "recompute")
-        planner = Everywhere(action)
+        planner = everywhere(action)
         session = attach(
             model, AMPLE_BYTES, units=layers, actions=menu, planner=planner
         )

@@ -32,7 +32,7 @@ from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, Sizes, by_name, names_of
 from benchmarks.proofs.numbers import MIB, mebibytes, percent, quantile, worst
 from mimose.bench.device import is_cpu
-from mimose.planners import Marginal, Plan, PlanningProblem, lay_out, safest_plan
+from mimose.planners import Plan, PlanningProblem, Search, lay_out, safest_plan
 from mimose.planners.timeline import judge as laid_out
 from mimose.session import attach
 
@@ -84,7 +84,7 @@ class Alternating:
         self._n_made += 1
         if self._n_made % 2:
             self.source = "planner"
-            return Marginal().plan(replace(problem, budget_bytes=self._budget(problem)))
+            return Search().plan(replace(problem, budget_bytes=self._budget(problem)))
         self.source = "random"
         return laid_out(problem, self._choice(problem), planner=self.name)
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from mimose.cost.again import fall_under
 from mimose.cost.copies import copies
-from mimose.cost.elsewhere import gone_inputs
 from mimose.cost.heads import head
 from mimose.cost.model import CostModel
 from mimose.cost.side_tensors import side_tensors
@@ -84,12 +83,6 @@ def plan_growth(
         for side in side_tensors(model, facts)
         if all(actions[reader] == first for reader in side.readers)
     ]
-    for gone in gone_inputs(model, facts, problem, actions):
-        backward = 3 * n_events - gone.event
-        if gone.has_second:
-            peaks[backward] -= gone.n_bytes
-        if gone.goes_before > gone.event + 1:  # else the problem knows
-            away.append((gone.goes_before, backward, gone.n_bytes))
     gone_in_loss = 0.0
     for goes_before, end, n_bytes in away:
         span = slice(2 * min(goes_before, n_events) + 1, end)

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from mimose.cost.again import fall, rise_of_all
 from mimose.cost.copies import copied_bytes, evened, gone_before_loss, gone_bytes
-from mimose.cost.elsewhere import saves
-from mimose.cost.layout import AdjacentFamilies, gaps_of, neighbours_of
+from mimose.cost.layout import gaps_of, neighbours_of
 from mimose.cost.model import (
     CostModel,
     Key,
@@ -173,7 +172,8 @@ class _Step:
                 self.add(("excess", family, "forward", action), sizes, excess)
             for action, cost in sample.cost.items():
                 self.add(("exact", family, "whole cost", action), sizes, cost)
-            self._add_packed(index, around[index])
+            for action, n_bytes in event.host_bytes.items():
+                self.add(("exact", family, "host", action), sizes, n_bytes)
             if not self._is_alike(index):
                 continue
             key = backward_key(self._facts, family, around[index])
@@ -185,47 +185,6 @@ class _Step:
                 for action, net in sample.backward_net_bytes.items():
                     self.add(("net", *key, action), sizes, net)
 
-    def _add_packed(self, index: int, around: AdjacentFamilies) -> None:
-        """Sort what is held elsewhere, and what two neighbours hold between them.
-
-        See Note: [Boundaries] in ``planners/timeline.py``.
-        """
-        event, family = self._events[index], self._pattern.events[index].family
-        sizes = numbers(event.sizes)
-        for action, n_bytes in event.host_bytes.items():
-            self.add(("exact", family, "host", action), sizes, n_bytes)
-        menu, outputs = self._model.menu, event.output_bytes
-        if not menu.has_elsewhere:
-            return
-        if event.kept_output_bytes is not None:
-            outputs = {menu.first: event.kept_output_bytes, **outputs}
-        for action, n_bytes in outputs.items():
-            self.add(("exact", family, "output", action), sizes, n_bytes)
-        if event.input_bytes:
-            self.add(("exact", family, "input"), sizes, event.input_bytes)
-        spec = menu.spec(event.action)
-        if not (spec.packs or spec.needs_host):
-            return
-        own = around, event.action
-        self.add(("exact", family, "input let go", *own), sizes, event.handed_bytes)
-        if event.gone_bytes:
-            key = "exact", family, "input passes", *own
-            self.add(key, sizes, float(event.n_passed))
-        elif event.handed_bytes and self._hands_on(index - 1):
-            # What stays once, for what runs between has saved it, may stay again.
-            key = "exact", family, "input that stays", *own
-            self.add(key, sizes, event.handed_bytes)
-
-    def _hands_on(self, index: int) -> bool:
-        """Whether an event is known not to have saved what it returned itself."""
-        if index < 0:
-            return True
-        event, family = self._events[index], self._pattern.events[index].family
-        own = event.output_bytes.get(event.action)
-        if own is not None:
-            return own == 0.0
-        return not saves(self._model, numbers(event.sizes), family, event.action)
-
     def _is_alike(self, index: int) -> bool:
         """Whether a pair is like those that plans are made of.
 
@@ -235,11 +194,7 @@ class _Step:
         event, behind = self._events[index], self._events[index - 1] if index else None
         if behind is None or behind.action == event.action:
             return True
-        menu, family = self._model.menu, self._pattern.events[index - 1].family
-        if menu.has_elsewhere and not saves(
-            self._model, numbers(behind.sizes), family, menu.first
-        ):
-            return True
+        menu = self._model.menu
         if menu.hands_on(behind.action) == menu.hands_on(event.action):
             return True  # both hold what they return, if they save it, or neither
         return any(self._model.is_settled(e.unit) for e in (event, behind))

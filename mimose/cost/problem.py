@@ -11,20 +11,13 @@ from numpy.typing import NDArray
 
 from mimose.cost.again import planned_rise
 from mimose.cost.costs import call_cost
-from mimose.cost.elsewhere import (
-    boundaries,
-    elsewhere,
-    is_tried,
-    may_save_inputs,
-)
 from mimose.cost.heads import Heads, actions_of_last, head_series, heads
-from mimose.cost.layout import AdjacentFamilies, Layout, neighbours_of
+from mimose.cost.layout import AdjacentFamilies, Layout
 from mimose.cost.model import CostModel, backward_key, gap_key, is_turn
-from mimose.cost.outputs import freed_by_maker
 from mimose.cost.patterns import Pattern
 from mimose.cost.sequences import Event
 from mimose.cost.series import Series
-from mimose.planners import PlanningProblem
+from mimose.planners import ActionSpec, PlanningProblem
 from mimose.types import Sizes, StepInput
 
 _AND_COPIES = 1.01
@@ -103,7 +96,7 @@ def _needed(
     for index, neighbours in pattern.layout.classes:
         event = pattern.events[index]
         layer = _Layer(model, facts, event.family, neighbours)
-        chosen = _choices(model, event, own[index], neighbours)
+        chosen = _choices(model, event, own[index])
         for what, series, sizes in layer.needed(chosen, own[index]):
             yield f"{what} of {event.name}", series, sizes
     for pair in pattern.layout.gaps:
@@ -180,12 +173,6 @@ class _Layer:
         """Return at how many shapes they have."""
         return len(self._own_backward(action))
 
-    def lacks_input(self, action: str, sizes: Sizes) -> bool:
-        """Whether all that keeps an action out is its input, which one step tells."""
-        if self.held(action).doubt(sizes):
-            return False
-        return not is_tried(self._model, self._family, self._around, action)
-
     def net(self, action: str, sizes: Sizes) -> Series:
         """Return what is known of an action's net change of the level.
 
@@ -222,9 +209,7 @@ class _Layer:
             yield f"gradients ({action})", self.net(action, sizes), behind
 
     def numbers(self, sizes: Sizes, beyond: Mapping[str, float]) -> NDArray[np.float64]:
-        """Return (9, K), by action: held, forward and backward excess, net, cost.
-
-        Behind them what `elsewhere` tells.
+        """Return (6, K), by action: held, both excesses, net, cost, bytes on the host.
 
         Args:
             sizes: The layer's own.
@@ -259,8 +244,15 @@ class _Layer:
         for index, spec in enumerate(self._menu.specs):
             if spec.recomputes and spec.needs_host:
                 cost[index] = max(cost[index], _AND_COPIES * cost[-1])
-        told = elsewhere(self._model, self._family, self._around, sizes)
-        return np.array((held, forward, backward, net, cost, *told))
+        host = [self._on_host(spec, held[0], sizes) for spec in self._menu.specs]
+        return np.array((held, forward, backward, net, cost, host))
+
+    def _on_host(self, spec: ActionSpec, kept_bytes: float, sizes: Sizes) -> float:
+        """Return what an action holds on the host; if nobody told, all that is kept."""
+        series = self._model.exact(self._family, "host", spec.name)
+        if not series.doubt(sizes):
+            return series.predict(sizes)
+        return kept_bytes if spec.needs_host else 0.0
 
     def _first_backward(self, sizes: Sizes, least_held: float, beyond: float) -> float:
         """Return the excess of the backward of a layer that kept everything.
@@ -311,9 +303,7 @@ def fill_problem(
     released = memory.released_bytes
     found = heads(model, facts, pattern, released)
     table = _class_table(model, facts, pattern, found)[layout.of_event]
-    held, forward, backward, net, cost, *others = table.transpose(1, 0, 2)
-    host, given, passes, saved = others
-    backward, net = _freed_by_makers(model, pattern, held, backward, net)
+    held, forward, backward, net, cost, host = table.transpose(1, 0, 2)
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
     budget = memory.budget_bytes if budget_bytes is None else budget_bytes
     least = memory.start_bytes + held[:, -1].sum() + gaps[:, 0].sum()
@@ -321,22 +311,19 @@ def fill_problem(
     gaps = np.vstack((gaps, (found.net_bytes - released, rise)))
     own = pattern.own_sizes(facts.sizes)
     choices = []
-    around = neighbours_of(pattern.events)
-    for event, sizes, neighbours in zip(pattern.events, own, around, strict=True):
-        choices.append(_choices(model, event, sizes, neighbours))
+    for event, sizes in zip(pattern.events, own, strict=True):
+        choices.append(_choices(model, event, sizes))
     rows = [[name in chosen for name in menu.names] for chosen in choices]
     shape = len(pattern.events), len(menu.names)
     allowed = np.array(rows, dtype=np.bool_).reshape(shape)
-    may_save = may_save_inputs(saved > 0.0, allowed)
-    input_bytes, releases, second = boundaries(given, passes, may_save)
     return PlanningProblem(
         events=tuple(event.name for event in pattern.events),
         actions=menu.names,
         allowed=allowed,
         held_bytes=held,
         forward_excess_bytes=forward,
-        backward_excess_bytes=backward + second,
-        backward_net_bytes=net,
+        backward_excess_bytes=backward,
+        backward_net_bytes=net[:, -1],
         cost=cost,
         gap_bytes=gaps[:, 0],
         gap_excess_bytes=gaps[:, 1],
@@ -347,46 +334,16 @@ def fill_problem(
         host_bytes=host,
         host_budget_bytes=memory.host_budget_bytes,
         lossy=menu.lossy,
-        input_bytes=input_bytes,
-        releases_input=releases,
-        saves_output=saved > 0.0,
     )
 
 
-def _freed_by_makers(
-    model: CostModel,
-    pattern: Pattern,
-    held: NDArray[np.float64],
-    backward: NDArray[np.float64],
-    net: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Put each forward's backwards on one footing: Note: [Saved outputs]."""
-    noise = model.kinds["net"].noise
-    ends = [pattern.events_until(part) for part in range(pattern.n_parts)]
-    parts = [
-        freed_by_maker(backward[part], net[part], held[part, :1] - held[part], noise)
-        for part in map(slice, [0, *ends], ends)
-    ]
-    excesses, nets = zip(*parts, strict=True)
-    return np.concatenate(excesses), np.concatenate(nets)
-
-
-def _choices(
-    model: CostModel, event: Event, sizes: Sizes, neighbours: AdjacentFamilies
-) -> tuple[str, ...]:
-    """Return what an event may run under: of actions between the ends, those known.
-
-    Of those that pack it is known as well what becomes of the input.
-    """
+def _choices(model: CostModel, event: Event, sizes: Sizes) -> tuple[str, ...]:
+    """Return what an event may run under: of actions between the ends, those known."""
     ends = model.menu.first, model.menu.least
     return tuple(
         action
         for action in model.allowed(event.unit)
-        if action in ends
-        or (
-            not model.exact(event.family, "held", action).doubt(sizes)
-            and is_tried(model, event.family, neighbours, action)
-        )
+        if action in ends or not model.exact(event.family, "held", action).doubt(sizes)
     )
 
 
@@ -404,23 +361,20 @@ def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
     found = []
     for index, neighbours in pattern.layout.classes:
         event = pattern.events[index]
-        known = _choices(model, event, own[index], neighbours)
+        known = _choices(model, event, own[index])
         layer = _Layer(model, facts, event.family, neighbours)
         allowed = set(model.allowed(event.unit)).intersection(between)
         unknown = {a for a in allowed if a not in known or not layer.is_told(a)}
-        chosen = [layer.lacks_input(action, own[index]) for action in between]
-        first = {a for a, lacks in zip(between, chosen, strict=True) if lacks}
-        by_need = sorted(unknown, key=lambda a: (a not in first, layer.n_told(a)))
-        found.append(tuple(by_need))
+        found.append(tuple(sorted(unknown, key=layer.n_told)))
     return tuple(found[number] for number in pattern.layout.of_event)
 
 
 def _class_table(
     model: CostModel, facts: StepInput, pattern: Pattern, found: Heads
 ) -> NDArray[np.float64]:
-    """Return (n_classes, 9, K) numbers: see `_Layer.numbers`."""
+    """Return (n_classes, 6, K) numbers: see `_Layer.numbers`."""
     own, layout = pattern.own_sizes(facts.sizes), pattern.layout
-    table = np.zeros((len(layout.classes), 9, len(model.menu.names)))
+    table = np.zeros((len(layout.classes), 6, len(model.menu.names)))
     for number, (index, neighbours) in enumerate(layout.classes):
         layer = _Layer(model, facts, pattern.events[index].family, neighbours)
         is_last = number == layout.of_event[-1]

@@ -47,9 +47,7 @@ def _budget_between(problem, share):
     return _with(problem, budget_bytes=least + share * max(keep - least, 0.0))
 
 
-def _random(
-    rng, n_events, n_actions=2, *, host=False, nets_by_action=False, pairs=False
-):
+def _random(rng, n_events, n_actions=2, *, host=False):
     """Anything a problem may be: signed nets, forbidden actions, no order in bytes."""
     names = ("keep", "recompute", "offload", "selective")[:n_actions]
     table = (n_events, n_actions)
@@ -64,22 +62,17 @@ def _random(
     host_need = np.zeros(table)
     if host and n_actions > 2:
         host_need[:, 2] = whole(n_events)
-    nets = whole(*table, low=-500) if nets_by_action else whole(n_events, low=-500)
-    boundaries = {}
-    if pairs:
-        boundaries = {
-            "input_bytes": whole(n_events),
-            "releases_input": rng.random(table) < 0.5,
-            "saves_output": rng.random(table) < 0.5,
-        }
+    held = whole(*table)
+    if host and n_actions > 2:
+        held[:, 2] -= whole(n_events)  # the input waits on the host, too
     return _problem(
         n_events,
         actions=names,
         allowed=allowed,
-        held_bytes=whole(*table),
+        held_bytes=held,
         forward_excess_bytes=whole(*table),
         backward_excess_bytes=whole(*table),
-        backward_net_bytes=nets,
+        backward_net_bytes=whole(n_events, low=-500),
         cost=cost,
         gap_bytes=whole(n_events + 1, low=-500),
         gap_excess_bytes=whole(n_events + 1),
@@ -92,7 +85,6 @@ def _random(
             np.where(allowed, host_need, np.inf).min(axis=1).sum()
             + host_need.sum() * rng.uniform(0, 0.3)
         ),
-        **boundaries,
     )
 
 
@@ -142,37 +134,27 @@ def _resnet(rng, n_events):
     )
 
 
-def _whole_menu(rng, kind, n_events, *, pairs=False, **options):
-    """Measured layers that may also pool or offload what lean has left and their input.
-
-    With `pairs`, those that do neither save their own outputs.
-    """
+def _whole_menu(rng, kind, n_events, **options):
+    """Measured layers that may also pool or offload some of what they hold."""
     made = draw_problem(rng, kind, n_events, **options)
-    inputs = np.append(made.gap_bytes[:1], made.held_bytes[:-1, -1])
-    left = (made.held_bytes[:, 1] - made.held_bytes[:, -1] + inputs)[:, None]
+    left = (made.held_bytes[:, 0] - made.held_bytes[:, -1])[:, None]
     packed = np.rint(left * rng.uniform([0.2, 0.8], [0.7, 1.0]))
-    beyond_lean = {
+    beyond_keep = {
         "allowed": False,
-        "held_bytes": inputs[:, None] - packed,
+        "held_bytes": -packed,
         "forward_excess_bytes": 0,
         "backward_excess_bytes": packed,
-        "backward_net_bytes": 0,
         "host_bytes": packed * [0, 1],
         "cost": made.cost[:, -1:] * rng.uniform([0, 0], [0.3, 1.2]),
     }
     tables = {}
-    for name, more in beyond_lean.items():
+    for name, more in beyond_keep.items():
         table = getattr(made, name)
-        tables[name] = np.insert(table, [5, 5], table[:, 1:2] + more, axis=1)
-    packs = np.isin(np.arange(8), (5, 6)) & np.ones((n_events, 1), bool)
+        tables[name] = np.insert(table, [5, 5], table[:, :1] + more, axis=1)
     return _with(
         made,
         actions=(*made.actions[:5], "pool", "offload", "recompute"),
         lossy=frozenset({"pool"}),
-        transfer_seconds=np.zeros(0),
-        input_bytes=inputs,
-        releases_input=packs,
-        saves_output=~packs & (np.arange(8) < 7) & pairs,
         **tables,
     )
 

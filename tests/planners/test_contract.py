@@ -1,40 +1,25 @@
 """What every planner promises."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
 
 from mimose.planners import (
-    EveryK,
-    Eviction,
-    Full,
-    Greedy,
     InfeasibleBudgetError,
-    Marginal,
-    NoPlan,
-    Optimal,
     Planner,
     PlanningProblem,
-    Refined,
     Static,
     lay_out,
+    make_planner,
     safest_plan,
 )
 
-MAKERS = {
-    "every-3": lambda: EveryK(3),
-    "eviction": Eviction,
-    "full": Full,
-    "greedy": Greedy,
-    "greedy-released": lambda: Greedy(largest=False),
-    "marginal": Marginal,
-    "none": NoPlan,
-    "optimal": Optimal,
-    "refined": Refined,
-    "static": lambda: Static(shape={"length": 512}),
-}
-KEEP_BUDGETS = ("marginal", "optimal", "refined", "static")
+NAMES = ("auto", "every-3", "full", "greedy", "none", "optimal")
+MAKERS = {name: functools.partial(make_planner, name) for name in NAMES}
+MAKERS["static"] = lambda: Static(shape={"length": 512})
+KEEP_BUDGETS = ("auto", "optimal", "static")
 IGNORE_BUDGETS = ("every-3", "full")
 
 
@@ -57,13 +42,11 @@ def problem(request, rng, random_problem, transformer_problem, resnet_problem,
     made = {
         "jittered": lambda: transformer_problem(rng, 12, jitter=0.05),
         "resnet": lambda: resnet_problem(rng, 16),
-        "random": lambda: random_problem(
-            rng, 8, 4, host=True, nets_by_action=True, pairs=True
-        ),
+        "random": lambda: random_problem(rng, 8, 4, host=True),
         "six actions": lambda: measured_problem(
             rng, "mixture", 12, jitter=0.02, masked=True
         ),
-        "whole menu": lambda: whole_menu_problem(rng, "layers", 12, pairs=True),
+        "whole menu": lambda: whole_menu_problem(rng, "layers", 12),
     }[request.param]()
     return budget_between(made, 0.5)
 
@@ -131,7 +114,7 @@ def test_never_worse_than_recomputing_everything(
     for made in (transformer_problem(rng, 9), resnet_problem(rng, 9)):
         for share in (0.0, 0.4, 0.9):
             problem = budget_between(made, share)
-            most = Full().plan(problem).extra_cost
+            most = make_planner("full").plan(problem).extra_cost
             fresh = copy.copy(planner)
             assert fresh.plan(problem).extra_cost <= most * (1 + 1e-12)
 
@@ -158,7 +141,7 @@ def test_one_event(planner_name, planner, make_problem):
         budget_bytes=8.0,
     )
     # To greedy the sum of held bytes fits; it does not see the head.
-    keeps = planner_name in ("none", "greedy", "greedy-released")
+    keeps = planner_name in ("none", "greedy")
     expected = ("keep",) if keeps else ("recompute",)
     assert expected == planner.plan(problem).actions
 

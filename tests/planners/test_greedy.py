@@ -1,11 +1,11 @@
-"""The greedy planner does what was published, and what was released."""
+"""The greedy planner does what was published."""
 
 import numpy as np
 import pytest
 
 from mimose.planners import Greedy
 
-# Sizes of events, bytes missing, events recomputed as published and as released.
+# Sizes of events, and bytes missing.
 MIXED = ((100, 100, 50, 50, 25, 25), 260.0)
 HALVING = ((256,) * 2 + (128,) * 4 + (64,) * 6 + (32,) * 2, 600.0)
 
@@ -46,22 +46,9 @@ def test_published(sized, case, n_events, freed):
     assert freed == sum(sizes[i] for i in taken)
 
 
-@pytest.mark.parametrize(
-    ("case", "n_events", "freed"), [(MIXED, 6, 350), (HALVING, 8, 640)]
-)
-def test_released(sized, case, n_events, freed):
-    """The released code takes the smallest first, and far too many of them."""
-    sizes, missing = case
-    taken = recomputed(Greedy(largest=False), sized(sizes, missing))
-    assert n_events == len(taken)
-    assert freed == sum(sizes[i] for i in taken)
-
-
-@pytest.mark.parametrize("largest", [True, False])
-def test_like_events_earliest_first(sized, largest):
-    """In a bucket the earliest event goes first, and both variants agree."""
-    problem = sized((95, 100, 92, 97), 180.0)
-    assert recomputed(Greedy(largest=largest), problem) == [0, 1]
+def test_like_events_earliest_first(sized):
+    """In a bucket the earliest event goes first."""
+    assert recomputed(Greedy(), sized((95, 100, 92, 97), 180.0)) == [0, 1]
 
 
 def test_a_bucket_ends_at_nine_tenths(sized):

@@ -12,16 +12,12 @@ import pytest
 import mimose.planners
 from mimose.planners import (
     ActionSpec,
-    EveryK,
-    Eviction,
-    Full,
-    Greedy,
     InfeasibleBudgetError,
-    Marginal,
     Menu,
-    NoPlan,
     Optimal,
     PlanningProblem,
+    Search,
+    every_k,
     make_planner,
 )
 
@@ -30,20 +26,19 @@ ARRAYS = {
     "held_bytes": (3, 2),
     "forward_excess_bytes": (3, 2),
     "backward_excess_bytes": (3, 2),
-    "backward_net_bytes": (3, 2),
+    "backward_net_bytes": (3,),
     "cost": (3, 2),
     "gap_bytes": (4,),
     "gap_excess_bytes": (4,),
     "host_bytes": (3, 2),
-    "transfer_seconds": (3, 2),
 }
 HOLDERS = {"activations held": 2.0**29, "held at start": 2.0**31}
-SIGNED = {"backward_net_bytes", "cost", "gap_bytes"}
+SIGNED = {"held_bytes", "backward_net_bytes", "cost", "gap_bytes"}
 
 
 @pytest.mark.parametrize("field", ARRAYS)
 def test_arrays(make_problem, field):
-    """Shape, numbers and sign are checked; only nets and costs may be negative."""
+    """Shape, numbers and sign are checked; changes and costs may be negative."""
     shape = ARRAYS[field]
     with pytest.raises(ValueError, match=rf"{field} .*{re.escape(str(shape))}"):
         make_problem(3, **{field: np.zeros((5, 5))})
@@ -98,14 +93,9 @@ def test_refused(make_problem, fields, expected):
 
 
 def test_plain_values_are_accepted(make_problem):
-    """Lists become arrays; nets may be told once for all actions, transfers not at all.
-
-    Nothing can be set afterwards.
-    """
+    """Lists become arrays; nothing can be set afterwards."""
     problem = make_problem(2, cost=[[0, 3]] * 2, backward_net_bytes=[3, -4])
     assert np.float64 == problem.cost.dtype
-    assert [[3.0, 3.0], [-4.0, -4.0]] == problem.backward_net_bytes.tolist()
-    assert [[0.0, 0.0]] * 2 == problem.transfer_seconds.tolist()
     with pytest.raises(dataclasses.FrozenInstanceError):
         problem.budget_bytes = 3.0
     with pytest.raises(TypeError, match="missing"):
@@ -134,33 +124,22 @@ def test_actions_and_menus():
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("auto", Marginal()),
-        ("every-12", EveryK(12)),
-        ("eviction", Eviction()),
-        ("full", Full()),
-        ("greedy", Greedy()),
-        ("greedy-released", Greedy(largest=False)),
-        ("marginal", Marginal()),
-        ("none", NoPlan()),
-        ("optimal", Optimal()),
-    ],
+    "name", ["auto", "every-12", "full", "greedy", "none", "optimal"]
 )
-def test_planners_by_name(name, expected):
+def test_planners_by_name(name):
     """Each name makes its planner; a planner is handed back as it is."""
-    assert expected == make_planner(name)
-    assert name in ("auto", expected.name)
-    assert expected is make_planner(expected)
+    made = make_planner(name)
+    assert name == made.name
+    assert made is make_planner(made)
 
 
 def test_not_planners():
     """An unknown name is echoed beside the known ones; a class is no planner."""
     for name in ("", "best", "every-0", "every-K", "Full"):
-        with pytest.raises(ValueError, match="eviction, full, greedy") as caught:
+        with pytest.raises(ValueError, match="auto, full, greedy") as caught:
             make_planner(name)
         assert repr(name) in str(caught.value)
-    for thing in (None, 3, Marginal):
+    for thing in (None, 3, Search):
         with pytest.raises(TypeError, match="planner"):
             make_planner(thing)
 
@@ -168,8 +147,8 @@ def test_not_planners():
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda: EveryK(0), "k .*0"),
-        (lambda: Marginal(width=1), "width .*1"),
+        (lambda: every_k(0), "k .*0"),
+        (lambda: Search(width=1), "width .*1"),
         (lambda: Optimal(time_limit_seconds=0.0), "time_limit_seconds .*0"),
         (lambda: Optimal(time_limit_seconds=float("nan")), "time_limit_seconds .*nan"),
     ],

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mimose
-from mimose.planners import Refined, make_planner
+from mimose.planners import make_planner
 
 LENGTHS = [64, 20, 64, *range(22, 62, 4)]
 
@@ -86,11 +86,10 @@ def test_a_plan_without_proof_is_replaced_by_a_proven_one(toys, meter, monkeypat
     model, budget = _model(toys, meter)
     with mimose.attach(model, budget, meter=meter) as session:
         _train(toys, session, LENGTHS)
-        monkeypatch.setattr(
-            type(session._engine.policy._maker.planner), "plan", unproven
-        )
-        monkeypatch.setattr(Refined, "plan", lambda _, problem: proven.plan(problem))
         proven = make_planner("optimal")
+        plans = session._engine.policy.plans
+        monkeypatch.setattr(type(plans._maker.planner), "plan", unproven)
+        monkeypatch.setattr(plans, "_refiner", proven)
         _train(toys, session, [61, 61])
         first, second = list(session.records)[-2:]
         assert [False, True] == [first.is_optimal, second.is_optimal]

@@ -16,7 +16,7 @@ from mimose.bench.advise.sample import Inputs, Sample, moved
 from mimose.bench.device import is_cpu
 from mimose.bench.step_meter import autocast, synchronise
 from mimose.memory.meters import Meter
-from mimose.planners import Everywhere, InfeasibleBudgetError
+from mimose.planners import InfeasibleBudgetError, everywhere
 from mimose.session import Session, attach
 from mimose.usage import UsageError
 
@@ -60,7 +60,7 @@ class Method:
 
 
 def _everywhere(action: str, what: str, *, name: str = "", **others: Any) -> Method:
-    options = {"actions": ("keep", action, "recompute"), "planner": Everywhere(action)}
+    options = {"actions": ("keep", action, "recompute"), "planner": everywhere(action)}
     return Method(name=name or action, what=what, options=options, **others)
 
 

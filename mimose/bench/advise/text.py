@@ -18,7 +18,7 @@ from mimose.bench.advise.advice import (
 from mimose.bench.advise.measure import MORE
 from mimose.bench.advise.methods import METHODS, PARTS, PLAIN
 from mimose.budget import format_bytes
-from mimose.planners import Everywhere
+from mimose.planners import Pattern
 from mimose.predictors import LEAST_ROUNDS
 from mimose.predictors.throughput import REACH
 
@@ -213,15 +213,15 @@ def recipe(name: str, budget_bytes: int) -> list[str]:
         return list(_WITHOUT_A_SESSION.get(name, ("# nothing to change",)))
     given = [f"{key}={_value(value)}" for key, value in method.options.items()]
     lines = ["import mimose"]
-    if any(isinstance(value, Everywhere) for value in method.options.values()):
-        lines.append("from mimose.planners import Everywhere")
+    if any(isinstance(value, Pattern) for value in method.options.values()):
+        lines.append("from mimose.planners import everywhere")
     budget = f'"{budget_bytes // 2**20}MiB"' if budget_bytes >= 2**20 else budget_bytes
     return [*lines, f"mimose.attach({', '.join(['model', str(budget), *given])})"]
 
 
 def _value(value: object) -> str:
-    if isinstance(value, Everywhere):
-        return f'Everywhere("{value.action}")'
+    if isinstance(value, Pattern):
+        return f'everywhere("{value.actions[0]}")'
     if isinstance(value, tuple):
         return f"({', '.join(map(_value, value))})"
     return f'"{value}"'

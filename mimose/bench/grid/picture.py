@@ -25,7 +25,6 @@ _COLOURS = {
     "static-menu": "#393B79",
     "oracle": "#009E73",
     "oracle-menu": "#637939",
-    "eviction": "#F0E442",
     "mimose-paper": "#D55E00",
     "mimose-menu": "#6B6ECF",
     "mimose": "#0072B2",

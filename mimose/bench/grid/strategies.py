@@ -461,7 +461,6 @@ STRATEGIES: Mapping[str, Strategy] = {
         Strategy("static-menu", "static, finer actions", _static_menu, True),
         Strategy("mimose-menu", "mimose, with all exact actions", _fine, True),
         Strategy("oracle-menu", "oracle, finer", _oracle_menu, True),
-        Strategy("eviction", "evict when full, as DTR", _session("eviction"), True),
         Strategy("mimose-paper", "the published Mimose, rebuilt", PaperMimose, True),
         Strategy("hf-full", "transformers: checkpoint every layer", _Transformers),
         Strategy("hf-every-2", "transformers: every second layer", _hf_every_2),

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import mimose
 from mimose.exceptions import RecomputationError
-from mimose.planners import Everywhere
+from mimose.planners import everywhere
 
 WIDTH = 64
 
@@ -82,7 +82,7 @@ class Model(nn.Module):
 
 
 def _attach(model, **others):
-    options = {"actions": "lean", "planner": Everywhere("lean"), **others}
+    options = {"actions": "lean", "planner": everywhere("lean"), **others}
     return mimose.attach(model, "1TiB", **{"units": ["layer"], **options})
 
 
@@ -157,7 +157,7 @@ def test_empty_and_single_rows():
 def test_many_small_calls_leave_large_ones_alone(freed):
     """They are no failures to make a recipe."""
     model = nn.Sequential(*(nn.Sequential(nn.Dropout(), nn.Linear(8, 8)) for _ in "ab"))
-    options = {"actions": "lean", "planner": Everywhere("lean"), "units": ["0", "1"]}
+    options = {"actions": "lean", "planner": everywhere("lean"), "units": ["0", "1"]}
     with mimose.attach(model, "1TiB", **options):
         for n in (*[2] * 70, 4096, 4096):
             freed.clear()
@@ -198,7 +198,7 @@ class Summing(_Layer):
 def test_what_layers_read_is_held_as_plans_have_it(action, is_held):
     """From the forward to the backward, unless all of its readers are kept."""
     model = Sided()
-    options = {"actions": "lean", "planner": Everywhere(action)}
+    options = {"actions": "lean", "planner": everywhere(action)}
     with mimose.attach(model, "1TiB", **options):
         for _ in range(2):
             loss = model(torch.randn(8, WIDTH))
@@ -223,7 +223,7 @@ class Gathering(Sided):
 def test_an_argument_that_is_edited_later_leaks_nothing():
     """It gets a graph then, which what the layer holds is part of."""
     model = Gathering()
-    options = {"actions": "lean", "planner": Everywhere("lean")}
+    options = {"actions": "lean", "planner": everywhere("lean")}
     with mimose.attach(model, "1TiB", **options):
         for _ in range(3):
             model(torch.randn(8, WIDTH))  # and no backward

@@ -5,40 +5,19 @@ import pytest
 
 from mimose.planners import (
     InfeasibleBudgetError,
-    Marginal,
-    least_peak_plan,
+    Search,
     peak_bytes,
     safest_plan,
 )
 
 
-@pytest.mark.parametrize(("nets_by_action", "pairs"), [(False, False), (True, True)])
 @pytest.mark.parametrize("n_events", [0, 1, 7])
-def test_equals_brute_force(
-    rng, random_problem, every_choice, n_events, nets_by_action, pairs
-):
-    """No choice has a lower peak."""
-    for _ in range(20):
-        problem = random_problem(
-            rng, n_events, 3, nets_by_action=nets_by_action, pairs=pairs
-        )
-        expected = peak_bytes(problem, every_choice(problem)).min()
-        assert expected == safest_plan(problem).peak_bytes
-
-
-def test_with_a_host_budget(rng, random_problem, every_choice):
-    """Where the host binds the least peak is found to a millionth."""
-    for _ in range(20):
-        problem = random_problem(rng, 6, 3, host=True)
+def test_equals_brute_force(rng, random_problem, every_choice, n_events):
+    """No choice has a lower peak; where the host binds it is found to a millionth."""
+    for turn in range(20):
+        problem = random_problem(rng, n_events, 3, host=bool(turn % 2))
         expected = peak_bytes(problem, every_choice(problem)).min()
         assert expected == pytest.approx(safest_plan(problem).peak_bytes, rel=1e-5)
-
-
-def test_equals_the_solver(rng, transformer_problem, resnet_problem):
-    """The fast plan and the solver's have the same peak."""
-    for problem in (transformer_problem(rng, 20), resnet_problem(rng, 20)):
-        expected = least_peak_plan(problem).peak_bytes
-        assert expected == pytest.approx(safest_plan(problem).peak_bytes)
 
 
 def lossy_problem(make_problem, **fields):
@@ -79,5 +58,5 @@ def test_lossy_where_an_event_has_nothing_else(make_problem):
 def test_the_least_peak_that_is_told_is_any_plan_s(make_problem):
     """What no exact plan reaches counts as reachable."""
     with pytest.raises(InfeasibleBudgetError) as told:
-        Marginal().plan(lossy_problem(make_problem, budget_bytes=99.0))
+        Search().plan(lossy_problem(make_problem, budget_bytes=99.0))
     assert told.value.least_peak_bytes == 100.0

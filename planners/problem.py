@@ -1,8 +1,13 @@
-"""What crosses into the planners and back: a problem, a plan, the protocol."""
+"""What crosses into the planners and back: a problem, a plan, the error, the protocol.
+
+PlanningProblem        one step's memory and costs, for one shape
+Plan                   one action for each event
+InfeasibleBudgetError  (ValueError) no plan keeps the budget
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -14,20 +19,14 @@ FloatArray: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 IntArray: TypeAlias = NDArray[np.intp]
 
-_NON_NEGATIVE = frozenset(
-    {
-        "held_bytes",
-        "forward_excess_bytes",
-        "backward_excess_bytes",
-        "gap_excess_bytes",
-        "host_bytes",
-        "transfer_seconds",
-        "input_bytes",
-        "start_bytes",
-        "optimizer_state_bytes",
-        "step_excess_bytes",
-    }
+_TABLES = (
+    "held_bytes",
+    "forward_excess_bytes",
+    "backward_excess_bytes",
+    "cost",
+    "host_bytes",
 )
+_SIGNED = {"held_bytes", "backward_net_bytes", "cost", "gap_bytes"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,7 +57,8 @@ class PlanningProblem:
     """(E, K) whether the event may run under the action."""
 
     held_bytes: FloatArray
-    """(E, K) what the event leaves alive from its exit until its backward."""
+    """(E, K) what the event leaves alive from its exit until its backward. Negative
+    where it moves more of what it was handed to the host than it saves."""
 
     forward_excess_bytes: FloatArray
     """(E, K) highest level in its forward, over the level at its entry."""
@@ -67,8 +67,8 @@ class PlanningProblem:
     """(E, K) highest level in its backward, over the level when its gradient came."""
 
     backward_net_bytes: FloatArray
-    """(E, K) signed change over its backward, beyond the release of what it held; (E,)
-    where it is the same under every action."""
+    """(E,) signed change over its backward, beyond the release of what it held: what
+    lasts, such as gradients of weights. No action changes it."""
 
     cost: FloatArray
     """(E, K) what the action adds to the step, in one unit for all: seconds, or FLOPs
@@ -98,66 +98,24 @@ class PlanningProblem:
     host_budget_bytes: float
     """The most host memory all events together may need."""
 
-    transfer_seconds: FloatArray = field(default_factory=lambda: np.zeros(0))
-    """(E, K) of copies to the host and back that the action needs. What of it delays
-    the step is part of the cost already. All zeros where it is left out."""
-
     lossy: frozenset[str] = frozenset()
     """Names of the actions that change gradients."""
 
-    input_bytes: FloatArray = field(default_factory=lambda: np.zeros(0))
-    """(E,) of what the event before hands to the event, as counted in what that one
-    holds: what goes, at the event's exit, where the event lets it go and the one before
-    has not saved it. All zeros where it is left out. See `Note: [Boundaries]` in
-    ``timeline.py``."""
-
-    releases_input: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
-    """(E, K) whether the event lets its input go under the action, to bring it back
-    in its backward. All false where it is left out."""
-
-    saves_output: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
-    """(E, K) whether the event itself saves, under the action, what it hands on. All
-    false where it is left out."""
-
     def __post_init__(self) -> None:
         """Check every field once, so that the planners can trust them."""
-        n_events, n_actions = len(self.events), len(self.actions)
-        table, row, gaps = (n_events, n_actions), (n_events,), (n_events + 1,)
         self._check_names()
-        self._check_array("allowed", table, np.bool_)
-        self._check_array("held_bytes", table)
-        self._check_array("forward_excess_bytes", table)
-        self._check_array("backward_excess_bytes", table)
-        self._fill("backward_net_bytes", row, table)
-        self._check_array("backward_net_bytes", table)
-        self._check_array("cost", table)
-        self._check_array("gap_bytes", gaps)
-        self._check_array("gap_excess_bytes", gaps)
-        self._check_array("host_bytes", table)
-        self._fill("transfer_seconds", (0,), table)
-        self._check_array("transfer_seconds", table)
-        self._fill("input_bytes", (0,), row)
-        self._check_array("input_bytes", row)
-        for name in ("releases_input", "saves_output"):
-            self._fill_false(name, table)
-            self._check_array(name, table, np.bool_)
-        self._check_number("start_bytes")
-        self._check_number("optimizer_state_bytes")
-        self._check_number("step_excess_bytes")
-        self._check_budget("budget_bytes")
-        self._check_budget("host_budget_bytes")
+        n_events, n_actions = len(self.events), len(self.actions)
+        self._check_array("allowed", (n_events, n_actions), np.bool_)
+        for name in _TABLES:
+            self._check_array(name, (n_events, n_actions))
+        self._check_array("backward_net_bytes", (n_events,))
+        self._check_array("gap_bytes", (n_events + 1,))
+        self._check_array("gap_excess_bytes", (n_events + 1,))
+        for name in ("start_bytes", "optimizer_state_bytes", "step_excess_bytes"):
+            self._check_number(name, most=np.finfo(np.float64).max)
+        for name in ("budget_bytes", "host_budget_bytes"):
+            self._check_number(name, most=math.inf)
         self._check_choices()
-
-    def _fill(self, field: str, shape: tuple[int, ...], table: tuple[int, ...]) -> None:
-        """Make a table of what was given for every action, or not at all."""
-        array = np.asarray(getattr(self, field), dtype=np.float64)
-        if array.shape == shape:
-            column = array[:, None] if array.size else np.zeros(1)
-            object.__setattr__(self, field, np.broadcast_to(column, table))
-
-    def _fill_false(self, field: str, table: tuple[int, int]) -> None:
-        if not np.asarray(getattr(self, field)).size:
-            object.__setattr__(self, field, np.zeros(table, np.bool_))
 
     def _check_names(self) -> None:
         if not self.actions or self.actions[0] != KEEP.name:
@@ -179,36 +137,27 @@ class PlanningProblem:
         object.__setattr__(self, field, array)
         if dtype is np.bool_ or array.size == 0:
             return
-        # A sum is finite only if every term is, and costs a third of isfinite.all.
-        if not math.isfinite(np.add.reduce(array, axis=None)):
+        if not np.isfinite(array).all():
             bad = array[~np.isfinite(array)]
-            msg = f"{field} must be finite, got {bad[:1].tolist() or 'an overflow'}"
+            msg = f"{field} must be finite, got {float(bad[0])}"
             raise ValueError(msg)
-        if field in _NON_NEGATIVE and np.minimum.reduce(array, axis=None) < 0:
+        if field not in _SIGNED and array.min() < 0:
             msg = f"{field} must not be negative, got {float(array.min())}"
             raise ValueError(msg)
 
-    def _check_number(self, field: str) -> None:
+    def _check_number(self, field: str, most: float) -> None:
         value = float(getattr(self, field))
-        if not math.isfinite(value) or value < 0:
-            msg = f"{field} must be finite and not negative, got {value}"
-            raise ValueError(msg)
-        object.__setattr__(self, field, value)
-
-    def _check_budget(self, field: str) -> None:
-        value = float(getattr(self, field))
-        if math.isnan(value) or value < 0:
-            msg = f"{field} must be a number that is not negative, got {value}"
+        if not 0 <= value <= most:
+            finite = "" if math.isinf(most) else "finite and "
+            msg = f"{field} must be {finite}not negative, got {value}"
             raise ValueError(msg)
         object.__setattr__(self, field, value)
 
     def _check_choices(self) -> None:
-        if not np.logical_or.reduce(self.allowed, axis=1).all():
+        if not self.allowed.any(axis=1).all():
             stuck = self.events[int(np.argmin(self.allowed.any(axis=1)))]
             msg = f"allowed must leave every event an action, got none for {stuck!r}"
             raise ValueError(msg)
-        if not np.count_nonzero(self.host_bytes):
-            return
         least = np.where(self.allowed, self.host_bytes, np.inf).min(axis=1).sum()
         if least > self.host_budget_bytes:
             msg = (
@@ -216,6 +165,41 @@ class PlanningProblem:
                 f"actions need, got {self.host_budget_bytes}"
             )
             raise ValueError(msg)
+
+    # ------------------------------------------- choices of actions without a search
+
+    def keep_choice(self) -> IntArray:
+        """Return (E,) the first action, that keeps; where it may not be, the least."""
+        return np.where(self.allowed[:, 0], 0, self.least_choice())
+
+    def cheapest_choice(self) -> IntArray:
+        """Return (E,) the allowed actions that cost least."""
+        choice: IntArray = np.where(self.allowed, self.cost, np.inf).argmin(axis=1)
+        return choice
+
+    def least_choice(self) -> IntArray:
+        """Return (E,) the last actions, or what comes nearest to them.
+
+        That is the last that is allowed, is exact and needs nothing of the host; else
+        the last that is exact; else the last that is allowed.
+        """
+        n_actions = len(self.actions)
+        is_exact = np.array([name not in self.lossy for name in self.actions])
+        rank = np.arange(n_actions) + n_actions * is_exact
+        rank = rank + n_actions * (is_exact & (self.host_bytes == 0))
+        choice: IntArray = np.where(self.allowed, rank, -1).argmax(axis=1)
+        return choice
+
+    def choice_of(self, names: Sequence[str]) -> IntArray:
+        """Return (E,) the actions of these names; where one is not allowed, the least.
+
+        Args:
+            names: (E,) of actions.
+        """
+        index = {name: i for i, name in enumerate(self.actions)}
+        choice = np.array([index.get(name, -1) for name in names], dtype=np.intp)
+        may = (choice >= 0) & self.allowed[np.arange(len(choice)), choice]
+        return np.where(may, choice, self.least_choice())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,24 +254,61 @@ class Planner(Protocol):
         ...
 
 
-@runtime_checkable
-class FixedPlanner(Planner, Protocol):
-    """A planner that reads no problem: no step has to be measured for its plans."""
+class InfeasibleBudgetError(ValueError):
+    """No choice of actions keeps the step within the budget.
 
-    def action_at(self, index: int) -> str:
-        """Return the action of an event.
+    Attributes:
+        budget_bytes: The budget that was asked for.
+        least_peak_bytes: The lowest peak that any plan reaches.
+        holders: What holds how many bytes at the moment of that lowest peak; the
+            values add up to ``least_peak_bytes``.
+        advice: What to do about it; "" for what follows from the numbers.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: float,
+        least_peak_bytes: float,
+        holders: Mapping[str, float],
+        advice: str = "",
+    ) -> None:
+        """Build the message out of the numbers.
 
         Args:
-            index: The event's position in the forward.
+            budget_bytes: The budget that was asked for.
+            least_peak_bytes: The lowest peak that any plan reaches.
+            holders: Bytes held at that peak, by what holds them.
+            advice: What to do; "" for what follows from the numbers.
         """
-        ...
+        self.budget_bytes = budget_bytes
+        self.least_peak_bytes = least_peak_bytes
+        self.holders = dict(holders)
+        self.advice = advice
+        least, missing = least_peak_bytes, least_peak_bytes - budget_bytes
+        parts = [
+            f"No plan keeps the budget of {_in_words(budget_bytes)}: the lowest "
+            f"reachable peak is {_in_words(least)}, {_in_words(missing)} more."
+        ]
+        if holders:
+            largest_first = sorted(holders.items(), key=lambda item: -item[1])
+            listed = "; ".join(f"{k}: {_in_words(v)}" for k, v in largest_first)
+            parts.append(f"Held at that peak: {listed}.")
+        parts.append(
+            advice
+            or f"Raise the budget to at least {_in_words(least)}, use a smaller batch "
+            "or shorter inputs, or allow actions that hold less."
+        )
+        super().__init__(" ".join(parts))
+
+    def __reduce__(self) -> tuple[type["InfeasibleBudgetError"], tuple[object, ...]]:
+        """Pickle by the arguments, for the message is built from them."""
+        numbers = self.budget_bytes, self.least_peak_bytes
+        return type(self), (*numbers, self.holders, self.advice)
 
 
-@runtime_checkable
-class OneShapePlanner(Planner, Protocol):
-    """A planner whose only plan is for the first problem that it is given."""
-
-    @property
-    def shape(self) -> Mapping[str, int]:
-        """Sizes by name, of the step that this problem should be of."""
-        ...
+def _in_words(count: float) -> str:
+    """Write a number of bytes as people read it: ``"1.50 GiB"``, ``"310.2 MiB"``."""
+    for unit, name, digits in ((2**30, "GiB", 2), (2**20, "MiB", 1), (2**10, "KiB", 1)):
+        if abs(count) >= unit:
+            return f"{count / unit:.{digits}f} {name}"
+    return f"{count:.0f} bytes"

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from mimose.planners import (
-    EveryK,
-    Eviction,
     FixedPlanner,
-    Full,
-    Marginal,
-    NoPlan,
+    Search,
     Static,
+    every_k,
+    everywhere,
+    make_planner,
     peak_bytes,
 )
 
@@ -20,7 +19,7 @@ K, R = "keep", "recompute"
 def test_none_keeps_everything(make_problem):
     """No plan keeps, except where that is not allowed."""
     allowed = np.array([[True, True], [False, True]])
-    assert NoPlan().plan(make_problem(2, allowed=allowed)).actions == (K, R)
+    assert make_planner("none").plan(make_problem(2, allowed=allowed)).actions == (K, R)
 
 
 def test_full_prefers_to_recompute(make_problem):
@@ -39,7 +38,7 @@ def test_full_prefers_to_recompute(make_problem):
         5, actions=actions, allowed=allowed, lossy=frozenset({"quantize"})
     )
     expected = ("recompute", "selective", "offload", "keep", "quantize")
-    assert expected == Full().plan(problem).actions
+    assert expected == make_planner("full").plan(problem).actions
 
 
 @pytest.mark.parametrize(
@@ -47,12 +46,14 @@ def test_full_prefers_to_recompute(make_problem):
 )
 def test_every_k(make_problem, k, expected):
     """Every k-th event is recomputed, beginning with the first."""
-    plan = EveryK(k).plan(make_problem(5))
+    plan = every_k(k).plan(make_problem(5))
     assert expected == plan.actions
     assert f"every-{k}" == plan.planner
 
 
-@pytest.mark.parametrize("planner", [NoPlan(), Full(), EveryK(3)])
+@pytest.mark.parametrize(
+    "planner", [make_planner("none"), make_planner("full"), everywhere("recompute")]
+)
 def test_fixed_planners_need_no_problem(make_problem, planner):
     """What they say of an event by its position is what they plan."""
     assert isinstance(planner, FixedPlanner)
@@ -69,7 +70,7 @@ def test_static_repeats_its_first_plan(
     shorter = with_fields(longest, held_bytes=longest.held_bytes / 4)
     planner = Static(shape={"input_ids.1": 512})
     first, second = planner.plan(longest), planner.plan(shorter)
-    assert Marginal().plan(longest).actions == first.actions == second.actions
+    assert Search().plan(longest).actions == first.actions == second.actions
     choice = np.array([longest.actions.index(a) for a in first.actions])
     assert float(peak_bytes(shorter, choice)) == second.peak_bytes
     assert planner.shape == {"input_ids.1": 512}
@@ -88,19 +89,3 @@ def test_static_goes_by_the_name(make_problem):
     )
     later = make_problem(3, events=("b#0", "new#0", "a#0"))
     assert planner.plan(later).actions == (K, R, R)
-
-
-def test_eviction_evicts_until_the_step_fits(rng, transformer_problem, budget_between):
-    """Of equal events the one that waits longest goes first."""
-    problem = budget_between(transformer_problem(rng, 12), 0.5)
-    plan = Eviction().plan(problem)
-    assert plan.peak_bytes <= problem.budget_bytes
-    evicted = [i for i, action in enumerate(plan.actions) if action == "recompute"]
-    assert 0 < len(evicted) < 12
-    assert evicted == list(range(len(evicted)))
-
-
-def test_eviction_stops_where_nothing_helps(rng, transformer_problem, with_fields):
-    """Out of reach, it says its peak."""
-    plan = Eviction().plan(with_fields(transformer_problem(rng, 6), budget_bytes=1.0))
-    assert plan.peak_bytes > 1.0
