@@ -26,22 +26,21 @@ from mimose.arguments import (
 )
 from mimose.budget import format_bytes
 from mimose.cost.problem import Memory
-from mimose.distributed.meeting import Meeting
 from mimose.exceptions import (
     BudgetError,
     MimoseError,
     StateMismatchError,
 )
-from mimose.inputs.communicating import parallel_shares
+from mimose.inputs.layers import UnitsSpec
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import (
     inside_ddp,
     own_class,
+    parallel_shares,
     refuse_unplannable,
     sharding,
 )
-from mimose.inputs.size_table import Table
-from mimose.inputs.units import UnitsSpec
+from mimose.inputs.sizes import Table
 from mimose.memory.meters import BasicMeter, Meter
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import make_predictor
@@ -157,29 +156,27 @@ def attach(
     """
     layers = layers_of(attach, layers, others)
     check_agree(agree)
-    meeting = Meeting(agree)
-    with meeting.telling():
-        check_choices(on_infeasible, cache_size)
-        predictor = "polynomial" if predictor is None else predictor
-        if isinstance(predictor, str):
-            make_predictor(predictor)
-        host = _host(model, actions, host_budget)
-        options = Options(
-            budget=budget,
-            actions=choose(actions, Means(host=host)),
-            host=host,
-            units=layers,
-            planner=make_planner(planner),
-            predictor=predictor,
-            cache_size=cache_size,
-            warns=on_infeasible == "warn",
-            meter=meter,
-            record_to=record_to,
-            wall=wall,
-            refine=refine,
-            meeting=meeting,
-        )
-        return Session(model, options)
+    check_choices(on_infeasible, cache_size)
+    predictor = "polynomial" if predictor is None else predictor
+    if isinstance(predictor, str):
+        make_predictor(predictor)
+    host = _host(model, actions, host_budget)
+    options = Options(
+        budget=budget,
+        actions=choose(actions, Means(host=host)),
+        host=host,
+        units=layers,
+        planner=make_planner(planner),
+        predictor=predictor,
+        cache_size=cache_size,
+        warns=on_infeasible == "warn",
+        meter=meter,
+        record_to=record_to,
+        wall=wall,
+        refine=refine,
+        agree=agree,
+    )
+    return Session(model, options)
 
 
 def _host(
@@ -284,7 +281,7 @@ class Session:
 
         The session resets the device's peak counter; use this in its place.
         """
-        return self._engine.footprint.highest_bytes(self._engine.optimizers.peak_bytes)
+        return self._engine.footprint.highest_bytes()
 
     def step(self, closure: Callable[[], Any]) -> Any:
         """Run a forward and its backward; again, from the start, if they fail.
@@ -465,7 +462,7 @@ class Session:
             margin=self._engine.policy.reserve.bound.margin(),
             kept_units=dict(self._engine.findings.kept),
             uncalled_units=told.never_called,
-            **self._engine.footprint.told(),
+            **self._engine.footprint.summary(),
             inexact_units=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.epoch.largest,
             least_peak_to_come=self._engine.epoch.least_peak_bytes,

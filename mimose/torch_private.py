@@ -100,7 +100,6 @@ __all__ = [
     "storage_users",
     "submodules_of",
     "tensor_users",
-    "to_copy",
     "top_saved_hooks",
     "top_transform",
     "version_of",
@@ -491,11 +490,6 @@ overload_packet: Callable[[Any], Any] = operator.attrgetter("_overloadpacket")
 """All overloads of an operator: the key of ``torch.utils.flop_counter.flop_registry``,
 which is read in the same way there. No thread found."""
 
-to_copy: Any = torch.ops.aten._to_copy.default
-"""The operator of every conversion to another precision, as a dispatch mode sees it:
-``Tensor.to`` is made of it. Part of the operators that torch.compile's backends are
-given, so it can hardly change; no thread found."""
-
 _aten: Any = torch.ops.aten
 
 log_softmax_into: Any = _aten._log_softmax.out
@@ -514,12 +508,12 @@ nll_loss_backward_into: Any = _aten.nll_loss_backward.grad_input
 
 # -------------------------------------------------------------------- accelerators
 
-device_statistics: Callable[[int], Mapping[str, Any]] | None = getattr(
-    torch._C, "_accelerator_getDeviceStats", None
+device_statistics: Callable[[int], Mapping[str, Any]] = (
+    torch._C._accelerator_getDeviceStats
 )
 """An allocator's numbers, nested, by a device's index: 11 µs in place of 136 for the
 public ``torch.accelerator.memory_stats``, which flattens them (#152932 leaves the
-nested form out until somebody needs it). None where it is missing."""
+nested form out until somebody needs it)."""
 
 
 def allocator_settings() -> str:

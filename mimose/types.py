@@ -97,6 +97,8 @@ class Measured:
     """By action, from the tracker; empty until the event is recomputed."""
     flops: int = 0
     """Of the whole recomputation, or of what was rebuilt."""
+    early_flops: int = 0
+    """Of these, what a recomputation runs that stops early; 0 where not known."""
     copied_bytes: float = 0.0
     """Copies of weights among what it would hold: see `mimose.cost.copies`."""
     part: int = 0
@@ -210,11 +212,12 @@ class Measured:
             setattr(self, told, left)
 
     def count(
-        self, held_bytes: dict[str, float], copied_bytes: float, *, flops: int
+        self, held_bytes: dict[str, float], flops: int, early_flops: int = 0
     ) -> None:
         """Take in what was counted while the event ran in full."""
-        self.held_bytes, self.copied_bytes = held_bytes, copied_bytes
+        self.held_bytes = held_bytes
         self.flops += flops
+        self.early_flops = early_flops
 
 
 @dataclass(frozen=True, slots=True)

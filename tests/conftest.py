@@ -114,11 +114,9 @@ def _sim_as_new(request: pytest.FixtureRequest) -> Iterator[None]:
     device = request.getfixturevalue("sim")
     _reset(device)
     yield
-    from mimose.memory.meters import allocator
+    from mimose.memory.wall import standing
 
-    assert not any(allocator._walls.values()), (
-        "a session's or a proof's wall was left standing"
-    )
+    assert not standing, "a session's or a proof's wall was left standing"
     _reset(device)
 
 

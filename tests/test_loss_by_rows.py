@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import mimose
 from mimose import loss_by_rows
 from mimose.loss_by_rows import LateUpcast, late
-from mimose.memory.tracker import StorageTracker
+from mimose.memory.marks import StorageTracker
 
 BOTH = F.cross_entropy, mimose.cross_entropy
 DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16

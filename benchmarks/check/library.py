@@ -17,7 +17,7 @@ from benchmarks.check.training import (
 )
 from benchmarks.proofs.common import AMPLE_BYTES
 from benchmarks.proofs.numbers import MIB, percent, quantile, worst
-from mimose.memory.meters.usage import has_expandable_segments
+from mimose.memory.wall import Wall, has_expandable_segments
 from mimose.records import StepRecord
 from mimose.session import attach
 
@@ -158,14 +158,15 @@ def out_of_memory(device: torch.device) -> Iterator[Line]:
         with attach(training.model, budget_bytes, meter=training.meter) as session:
             training.run = session.step
             list(training.train(lengths[: len(lengths) // 2]))
-            put_back = training.reserved.wall(left_bytes)
+            wall = Wall(training.reserved, left_bytes)
+            wall.stand()
             try:
                 for length in lengths[len(lengths) // 2 :]:
                     before = training.reserved.usage().n_ooms
                     list(training.train((length,)))
                     failures.append(training.reserved.usage().n_ooms - before)
             finally:
-                put_back()
+                wall.fall()
         return training.weights()
 
     same = same_weights("weights, memory taken away in mid-run", weights)

@@ -158,5 +158,5 @@ def measure_headroom(training: DeviceLoop) -> tuple[int, int]:
     list(training.train((low, low, high)))
     base_bytes = training.reserved.resting_bytes()
     (measured,) = training.train((high,))
-    training.reserved.give_back()
+    torch.accelerator.empty_cache()
     return base_bytes, measured.peak_bytes - base_bytes

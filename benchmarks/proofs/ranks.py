@@ -157,26 +157,26 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for length in range(high, low - 1, -1):
         _train(model, optimizer, length)
     with attach(model, _BUDGET, layers=_LAYERS) as session:
-        agreement: Any = session._engine.agreement
+        ranks: Any = session._engine.ranks
         for first in range(0, task["steps"], _STEPS_A_ROW):
             steps = min(_STEPS_A_ROW, task["steps"] - first)
-            before = agreement.n_changed, agreement.exchange.n_exchanges
+            before = ranks.use()
             times = []
             for _ in range(steps):
-                waited = agreement.exchange.seconds
+                waited = ranks.use().seconds
                 length = int(torch.randint(low, high + 1, (), generator=generator))
                 step = _train(model, optimizer, length)
-                times.append((step, agreement.exchange.seconds - waited))
+                times.append((step, ranks.use().seconds - waited))
             yield {
                 "rank": rank,
                 "first_step": first,
                 "steps": steps,
                 **_read(session, steps),
-                "changed": agreement.n_changed - before[0],
-                "exchanges": agreement.exchange.n_exchanges - before[1],
+                "changed": ranks.use().n_changed - before.n_changed,
+                "exchanges": ranks.use().n_exchanges - before.n_exchanges,
                 "median_seconds": statistics.median(step for step, _ in times),
                 "agreement_seconds": statistics.median(waited for _, waited in times),
-                "alone_seconds": _alone(agreement),
+                "alone_seconds": _alone(ranks),
             }
     distributed.barrier()
     distributed.destroy_process_group()
@@ -206,11 +206,11 @@ def _read(session: Session, steps: int) -> dict[str, int]:
     }
 
 
-def _alone(agreement: Any) -> float:
+def _alone(ranks: Any) -> float:
     """Return the median of exchanges with nothing in between."""
     seconds: list[float] = []
     for _ in range(_N_ALONE):
-        before = agreement.exchange.seconds
-        agreement.meet(("an exchange by itself",))
-        seconds.append(agreement.exchange.seconds - before)
+        before = ranks.use().seconds
+        ranks.meet(("an exchange by itself",))
+        seconds.append(ranks.use().seconds - before)
     return statistics.median(seconds)

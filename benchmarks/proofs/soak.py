@@ -41,6 +41,7 @@ from mimose.bench.machine import limit_memory
 from mimose.bench.zoo import Batch
 from mimose.exceptions import first_line
 from mimose.memory.meters import AllocatorMeter
+from mimose.memory.wall import Wall
 from mimose.session import attach
 
 QUESTION = "Do mixed lengths stay within the budget, and is the budget used?"
@@ -216,7 +217,9 @@ class _Run:
         meter, budget_bytes = self._loop.meter, self._budget_bytes()
         with contextlib.ExitStack() as undo:
             if isinstance(meter, AllocatorMeter):
-                undo.callback(meter.wall(budget_bytes))
+                wall = Wall(meter, budget_bytes)
+                wall.stand()
+                undo.callback(wall.fall)
             for sizes in self._shapes:
                 if not isinstance(meter, AllocatorMeter):
                     limit_memory(budget_bytes, meter.live_bytes())

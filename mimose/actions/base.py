@@ -9,8 +9,7 @@ from mimose.actions.offload.codec import OffloadCodec
 from mimose.exactness.input_watch import Marks
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.unit import Unit
-from mimose.memory.gauges import Counted, Gauge
-from mimose.memory.trace import Trace
+from mimose.memory.marks import Counted, Gauge, Trace
 from mimose.planners import ActionSpec
 from mimose.types import NO_HEADROOM, Headroom, OnRecompute
 

@@ -7,7 +7,7 @@ from typing import Any
 from mimose.actions.base import Probe, UnitCall
 from mimose.exactness.first_call import FirstCall
 from mimose.exactness.unit import Unit
-from mimose.memory.gauges import Counted
+from mimose.memory.marks import Counted
 from mimose.planners.actions import KEEP
 
 

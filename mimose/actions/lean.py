@@ -20,7 +20,7 @@ from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.unit import Unit
 from mimose.exceptions import RecomputationError
 from mimose.inputs.shapes import argument_tensors
-from mimose.memory.gauges import Counted
+from mimose.memory.marks import Counted
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import ActionSpec
 from mimose.tensors import tensors_in, version

@@ -14,8 +14,8 @@ from mimose.exactness.first_call import FirstCall
 from mimose.exactness.input_watch import Marks, is_edited, marks
 from mimose.exactness.named_errors import is_inside_checkpoint
 from mimose.exactness.unit import Unit
-from mimose.inputs.code_inside import SCRIPTED, code_in_graph
-from mimose.memory.gauges import Counted
+from mimose.inputs.compiled import SCRIPTED, code_in_graph
+from mimose.memory.marks import Counted
 from mimose.planners.actions import RECOMPUTE
 from mimose.torch_private import next_sequence_number
 

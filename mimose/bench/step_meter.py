@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from mimose.memory.meters import AllocatorMeter, Meter, ProcessMeter, Reading
-from mimose.memory.meters.usage import Usage
+from mimose.memory.meters import AllocatorMeter, Meter, ProcessMeter, Reading, Usage
 
 
 class _OverResets(Meter):
@@ -105,8 +104,7 @@ class ReservedStepMeter(AllocatorMeter):
 
     def resting_bytes(self) -> int:
         """Return the bytes reserved between steps, free blocks given back."""
-        self.give_back()
-        return self._look().reserved_bytes
+        return self.held_bytes()
 
     def _look(self) -> Usage:
         usage = super()._look()

@@ -14,7 +14,7 @@ from mimose.exactness.changes import SavedBuffers
 from mimose.exactness.fingerprints import Fingerprint, differences, fingerprint
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.unit import Unit
-from mimose.inputs.code_inside import SCRIPTED, code_in_graph
+from mimose.inputs.compiled import SCRIPTED, code_in_graph
 from mimose.torch_private import next_sequence_number
 from mimose.types import OnRecompute
 

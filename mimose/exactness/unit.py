@@ -18,7 +18,7 @@ from mimose.exactness.impurities import own_slots
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.random_state import accelerators_of
 from mimose.exceptions import LateChangeError
-from mimose.inputs.code_inside import SCRIPTED, CodeInside
+from mimose.inputs.compiled import SCRIPTED, CodeInside
 
 
 def note_shared_weights(units: Sequence[Unit]) -> None:

@@ -1,32 +1,39 @@
-"""Layers that `torch.compile` made code of, one by one.
+"""Layers that run compiled or scripted code, and how they are planned all the same.
 
 Note: [Regional compilation]
 A plan must not be part of what is compiled: each new one would be compiled anew, and
 after a few `torch.compile` gives up. So a compiled layer is planned from the outside:
 what is replaced is not its ``forward`` but what its call runs, the compiled code in
-it. A whole model has no outside of its layers, and is refused.
+it. A whole model has no outside of its layers, and is refused. Under a dispatch mode
+compiled code does not run, so what it holds is counted where it saves it
+(`saved_storages`). The early stop of a recomputation is left out.
 
-Under a dispatch mode compiled code does not run, so what it holds is counted where it
-saves it (`saved_storages`), and its FLOPs are estimated from its weights. The early
-stop of a recomputation is left out, so that it costs a whole forward. The same holds of
-a layer that runs compiled code without being compiled itself (see
-`mimose.inputs.code_inside`).
+Note: [Scripted code]
+TorchScript's executor watches the first run of a function and rewrites it for later
+ones, and again for other sizes. A recomputation is a later run than its forward, and
+may save other tensors, in another order: a layer that runs it is kept.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from mimose.exceptions import MimoseError
+from mimose.tensors import operators_of
 from mimose.torch_private import (
     COMPILED_CALL,
     COMPILED_FROM,
     COMPILED_MODULE,
+    COMPILED_NODE,
+    NOT_COMPILED,
+    SCRIPTED_NODE,
+    SCRIPTED_TYPES,
     pop_saved_hooks,
     push_saved_hooks,
     set_graphs_by_use,
@@ -41,10 +48,16 @@ WHY_NOT_WHOLE = (
     "layer.compile()` (accelerate: use_regional_compilation=True), or train without "
     "torch.compile"
 )
+SCRIPTED = (
+    "it runs TorchScript, which may save other tensors each time that it runs; "
+    "train it without torch.jit to have it recomputed"
+)
+_FROM_TORCH = ("torch", "mimose")
+"""Packages whose functions run no code of the user's that they are not given."""
 
 
 def refuse_compiled(model: nn.Module, units: Sequence[nn.Module]) -> None:
-    """Make sure that nothing around the units was compiled.
+    """Make sure that nothing around the layers was compiled.
 
     `torch.compile` of the whole model after `attach` does no harm: a session's steps
     are not traced into.
@@ -54,7 +67,7 @@ def refuse_compiled(model: nn.Module, units: Sequence[nn.Module]) -> None:
         units: The layers that are planned for.
 
     Raises:
-        MimoseError: The model is compiled, or a part of it that holds units.
+        MimoseError: The model is compiled, or a part of it that holds layers.
     """
     planned = {id(unit) for unit in units}
     for name, module in model.named_modules():
@@ -65,23 +78,6 @@ def refuse_compiled(model: nn.Module, units: Sequence[nn.Module]) -> None:
             what = f"{name or 'the model'} ({type(module).__name__})"
             msg = f"{what} is compiled as a whole: {WHY_NOT_WHOLE}"
             raise MimoseError(msg)
-
-
-def refuse_scripted(model: nn.Module) -> None:
-    """Make sure that TorchScript does not run the model as a whole.
-
-    Args:
-        model: The model.
-
-    Raises:
-        MimoseError: It does.
-    """
-    if isinstance(model, torch.jit.ScriptModule):
-        msg = (
-            "the model is scripted as a whole: no layer of it runs by itself, so that "
-            "nothing can be planned. Train it without torch.jit, or script parts of it"
-        )
-        raise MimoseError(msg)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -99,22 +95,13 @@ def plain_modules(module: nn.Module) -> list[nn.Module]:
 def _is_compiled_itself(module: nn.Module) -> bool:
     return (
         _is_wrapper(module)
-        or _is_compiled_in_place(module)
-        or forward_is_compiled(module)
+        or getattr(module, COMPILED_CALL, None) is not None
+        or hasattr(vars(module).get("forward"), COMPILED_FROM)
     )
-
-
-def forward_is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile` made a module's ``forward``."""
-    return hasattr(vars(module).get("forward"), COMPILED_FROM)
 
 
 def _is_wrapper(module: nn.Module) -> bool:
     return COMPILED_MODULE in submodules_of(module)
-
-
-def _is_compiled_in_place(module: nn.Module) -> bool:
-    return getattr(module, COMPILED_CALL, None) is not None
 
 
 def called_attribute(module: nn.Module) -> str:
@@ -123,7 +110,8 @@ def called_attribute(module: nn.Module) -> str:
     Args:
         module: The module.
     """
-    return COMPILED_CALL if _is_compiled_in_place(module) else "forward"
+    is_in_place = getattr(module, COMPILED_CALL, None) is not None
+    return COMPILED_CALL if is_in_place else "forward"
 
 
 def wrappers(model: nn.Module) -> dict[int, tuple[str, nn.Module]]:
@@ -144,6 +132,87 @@ def unwrapped(module: nn.Module) -> nn.Module:
     while _is_wrapper(module):
         module = module.get_submodule(COMPILED_MODULE)
     return module
+
+
+class CodeInside:
+    """Whether a layer runs compiled or scripted code, as far as its code names it.
+
+    Looked at are the modules inside, their attributes, and the functions that their
+    classes' methods name among globals and closures, and so on. What a forward finds
+    in other ways shows in the graph of its first call: see `code_in_graph`.
+
+    Args:
+        root: The layer.
+
+    Attributes:
+        is_compiled: Whether `torch.compile` made a part of it.
+        is_scripted: Whether TorchScript did.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.is_compiled = is_compiled(root)
+        self.is_scripted = False
+        left: list[object] = list(root.modules())
+        seen: set[int] = set()
+        while left:
+            value = left.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, SCRIPTED_TYPES):
+                self.is_scripted = True
+            elif isinstance(value, nn.Module):
+                left += [v for v in vars(value).values() if callable(v)]
+                left += [
+                    vars(cls)[name]
+                    for cls in type(value).__mro__
+                    if not _is_from_torch(cls.__module__)
+                    for name in vars(cls)
+                ]
+            elif isinstance(value, (staticmethod, classmethod)):
+                left.append(value.__func__)
+            elif isinstance(value, FunctionType):
+                own = vars(value)
+                if COMPILED_FROM in own and NOT_COMPILED not in own:
+                    self.is_compiled = True
+                left += _named_by(value)
+
+
+def _named_by(function: FunctionType) -> list[object]:
+    """Return the functions that a function names, in globals and closures."""
+    found: list[object] = [vars(function).get(COMPILED_FROM)]
+    found.append(vars(function).get("__wrapped__"))
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            found.append(cell.cell_contents)
+    if not _is_from_torch(function.__module__):
+        codes: list[object] = [function.__code__]
+        while codes:
+            code = codes.pop()
+            if isinstance(code, CodeType):
+                known = function.__globals__
+                found += [known[name] for name in code.co_names if name in known]
+                codes += code.co_consts
+    kinds = (FunctionType, *SCRIPTED_TYPES)
+    return [each for each in found if isinstance(each, kinds)]
+
+
+def _is_from_torch(package: str | None) -> bool:
+    return (package or "").partition(".")[0] in _FROM_TORCH
+
+
+def code_in_graph(output: object, began: int) -> tuple[bool, bool]:
+    """Return whether compiled, and whether scripted code made a part of a graph.
+
+    Args:
+        output: What a call has returned.
+        began: What `next_sequence_number` said before.
+    """
+    names = operators_of(output, began)
+    return (
+        any(name.startswith(COMPILED_NODE) for name in names),
+        any(name.endswith(SCRIPTED_NODE) for name in names),
+    )
 
 
 class OneGraph(contextlib.AbstractContextManager[None]):

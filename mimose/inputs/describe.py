@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -13,28 +13,20 @@ from torch import nn
 from mimose.exceptions import MimoseError
 from mimose.inputs.compiled import unwrapped
 from mimose.inputs.families import autocast_state, digest, module_key
-from mimose.inputs.lists import Lists
+from mimose.inputs.layers import refuse_other_checkpointing
 from mimose.inputs.shapes import (
-    Texts,
     argument_tensors,
     call_shape,
     fast_key,
-    note_lists,
-    note_texts,
     partial_masks,
 )
 from mimose.inputs.sharding import OwnParameters
-from mimose.inputs.size_table import SizeTable
-from mimose.inputs.units import refuse_other_checkpointing
-from mimose.inputs.variants import Variants
+from mimose.inputs.sizes import SizeTable
 from mimose.types import BY_ROWS, MOST_CONTEXTS, StepInput
 
 _MOST_REMEMBERED = 10_000
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-_CallKey: TypeAlias = "tuple[tuple[object, ...], tuple[str, ...], bool, Hashable, str]"
-"""What calls that are described alike have in common: what they are called with, the
-masks that hide something or may, whether there are gradients, autocast, the mode."""
 _TRAINING = operator.itemgetter("training")
 """Of a module's own dictionary: half as long as to ask the module."""
 _LEARNS = operator.attrgetter("requires_grad")
@@ -56,9 +48,6 @@ class Mode(NamedTuple):
 class Describer:
     """Describes calls of the root, and remembers those seen before.
 
-    `describe` changes nothing: it may be asked of calls that are yet to come. What a
-    call teaches of the calls after it, `arrive` takes in.
-
     Args:
         model: The model; inputs have to be on its device.
         device: Where that is.
@@ -73,10 +62,7 @@ class Describer:
         self._units = tuple(units)
         self._device = device
         self._tables: dict[str, SizeTable] = {}
-        self._texts = Texts()
-        self._lists = Lists()
         self._seen: dict[Hashable, tuple[StepInput, SizeTable]] = {}
-        self._variants = Variants()
         self.renew()
         self.last: tuple[StepInput, SizeTable] | None = None
 
@@ -87,7 +73,7 @@ class Describer:
         self._odd = tuple(m for m in modules if "training" not in vars(m))
         """Modules that keep their mode elsewhere, such as scripted ones."""
         self._switches = [m for m in modules if hasattr(m, "gradient_checkpointing")]
-        """Modules that can checkpoint by themselves. To look for them at each new shape
+        """Modules that can checkpoint by themselves: to look for them at each new shape
         took 4 ms of a model of 400 modules."""
         self._own = OwnParameters(self._model, self._units)
         self._flags: tuple[bool, ...] = ()
@@ -95,39 +81,41 @@ class Describer:
         self.mode = Mode("", ())
         """As last seen."""
 
-    def describe(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[StepInput, SizeTable]:
-        """Return a call's facts, and the table that names its sizes.
-
-        Facts with a `base` are those of the variant that came last: see `settle`.
-
-        Raises:
-            MimoseError: The inputs are on another device than the model.
-            CheckpointingConflictError: The model's own checkpointing was switched on.
-        """
-        mode = self._mode(self._read_flags())
-        key = self._key(args, kwargs, mode)
-        found = self._seen.get(key) or self._read_new(args, kwargs, key, mode)
-        return self._expected(found)
-
     def arrive(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[StepInput, SizeTable]:
-        """Describe a call that is about to run, and learn from it.
+        """Describe a call that is about to run, and learn its sizes' names from it.
 
         Raises:
             MimoseError: The inputs are on another device than the model.
             CheckpointingConflictError: The model's own checkpointing was switched on.
         """
-        flags = self._read_flags()
+        flags = (*map(_TRAINING, self._attributes), *map(_LEARNS, self._own.read()))
+        if self._own.groups:
+            flags += (self._own.reduces(),)
+        if self._odd:
+            flags += tuple([module.training for module in self._odd])
         if flags != self._flags:
             self._note_mode(flags)
-        found = self._seen.get(self._key(args, kwargs, self.mode))
+        has_gradients = bool(self._own.groups) and self._own.wait_unreduced()
+        for probe in self.mode.probes:
+            if probe.grad is not None:
+                has_gradients = True
+        masks = partial_masks(args, kwargs)
+        autocast = autocast_state(self._device)
+        key = (fast_key(args, kwargs), masks, has_gradients, autocast, self.mode.key)
+        found = self._seen.get(key)
         if found is None:
-            found = self._learn_new(args, kwargs)
-        self.last = self._expected(found) if found[0].base else found
-        return self.last
+            shape = call_shape(args, kwargs)
+            context = digest((shape.structure, masks, autocast, self.mode.key))
+            structure = digest(shape.structure)
+            facts = StepInput(context, shape.sizes, has_gradients, structure)
+            found = facts, self._learn(args, kwargs, shape.names, facts)
+            if len(self._seen) >= _MOST_REMEMBERED:
+                self._seen.clear()
+            self._seen[key] = found
+        self.last = found
+        return found
 
     def table(self, structure: str) -> SizeTable | None:
         """Return the table that names the sizes of a structure; None if it is new.
@@ -137,130 +125,45 @@ class Describer:
         """
         return self._tables.get(structure)
 
-    def _read_flags(self) -> tuple[bool, ...]:
-        parameters = self._own.read()
-        flags = (*map(_TRAINING, self._attributes), *map(_LEARNS, parameters))
-        flags += self._own.reduces()
-        if self._odd:
-            flags += tuple([module.training for module in self._odd])
-        return flags
-
-    def _key(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Mode
-    ) -> _CallKey:
-        has_gradients = self._own.wait_unreduced()
-        for probe in mode.probes:
-            if probe.grad is not None:
-                has_gradients = True
-        return (
-            fast_key(args, kwargs, self._texts, self._lists),
-            partial_masks(args, kwargs),
-            has_gradients,
-            autocast_state(self._device),
-            mode.key,
-        )
-
-    def _expected(
-        self, found: tuple[StepInput, SizeTable]
-    ) -> tuple[StepInput, SizeTable]:
-        facts, table = found
-        if not facts.base:
-            return found
-        return facts._replace(context=self._variants.expected(facts.base)), table
-
-    def _learn_new(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[StepInput, SizeTable]:
-        """Take in a call unlike those seen before.
-
-        New texts may prove to be data, and lists to be of any number.
-        """
-        note_texts(args, kwargs, self._texts)
-        note_lists(args, kwargs, self._lists)
-        key = self._key(args, kwargs, self.mode)
-        found = self._seen.get(key)
-        if found is None:
-            facts, table = found = self._read_new(args, kwargs, key, self.mode)
-            self._tables.pop(facts.structure, None)
-            _use(self._tables, facts.structure, table)
-            table.add(facts.sizes)
-            if len(self._seen) >= _MOST_REMEMBERED:
-                self._seen.clear()
-            self._seen[key] = found
-        return found
-
     def by_rows(self, facts: StepInput) -> StepInput:
         """Return what is known of the same step with its loss by rows.
 
         Args:
             facts: What was read, or what this has returned.
         """
-        context, base = (
-            known and known.removesuffix(BY_ROWS) + BY_ROWS
-            for known in (facts.context, facts.base)
-        )
-        return facts._replace(context=context, base=base)
+        return facts._replace(context=facts.context.removesuffix(BY_ROWS) + BY_ROWS)
 
-    def settle(
+    def _learn(
         self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        names: tuple[str, ...],
         facts: StepInput,
-        table: SizeTable,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> StepInput:
-        """Return the facts of the variant that runs, as its first layer is called.
-
-        Args:
-            facts: What was read, with a `base`.
-            table: What was read with it.
-            args: What the layer is called with.
-            kwargs: What it is called with by name.
-        """
-        base = facts.base.removesuffix(BY_ROWS)
-        context = self._variants.seen(base, args, kwargs)
-        facts = facts._replace(context=context + facts.base[len(base) :])
-        self.last = facts, table
-        return facts
-
-    def _mode(self, flags: tuple[bool, ...]) -> Mode:
-        """Return what is trained and what is in training mode."""
-        mode = self._modes.get(flags)
-        if mode is None:
-            unit_keys = tuple(map(module_key, self._units))
-            trainable = [p for p in self._own.read() if p.requires_grad]
-            probes = tuple(trainable[:: max(1, len(trainable) // 4)][:5])
-            mode = Mode(digest((flags, unit_keys)), unit_keys, probes)
-        return mode
-
-    def _note_mode(self, flags: tuple[bool, ...]) -> None:
-        """Take note that layers were frozen, unfrozen or put into another mode."""
-        self._flags = flags
-        self.mode = self._mode(flags)
-        self._modes.pop(flags, None)
-        _use(self._modes, flags, self.mode)
-
-    def _read_new(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        key: _CallKey,
-        mode: Mode,
-    ) -> tuple[StepInput, SizeTable]:
-        _, masks, has_gradients, autocast, _ = key
+    ) -> SizeTable:
+        """Take in a call unlike those seen before; return its structure's table."""
         self._check_device(args, kwargs)
         if any(
             getattr(each, "gradient_checkpointing", False) is True
             for each in self._switches
         ):
             refuse_other_checkpointing(self._model)
-        shape = call_shape(args, kwargs, self._texts, self._lists)
-        structure = digest(shape.structure)
-        table = self._tables.get(structure) or SizeTable(shape.names, self._positional)
-        context = digest((shape.structure, masks, autocast, mode.key))
-        is_open = bool(masks) and self._device.type != "cpu"
-        base = context if is_open else ""
-        facts = StepInput(context, shape.sizes, has_gradients, structure, base)
-        return facts, table
+        table = self._tables.pop(facts.structure, None)
+        table = table or SizeTable(names, self._positional)
+        _use(self._tables, facts.structure, table)
+        table.add(facts.sizes)
+        return table
+
+    def _note_mode(self, flags: tuple[bool, ...]) -> None:
+        """Take note that layers were frozen, unfrozen or put into another mode."""
+        self._flags = flags
+        mode = self._modes.pop(flags, None)
+        if mode is None:
+            unit_keys = tuple(map(module_key, self._units))
+            trainable = [p for p in self._own.read() if p.requires_grad]
+            probes = tuple(trainable[:: max(1, len(trainable) // 4)][:5])
+            mode = Mode(digest((flags, unit_keys)), unit_keys, probes)
+        self.mode = mode
+        _use(self._modes, flags, mode)
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse inputs none of which is with the model; lengths may be elsewhere."""
@@ -275,14 +178,8 @@ class Describer:
         raise MimoseError(msg)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how inputs are told apart and their sizes named, ready for JSON."""
-        tables = {key: table.state_dict() for key, table in self._tables.items()}
-        return {
-            "tables": tables,
-            "texts": self._texts.state_dict(),
-            "lists": self._lists.state_dict(),
-            "variants": self._variants.state_dict(),
-        }
+        """Return how sizes are named, by structure, ready for JSON."""
+        return {key: table.state_dict() for key, table in self._tables.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the names of sizes; what was read before is read anew.
@@ -292,11 +189,8 @@ class Describer:
         """
         self._tables = {
             key: SizeTable.from_state(said, self._positional)
-            for key, said in state["tables"].items()
+            for key, said in state.items()
         }
-        self._texts = Texts.from_state(state["texts"])
-        self._lists = Lists.from_state(state["lists"])
-        self._variants.load_state_dict(state.get("variants", {}))
         self._seen.clear()
 
 

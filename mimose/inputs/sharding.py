@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 
 from mimose.exceptions import MimoseError
-from mimose.tensors import is_made_by
+from mimose.tensors import is_dtensor, is_made_by
 from mimose.torch_private import (
     fsdp_groups,
     host_offload_of,
     is_managed_by_fsdp,
     leaves_resharding_to_fsdp,
+    parameters_of,
     reshards_after_forward,
     shards_over,
     waits_unreduced,
@@ -222,7 +223,8 @@ class OwnParameters:
     def __init__(self, model: nn.Module, units: Sequence[nn.Module]) -> None:
         self._modules = model, *units
         self._kinds: tuple[type, ...] = ()
-        self._groups: list[Any] = []
+        self.groups: list[Any] = []
+        """FSDP2's, if the model is sharded."""
         self._read: tuple[nn.Parameter, ...] = ()
         self.n_read = 0
         """How often they were read anew."""
@@ -233,17 +235,102 @@ class OwnParameters:
         if kinds != self._kinds:
             self._kinds = kinds
             model = self._modules[0]
-            self._groups = [group for _, group in groups_in(model)]
+            self.groups = [group for _, group in groups_in(model)]
             self._read = tuple(own_parameters(model))
             self.n_read += 1
         return self._read
 
-    def reduces(self) -> tuple[bool, ...]:
-        """Return, for a sharded model, whether its next backward reduces gradients."""
-        return tuple([bool(group.reduce_grads) for group in self._groups[:1]])
+    def reduces(self) -> bool:
+        """Whether a sharded model's next backward reduces gradients."""
+        return bool(self.groups[0].reduce_grads)
 
     def wait_unreduced(self) -> bool:
         """Whether gradients wait, whole, for a backward that reduces them."""
         return any(
-            waits_unreduced(one) for group in self._groups for one in group.fsdp_params
+            waits_unreduced(one) for group in self.groups for one in group.fsdp_params
         )
+
+
+def communicates(unit: nn.Module) -> str:
+    """Return why a unit's forward waits for other ranks; "" where it does not.
+
+    Found are FSDP groups inside of it, batch norm over all ranks (in evaluation, too,
+    where it sends nothing, for modes change), parameters of tensor parallelism, and
+    wrappers that communicate themselves. What a forward sends by calls of its own
+    (experts on other ranks, attention over a ring) is not.
+
+    Args:
+        unit: The module whose ``forward`` would run again.
+    """
+    for name, module in unit.named_modules():
+        why = _why(module, is_unit=module is unit)
+        if why:
+            return f"{name or 'it'} {why}"
+    return ""
+
+
+def parallel_parts(module: nn.Module) -> dict[str, str]:
+    """Return how tensor parallelism shares a module's own parameters, by their names.
+
+    Parameters that it does not share, or over one rank, are told by "". FSDP shards
+    along one dimension of the ranks, which another before it may replicate; those of
+    tensor parallelism come behind.
+
+    Args:
+        module: The module; what is inside of it is not looked at.
+    """
+    is_managed = is_managed_by_fsdp(module)
+    return {
+        name: _parallel_part(parameter, is_managed=is_managed)
+        for name, parameter in parameters_of(module).items()
+        if is_dtensor(parameter)
+    }
+
+
+def parallel_shares(model: nn.Module) -> dict[str, str]:
+    """Return what `parallel_parts` says of a whole model, ready to be read on.
+
+    Args:
+        model: The model.
+    """
+    return {
+        f"{at}.{name}" if at else name: f", {part}"
+        for at, module in model.named_modules()
+        for name, part in parallel_parts(module).items()
+        if part
+    }
+
+
+def _parallel_part(parameter: Any, *, is_managed: bool) -> str:
+    mesh, placements = parameter.device_mesh, list(enumerate(parameter.placements))
+    if is_managed:
+        shards = (dim for dim, placed in placements if not placed.is_replicate())
+        placements = placements[next(shards, len(placements)) + 1 :]
+    found = [
+        f"{placed!r} over {mesh.size(dim)} ranks"
+        for dim, placed in placements
+        if mesh.size(dim) > 1
+    ]
+    return ", ".join(found)
+
+
+def _why(module: nn.Module, *, is_unit: bool) -> str:
+    if isinstance(module, nn.SyncBatchNorm):
+        return _of_batch_norm(module)
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return "is a DistributedDataParallel"
+    if is_made_by(module, _FSDP, "FullyShardedDataParallel"):
+        return "is a FullyShardedDataParallel"
+    groups = fsdp_groups(module) if is_sharded(module) and not is_unit else ()
+    if any(reshards_after_forward(g) and shards_over(g) > 1 for g in groups):
+        return "is a sharded group of its own (fully_shard), gathered in each call"
+    if any(parallel_parts(module).values()):
+        return "has parameters of tensor parallelism"
+    return ""
+
+
+def _of_batch_norm(module: nn.SyncBatchNorm) -> str:
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return ""
+    n_ranks = distributed.get_world_size(module.process_group)
+    return "is a SyncBatchNorm" if n_ranks > 1 else ""

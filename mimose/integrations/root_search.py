@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 from mimose.exceptions import MimoseError
+from mimose.inputs.layers import Named, find_units
 from mimose.inputs.patch import Patch
-from mimose.inputs.units import Named, find_units
 from mimose.near_names import near_names
 
 _log = logging.getLogger(__name__)

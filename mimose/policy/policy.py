@@ -18,7 +18,7 @@ from mimose.cost.problem import (
     untold,
 )
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.inputs.size_table import Table
+from mimose.inputs.sizes import Table
 from mimose.planners import (
     OneShapePlanner,
     Plan,

@@ -12,8 +12,8 @@ from torch import nn
 from mimose.budget import format_bytes
 from mimose.cost.problem import Memory
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.memory.footprint import Footprint
-from mimose.memory.infeasible_error import held_already, infeasible
+from mimose.memory.out_of_memory import held_already, infeasible
+from mimose.memory.wall import Footprint
 from mimose.policy.least_peaks import LeastPeaks
 from mimose.types import StepInput
 

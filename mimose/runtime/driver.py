@@ -5,18 +5,18 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from mimose.cost.problem import Memory
-from mimose.distributed.agreement import Asked
-from mimose.distributed.others import is_told_alone
+from mimose.distributed import is_told_alone
 from mimose.exceptions import MimoseError
 from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.inputs.sharding import after_hooks, is_sharded
-from mimose.inputs.size_table import SizeTable, Table
+from mimose.inputs.sizes import SizeTable, Table
 from mimose.memory.out_of_memory import asked_bytes
 from mimose.policy.decision import Decision
 from mimose.runtime.expected import Expectations
@@ -137,7 +137,8 @@ class Driver:
             MimoseError: The inputs cannot be planned for.
         """
         call = Call(args, kwargs)
-        with self._engine.agreement.telling():
+        ranks = self._engine.ranks
+        with nullcontext() if ranks is None else ranks.telling():
             step = self._begin(call)
         output, error = self._attempt(step, forward, call)
         while error is not None and self._retry.prepare(step, error, call):
@@ -252,16 +253,14 @@ class Driver:
         return window
 
     def _memory(self, start: int) -> Memory:
-        optimizers = self._engine.optimizers
         return Memory(
             self._footprint.level_budget(start),
             float(start),
             0.0,
-            optimizers.excess_bytes,
-            # Nothing is planned before the first step was measured.
-            optimizers.state_to_come_bytes if self._learner.model.n_steps else 0.0,
+            0.0,
+            0.0,
             self._engine.host_budget_bytes,
-            self._footprint.reserved_ratio(start),
+            self._footprint.reserved_ratio,
         )
 
     def _decide(self, facts: StepInput, table: SizeTable, window: Window) -> Decision:
@@ -291,19 +290,22 @@ class Driver:
 
     def _agree(self, decision: Decision, facts: StepInput, window: Window) -> Decision:
         """Return what all ranks do: the decision itself where there is only one."""
-        agreement = self._engine.agreement
-        if not agreement.is_on:
+        ranks = self._engine.ranks
+        if ranks is None:
             return decision
         is_measured = decision.chosen is None or decision.is_measured
         if window.steps:
             is_measured = window.trace is not None
-        asked = Asked(
+        agreed = ranks.agree(
+            decision,
             window.planned or facts,
             window.memory,
-            len(window.steps),
-            self.plans and is_measured,
+            part=len(window.steps),
+            is_measured=self.plans and is_measured,
+            units=self._engine.units,
+            menu=self._learner.model.menu,
+            policy=self._policy if self.plans else None,
         )
-        agreed = agreement.agree(decision, asked)
         if self.plans:
             window.decision = window.decision and agreed
             if window.steps and agreed.chosen is None:

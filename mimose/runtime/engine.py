@@ -7,6 +7,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, NamedTuple
@@ -21,15 +22,7 @@ from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel, flops_of_a_byte, kinds_of
 from mimose.cost.problem import Memory
 from mimose.cost.windows import Windows
-from mimose.distributed.meeting import Meeting
-from mimose.distributed.others import (
-    Others,
-    find_others,
-    later_waits,
-    make_agreement,
-    restrict,
-    telling,
-)
+from mimose.distributed import Ranks, find_ranks, later_waits
 from mimose.exactness.attributes import HeldObjects
 from mimose.exactness.findings import Findings
 from mimose.exactness.global_flags import settle_flags
@@ -39,17 +32,17 @@ from mimose.exactness.random_state import refuse_unsaveable
 from mimose.exactness.rollback import Rollback
 from mimose.exactness.unit import Unit, note_shared_weights
 from mimose.exceptions import AlreadyAttachedError
-from mimose.inputs.communicating import communicates
-from mimose.inputs.compiled import OneGraph, refuse_compiled, refuse_scripted
+from mimose.inputs.compiled import OneGraph, refuse_compiled
 from mimose.inputs.describe import Describer
 from mimose.inputs.kv_cache import WithoutCache, caching_modules, tell_of_cache
+from mimose.inputs.layers import UnitsSpec, find_units, refuse_other_checkpointing
 from mimose.inputs.patch import Patch
 from mimose.inputs.placement import only_device
-from mimose.inputs.size_table import Table
-from mimose.inputs.units import UnitsSpec, find_units, refuse_other_checkpointing
-from mimose.memory.allocator_footprint import make_footprint
+from mimose.inputs.sharding import communicates
+from mimose.inputs.sizes import Table
 from mimose.memory.meters import BasicMeter, Meter, make_meter
-from mimose.memory.optimizer_watch import OptimizerWatch
+from mimose.memory.optimizer import OptimizerWatch
+from mimose.memory.wall import make_footprint
 from mimose.planners import FixedPlanner, Planner, refiner_of
 from mimose.policy.policy import Policy
 from mimose.policy.reserve import Reserve
@@ -69,7 +62,7 @@ from mimose.worker import Worker
 _log = logging.getLogger(__name__)
 
 _OF_THE_MODEL = (
-    "agreement",
+    "ranks",
     "ahead",
     "calls",
     "describer",
@@ -100,8 +93,8 @@ class Options:
     """Whether a thread works beside training, and plans are refined."""
     host: OffloadCodec | None = None
     """Holds tensors on the host, within a budget of its own."""
-    meeting: Meeting = field(default_factory=Meeting)
-    """Of the ranks as they attach, some of which may have to agree."""
+    agree: Any = "auto"
+    """Which ranks agree on what is recomputed: see `mimose.distributed.find_ranks`."""
     reserve: Reserve | None = None
     """Another reserve than the usual, such as one with parts left out."""
 
@@ -118,13 +111,12 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
         OSError: The file for the records cannot be opened.
     """
     refuse_other_checkpointing(model)
-    refuse_scripted(model)
     found = find_units(model, options.units)
     modules = [module for _, module in found]
     refuse_compiled(model, modules)
-    others = find_others(options.meeting, [name for name, _ in found], modules)
-    with telling(others):
-        return Engine(model, options, found, others)
+    ranks = find_ranks(options.agree, [name for name, _ in found], modules)
+    with nullcontext() if ranks is None else ranks.telling():
+        return Engine(model, options, found, ranks)
 
 
 class Told(NamedTuple):
@@ -150,7 +142,7 @@ class Engine:
         model: The model.
         options: What is asked for.
         found: The modules to plan for, by name.
-        others: The ranks to agree with.
+        ranks: Those to agree with.
 
     Raises:
         MimoseError: The model's device cannot be planned for.
@@ -162,7 +154,7 @@ class Engine:
         model: nn.Module,
         options: Options,
         found: Sequence[tuple[str, nn.Module]],
-        others: Others | None,
+        ranks: Ranks | None,
     ) -> None:
         self._options = options
         self._ended: Told | None = None
@@ -170,7 +162,11 @@ class Engine:
         self._undo = contextlib.ExitStack()
         self.device = only_device(model)
         settle_flags(self.device)
-        self.later_waits = later_waits(options.meeting, others, model, found)
+        self.later_waits = None
+        if options.agree == "auto":
+            names, modules = [n for n, _ in found], [m for _, m in found]
+            known = frozenset[int]() if ranks is None else ranks.waiting
+            self.later_waits = later_waits(model, names, modules, known)
         refuse_unsaveable(self.device)
         self.meter = meter = make_meter(options.meter, self.device)
         self.budget_bytes = self._budget(options.budget, meter)
@@ -198,15 +194,10 @@ class Engine:
             self.policy.reserve.least_peaks,
             warns=options.warns,
         )
-        self.optimizers = OptimizerWatch(
-            model,
-            meter,
-            lambda: self.steps.n_begun,
-            on_step=self.footprint.drop_wall,
-        )
-        self.agreement = make_agreement(
-            others, self.units, self.learner, self.policy, plans=self.plans
-        )
+        self.optimizers = OptimizerWatch(model, on_step=self.footprint.drop_wall)
+        self.ranks = ranks
+        if ranks is not None:
+            ranks.restrict(self.units, self.learner)
         writers = Writers(
             learner=self.learner,
             policy=self.policy,
@@ -294,7 +285,7 @@ class Engine:
             InfeasibleBudgetError: More than the budget is held already.
             MimoseError: The ranks do not plan the same.
         """
-        with self.agreement.telling():
+        with nullcontext() if self.ranks is None else self.ranks.telling():
             if self.plans:
                 self.checks.raise_if_held()
             self._meet()
@@ -318,22 +309,23 @@ class Engine:
 
     def _meet(self) -> None:
         """Make sure that the ranks that agree plan the same."""
+        if self.ranks is None:
+            return
         planner = getattr(self._options.planner, "name", None)
         if not isinstance(planner, str):
             planner = type(self._options.planner).__qualname__
-        self.agreement.meet(
+        self.ranks.meet(
             (
                 f"the actions {', '.join(self.learner.model.menu.names)}",
                 f"the planner {planner!r}",
                 *(f"a layer {unit.name!r}" for unit in self.units),
             )
         )
-        use = self.agreement.use()
-        if use is not None:
-            reasons = ((unit.name, communicates(unit.module)) for unit in self.units)
-            found = (f"in {name}, {why}" for name, why in reasons if why)
-            why = next(found, "attach(agree=...) was given their group")
-            _log.info("mimose: %d ranks agree on each forward: %s", use.n_ranks, why)
+        reasons = ((unit.name, communicates(unit.module)) for unit in self.units)
+        found = (f"in {name}, {why}" for name, why in reasons if why)
+        why = next(found, "attach(agree=...) was given their group")
+        n_ranks = self.ranks.use().n_ranks
+        _log.info("mimose: %d ranks agree on each forward: %s", n_ranks, why)
 
     def detach(self) -> None:
         """Give the model everything back as it was. Harmless twice."""
@@ -374,7 +366,7 @@ class Engine:
             last=last,
             memory=None if last is None else self.driver.memory_now(),
             sizes=self.describer.state_dict(),
-            agreement_use=self.agreement.use(),
+            agreement_use=None if self.ranks is None else self.ranks.use(),
             never_called=self.calls.never_called,
             can_go_by_rows=self.driver.loss.can_go_by_rows,
         )
@@ -391,7 +383,6 @@ class Engine:
             "policy": self.policy.state_dict(),
             "sizes": self.told.sizes,
             "windows": self.windows.state_dict(),
-            "optimizers": self.optimizers.state_dict(),
             "kept_units": self.findings.state_dict(),
             "footprint": self.footprint.state_dict(),
             "actions": state_of(self._actions),
@@ -404,11 +395,11 @@ class Engine:
             state: What ``state_dict`` returned.
         """
         self.learner.load_state_dict(state["cost_model"])
-        restrict(self.units, self.learner)
+        if self.ranks is not None:
+            self.ranks.restrict(self.units, self.learner)
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
         self.windows.load_state_dict(state.get("windows", {}))
-        self.optimizers.load_state_dict(state["optimizers"])
         self.footprint.load_state_dict(state.get("footprint", {}))
         load_state(self._actions, state["actions"])
         self.findings.load_state_dict(state["kept_units"])

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from mimose.cost.learner import Learner
 from mimose.cost.problem import Memory
 from mimose.exceptions import MimoseError
-from mimose.inputs.size_table import SizeTable
+from mimose.inputs.sizes import SizeTable
 from mimose.policy.policy import Policy
 from mimose.runtime.checks import BudgetChecks
 from mimose.types import StepInput

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from mimose.cost.windows import MOST_FORWARDS, Ending, Part, Windows, joined
 from mimose.inputs.describe import Describer
-from mimose.inputs.size_table import SizeTable, Table
-from mimose.inputs.window_table import WindowTable
+from mimose.inputs.sizes import SizeTable, Table, WindowTable
 from mimose.runtime.step import OTHERS, Window
 from mimose.types import StepInput
 

@@ -25,15 +25,15 @@ from mimose.inputs.describe import Mode
 from mimose.inputs.families import digest, family_key
 from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.inputs.shapes import argument_tensors, call_shape
-from mimose.memory.gauges import (
+from mimose.memory.marks import (
     Counted,
     Gauge,
     Reading,
+    StorageTracker,
+    Trace,
     by_operators,
     by_saved,
 )
-from mimose.memory.trace import Trace, input_storages, input_tensors
-from mimose.memory.tracker import StorageTracker
 from mimose.runtime.step import Step
 from mimose.torch_private import (
     StopRecomputation,
@@ -403,8 +403,6 @@ class LayerCalls:
             sizes=shape.sizes,
             action=name,
             part=step.part,
-            inputs=input_storages(inputs),
-            given=input_tensors(inputs),
         )
         handed = handed_over(args, kwargs)
         if handed is not None:

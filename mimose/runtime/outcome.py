@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from mimose.budget import format_bytes
 from mimose.cost.learner import Learner
 from mimose.cost.measured_step import ran_least
-from mimose.memory.analysis import analyse, without_readings
-from mimose.memory.footprint import Footprint
+from mimose.memory.marks import Trace, analyse, without_readings
 from mimose.memory.meters import Meter
-from mimose.memory.optimizer_watch import OptimizerWatch
-from mimose.memory.trace import Trace
+from mimose.memory.optimizer import OptimizerWatch
+from mimose.memory.wall import Footprint
 from mimose.planners import Menu
 from mimose.policy.decision import Decision
 from mimose.policy.policy import Policy
@@ -31,8 +30,6 @@ class Measurement:
     sample: StepSample
     peak_bytes: int
     """The highest level."""
-    file_growth_bytes: int
-    """Of files mapped during the step."""
 
     @classmethod
     def of(cls, trace: Trace, menu: Menu) -> Measurement:
@@ -44,7 +41,7 @@ class Measurement:
         """
         sample = analyse(trace.marks, trace.events, menu)
         events = tuple(trace.events)
-        return cls(events, sample, trace.peak_bytes, trace.file_growth_bytes)
+        return cls(events, sample, trace.peak_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +142,7 @@ class Writers:
             self._policy.reserve.least_peaks.add(
                 outcome.facts,
                 read.peak_bytes,
-                max(0, growth - read.file_growth_bytes),
+                max(0, growth),
                 float(self._optimizers.state_bytes),
             )
 
@@ -154,7 +151,7 @@ class Writers:
         record = outcome.records[-1]
         is_over, growth = record.is_over, record.observed_growth_bytes
         if growth is not None:
-            self._footprint.observe(growth)
+            self._footprint.observe()
             if is_over and self.plans:
                 self._note_over(record)
             if outcome.has_compiled:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from mimose.budget import format_bytes
-from mimose.distributed.others import (
+from mimose.distributed import (
     is_told_alone,
     tell_alone,
     why_forward_waits,

@@ -36,10 +36,9 @@ from mimose.cost.problem import Memory
 from mimose.cost.windows import Windows, joined
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exceptions import MimoseError
-from mimose.memory.footprint import Footprint
+from mimose.memory.marks import RetainedOutputs, Trace
 from mimose.memory.meters import Meter
-from mimose.memory.retained import RetainedOutputs
-from mimose.memory.trace import Trace
+from mimose.memory.wall import Footprint
 from mimose.planners import Menu
 from mimose.policy.decision import Decision
 from mimose.records import Peaks, StepRecord
@@ -548,8 +547,8 @@ class Steps:
         window.calls = calls
         unseen = "" if waiting else self._unseen(tensors, output)
         step.wait(graph, unseen)
-        retained = RetainedOutputs(tensors)
-        self.retained = retained.and_those(self.retained) if step.part else retained
+        before = self.retained if step.part else None
+        self.retained = RetainedOutputs(tensors, before)
         self._window = window
         self.open.append(step)
 

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -29,21 +28,8 @@ _ENGINES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "trainer": (("-m", *_TORCHRUN), ("transformers", "accelerate")),
     "lightning": ((), ("lightning",)),
     "elastic": (("-m", *_TORCHRUN, *_RESTARTED), ()),
-    "ray": ((), ("ray",)),
 }
 """How python is told to start each program, and the packages it needs."""
-_RAY = {
-    # Ray would make a token and write it into the home folder (ray-project/ray#64755).
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": secrets.token_hex(),
-    # The loopback device, as on other systems: on Linux Ray puts the machine's address
-    # in place of 127.0.0.1 (ray-project/ray#26293).
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # A process less for each run, and less time until its end is seen.
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
-}
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,10 +44,8 @@ def test_the_same_training_within_a_budget(engine: str, tmp_path: Path) -> None:
     ranks = _run(engine, tmp_path)
 
     _assert_same(ranks)
-    if engine in ("elastic", "ray"):
+    if engine == "elastic":
         _assert_gone_on(ranks)
-    if engine == "ray":
-        _assert_same(_told(tmp_path / "first"))
 
 
 def _assert_same(ranks: list[dict[str, Any]]) -> None:
@@ -108,7 +92,6 @@ def _run(engine: str, folder: Path) -> list[dict[str, Any]]:
             [sys.executable, *options, str(_FIXTURES / f"engine_{engine}.py")],
             env={
                 **os.environ,
-                **_RAY,
                 "OMP_NUM_THREADS": "1",
                 # Else ranks that start again may read where those before listened.
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",

@@ -11,7 +11,7 @@ from mimose.inputs.shapes import (
     fast_key,
     partial_masks,
 )
-from mimose.inputs.size_table import SizeTable
+from mimose.inputs.sizes import SizeTable
 
 
 @dataclass

@@ -11,8 +11,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from mimose import CheckpointingConflictError, NoUnitsError
+from mimose.inputs.layers import find_units, refuse_other_checkpointing
 from mimose.inputs.patch import Patch
-from mimose.inputs.units import find_units, refuse_other_checkpointing
 
 EXPECTED = {
     "bert": [f"bert.encoder.layer.{i}" for i in range(3)],
@@ -119,7 +119,7 @@ def test_a_unit_inside_a_unit_is_dropped(toys):
 
 def test_nothing_found_says_what_to_pass():
     """A model without repeated layers is refused with a hint."""
-    with pytest.raises(NoUnitsError, match=r"no units found in Linear.*units="):
+    with pytest.raises(NoUnitsError, match=r"no units found in Linear.*layers="):
         find_units(nn.Linear(2, 2))
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mimose.memory.infeasible_error import infeasible
+from mimose.memory.out_of_memory import infeasible
 from mimose.policy.least_peaks import LeastPeaks
 from mimose.types import StepInput
 

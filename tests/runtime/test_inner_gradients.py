@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.memory.trace import INNER_GRADIENT
+from mimose.memory.marks import INNER_GRADIENT
 
 Take = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 FULL = {"budget": "1TiB", "planner": "full", "meter": "prediction"}

@@ -25,8 +25,8 @@ from mimose.actions.registry import choose, menu_of
 from mimose.bench.child import RunFailedError
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.workloads import size_of
+from mimose.inputs.layers import find_units
 from mimose.inputs.patch import Patch
-from mimose.inputs.units import find_units
 from mimose.memory.meters import Meter
 from mimose.planners import Greedy, Optimal, Plan, Planner, PlanningProblem, Static
 from mimose.planners.actions import EXACT_MENU, FINE_MENU

@@ -17,7 +17,7 @@ from mimose.bench.grid.workloads import (
     largest,
     size_of,
 )
-from mimose.inputs.units import find_units
+from mimose.inputs.layers import find_units
 
 SMALL = {"length": 9, "source": 8, "target": 7}
 

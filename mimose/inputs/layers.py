@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
+import torch
 from torch import nn
 
-from mimose.exceptions import CheckpointingConflictError, NoUnitsError
+from mimose.exceptions import CheckpointingConflictError, MimoseError, NoUnitsError
 from mimose.inputs.compiled import wrappers
 from mimose.near_names import near_names
 from mimose.torch_private import CHECKPOINT_WRAPPED, submodules_of
@@ -37,7 +38,14 @@ def find_units(model: nn.Module, units: UnitsSpec = None) -> tuple[Named, ...]:
 
     Raises:
         NoUnitsError: Nothing was found, or a name is not in the model.
+        MimoseError: The model is scripted.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        msg = (
+            "the model is scripted as a whole: no layer of it runs by itself, so that "
+            "nothing can be planned. Train it without torch.jit, or script parts of it"
+        )
+        raise MimoseError(msg)
     if units is None:
         found = _discover(model)
     elif callable(units) and not isinstance(units, (type, nn.Module)):

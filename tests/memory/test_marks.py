@@ -7,10 +7,7 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.memory.analysis import analyse
-from mimose.memory.gauges import by_operators
-from mimose.memory.trace import Mark, Trace
-from mimose.memory.tracker import StorageTracker
+from mimose.memory.marks import Mark, StorageTracker, Trace, analyse
 from mimose.planners.actions import EXACT_MENU
 from mimose.types import Measured
 
@@ -132,7 +129,7 @@ def _bare_measurements(model, batch, toys):
 
         return run
 
-    for _, unit in mimose.inputs.units.find_units(model):
+    for _, unit in mimose.inputs.layers.find_units(model):
         unit.forward = tracked(unit.forward)
     toys.train(model, [batch])
     return measured
@@ -152,7 +149,7 @@ def _event(index, action=RECOMPUTE, held=60.0, output=10.0):
 
 
 def _written(*lines):
-    return [Mark(kind, event, live, peak, True) for kind, event, live, peak in lines]
+    return [Mark(kind, event, live, peak) for kind, event, live, peak in lines]
 
 
 STEP = (
@@ -190,7 +187,7 @@ class _Readings:
         self._readings = iter(readings)
 
     def read(self):
-        return (*next(self._readings), 0)
+        return next(self._readings)
 
     def reset_peak(self):
         pass
@@ -231,31 +228,51 @@ def test_gradients_out_of_order_are_noticed():
     assert not analyse(marks, [_event(0), _event(1)], EXACT_MENU).is_ordered
 
 
-class _Watched(nn.Module):
-    def __init__(self, last):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.last = last
+def test_new_storages_count_until_they_are_freed():
+    """Live bytes go up and down again; the peak stays."""
+    with StorageTracker() as tracker:
+        x = torch.zeros(1000)
+        y = x + 1
+        assert 8000 == tracker.live_bytes
+        del x
+        assert 4000 == tracker.live_bytes
+        del y
+    assert 0 == tracker.live_bytes
+    assert 8000 == tracker.peak_bytes
 
-    def forward(self, x):
-        return self.last(self.linear(x))
+
+def test_views_and_aliases_do_not_count():
+    """A view, a detached alias or a reshape holds nothing of its own."""
+    x = torch.zeros(10, 10)
+    with StorageTracker() as tracker:
+        kept = [x[2:5], x.detach(), x.reshape(100), x.t(), x.unbind(0)]
+    assert (0, 0) == (tracker.live_bytes, tracker.peak_bytes)
+    assert 5 == len(kept)
 
 
-@pytest.mark.parametrize(
-    ("last", "expected"),
-    [
-        (torch.relu, 2 * 4 * 4.0),
-        (lambda x: x + 1.0, 0.0),
-        (lambda x: x.exp()[:1], None),
-    ],
-)
-def test_who_saves_what_it_returns(last, expected):
-    """It shows in the users of the storage, but for views."""
-    layer = _Watched(last)
-    trace = Trace(_Readings([(100, 100)] * 4))
-    trace.mark("start")
-    index = trace.enter(_event(0))
-    gauge = by_operators(lambda counted: {})
-    x = torch.rand(2, 4, requires_grad=True)
-    trace.recomputed(index, gauge)(lambda: layer(x), [x])
-    assert expected == trace.events[0].kept_output_bytes
+def test_bytes_made_counts_each_storage_once():
+    """Of a tree, only storages made under the tracker count, shared ones once."""
+    x = torch.zeros(10)
+    with StorageTracker() as tracker:
+        y = x + 1
+        assert y.nbytes == tracker.bytes_made({"in": x, "out": (y, y[2:])})
+
+
+def test_what_autograd_saves_counts():
+    """A saved activation is alive as long as its graph is."""
+    x = torch.randn(50, requires_grad=True)
+    with StorageTracker() as tracker:
+        y = x.exp().sum()
+        assert 200 + 4 == tracker.live_bytes
+        y.backward()
+        assert 200 + 4 == tracker.live_bytes - x.grad.nbytes + 200
+    assert y.grad_fn is not None
+
+
+def test_flops_of_products_and_convolutions():
+    """FLOPs are those of `torch.utils.flop_counter`: two for a multiply and add."""
+    with StorageTracker() as tracker:
+        _ = torch.randn(3, 4) @ torch.randn(4, 5)
+        assert 2 * 3 * 4 * 5 == tracker.flops
+        _ = torch.nn.functional.conv2d(torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3))
+        assert 120 + 2 * 9 * (3 * 2 * 3 * 3) == tracker.flops

@@ -1,0 +1,509 @@
+"""Ranks that agree on what is recomputed, and ranks that wait for each other.
+
+Note: [Agreement]
+A recomputation runs a layer's forward again, and with it what that sends to other
+ranks. So where a layer's forward communicates all ranks have to recompute the same
+calls, and each as far: up to the last tensor that is needed, or to its end, as measured
+ones and those that are compared do. Lengths, readings and what was learned differ by
+rank, so plans do. Before each forward the ranks exchange one small vector, of which
+each element's maximum is taken: whether a rank has failed, has no plan, measures; a
+hash of its layer calls, with its negative, so that the maxima tell whether all are
+equal; which layers it keeps whatever is planned, and has never compared; its actions.
+
+- One has failed: all raise.
+- One has no plan, or its plan is for other layer calls: all recompute everything.
+- Else each layer call gets the action of all ranks' that holds least. No rank holds
+  more than under its own plan then, and what recomputing a call brings back for a
+  moment its own plan would have held all along.
+
+Every forward exchanges: an exchange on cache misses alone would be one that a rank with
+a hit takes no part in. After an error in the middle of a forward there is nothing to
+agree on: whoever waits for this rank cannot answer. It raises, and runs nothing again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import compress
+from typing import Any, NoReturn
+
+import torch
+from torch import distributed, nn
+
+from mimose.cost.learner import Learner
+from mimose.cost.problem import Memory
+from mimose.exactness.unit import Unit
+from mimose.exceptions import (
+    InfeasibleBudgetError,
+    MimoseError,
+    NotRecomputableError,
+    OtherRankError,
+    first_line,
+)
+from mimose.inputs.sharding import OwnParameters, communicates, is_sharded
+from mimose.memory.out_of_memory import is_out_of_memory
+from mimose.planners import Menu
+from mimose.policy.decision import Decision
+from mimose.policy.policy import Policy
+from mimose.records import AgreementUse
+from mimose.torch_private import group_timeout
+from mimose.types import StepInput
+
+_OTHERS_UNPLANNED = "another rank has no plan for its step, or one for other layers"
+KEPT_ELSEWHERE = "another rank keeps it"
+"""Why a layer is kept that this rank might recompute."""
+_LEAST_CALLS = 256
+_CALLS_A_LAYER = 8
+"""A plan for more calls of layers than that is not agreed on."""
+_N_HEAD = 4
+"""Whether one has no plan, whether one measures, the hash of the calls, its negative:
+what stands before what is told layer by layer."""
+_DDP = "is a DistributedDataParallel"
+_side: tuple[Any, Any] | None = None
+"""The default group, and the group beside it that agrees."""
+
+
+def n_ranks() -> int:
+    """Return how many ranks there are, as far as this process knows."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 1
+    return int(distributed.get_world_size())
+
+
+def find_ranks(
+    agree: Any, names: Sequence[str], modules: Sequence[nn.Module]
+) -> Ranks | None:
+    """Return the ranks to agree with; None where there is no need to.
+
+    All ranks call this at the same place where a layer of one waits for others: it
+    makes a group of them, on the CPU, where nothing else is sent. (On an accelerator
+    the host would have to wait for the device, and the model's own group may be busy in
+    a backward.) One group serves all sessions of a process, and waits as long as the
+    user lets ranks wait.
+
+    Args:
+        agree: ``"auto"``, None for nobody, or the group of those that run the same.
+        names: Of the layers.
+        modules: The layers.
+
+    Raises:
+        MimoseError: The ranks do not know of each other yet.
+    """
+    global _side
+    if agree is None:
+        return None
+    if agree != "auto":
+        everyone = frozenset(range(len(modules)))
+        several = n_ranks() > 1 and distributed.get_world_size(agree) > 1
+        return Ranks(agree, everyone, len(modules)) if several else None
+    _refuse_too_early(modules)
+    waiting = _waiting(names, modules) if n_ranks() > 1 else {}
+    if not waiting:
+        return None
+    world = distributed.group.WORLD
+    if _side is None or _side[0] is not world:
+        timeout = group_timeout(world)
+        _side = world, distributed.new_group(backend="gloo", timeout=timeout)
+    return Ranks(_side[1], frozenset(waiting), len(modules))
+
+
+class Ranks:
+    """The ranks that a session agrees with: see Note: [Agreement].
+
+    Args:
+        group: Theirs.
+        waiting: The places of the layers whose forward waits for them.
+        n_layers: How many layers there are.
+
+    Attributes:
+        waiting: The same.
+    """
+
+    def __init__(self, group: Any, waiting: frozenset[int], n_layers: int) -> None:
+        self.waiting = waiting
+        self._group = group
+        self._n_ranks = int(distributed.get_world_size(group))
+        self._most_calls = max(_LEAST_CALLS, _CALLS_A_LAYER * n_layers)
+        self._n_values = _N_HEAD
+        self._n_agreed = _N_HEAD + 2 * n_layers + self._most_calls
+        """Numbers a forward, once it is known that all ranks have as many layers."""
+        self._is_due = False
+        self._n_exchanges = self._n_changed = 0
+        self._seconds = 0.0
+
+    def use(self) -> AgreementUse:
+        """Return what was exchanged."""
+        n_exchanges, n_changed = self._n_exchanges, self._n_changed
+        return AgreementUse(self._n_ranks, n_exchanges, self._seconds, n_changed)
+
+    def restrict(self, units: Sequence[Unit], learner: Learner) -> None:
+        """Plan layers that wait for others as a whole: kept or recomputed.
+
+        What finer actions do in a call they settle call by call, each rank for itself.
+
+        Args:
+            units: The layers.
+            learner: Is told which actions they may run under.
+        """
+        menu = learner.model.menu
+        finer = menu.names[1:-1]
+        for unit in units:
+            if unit.index in self.waiting:
+                unit.waits = True
+                unit.excluded.update(finer)
+                if finer:
+                    learner.restrict(unit.index, (menu.names[0], menu.names[-1]))
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell the others of an error, as long as they wait for an exchange."""
+        self._is_due = True
+        try:
+            yield
+        except Exception as error:
+            if self._is_due:
+                with contextlib.suppress(MimoseError):  # this rank has its own
+                    self._reduced([1])
+                    self._gathered(_told(error))
+            raise
+
+    def meet(self, description: Sequence[str]) -> None:
+        """Make sure, as the session begins, that all ranks plan the same.
+
+        Args:
+            description: Of what they plan, line by line.
+
+        Raises:
+            MimoseError: They do not.
+            OtherRankError: Another rank could not attach.
+        """
+        own = _hash(tuple(description))
+        largest, minus_least, *_ = self._maxima([own, -own])
+        if largest != -minus_least:
+            _refuse_unlike(self._gathered(list(description)))
+        self._n_values = self._n_agreed
+
+    def agree(
+        self,
+        decision: Decision,
+        facts: StepInput,
+        memory: Memory,
+        *,
+        part: int,
+        is_measured: bool,
+        units: Sequence[Unit],
+        menu: Menu,
+        policy: Policy | None,
+    ) -> Decision:
+        """Return what this rank does, given what the others would.
+
+        Args:
+            decision: What it would do by itself.
+            facts: What its plan is for.
+            memory: What is held, and the budget.
+            part: Which forward of its window it is.
+            is_measured: Whether its boundaries will be read.
+            units: The layers; those that another rank keeps are kept from now on.
+            menu: The actions in use.
+            policy: Makes decisions of actions; None under a baseline, which does the
+                same on all ranks.
+
+        Raises:
+            InfeasibleBudgetError: Another rank's budget cannot be kept.
+            OtherRankError: Another rank has failed otherwise.
+            MimoseError: Another rank is gone, or does not answer.
+        """
+        chosen = decision.chosen
+        if chosen is not None and len(chosen.events) > self._most_calls:
+            why = f"more than {self._most_calls} calls of layers make up a step"
+            decision, chosen = Decision("fallback", None, reason=why), None
+        own: tuple[int, ...] = ()
+        calls = 0
+        if chosen is not None:
+            own = tuple(map(menu.names.index, chosen.plan.actions))
+            calls = _hash((chosen.events, chosen.between, part))
+        head = [int(chosen is None), int(is_measured), calls, -calls]
+        kept_here = [int(unit.is_kept) for unit in units]
+        fresh_here = [int(not (unit.is_compared or unit.is_kept)) for unit in units]
+        found = self._maxima([*head, *kept_here, *fresh_here, *own])
+        unplanned, whole, largest, minus_least, *body = found
+        kept, fresh = body[: len(units)], body[len(units) : 2 * len(units)]
+        for unit, is_kept in zip(units, kept, strict=True):
+            if is_kept and not unit.is_kept:
+                unit.keep(KEPT_ELSEWHERE)
+        agreed = decision
+        if policy is not None and chosen is not None:
+            made = None
+            if not unplanned and largest == -minus_least:
+                names = {unit.name for unit in units if unit.is_kept}
+                wanted = tuple(
+                    0 if call.rpartition("#")[0] in names else index
+                    for call, index in zip(
+                        chosen.events, body[2 * len(units) :], strict=False
+                    )
+                )
+                actions = tuple(menu.names[index] for index in wanted)
+                made = decision
+                if wanted != own:
+                    made = policy.imposed(facts, decision, memory, actions)
+            agreed = made or Decision("fallback", None, reason=_OTHERS_UNPLANNED)
+            self._n_changed += agreed is not decision
+        recomputed = [not is_kept for is_kept in kept]
+        if agreed.chosen is not None:
+            recomputed = [
+                any(action != menu.names[0] for action in actions)
+                for actions in agreed.chosen.by_unit
+            ]
+        return replace(agreed, is_whole=bool(whole) or any(compress(fresh, recomputed)))
+
+    def _maxima(self, values: Sequence[int]) -> list[int]:
+        """Return the largest of all ranks' numbers at each place."""
+        is_error, *found = self._reduced([0, *values])
+        if is_error:
+            told = self._gathered(None)
+            rank = next(rank for rank, each in enumerate(told) if each)
+            _raise_other(distributed.get_global_rank(self._group, rank), told[rank])
+        return found
+
+    def _gathered(self, own: Any) -> list[Any]:
+        """Return what each rank has to say."""
+        with _answered():
+            found: list[Any] = [None] * self._n_ranks
+            distributed.all_gather_object(found, own, group=self._group)
+        return found
+
+    def _reduced(self, values: Sequence[int]) -> list[int]:
+        self._is_due = False
+        vector = torch.zeros(1 + self._n_values, dtype=torch.int64)
+        vector[: len(values)] = torch.tensor(values)
+        began = time.perf_counter()
+        with _answered():
+            distributed.all_reduce(
+                vector, op=distributed.ReduceOp.MAX, group=self._group
+            )
+        self._seconds += time.perf_counter() - began
+        self._n_exchanges += 1
+        return vector.tolist()
+
+
+def _hash(what: object) -> int:
+    """Return a number above 0 that is the same in every process."""
+    return 1 + zlib.crc32(repr(what).encode())
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    told: dict[str, Any] = {"kind": type(error).__name__, "text": str(error)}
+    if isinstance(error, InfeasibleBudgetError):
+        told["numbers"] = error.budget_bytes, error.least_peak_bytes, error.holders
+        told["advice"] = error.advice
+    return told
+
+
+def _raise_other(rank: int, told: dict[str, Any]) -> NoReturn:
+    if "numbers" in told:
+        budget, least, holders = told["numbers"]
+        advice = f"That is so on rank {rank}, and all ranks stop. {told['advice']}"
+        raise InfeasibleBudgetError(budget, least, holders, advice.rstrip())
+    raise OtherRankError(rank, told["kind"], told["text"])
+
+
+@contextlib.contextmanager
+def _answered() -> Iterator[None]:
+    """Say in words why what is sent in it is not answered.
+
+    Raises:
+        MimoseError: It is not.
+    """
+    if not distributed.is_initialized():  # a group outlives it, as an object
+        msg = (
+            "the ranks cannot agree any more, for the process group is gone: detach "
+            "the session before destroy_process_group(), and attach again once there "
+            "is another one"
+        )
+        raise MimoseError(msg)
+    try:
+        yield
+    except RuntimeError as error:
+        msg = (
+            f"the ranks could not agree on this step, as another one is gone or did "
+            f"not answer in time: {first_line(error)}. See that rank's own error"
+        )
+        raise MimoseError(msg) from error
+
+
+def _refuse_unlike(found: Sequence[list[str]]) -> NoReturn:
+    """Say where two ranks plan different things.
+
+    Raises:
+        MimoseError: Always.
+    """
+    first = found[0]
+    rank = next(rank for rank, lines in enumerate(found) if lines != first)
+    other = found[rank]
+    pairs = ((a, b) for a, b in zip(first, other, strict=False) if a != b)
+    one, another = next(pairs, (f"{len(first)} lines", f"{len(other)} lines"))
+    msg = (
+        f"the ranks cannot agree, for they plan different things: one has {one}, "
+        f"another (place {rank} of the group) has {another}. Attach with the same "
+        f"arguments to the same model on all ranks; where ranks run different parts "
+        f"of a model, give attach(agree=...) the group of those that run the same"
+    )
+    raise MimoseError(msg)
+
+
+# ------------------------------------------------------------------ who waits
+
+
+def _waiting(names: Sequence[str], modules: Sequence[nn.Module]) -> dict[int, str]:
+    """Return the places of layers whose forward waits for other ranks, and why."""
+    found = {}
+    for index, (name, module) in enumerate(zip(names, modules, strict=True)):
+        why = communicates(module)
+        if why:
+            found[index] = f"the layer {name!r} waits for other ranks ({why})"
+    return found
+
+
+def _refuse_too_early(modules: Sequence[nn.Module]) -> None:
+    """Refuse batch norm over ranks that do not know of each other yet.
+
+    Raises:
+        MimoseError: A launcher has started several, and no group is there.
+    """
+    is_begun = distributed.is_available() and distributed.is_initialized()
+    n_started = os.environ.get("WORLD_SIZE", "1")
+    if is_begun or not n_started.isdecimal() or int(n_started) < 2:
+        return
+    if any(isinstance(m, nn.SyncBatchNorm) for unit in modules for m in unit.modules()):
+        msg = (
+            f"a layer has a SyncBatchNorm, and {n_started} processes were started, "
+            f"which have to agree on what is recomputed, but there is no process group "
+            f"yet: attach after torch.distributed.init_process_group()"
+        )
+        raise MimoseError(msg)
+
+
+def later_waits(
+    model: nn.Module,
+    names: Sequence[str],
+    modules: Sequence[nn.Module],
+    known: frozenset[int],
+) -> Callable[[], None]:
+    """Return what refuses layers that have come to wait for others since `attach`.
+
+    They are looked at in the first forward, and again once `fully_shard` was called on
+    the model or a layer. Ranks have the same model, so all of them raise.
+
+    Args:
+        model: The model.
+        names: Of the layers.
+        modules: The layers.
+        known: The places of those that ranks agree on.
+    """
+    own = OwnParameters(model, modules)
+    n_seen = -1
+
+    def refuse() -> None:
+        nonlocal n_seen
+        if n_ranks() < 2:
+            return
+        own.read()
+        if own.n_read == n_seen:
+            return
+        for index, why in _waiting(names, modules).items():
+            if index not in known:
+                msg = (
+                    f"{why}, and did not when the session began, so the ranks do not "
+                    f"agree on what is recomputed and would wait for each other for "
+                    f"ever: call detach(), and attach on all ranks behind "
+                    f"init_process_group, fully_shard, parallelize_module and "
+                    f"convert_sync_batchnorm"
+                )
+                raise MimoseError(msg)
+        n_seen = own.n_read
+
+    return refuse
+
+
+def why_forward_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
+    """Return why other ranks wait for a forward of the model; "" if none does.
+
+    Args:
+        root: The model.
+        units: Its layers; what agrees is part of each forward.
+    """
+    if n_ranks() < 2:
+        return ""
+    for name, module in root.named_modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            return f"{name or 'the model'} {_DDP}"
+        if is_sharded(module):
+            return f"{name or 'the model'} is sharded over the ranks (fully_shard)"
+    agrees = any(unit.waits for unit in units)
+    return communicates(root) or ("the ranks agree on each forward" if agrees else "")
+
+
+def why_step_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
+    """Return why other ranks wait for a forward or a backward; "" if none does.
+
+    A wrapper around the model is looked for among all objects that live: nothing in
+    the model tells of it.
+
+    Args:
+        root: The model.
+        units: Its layers.
+    """
+    why = why_forward_waits(root, units)
+    if why or n_ranks() < 2:
+        return why
+    for thing in gc.get_objects():
+        if issubclass(type(thing), nn.parallel.DistributedDataParallel):
+            with contextlib.suppress(AttributeError):  # making it has failed
+                if any(module is root for module in thing.modules()):
+                    return f"a module around the model {_DDP}"
+    return ""
+
+
+_TOLD = "_mimose_told_alone"
+"""An error's attribute: it says already that nothing is run again."""
+_LESS = (
+    "Give attach() a lower budget, which leaves more free, or use shorter or fewer "
+    "inputs"
+)
+_WITHOUT = (
+    "Have the layer left out, which is then kept from the first step on: "
+    "attach(layers=...) takes the class, or the names, of those to plan for"
+)
+
+
+def is_told_alone(error: BaseException) -> bool:
+    """Whether an error says already that nothing is run again."""
+    return hasattr(error, _TOLD)
+
+
+def tell_alone(error: BaseException, what: str, why: str, numbers: str) -> None:
+    """Add to an error's own words that nothing is run again, and what to do.
+
+    Args:
+        error: Is about to be raised.
+        what: What is not run again.
+        why: Why others wait for it.
+        numbers: What was held, and the budget.
+    """
+    advice = _LESS if is_out_of_memory(error) else _WITHOUT
+    said = str(error) or type(error).__name__
+    if isinstance(error, NotRecomputableError):
+        said = error.told
+    text = (
+        f"{said}\nmimose does not run {what} again on this rank alone: {why}, so that "
+        f"other ranks wait for it or are ahead of it. {numbers} {advice}; then start "
+        f"all ranks again, from the last saved state"
+    )
+    error.args = (text, *error.args[1:])
+    vars(error)[_TOLD] = True

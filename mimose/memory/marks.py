@@ -1,0 +1,603 @@
+"""Measuring one step: marks at the boundaries, and the samples that follow.
+
+Note: [Boundaries]
+A mark is set where the step begins, where an event is entered and left, where the
+root is left, where the *first* gradient reaches any output that an event made, where
+a recomputation begins and ends, and at the end of backward. Each mark reads the meter
+and starts a new peak: two of them give what a segment leaves behind and its transient
+peak over the level it began at. Hooks on inputs are of no use: they fire in the order
+of registration, before the previous event's output, and an input shared by many events
+(T5's encoder output) fires after all of them. So a backward segment reaches to the next
+boundary.
+
+Note: [Held bytes from the recomputation]
+What an event would hold if it were kept is what its recomputation holds right after
+the unit's own forward has returned: the same operators save the same tensors. So
+collecting runs nothing twice that is not recomputed anyway. Read inside the region,
+and without the early stop, whose exception pins frames (3% too much in GPT-2, 20% in
+a ResNet).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import flop_registry
+
+from mimose.exactness.impurities import tensor_attributes
+from mimose.inputs.compiled import saved_storages
+from mimose.memory.meters import Meter
+from mimose.planners import Menu
+from mimose.tensors import storages_in, tensors_in
+from mimose.torch_private import (
+    TorchDispatchMode,
+    overload_packet,
+    pop_saved_hooks,
+    push_saved_hooks,
+    storage_key,
+    top_saved_hooks,
+)
+from mimose.types import (
+    EventSample,
+    Measured,
+    OnRecompute,
+    SegmentSample,
+    StepSample,
+)
+
+INNER_GRADIENT = "a gradient is taken inside the forward"
+"""Then no segment is what it is taken for."""
+_LEAST_OUTPUT_BYTES = 65536
+"""Smaller outputs are not worth looking after."""
+_ATTENTION = {
+    getattr(torch.ops.aten, name)
+    for name in (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    )
+}
+
+
+# ------------------------------------------------------------------ one call, counted
+
+
+def attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+    """Return the FLOPs of attention; torch's own formula refuses grouped heads to 2.11.
+
+    Args:
+        query: (..., heads, queries, width).
+        key: (..., heads or groups of them, keys, width).
+        value: (..., the same, keys, width of the output).
+    """
+    widths = query.shape[-1] + value.shape[-1]
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * widths
+
+
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the storages made by operators while it is active.
+
+    A storage counts when an operator *made* it: not when the operator's result is a
+    view, a detached alias or an in-place result of one of its arguments. It stops
+    counting when it is freed. Memory that an operator takes and gives back inside
+    itself is not seen.
+
+    Attributes:
+        live_bytes: Alive now.
+        peak_bytes: The highest total so far.
+        flops: Floating-point operations of the products, convolutions and attention
+            that ran, by `torch.utils.flop_counter`'s formulas.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.flops = 0
+        # storage identity -> (weak reference, bytes)
+        self._made: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator and count what it made."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(result, (torch.Tensor, list, tuple)):
+            self._count(args, kwargs, result)
+        packet = overload_packet(func)
+        if packet in _ATTENTION:
+            self.flops += attention_flops(*args[:3])
+        elif packet in flop_registry:
+            self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
+        return result
+
+    def bytes_made(self, tree: object) -> int:
+        """Sum the bytes of the tracked storages that `tree`'s tensors live in."""
+        keys = storages_in(tree)
+        return sum(self._made[key][1] for key in keys if key in self._made)
+
+    def _count(self, args: Any, kwargs: Any, result: Any) -> None:
+        made = storages_in(result)
+        if not made:
+            return
+        inputs = {**storages_in(args), **storages_in(kwargs)}
+        for key, storage in made.items():
+            if key not in inputs and key not in self._made:
+                self._add(key, storage)
+
+    def _add(self, key: int, storage: torch.UntypedStorage) -> None:
+        n_bytes = storage.nbytes()
+        if n_bytes == 0:
+            return
+
+        def freed(_: object) -> None:
+            if self._made.pop(key, None) is not None:
+                self.live_bytes -= n_bytes
+
+        self._made[key] = (weakref.ref(storage, freed), n_bytes)
+        self.live_bytes += n_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+
+class Counted(NamedTuple):
+    """Bytes of what a whole call made, at its end."""
+
+    live_bytes: float
+    """All that lives."""
+    output_bytes: float
+    """What of it was returned."""
+
+
+Teach: TypeAlias = Callable[[Counted], dict[str, float]]
+"""Tells, by action, what would be held of a call from its end to its backward."""
+
+
+class Reading(NamedTuple):
+    """What was counted of one call."""
+
+    held_bytes: dict[str, float]
+    """By action: what would stay alive from the call's end to its backward."""
+    flops: int
+    early_flops: int
+    """Of these, what a recomputation runs that stops once nothing more is saved."""
+    peak_bytes: int
+    """The highest total of what it made, as far as that can be counted."""
+
+
+Gauge: TypeAlias = Callable[
+    [Callable[[], Any], Sequence[torch.Tensor]], tuple[Any, Reading]
+]
+"""Runs a call that is given some tensors; returns its output and what was counted."""
+
+
+def by_operators(teach: Teach) -> Gauge:
+    """Return a gauge that counts the storages that a call's operators make.
+
+    Args:
+        teach: Tells what actions would hold of it.
+    """
+
+    def run(
+        forward: Callable[[], Any], given: Sequence[torch.Tensor]
+    ) -> tuple[Any, Reading]:
+        del given
+        tracker = StorageTracker()
+        with tracker:
+            output, early_flops = _with_early_flops(forward, tracker)
+            live = float(tracker.live_bytes)
+        held = teach(Counted(live, float(tracker.bytes_made(output))))
+        return output, Reading(held, tracker.flops, early_flops, tracker.peak_bytes)
+
+    return run
+
+
+def _with_early_flops(
+    forward: Callable[[], Any], tracker: StorageTracker
+) -> tuple[Any, int]:
+    """Run a forward; tell the FLOPs before its last saved tensor, if hooks see them."""
+    outer = top_saved_hooks(False)
+    if outer is None:
+        return forward(), tracker.flops
+    pack, early_flops = outer[0], 0
+
+    def note(tensor: torch.Tensor) -> Any:
+        nonlocal early_flops
+        early_flops = tracker.flops
+        return pack(tensor)
+
+    push_saved_hooks(note, outer[1])
+    try:
+        return forward(), early_flops
+    finally:
+        pop_saved_hooks()
+
+
+def by_saved(teach: Teach, root: nn.Module, flops: int) -> Gauge:
+    """Return a gauge for compiled code, whose operators cannot be watched.
+
+    Args:
+        teach: Tells what actions would hold of it.
+        root: The model, whose own tensors do not count.
+        flops: Of the layer's forward.
+    """
+
+    def run(
+        forward: Callable[[], Any], given: Sequence[torch.Tensor]
+    ) -> tuple[Any, Reading]:
+        attributes = tensor_attributes(root.modules())
+        own = itertools.chain(root.parameters(), root.buffers(), attributes, given)
+        known = storages_in(list(own))
+        with saved_storages() as saved:
+            output = forward()
+            returned = storages_in(output)
+            live = _total({**saved, **returned}, known)
+        held = teach(Counted(live, _total(returned, known)))
+        return output, Reading(held, flops, flops, int(live))
+
+    return run
+
+
+def compiled_flops(module: nn.Module, tensors: Sequence[torch.Tensor]) -> int:
+    """Estimate a compiled layer's FLOPs, which nobody can count: by its weights.
+
+    Args:
+        module: The layer.
+        tensors: What it is called with.
+    """
+    largest = max(tensors, key=torch.Tensor.numel, default=None)
+    if largest is None or not largest.dim():
+        return 0
+    width = largest.shape[1 if largest.dim() > 3 else -1]
+    weights = sum(p.numel() for p in module.parameters() if p.dim() > 1)
+    return 2 * weights * (largest.numel() // max(1, width))
+
+
+def _total(
+    storages: dict[int, torch.UntypedStorage], known: dict[int, torch.UntypedStorage]
+) -> float:
+    return float(
+        sum(storage.nbytes() for key, storage in storages.items() if key not in known)
+    )
+
+
+# ------------------------------------------------------------------ the marks
+
+
+class Mark(NamedTuple):
+    """What the meter said at a boundary."""
+
+    kind: str
+    event: int
+    """Index of the event, or -1."""
+    live_bytes: int
+    """Held."""
+    peak_bytes: int
+    """The highest since the mark before."""
+
+
+class Trace:
+    """The marks and measurements of one step.
+
+    Args:
+        meter: Where the marks read.
+        budget_bytes: What may be held.
+
+    Attributes:
+        predicted_bytes: What the step is predicted to reach; infinite if nothing is.
+        spoilt: Why nothing is to be learned of what was read; "" if something is.
+    """
+
+    def __init__(self, meter: Meter, budget_bytes: float = math.inf) -> None:
+        self._meter = meter
+        self._budget_bytes = budget_bytes
+        self.predicted_bytes = math.inf
+        self.marks: list[Mark] = []
+        self.events: list[Measured] = []
+        self.peak_bytes = 0
+        self.is_closed = False
+        self.spoilt = ""
+        self._is_forward = True
+        self._is_in_event = False
+        self._least_peak_bytes = 0
+        """Of the segment that runs: the next mark's peak is no lower."""
+
+    @property
+    def room_bytes(self) -> float:
+        """What was left of the budget at the last mark."""
+        return self._budget_bytes - self.marks[-1].live_bytes
+
+    @property
+    def spare_bytes(self) -> float:
+        """What is left of that without the step coming out above its prediction."""
+        spare = self.predicted_bytes - self.marks[-1].live_bytes
+        return min(spare, self.room_bytes)
+
+    def mark(self, kind: str, event: int = -1) -> None:
+        """Read the meter at a boundary; the first mark only starts the peak."""
+        if self.is_closed:
+            return
+        if kind == "root_exit":
+            self._is_forward = False
+        live, peak = self._meter.read()
+        self._meter.reset_peak()
+        peak = max(peak, self._least_peak_bytes) if self.marks else live
+        self._least_peak_bytes = 0
+        self.peak_bytes = max(self.peak_bytes, peak)
+        self.marks.append(Mark(kind, event, live, peak))
+
+    def end(self, *, is_last: bool = True) -> None:
+        """Mark the end of a backward; after the last one read no more."""
+        self.mark("end")
+        if is_last:
+            self.close()
+
+    def join_forward(self) -> None:
+        """Take note that another forward begins: the gap goes on to its first event."""
+        if not self.is_closed:
+            self._is_forward = True
+            self._join(self._root_exit())
+
+    def leave_hooks(self) -> None:
+        """Take note that what hangs on the root's call has run, behind its forward."""
+        if not self.is_closed and self.marks and self.marks[-1].kind == "root_exit":
+            self._join(len(self.marks) - 1)
+            self.mark("root_exit")
+
+    def await_backward(self) -> None:
+        """Take note that another backward comes: the loss goes on to its beginning."""
+        self._join(self._root_exit() + 1)
+        for event in self.events:
+            event.await_gradient()
+
+    def _root_exit(self) -> int:
+        kinds = [mark.kind for mark in self.marks]
+        return len(kinds) - 1 - kinds[::-1].index("root_exit")
+
+    def _join(self, begin: int) -> None:
+        """Take marks out: they lie within the segment that runs."""
+        peaks = [mark.peak_bytes for mark in self.marks[begin:]]
+        self._least_peak_bytes = max([self._least_peak_bytes, *peaks])
+        del self.marks[begin:]
+
+    def close(self) -> None:
+        """Read no more."""
+        self.is_closed = True
+
+    def enter(self, measured: Measured) -> int:
+        """Mark an event's entry; return its index."""
+        index = len(self.events)
+        self.events.append(measured)
+        self._is_in_event = True
+        self.mark("enter", index)
+        return index
+
+    def leave(
+        self, index: int, inputs: Sequence[torch.Tensor], output: Any
+    ) -> tuple[int, ...]:
+        """Mark an event's exit and wait for its first gradient.
+
+        Returns:
+            The ranks of the outputs, whose sizes it takes to those of the inputs.
+        """
+        self.mark("exit", index)
+        self._is_in_event = False
+        outputs = list(tensors_in(output))
+        shapes = [tuple(tensor.shape) for tensor in outputs]
+        self.events[index].leave(tuple(itertools.chain(*shapes)))
+        given = {id(tensor) for tensor in inputs}
+        for tensor in outputs:
+            is_made = tensor.grad_fn is not None and id(tensor) not in given
+            if tensor.requires_grad and is_made:
+                tensor.register_hook(self._on_gradient(index))  # type: ignore[no-untyped-call]
+        return tuple(map(len, shapes))
+
+    def kept(
+        self,
+        index: int,
+        forward: Callable[[], Any],
+        inputs: Sequence[torch.Tensor],
+        gauge: Gauge,
+    ) -> Any:
+        """Run an event that is kept, and count what it holds."""
+        output, reading = gauge(forward, inputs)
+        event = self.events[index]
+        event.count(reading.held_bytes, flops=0)
+        return output
+
+    def recomputed(self, index: int, gauge: Gauge) -> OnRecompute:
+        """Return the `on_recompute` of an event: see Note: [Held bytes …]."""
+
+        def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
+            is_own = self._is_in_event and index == len(self.events) - 1
+            if self._is_forward and not is_own:
+                self._spoil()
+            if self.is_closed:
+                return forward()
+            self.mark("recompute", index)
+            output, reading = gauge(forward, given)
+            event = self.events[index]
+            event.count(reading.held_bytes, reading.flops, reading.early_flops)
+            if not self._meter.reads_peak:
+                self._least_peak_bytes = self.marks[-1].live_bytes + reading.peak_bytes
+            self.mark("recomputed", index)
+            return output
+
+        return run
+
+    def _spoil(self) -> None:
+        """Read no more: a gradient came while the root's forward ran."""
+        self.spoilt = INNER_GRADIENT
+        self.close()
+
+    def _on_gradient(self, index: int) -> Callable[[torch.Tensor], None]:
+        def hook(_: torch.Tensor) -> None:
+            # While an event runs forward, a gradient is one that its action tries.
+            if self._is_in_event:
+                return
+            if self._is_forward:
+                self._spoil()
+            elif self.events[index].note_gradient():
+                self.mark("gradient", index)
+
+        return hook
+
+
+# ------------------------------------------------------------------ what follows
+
+
+def analyse(
+    marks: Sequence[Mark], events: Sequence[Measured], menu: Menu
+) -> StepSample:
+    """Turn a step's marks into samples of its segments.
+
+    What an event holds after its exit is what was counted; what the level says beyond
+    that is counted to the gap behind it, so that all nets add up to the level.
+
+    Args:
+        marks: The marks of one whole step, from ``start``.
+        events: The events, in the order in which they ran.
+        menu: The actions in use.
+    """
+    forward: dict[int, dict[str, float]] = {}
+    gaps: list[SegmentSample] = []
+    head, loss = SegmentSample(None, None), None
+    order: list[int] = []
+    level = entry = float(marks[0].live_bytes)
+    starts = [at for at, mark in enumerate(marks) if mark.kind == "gradient"]
+    for before, mark in itertools.pairwise(marks):
+        index = mark.event
+        if mark.kind == "enter":
+            gaps.append(_between(mark, level))
+            level = entry = float(mark.live_bytes)
+        elif mark.kind in ("ran", "exit"):
+            event = events[index]
+            over = {event.action: max(0.0, mark.peak_bytes - entry)}
+            forward.setdefault(index, over)
+            if mark.kind == "exit":
+                held = event.held_bytes.get(event.action)
+                level = float(mark.live_bytes) if held is None else entry + held
+        elif mark.kind == "root_exit":
+            head = _between(mark, level)
+            level = float(mark.live_bytes)
+        elif mark.kind == "gradient":
+            loss = loss or _between(mark, level)
+            order.append(index)
+        elif mark.kind == "recomputed":  # it runs as an event that is kept does
+            over = forward.setdefault(index, {})
+            working = max(0.0, mark.peak_bytes - before.live_bytes)
+            over[menu.first] = max(working, over.get(menu.first, 0.0))
+    backward = {
+        marks[begin].event: _backward_segment(marks[begin : end + 1], events, menu)
+        for begin, end in zip(starts, [*starts[1:], len(marks) - 1], strict=True)
+    }
+    samples = tuple(
+        EventSample(
+            index,
+            event.held_bytes,
+            forward.get(index, {}),
+            *backward.get(index, ({}, {})),
+            _cost(event, menu),
+        )
+        for index, event in enumerate(events)
+    )
+    is_ordered = order == sorted(order, reverse=True)
+    return StepSample(samples, tuple(gaps), head, loss, is_ordered)
+
+
+def without_readings(sample: StepSample) -> StepSample:
+    """Keep what was counted, and drop what was read.
+
+    A process's first step maps libraries' code, starts threads and fills caches: its
+    readings say nothing of the next.
+    """
+    nothing = SegmentSample(None, None)
+    return StepSample(
+        events=tuple(
+            EventSample(event.event, event.held_bytes, {}, {}, {}, event.cost)
+            for event in sample.events
+        ),
+        gaps=tuple(nothing for _ in sample.gaps),
+        head=nothing,
+        loss=None,
+        is_ordered=sample.is_ordered,
+    )
+
+
+def _between(mark: Mark, level: float) -> SegmentSample:
+    return SegmentSample(mark.live_bytes - level, max(0.0, mark.peak_bytes - level))
+
+
+def _cost(event: Measured, menu: Menu) -> dict[str, float]:
+    """Return what was counted, by the action that runs it again."""
+    if not (event.flops or event.held_bytes):
+        return {}
+    rerun = menu.least if event.action == menu.first else event.action
+    return {rerun: float(event.early_flops or event.flops)}
+
+
+def _backward_segment(
+    marks: Sequence[Mark], events: Sequence[Measured], menu: Menu
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return, by the action of an event, its backward's excess if kept, and its net."""
+    arrival, index = marks[0].live_bytes, marks[0].event
+    event, first = events[index], menu.first
+    held = event.held_bytes
+    is_disturbed = any(  # another event's backward runs in it
+        mark.kind == "recomputed" and mark.event != index for mark in marks
+    )
+    if is_disturbed or len(marks) < 2 or (event.action != first and not held):
+        return {}, {}
+    added = excess = 0.0
+    for mark in marks[1:]:
+        if mark.kind == "recomputed":
+            added = held[first] - held[event.action]
+        else:
+            excess = max(excess, mark.peak_bytes - arrival - added)
+    net = marks[-1].live_bytes - arrival + held.get(event.action, 0.0)
+    return {event.action: excess}, {event.action: net} if held else {}
+
+
+# ------------------------------------------------------------------ outputs
+
+
+class RetainedOutputs:
+    """The bytes of the last step's outputs that the user still holds.
+
+    They are part of what the next step starts from, and usually go when its outputs
+    take their names: after its forward, before its backward.
+
+    Args:
+        tensors: What the root returned.
+        others: Those of an earlier forward of the same step.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        others: RetainedOutputs | None = None,
+    ) -> None:
+        self._held: dict[int, tuple[weakref.ref[Any], int]] = {}
+        if others is not None:
+            self._held.update(others._held)
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            if storage.nbytes() >= _LEAST_OUTPUT_BYTES:
+                held = weakref.ref(storage), storage.nbytes()
+                self._held[storage_key(storage)] = held
+
+    def live_bytes(self) -> int:
+        """Return how much of it is still alive."""
+        return sum(n for ref, n in self._held.values() if ref() is not None)

@@ -1,0 +1,402 @@
+"""The budget, against what the process holds of its device.
+
+Note: [Level and footprint]
+Plans are made for a *level*: the bytes that a step's tensors hold, which a model of
+memory can predict to the byte. The budget is about the *footprint*: what the process
+takes from the device. On a CPU both are the resident set. On an accelerator the level
+is requested bytes and the footprint reserved bytes: the allocator's segments, whose
+free parts no other process gets. A budget on what tensors hold was kept once while the
+process ran out of memory: 1,181 MiB allocated, 1,376 reserved.
+
+Note: [The wall]
+Segments are taken from the device when no free block is large enough, and stay. Lengths
+that jump leave blocks that are each a little too small for the next length, and the
+reserved bytes rise to several times the largest step. An allocator that has a limit
+(``set_per_process_memory_fraction``) frees its cached blocks at the limit and tries
+again, before it fails. So the budget is made that limit, from a training forward to the
+end of its backward, and nothing frees cached blocks by hand. Freed before each step
+that might pass the budget, their segments were taken anew in 60 to 90% of the steps,
+which took more time than all recomputation (BERT-large on a 16 GiB card 0.158 s a step,
+with the wall 0.068). The allocator looks at its limit only when it takes a segment.
+Where more is reserved as a step begins (the budget was lowered, or an optimizer's step
+was larger), the cached blocks are freed once.
+
+Outside of that the user's own limit holds: an optimizer's first step, an evaluation or
+a generation never fails because of a session.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from mimose.memory.meters import AllocatorMeter, Meter, Usage
+from mimose.predictors import FragmentationAllowance, LearnedLimit
+from mimose.records import Peaks
+from mimose.torch_private import allocator_settings
+
+_log = logging.getLogger(__name__)
+
+_MOST_ASKED = 0.5
+"""What asks for more of the budget at once fails for its own size."""
+_EXPANDABLE_PRIOR = 1.08
+"""The allowance for fragmentation at first, where segments grow."""
+
+
+class Footprint:
+    """The level is the footprint: a process's resident set, or a user's meter.
+
+    Args:
+        meter: Reads the level.
+        budget_bytes: The budget.
+
+    Attributes:
+        limit: The budget, lowered where memory ran out below it.
+        peak_bytes: The highest footprint seen.
+    """
+
+    def __init__(self, meter: Meter, budget_bytes: int) -> None:
+        self._meter = meter
+        self.limit = LearnedLimit(float(budget_bytes))
+        meter.reset_peak()
+        self.peak_bytes = meter.live_bytes()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Take note that the session has ended; what is held then is not its doing."""
+        self._is_closed = True
+        self.drop_wall()
+
+    def least_bytes(self) -> int:
+        """Return what is held now and no plan can do without."""
+        return self._meter.settled_bytes(0)
+
+    def fold(self) -> Peaks:
+        """Read the peaks since the last reset into the session's."""
+        peak = self._meter.peak_bytes()
+        self.peak_bytes = max(self.peak_bytes, peak)
+        return Peaks(peak)
+
+    def note_level(self, level_bytes: int) -> None:
+        """Take in the highest level of a step, from readings of its own."""
+        self.peak_bytes = max(self.peak_bytes, level_bytes)
+
+    def begin(self, slack_bytes: float) -> tuple[int, Peaks]:
+        """Return the level that a step starts from, and the peaks before it.
+
+        Args:
+            slack_bytes: Freed memory that may be part of the level.
+        """
+        peaks = self.fold()
+        return self._meter.settled_bytes(slack_bytes), peaks
+
+    def highest_bytes(self) -> int:
+        """Return the highest footprint of the session."""
+        if not self._is_closed:
+            self.fold()
+        return self.peak_bytes
+
+    def level_budget(self, start_bytes: float) -> float:
+        """Return the highest level that keeps the footprint within the limit.
+
+        Args:
+            start_bytes: The level that the step starts from.
+        """
+        del start_bytes
+        return self.limit.bytes
+
+    @property
+    def reserved_ratio(self) -> float:
+        """The bytes that `level_budget` counts for each byte of growth."""
+        return 1.0
+
+    def raise_wall(self) -> None:
+        """Let whoever hands out memory keep the limit, where that can be asked for."""
+
+    def drop_wall(self) -> None:
+        """Let it hold no more. Harmless twice."""
+
+    def beyond_wall(self, asked_bytes: int) -> int:
+        """Return what would be taken now, had the wall not refused it; 0 if it did not.
+
+        Args:
+            asked_bytes: Of the allocation that has failed.
+        """
+        del asked_bytes
+        return 0
+
+    def forward_ended(self) -> None:
+        """Take note that a step's forward has ended: what it keeps is held."""
+
+    def observe(self) -> None:
+        """Take note that a step's backward has ended without an error."""
+        self.limit.step()
+
+    def ran_out(self, asked_bytes: int = 0) -> None:
+        """Take note that an allocation has failed, before anything is freed.
+
+        Args:
+            asked_bytes: Of that allocation; 0 if unknown.
+        """
+        del asked_bytes
+        if self._meter.reads_peak:
+            self.limit.ran_out(self._meter.peak_bytes())
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of a `Summary` that only some footprints know."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what steps have taught, ready for JSON."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another footprint was taught.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+
+
+class ReservedFootprint(Footprint):
+    """What a caching allocator has reserved: Note: [The wall].
+
+    Args:
+        meter: Reads the allocator.
+        budget_bytes: The budget, of reserved bytes.
+        has_wall: Whether the allocator is to keep it.
+        is_kept: Whether it is kept at all; a baseline does as it would by itself.
+    """
+
+    def __init__(
+        self,
+        meter: AllocatorMeter,
+        budget_bytes: int,
+        *,
+        has_wall: bool,
+        is_kept: bool = True,
+    ) -> None:
+        super().__init__(meter, budget_bytes)
+        self._allocator = meter
+        self._budget_bytes = budget_bytes
+        self._is_kept = is_kept
+        self._wall = Wall(meter, budget_bytes) if has_wall and is_kept else None
+        prior = (_EXPANDABLE_PRIOR,) if has_expandable_segments() else ()
+        self._allowance = FragmentationAllowance(*prior)
+        self._start = self._usage = meter.usage()
+        self._start_anew()
+        self._noted_ooms = self._usage.n_ooms
+        self._n_retries = self._usage.n_retries
+        self.peak_bytes = self._usage.reserved_bytes
+
+    def note_level(self, level_bytes: int) -> None:
+        """Do nothing: the level is not the footprint."""
+
+    def least_bytes(self) -> int:
+        """Return what the blocks in use take."""
+        return self._read().allocated_bytes
+
+    def fold(self) -> Peaks:
+        """Read all peaks since the step began, in one reading."""
+        usage = self._read()
+        self.peak_bytes = max(self.peak_bytes, usage.reserved_peak_bytes)
+        return Peaks(
+            usage.requested_peak_bytes,
+            usage.reserved_peak_bytes,
+            usage.allocated_peak_bytes,
+            usage.n_retries - self._start.n_retries,
+        )
+
+    def begin(self, slack_bytes: float) -> tuple[int, Peaks]:
+        """Return the requested bytes that a step starts from, and the peaks before."""
+        del slack_bytes
+        peaks = self.fold()
+        self._note_out_of_memory()
+        if self._is_kept and self._usage.reserved_bytes > self._budget_bytes:
+            torch.accelerator.empty_cache()
+            self._read()
+        self._start_anew()
+        return self._usage.requested_bytes, peaks
+
+    def level_budget(self, start_bytes: float) -> float:
+        """Return the requested bytes that keep the reserved ones within the limit."""
+        return start_bytes + self._room_bytes / self._allowance.value
+
+    @property
+    def reserved_ratio(self) -> float:
+        """The reserved bytes counted for each requested byte of growth."""
+        return self._allowance.value
+
+    @property
+    def _room_bytes(self) -> float:
+        return max(0.0, self.limit.bytes - self._start.allocated_bytes)
+
+    def raise_wall(self) -> None:
+        """Let the allocator keep the budget from now on."""
+        if self._wall is not None and not self._is_closed:
+            self._wall.stand()
+
+    def drop_wall(self) -> None:
+        """Let the user's own limit hold again. Harmless twice."""
+        if self._wall is not None:
+            self._wall.fall()
+
+    def beyond_wall(self, asked_bytes: int) -> int:
+        """Return what would be taken now, had the wall not refused it; 0 if it did not.
+
+        Args:
+            asked_bytes: Of the allocation that has failed.
+        """
+        wanted = self._usage.reserved_bytes + asked_bytes
+        there = self._allocator.total_bytes()
+        stands = self._wall is not None and self._wall.stands
+        is_beyond = stands and wanted > self._budget_bytes
+        return wanted if is_beyond and (there is None or wanted <= there) else 0
+
+    def forward_ended(self) -> None:
+        """Learn what fragmentation takes beside what the forward has kept."""
+        usage, start = self._read(), self._start
+        taken = usage.allocated_bytes - start.allocated_bytes + usage.gap_bytes
+        requested = usage.requested_bytes - start.requested_bytes
+        self._allowance.observe(requested, taken, self._room_bytes)
+
+    def observe(self) -> None:
+        """Take note that a step's backward has ended without an error.
+
+        An out-of-memory before that was caught by somebody who went on: cuDNN, for one,
+        tries an engine with a smaller workspace then.
+        """
+        super().observe()
+        self._noted_ooms = self._usage.n_ooms
+
+    def ran_out(self, asked_bytes: int = 0) -> None:
+        """Take note that an allocation has failed, before anything is freed."""
+        self._read()
+        self._note_out_of_memory(asked_bytes)
+
+    def _note_out_of_memory(self, asked_bytes: int = 0) -> None:
+        """Plan for less than what was reserved as an allocation failed.
+
+        Others may hold a part of the device, or gaps are larger than was allowed for.
+        """
+        usage = self._usage
+        if usage.n_ooms == self._noted_ooms:
+            return
+        self._noted_ooms = usage.n_ooms
+        reached = usage.reserved_peak_bytes
+        if asked_bytes and self.beyond_wall(asked_bytes):
+            if asked_bytes > _MOST_ASKED * self._budget_bytes:
+                return
+            reached = max(reached, self._budget_bytes - asked_bytes)
+        has_grown = reached > self._start.reserved_bytes
+        if has_grown or usage.n_retries > self._start.n_retries:
+            self.limit.ran_out(reached)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the allowance for fragmentation, and the allocator's flushes."""
+        flushes = self._usage.n_retries - self._n_retries
+        return {"fragmentation": self._allowance.value, "flushes": flushes}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the allowance."""
+        return {"allowance": self._allowance.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over another allocator's allowance, if there is one."""
+        if "allowance" in state:
+            self._allowance.load_state_dict(state["allowance"])
+
+    def _start_anew(self) -> None:
+        """Let the peaks begin at what was read last."""
+        self._start = self._usage
+        self._allocator.reset_peak()
+        self._allocator.forget_usage()
+
+    def _read(self) -> Usage:
+        self._usage = self._allocator.usage()
+        return self._usage
+
+
+def make_footprint(
+    meter: Meter, budget_bytes: int, *, has_wall: bool, is_kept: bool
+) -> Footprint:
+    """Return the footprint that a meter can tell.
+
+    Args:
+        meter: Reads the memory.
+        budget_bytes: The budget.
+        has_wall: Whether an accelerator's allocator is to keep it.
+        is_kept: Whether it is kept at all; a baseline does as it would by itself.
+    """
+    if isinstance(meter, AllocatorMeter):
+        how = {"has_wall": has_wall, "is_kept": is_kept}
+        return ReservedFootprint(meter, budget_bytes, **how)
+    return Footprint(meter, budget_bytes)
+
+
+# ------------------------------------------------------------------ the allocator
+
+
+standing: dict[int, dict[Wall | None, float]] = {}
+"""By device: the walls that stand, and under None the user's own limit. The lowest
+holds."""
+
+
+class Wall:
+    """A limit of a device's allocator, that stands at times.
+
+    Args:
+        meter: Knows the device.
+        n_bytes: The most that may be reserved.
+    """
+
+    def __init__(self, meter: AllocatorMeter, n_bytes: int) -> None:
+        self._index = meter.index
+        module = torch.get_device_module(meter.device)
+        self._put: Callable[[float, int], None] | None
+        self._put = getattr(module, "set_per_process_memory_fraction", None)
+        self._get = getattr(module, "get_per_process_memory_fraction", lambda _: 1.0)
+        self._share = min(1.0, n_bytes / meter.memory_info()[1])
+        if self._put is None:
+            _log.warning(
+                "mimose: torch.%s has no set_per_process_memory_fraction: no wall "
+                "keeps the budget",
+                meter.device.type,
+            )
+
+    @property
+    def stands(self) -> bool:
+        """Whether the allocator keeps it now."""
+        return self in standing.get(self._index, ())
+
+    def stand(self) -> None:
+        """Make the allocator fail rather than reserve more."""
+        if self._put is None or self.stands:
+            return
+        walls = standing.setdefault(self._index, {})
+        if not walls:
+            walls[None] = float(self._get(self._index))
+        walls[self] = self._share
+        self._put(min(walls.values()), self._index)
+
+    def fall(self) -> None:
+        """Let the allocator do as before. Harmless twice."""
+        if self._put is None or not self.stands:
+            return
+        walls = standing[self._index]
+        del walls[self]
+        self._put(min(walls.values()), self._index)
+        if len(walls) == 1:
+            del standing[self._index]
+
+
+def has_expandable_segments() -> bool:
+    """Whether the allocator's segments grow, as far as its settings say."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    said = [os.environ.get(name, "") for name in names]
+    text = ",".join([*said, allocator_settings()]).replace(" ", "").lower()
+    return "expandable_segments:true" in text
