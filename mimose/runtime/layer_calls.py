@@ -460,21 +460,26 @@ class LayerCalls:
         unit = call.unit
         key = unit.index, self._mode.key, call_shape(call.args, call.kwargs).sizes
         known = self._flops.get(key) if cost_of is None else None
+        estimated = estimated_flops(unit.module, call.args, call.kwargs)
         if unit.is_compiled:
-            known = estimated_flops(unit.module, call.args, call.kwargs)
+            known = estimated
         if known is not None:
             step.flops += known
             return None
-        learns = unit.is_compared
 
         def learn(flops: int) -> None:
             step.flops += flops
-            if learns and cost_of is not None:
+            if is_compared and cost_of is not None:
                 self._learner.absorb_cost(cost_of, flops)
-            elif learns:
+            elif is_compared:
                 self._flops[key] = flops
 
+        is_compared = unit.is_compared
+
         def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
+            if unit.is_compiled:  # as the call itself has shown
+                step.flops += estimated
+                return forward()
             tracker = StorageTracker()
             try:
                 with tracker:
