@@ -138,6 +138,7 @@ class PrefixForm:
         dearest = 2.0 * float(np.abs(cost).sum()) + 1.0
 
         held, spent, host = np.zeros((3, 1))
+        group: FloatArray | None = None
         trail: list[tuple[IntArray, int]] = []
         is_optimal = not counts_host
         for event, (hold, price, limit) in enumerate(zip(*steps, strict=True)):
@@ -155,17 +156,12 @@ class PrefixForm:
             else:
                 order = grown.argsort(kind="stable")
                 kept = order[_undominated(paid[order])]
-                group = np.zeros(len(kept))
             if not len(kept):
                 return None
             held, spent = grown[kept], paid[kept]
             if len(kept) > width:
                 is_optimal = False
-                low, high = held.min(), held.max()
-                part = (held - low) // ((high - low) / width) + 2 * width * group
-                stay = np.ones(len(kept), np.bool_)
-                # The last of each part, and who holds least, who can walk on longest.
-                stay[1:-1] = (part[2:] > part[1:-1]) | (group[1:-1] > group[:-2])
+                stay = _spread(held, group, width)
                 kept, held, spent = kept[stay], held[stay], spent[stay]
                 host = host[stay] if counts_host else host
             trail.append((kept, n_before))
@@ -174,9 +170,34 @@ class PrefixForm:
 
 def _undominated(cost: FloatArray) -> BoolArray:
     """Tell of walks, least bytes first, which cost less than all before them."""
-    before = np.full(len(cost), np.inf)
-    np.minimum.accumulate(cost[:-1], out=before[1:])
-    return cost < before
+    is_cheaper = np.empty(len(cost), np.bool_)
+    is_cheaper[:1] = cost[:1] < np.inf
+    lowest = np.minimum.accumulate(cost)
+    np.less(cost[1:], lowest[:-1], out=is_cheaper[1:])
+    return is_cheaper
+
+
+def _spread(held: FloatArray, group: FloatArray | None, width: int) -> BoolArray:
+    """Choose walks that are spread over the bytes held: the cheapest of each part.
+
+    Args:
+        held: (n,) by class, then ascending, as costs descend.
+        group: (n,) the classes; None for a single one.
+        width: Parts.
+
+    Returns:
+        (n,) whether a walk stays: the last of each part, and the first of each class,
+        who holds least and can walk on longest.
+    """
+    stay = np.ones(len(held), np.bool_)
+    if group is None:
+        part = ((held - held[0]) * (width / (held[-1] - held[0] or 1.0))).astype(np.intp)
+        np.less(part[1:-1], part[2:], out=stay[1:-1])
+        return stay
+    part = (held - held.min()) // (np.ptp(held) / width or 1.0)
+    is_last = (part[1:-1] != part[2:]) | (group[1:-1] != group[2:])
+    stay[1:-1] = is_last | (group[1:-1] != group[:-2])
+    return stay
 
 
 def _read(trail: list[tuple[IntArray, int]], at: int) -> IntArray:
