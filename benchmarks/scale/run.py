@@ -22,7 +22,7 @@ from benchmarks.scale.models import WORKLOADS, Sizes, Workload
 from benchmarks.sim import use
 from benchmarks.sim.hollow import Clock
 from mimose.bench.grid.strategies import Oracle
-from mimose.planners import Static
+from mimose.planners import Pattern
 
 _GIB = 2**30
 STRATEGIES: Mapping[str, str] = {
@@ -190,8 +190,8 @@ def _applied(
     known: Mapping[str, Any] | None = None
     planner: Any = "full" if strategy == "full" else "auto"
     if strategy in ("static", "oracle"):
-        known, longest = _learned(run, all_sizes, task["gib"])
-        planner = Static(shape=longest) if strategy == "static" else Oracle(budget)
+        known, longest = _learned(run, all_sizes, task["gib"], budget)
+        planner = Oracle(budget) if strategy == "oracle" else longest
     actions = "lean" if strategy == "fine" else "whole"
     options = {"actions": actions, "planner": planner, "refine": False}
     options |= task.get("options", {})
@@ -203,12 +203,12 @@ def _applied(
 
 
 def _learned(
-    run: _Run, all_sizes: list[Sizes], gib: int
-) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    run: _Run, all_sizes: list[Sizes], gib: int, budget: int
+) -> tuple[Mapping[str, Any], Pattern]:
     """Let a session learn sizes of the whole run, on a card that holds any.
 
     Returns:
-        What it has learned, and the shape of the longest batch.
+        What it has learned, and the plan of the longest batch within the budget.
     """
     known = sorted(set(all_sizes))
     every = max(1, len(known) // _TAUGHT)
@@ -217,10 +217,11 @@ def _learned(
     with mimose.attach(run.model, most * _GIB, wall=False) as teacher:
         for sizes in [*known[::every], run.workload.longest] * 2:
             run.train(sizes)
-        learned, longest = teacher.state_dict(), teacher.records[-1].shape
+        learned = teacher.state_dict()
+        actions = teacher.plan_for(budget_bytes=budget).actions
     torch.accelerator.empty_cache()
     run.card.limit(gib)
-    return learned, longest
+    return learned, Pattern("static", actions)
 
 
 def _told(run: _Run) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from mimose.bench.grid.workloads import size_of
 from mimose.inputs.layers import find_units
 from mimose.inputs.patch import Patch
 from mimose.memory.meters import Meter
-from mimose.planners import Greedy, Optimal, Plan, Planner, PlanningProblem, Static
+from mimose.planners import Greedy, Optimal, Pattern, Plan, Planner, PlanningProblem
 from mimose.planners.actions import EXACT_MENU, FINE_MENU
 from mimose.session import Session, attach
 from mimose.tensors import storages_in
@@ -174,14 +174,19 @@ def _session(
     return apply
 
 
-def _static(setup: Setup) -> Planner:
-    """Return a planner that makes one plan, for the longest batch.
+_MOST_PASSES = 16
+"""Over all sizes, or the longest, to learn beforehand."""
 
-    A session names sizes by argument and dimension; a step on that batch tells.
-    """
-    with _attach(setup, _AMPLE_BYTES, "auto", "whole") as session:
-        setup.try_step(setup.longest)
-        return Static(shape=session.records[-1].shape)
+
+def _static(setup: Setup, actions: _Actions = WHOLE_LAYERS) -> Planner:
+    """Return the plan that a session makes for the longest batch, for all batches."""
+    with _attach(setup, setup.budget_bytes(), "auto", actions) as session:
+        for _ in range(_MOST_PASSES):
+            setup.try_step(setup.longest)
+            record = session.records[-1]
+            if record.phase == "plan" and record.predicted_growth_bytes is not None:
+                break
+        return Pattern("static", record.actions)
 
 
 class Oracle:
@@ -196,10 +201,6 @@ class Oracle:
         """Solve the problem with the budget as it was given."""
         whole = dataclasses.replace(problem, budget_bytes=self._budget_bytes)
         return Optimal().plan(whole)
-
-
-_MOST_PASSES = 16
-"""Over all sizes, to learn beforehand."""
 
 
 def _told(
@@ -225,11 +226,6 @@ def _told(
         return _Planned(session, actions)
 
     return apply
-
-
-def _static_told(setup: Setup) -> Callable[[int], Planner]:
-    planner = _static(setup)
-    return lambda _: planner
 
 
 def _learned(setup: Setup, actions: _Actions) -> Mapping[str, Any]:
@@ -447,7 +443,7 @@ class _Transformers(Applied):
 
 _hf_every_2 = functools.partial(_Transformers, every_n_layers=2)
 _oracle, _oracle_menu = _told(lambda _: Oracle), _told(lambda _: Oracle, FINE)
-_static_menu = _told(_static_told, FINE)
+_static_menu = _session(functools.partial(_static, actions=FINE), FINE)
 _exact, _fine = _session("auto", "whole"), _session("auto", FINE)
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy

@@ -96,11 +96,12 @@ def test_who_is_told_plans_from_the_first_step_on(tmp_path):
         tried.append(trained.n_tried)
         _assert_equal(bare, trained.step())
         facts = applied.facts()
-        assert facts.predicted_growth_bytes is not None
+        is_fixed = facts.predicted_growth_bytes is None
+        assert is_fixed == (name == "static-menu")
         assert len(facts.plan) == 6
         applied.close()
     assert tried[0] >= 2 * len(trained.sizes)
-    assert tried[1] == 1  # for the longest sizes' names
+    assert 2 < tried[1] <= 16  # on the longest alone
 
 
 @pytest.mark.sim
