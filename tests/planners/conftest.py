@@ -112,28 +112,6 @@ def _transformer(rng, n_events, *, jitter=0.0):
     )
 
 
-def _resnet(rng, n_events):
-    """Blocks of four stages: bytes halve, parameters grow fourfold, costs vary."""
-    stage = np.sort(rng.integers(0, 4, n_events))
-    keep = rng.uniform(100, 300) * MIB / 2.0**stage * rng.uniform(0.7, 1.5, n_events)
-    out = keep * rng.uniform(0.08, 0.3, n_events)
-    gaps, gap_excess = np.zeros(n_events + 1), np.zeros(n_events + 1)
-    gaps[0], gap_excess[0] = 0.3 * keep[0], 0.4 * keep[0]
-    gaps[-1], gap_excess[-1] = 0.2 * keep[-1], keep[-1]
-    return _problem(
-        n_events,
-        held_bytes=np.stack([keep, out], axis=1),
-        forward_excess_bytes=np.stack([1.1 * keep] * 2, axis=1),
-        backward_excess_bytes=np.stack([0.4 * keep, 1.4 * keep - out], axis=1),
-        backward_net_bytes=rng.uniform(0.3, 1.5, n_events) * 4.0**stage * MIB,
-        cost=np.stack([np.zeros(n_events), rng.uniform(0.5, 1.5, n_events)], axis=1),
-        gap_bytes=gaps,
-        gap_excess_bytes=gap_excess,
-        start_bytes=500 * MIB,
-        step_excess_bytes=10 * MIB,
-    )
-
-
 def _whole_menu(rng, kind, n_events, **options):
     """Measured layers that may also pool or offload some of what they hold."""
     made = draw_problem(rng, kind, n_events, **options)
@@ -195,12 +173,6 @@ def random_problem():
 def transformer_problem():
     """Make a problem of like layers."""
     return _transformer
-
-
-@pytest.fixture(scope="session")
-def resnet_problem():
-    """Make a problem of unlike blocks."""
-    return _resnet
 
 
 @pytest.fixture(scope="session")

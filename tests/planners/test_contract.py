@@ -35,13 +35,12 @@ def planner(planner_name):
     return MAKERS[planner_name]()
 
 
-@pytest.fixture(params=["jittered", "resnet", "random", "six actions", "whole menu"])
-def problem(request, rng, random_problem, transformer_problem, resnet_problem,
+@pytest.fixture(params=["jittered", "random", "six actions", "whole menu"])
+def problem(request, rng, random_problem, transformer_problem,
             measured_problem, whole_menu_problem, budget_between):  # fmt: skip
     """Each kind of problem in turn, half-way between least peak and keeping all."""
     made = {
         "jittered": lambda: transformer_problem(rng, 12, jitter=0.05),
-        "resnet": lambda: resnet_problem(rng, 16),
         "random": lambda: random_problem(rng, 8, 4, host=True),
         "six actions": lambda: measured_problem(
             rng, "mixture", 12, jitter=0.02, masked=True
@@ -108,10 +107,10 @@ def test_ample_budget(planner_name, planner, problem, with_fields):
 
 
 def test_never_worse_than_recomputing_everything(
-    planner, rng, transformer_problem, resnet_problem, budget_between
+    planner, rng, transformer_problem, measured_problem, budget_between
 ):
     """No plan costs more than the one that recomputes everything."""
-    for made in (transformer_problem(rng, 9), resnet_problem(rng, 9)):
+    for made in (transformer_problem(rng, 9), measured_problem(rng, "stages", 9)):
         for share in (0.0, 0.4, 0.9):
             problem = budget_between(made, share)
             most = make_planner("full").plan(problem).extra_cost

@@ -76,9 +76,9 @@ def test_budgets_that_are_exactly_some_peak(
         assert cheapest_cost(tight) == pytest.approx(Optimal().plan(tight).extra_cost)
 
 
-def test_a_larger_budget_never_costs_more(rng, resnet_problem, budget_between):
+def test_a_larger_budget_never_costs_more(rng, measured_problem, budget_between):
     """Cost falls, or stays, as the budget grows."""
-    problem = resnet_problem(rng, 12)
+    problem = measured_problem(rng, "stages", 12, jitter=0.1)
     costs = [
         Optimal().plan(budget_between(problem, share)).extra_cost
         for share in np.linspace(0, 1, 12)
