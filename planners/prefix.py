@@ -190,13 +190,12 @@ def _spread(held: FloatArray, group: FloatArray | None, width: int) -> BoolArray
         who holds least and can walk on longest.
     """
     stay = np.ones(len(held), np.bool_)
-    if group is None:
-        part = ((held - held[0]) * (width / (held[-1] - held[0] or 1.0))).astype(np.intp)
-        np.less(part[1:-1], part[2:], out=stay[1:-1])
-        return stay
-    part = (held - held.min()) // (np.ptp(held) / width or 1.0)
-    is_last = (part[1:-1] != part[2:]) | (group[1:-1] != group[2:])
-    stay[1:-1] = is_last | (group[1:-1] != group[:-2])
+    low, high = held.min(), held.max()
+    part = ((held - low) * (width / (high - low or 1.0))).astype(np.intp)
+    np.not_equal(part[1:-1], part[2:], out=stay[1:-1])
+    if group is not None:
+        is_end = group[1:] != group[:-1]
+        stay[1:-1] |= is_end[1:] | is_end[:-1]
     return stay
 
 
