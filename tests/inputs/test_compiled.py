@@ -1,8 +1,6 @@
 """Compiled layers are planned from the outside; compiled models are refused."""
 
 import functools
-import itertools
-import random
 import statistics
 
 import pytest
@@ -92,15 +90,10 @@ def test_any_plan_is_exact_and_none_is_compiled_anew(toys, how):
     assert len(plans) >= 3
 
 
-@pytest.mark.parametrize("how", ["wrapped", "inside"])
-def test_its_peaks_are_predicted(toys, how):
-    """On the process's own memory: never too low, and most often to 2%.
-
-    Layers of which a part is compiled are predicted up to 5% too high. The two other
-    ways to compile a whole layer run the same code.
-    """
-    model = _chain(toys, how, 6, 192)
-    rows = [4000, 5000, 3000, 4500, 6000, 3500, 5500, 4200, 5800, 3200, 5200, 4800]
+def test_its_peaks_are_predicted(toys):
+    """On the process's own memory: never too low, and most often to 2%."""
+    model = _chain(toys, "wrapped", 6, 192)
+    rows = [4000, 5000, 3000, 4500, 6000, 3500, 5500, 4200]
     batches = [toys.inputs(n, 192, seed=n) for n in rows]
     toys.train(model, batches[:2])  # compiles, once for each kind of size
     with mimose.attach(
@@ -108,14 +101,14 @@ def test_its_peaks_are_predicted(toys, how):
     ) as session:
         toys.train(model, batches)
     planned = [r for r in session.records if r.phase == "plan"]
-    assert len(planned) >= 4
+    assert len(planned) >= 2
     errors = []
     for record in planned:
         growth = record.observed_growth_bytes
         assert growth > 40 * 2**20
         errors.append((record.predicted_growth_bytes - growth) / growth)
         assert record.predicted_growth_bytes >= 0.98 * growth - 2**20
-    assert statistics.median(map(abs, errors)) < (0.06 if how == "inside" else 0.02)
+    assert statistics.median(map(abs, errors)) < 0.02
 
 
 @pytest.mark.parametrize("how", ["wrapped", "inside"])
@@ -157,49 +150,3 @@ def test_what_holds_layers_may_not_be_compiled_as_a_whole(toys):
     model.bert.encoder.compile(backend=BACKEND)
     with pytest.raises(MimoseError, match=r"encoder .*compiled"):
         mimose.attach(model, "1TiB")
-
-
-def test_layers_compiled_after_attach_run_uncompiled(toys):
-    """And are planned as before."""
-    batches = _batches(toys, [8, 9, 8, 9])
-    bare = toys.train(toys.chain(3), batches)
-    model = toys.chain(3)
-    with mimose.attach(
-        model, "1TiB", planner=toys.FixedActions(0, 1, 0), meter=toys.BlindMeter()
-    ) as session:
-        _compiled(model, "in place")
-        assert toys.differences(bare, toys.train(model, batches)) == []
-    assert session.records[-1].actions == ("keep", "recompute", "keep")
-
-
-def test_a_step_that_compiles_teaches_nothing_of_memory(toys, meter, monkeypatch):
-    """The compiler's own memory is in its readings."""
-    graphs = itertools.count()
-    for part in ("driver", "ending"):
-        monkeypatch.setattr(f"mimose.runtime.{part}.count_graphs", lambda: next(graphs))
-    model = toys.chain(4)
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        toys.train(model, _batches(toys))
-    assert {record.phase for record in session.records} == {"collect"}
-
-
-class Busy(nn.Module):
-    """Changes all it can: statistics, attributes, caches, lists, random states."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.calls = 0
-        self.tables = {}
-        self.seen = []
-
-    def forward(self, x):
-        """Count, draw, cache, note and normalise."""
-        self.calls += 1
-        if x.shape[0] not in self.tables:
-            self.tables[x.shape[0]] = torch.arange(4.0)
-        self.shift = random.random()
-        y = self.norm(self.linear(x) + self.tables[x.shape[0]]) + self.shift
-        self.seen.append(y.detach().mean())
-        return y
