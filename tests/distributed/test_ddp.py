@@ -10,15 +10,10 @@ import pytest
 pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
 _SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "unused parameters": {
-        "options": {"find_unused_parameters": True},
-        "model_options": {"unused": True},
-    },
     "static graph, unused": {
         "options": {"static_graph": True},
         "model_options": {"unused": True},
     },
-    "small buckets": {"options": {"bucket_cap_mb": 0.02}},
     "accumulation, bucket views": {
         "options": {"gradient_as_bucket_view": True},
         "n_parts": 2,

@@ -15,15 +15,12 @@ _CASES: dict[str, dict[str, Any]] = {
         "n_parts": 2,
         "reshards": False,
     },
-    "two layers a group": {"groups": "pairs"},
     "root only": {"groups": "root"},
     "attached before, mixed precision": {
         "groups": "layers",
         "attached_before": True,
         "mixed": True,
     },
-    "two groups a layer, no resharding": {"groups": "parts", "reshards": False},
-    "offloaded, on a CPU": {"groups": "layers", "offloads": True},
 }
 
 
@@ -50,11 +47,6 @@ def test_gradients_are_those_of_bare_fsdp(trained: Any, case: str) -> None:
 
 _PREDICTED: dict[str, dict[str, Any]] = {
     "one group a layer": {"groups": "layers"},
-    "no resharding": {"groups": "layers", "reshards": False},
-    "mixed precision": {"groups": "layers", "mixed": True},
-    "accumulation": {"groups": "layers", "n_parts": 2, "n_steps": 10},
-    "two layers a group": {"groups": "pairs"},
-    "root only": {"groups": "root", "reshards": None},
     "root only, resharded": {"groups": "root", "n_steps": 13},
 }
 
@@ -72,10 +64,9 @@ def test_peaks_are_predicted(predicted: Any, case: str) -> None:
     Some steps are recomputed in part, in all that are planned the peak comes out as
     foretold, and ranks learn in the steps that a model by itself takes.
     """
-    n_kinds = 2 if case == "accumulation" else 1  # with gradients that wait, without
     for rank in predicted[case]:
         assert rank["kept"] and rank["recomputed"]
-        assert rank["unplanned"] <= (8 if "root" in case else 7 * n_kinds)
+        assert rank["unplanned"] <= (8 if "root" in case else 7)
         assert len(rank["errors"]) >= 5
         assert max(map(abs, rank["errors"])) <= 0.02
         assert rank["over"] == 0
