@@ -43,7 +43,7 @@ from mimose.inputs.sharding import (
 from mimose.inputs.sizes import Table
 from mimose.memory.meters import BasicMeter, Meter
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, make_planner
-from mimose.predictors import make_predictor
+from mimose.predictors import Estimator, check_estimator
 from mimose.records import Summary
 from mimose.report import text as _report
 from mimose.report.columns import terminal_width
@@ -68,7 +68,7 @@ def attach(
     layers: UnitsSpec = None,
     actions: str | Sequence[str] = "auto",
     planner: str | Planner = "auto",
-    predictor: str | Callable[[], Any] | None = None,
+    predictor: Estimator | None = None,
     cache_size: int = 1024,
     refine: bool = True,
     on_infeasible: str = "raise",
@@ -109,8 +109,9 @@ def attach(
             change gradients.
         planner: ``"auto"``, ``"optimal"``, ``"greedy"`` (Mimose's Algorithm 1),
             ``"none"``, ``"full"``, ``"every-K"``, or a `mimose.planners.Planner`.
-        predictor: What fits bytes and FLOPs: None for ``"polynomial"``, another one by
-            name (see `mimose.predictors.make_predictor`), or what makes one.
+        predictor: What fits bytes and FLOPs to sizes, a copy for each quantity: an
+            estimator with ``fit`` and ``predict``, such as scikit-learn's. None for
+            `mimose.predictors.LeastSquares`.
         cache_size: The most plans kept.
         refine: Whether a thread beside training makes fits, makes plans for shapes
             that are on their way and replaces plans by proven optimal ones. Without it
@@ -157,9 +158,7 @@ def attach(
     layers = layers_of(attach, layers, others)
     check_agree(agree)
     check_choices(on_infeasible, cache_size)
-    predictor = "polynomial" if predictor is None else predictor
-    if isinstance(predictor, str):
-        make_predictor(predictor)
+    check_estimator(predictor)
     host = _host(model, actions, host_budget)
     options = Options(
         budget=budget,
@@ -214,9 +213,6 @@ class Session:
         """None once it is detached: who keeps the session keeps no model."""
         self._of: dict[str, Any] = {}
         """What was learned of whom, once it is detached."""
-        self._predictor = getattr(
-            options.predictor, "__qualname__", str(options.predictor)
-        )
         self._engine = make_engine(model, options)
         self._n_units = len(self._engine.units)
         self.budget = self.budget_bytes = self._engine.budget_bytes
@@ -402,15 +398,16 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another session learned, in place of what this one has.
 
-        The budget and the planner may be others.
+        The budget, the planner and the predictor may be others: samples are fitted
+        again.
 
         Args:
             state: What ``state_dict`` returned, or what came back from JSON.
 
         Raises:
-            StateMismatchError: It is of another model, device, torch or predictor, of
-                a time when losses went by rows in all steps, or it is damaged. Nothing
-                has changed then.
+            StateMismatchError: It is of another model, device or torch, of a time when
+                losses went by rows in all steps, or it is damaged. Nothing has changed
+                then.
             MimoseError: The session was detached.
         """
         refuse_other(state, self._description(self._refuse_detached()))
@@ -430,7 +427,6 @@ class Session:
             self._engine.device,
             [unit.name for unit in self._engine.units],
             parallel_shares(model),
-            predictor=self._predictor,
             actions=", ".join(self._engine.learner.model.menu.names),
             meter=type(self._engine.meter).__qualname__,
             compiled=", ".join(

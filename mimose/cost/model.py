@@ -28,21 +28,15 @@ which plans are valid, and nobody has to clear a cache.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from mimose.cost.layout import TURN, AdjacentFamilies
 from mimose.cost.patterns import Pattern, as_tuples
-from mimose.cost.samples import Kind, Samples
-from mimose.cost.series import Series
+from mimose.cost.series import Kind, Samples, Series
 from mimose.planners import Menu
 from mimose.planners.actions import EXACT_MENU
-from mimose.predictors import (
-    EnvelopeRegressor,
-    PolynomialRegressor,
-    make_predictor,
-)
 from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput
 
 Key: TypeAlias = tuple[Hashable, ...]
@@ -52,35 +46,6 @@ Readings: TypeAlias = Mapping[Key, Iterable[tuple[Sizes, float]]]
 
 _MOST_FAMILIES = 1024
 """Families remembered, if no more are in use."""
-
-
-def kinds_of(
-    predictor: str | Callable[[], Any], noise_bytes: float
-) -> Mapping[str, Kind]:
-    """Return the sorts of quantities, and how each is fitted.
-
-    Args:
-        predictor: The name of the predictor for what is counted, or a function that
-            makes one.
-        noise_bytes: How far two readings of the meter differ.
-    """
-
-    def counted(noise: float) -> Any:
-        if callable(predictor):
-            return predictor()
-        return make_predictor(predictor, noise=noise, nonnegative=True)
-
-    def excess(noise: float) -> Any:
-        return EnvelopeRegressor(noise=noise)
-
-    def net(noise: float) -> Any:
-        return PolynomialRegressor(noise=noise)
-
-    return {
-        "exact": Kind(counted, 0.0, nonnegative=True),
-        "excess": Kind(excess, noise_bytes, nonnegative=True, is_excess=True),
-        "net": Kind(net, noise_bytes, nonnegative=False),
-    }
 
 
 def flops_of_a_byte(device_type: str) -> float:
@@ -191,7 +156,7 @@ class CostModel:
         samples = dict(self.samples)
         for key, more in readings.items():
             old = samples.get(key) or Samples(self.kinds[str(key[0])])
-            samples[key] = old.with_readings(more, self.scale)
+            samples[key] = old.with_readings(more)
         return self.changed(samples=samples, **fields).bounded()
 
     def with_cost(
@@ -277,10 +242,9 @@ class CostModel:
             base: What was known before, whose fits are made. None: nothing.
         """
         known: Mapping[Key, Samples] = {} if base is None else base.samples
-        is_scaled = base is None or base.scale != self.scale
         for key, samples in self.samples.items():
-            if samples.readings and (is_scaled or samples is not known.get(key)):
-                samples.verdict(self.scale)
+            if samples is not known.get(key):
+                samples.fit()
                 yield
         for context, pattern in self.patterns.items():
             if base is None or pattern is not base.patterns.get(context):

@@ -1,25 +1,164 @@
-"""One quantity of one family as a function of sizes: what its samples say."""
+"""One quantity of one family as a function of sizes: its samples, and what they say.
+
+Samples are immutable. A fit is made by the first reader and remembered with them. Two
+threads that read at once make the same fit twice, and either stays. A new reading that
+an exact fit foretells changes nothing; any other has the next reader fit again.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from mimose.cost.samples import Samples, Verdict, failure_text
-from mimose.predictors import VaryingFit
-from mimose.predictors.trust import REPEATS
+from mimose.predictors import Estimator, Fit, LeastSquares
 from mimose.types import Sizes
 
+_MOST_SHAPES = 64
+"""Distinct shapes kept: then the oldest goes that is not the largest in any size."""
+_MOST_READINGS = 8
+"""Readings of one shape that are kept."""
+_REPEATS = 2
+"""Readings of one shape after which it needs no fit."""
 _WHOLE = 0.05
 """A count by a polynomial is this near to a whole number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What sort of quantity it is, and how it is fitted."""
+
+    estimator: Estimator
+    """Not fitted; each quantity fits a copy."""
+    noise: float = 0.0
+    """How far two readings of the same thing differ; 0 for exact ones."""
+    nonnegative: bool = True
+    """Whether the quantity cannot be negative."""
+    is_excess: bool = False
+    """Whether it is a peak's rise over the level it began at."""
+
+
+def kinds_of(predictor: Estimator | None, noise_bytes: float) -> Mapping[str, Kind]:
+    """Return the sorts of quantities, and how each is fitted.
+
+    Args:
+        predictor: Fits all of them; None for the default estimator.
+        noise_bytes: How far two readings of the meter differ.
+    """
+    counted = predictor or LeastSquares()
+    read = predictor or LeastSquares(noise=noise_bytes)
+    return {
+        "exact": Kind(counted),
+        "excess": Kind(read, noise_bytes, is_excess=True),
+        "net": Kind(read, noise_bytes, nonnegative=False),
+    }
+
+
+class Samples:
+    """What was measured of one quantity. Who reads it never changes what it says.
+
+    Args:
+        kind: What sort of quantity.
+        readings: By shape, the oldest first.
+        high: The largest of each size measured; () before any.
+        fit: Of these readings, if it is known already.
+    """
+
+    __slots__ = ("_fit", "high", "kind", "readings", "why_not")
+
+    def __init__(
+        self,
+        kind: Kind,
+        readings: Mapping[Sizes, tuple[float, ...]] | None = None,
+        high: Sizes = (),
+        fit: Fit | None = None,
+    ) -> None:
+        self.kind = kind
+        self.readings = readings or {}
+        self.high = high
+        self.why_not = ""
+        """Why there is no fit: an estimator that fails is a reason, never an error."""
+        self._fit = fit
+
+    def fit(self) -> Fit | None:
+        """Return the fit of the readings, made if there is none yet.
+
+        None where nothing was read, or the estimator failed.
+        """
+        if self._fit is None and self.readings and not self.why_not:
+            kind = self.kind
+            try:
+                self._fit = Fit(
+                    kind.estimator, self.readings, kind.noise, is_peak=kind.is_excess
+                )
+            except Exception as error:  # anybody's estimator, in anybody's step
+                self.why_not = _failure_text(error)
+        return self._fit
+
+    def with_readings(self, more: Iterable[tuple[Sizes, float]]) -> Samples:
+        """Return the samples with some more.
+
+        Args:
+            more: Each one's sizes and value. Of another number of sizes than those
+                before, it begins anew.
+        """
+        readings, high, fit = dict(self.readings), self.high, self._fit
+        for sizes, value in more:
+            if len(sizes) != len(high):
+                readings, high, fit = {}, sizes, None
+            high = tuple(map(max, high, sizes))
+            own = readings.get(sizes, ())
+            if len(own) >= _MOST_READINGS:
+                continue
+            if fit is not None and not _foretells(fit, sizes, high, value):
+                fit = None
+            readings[sizes] = (*own, value)
+            if len(readings) > _MOST_SHAPES:
+                _forget_one(readings)
+        return Samples(self.kind, readings, high, fit)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the readings as lists, ready for JSON; fits are made anew."""
+        samples = [[list(sizes), list(own)] for sizes, own in self.readings.items()]
+        return {"samples": samples, "high": list(self.high)}
+
+    @classmethod
+    def from_state(cls, kind: Kind, state: Mapping[str, Any]) -> Samples:
+        """Return the samples that ``state_dict`` told of.
+
+        Args:
+            kind: What sort of quantity.
+            state: What it returned.
+        """
+        readings = {
+            tuple(map(int, sizes)): tuple(map(float, own))
+            for sizes, own in state["samples"]
+        }
+        return cls(kind, readings, tuple(map(int, state["high"])))
+
+
+def _foretells(fit: Fit, sizes: Sizes, high: Sizes, value: float) -> bool:
+    """Whether a reading is what a settled fit says: then the same fit results."""
+    if not fit.is_settled or fit.outside(sizes, high):
+        return False
+    return abs(fit.predict(sizes) - value) <= 1e-9 * max(1.0, abs(value))
+
+
+def _forget_one(readings: dict[Sizes, tuple[float, ...]]) -> None:
+    """Drop the oldest shape that is not the largest in any size."""
+    high = tuple(map(max, *readings))
+    is_low = (s for s in readings if not any(map(operator.eq, s, high)))
+    del readings[next(is_low, next(iter(readings)))]
 
 
 class Series:
     """What samples of one quantity say of other shapes. It is read, never changed.
 
     A shape that was measured itself is answered from its own samples where no fit can
-    be trusted. A predictor that fails is a reason for doubt, never an error: what asks
+    be trusted. An estimator that fails is a reason for doubt, never an error: what asks
     is in the midst of somebody's training step.
 
     Args:
@@ -27,16 +166,14 @@ class Series:
         scale: What an error is small against: a step's growth, in bytes.
     """
 
-    __slots__ = ("_samples", "_scale", "is_excess", "noise")
+    __slots__ = ("_samples", "_scale")
 
     def __init__(self, samples: Samples, scale: float) -> None:
         self._samples = samples
         self._scale = scale
-        self.is_excess = samples.kind.is_excess
-        self.noise = samples.kind.noise
 
     def __len__(self) -> int:
-        """Return the number of distinct shapes kept, one left out by a fit included."""
+        """Return the number of distinct shapes kept."""
         return len(self._samples.readings)
 
     def __repr__(self) -> str:
@@ -49,55 +186,39 @@ class Series:
         Where it cannot be negative, it is at least 0.
         """
         samples = self._samples
-        if not samples.readings or len(sizes) != len(samples.low):
+        if not samples.readings or len(sizes) != len(samples.high):
             return 0.0
-        verdict = samples.verdict(self._scale)
-        own = verdict.counted.get(sizes, ())
-        value = math.nan
-        if verdict.fit is not None and (verdict.is_trusted or not own):
-            value = self._by_fit(verdict, verdict.fit, sizes, own)
-        if not math.isfinite(value):
-            value = self._by_readings(verdict, own)
-        return max(0.0, value) if samples.kind.nonnegative else value
-
-    def _by_fit(
-        self, verdict: Verdict, fit: VaryingFit, sizes: Sizes, own: tuple[float, ...]
-    ) -> float:
-        if not self.is_excess:
-            return _answer(fit.predict, sizes)[0]
-        value = _answer(fit.predict_from_above, sizes)[0] + verdict.allowance
-        if len(own) >= REPEATS:
+        kind, own = samples.kind, samples.readings.get(sizes, ())
+        fit, value = samples.fit(), math.nan
+        if fit is not None and (not own or fit.is_trusted(self._scale)):
+            value, _ = self._answer(fit, sizes)
+        if math.isnan(value):
+            value = self._by_readings(own)
+        if kind.is_excess and len(own) >= _REPEATS:
             value = max(value, median(own))
-        return value
+        return max(0.0, value) if kind.nonnegative else value
 
-    def _by_readings(self, verdict: Verdict, own: tuple[float, ...]) -> float:
+    def _by_readings(self, own: tuple[float, ...]) -> float:
         """Return what was read there; of other shapes, for want of better, the most."""
         if not own:
-            return max(map(max, verdict.counted.values()))
+            return max(map(max, self._samples.readings.values()))
         return max(own) if self._samples.kind.nonnegative else median(own)
 
     def exact(self, sizes: Sizes) -> int | None:
         """Return a count that is known to the last digit; None where it is not.
 
         As it was counted at that shape, each time the same; or by a polynomial that
-        explains every sample exactly, where no size varies that never did before.
+        explains every sample exactly.
         """
         samples = self._samples
-        own = samples.own(sizes, self._scale)
+        own = samples.readings.get(sizes, ())
         if own:
             return round(own[0]) if min(own) == max(own) else None
-        if not samples.readings or samples.is_hopeless:
+        fit = samples.fit() if len(sizes) == len(samples.high) else None
+        if fit is None or not fit.is_exact or fit.outside(sizes, samples.high):
             return None
-        if len(sizes) != len(samples.low):
-            return None
-        verdict = samples.verdict(self._scale)
-        fit = verdict.fit
-        if fit is None or not (fit.is_exact and verdict.is_trusted):
-            return None
-        if not fit.same_structure(sizes) or fit.outside(sizes, verdict.reach):
-            return None
-        value = _answer(fit.predict, sizes)[0]
-        is_whole = abs(value - round(value)) < _WHOLE if math.isfinite(value) else False
+        value, _ = self._answer(fit, sizes)
+        is_whole = math.isfinite(value) and abs(value - round(value)) < _WHOLE
         return round(value) if is_whole else None
 
     def doubt(self, sizes: Sizes) -> str:
@@ -105,61 +226,67 @@ class Series:
         samples = self._samples
         if not samples.readings:
             return "never measured"
-        if len(sizes) != len(samples.low):
+        if len(sizes) != len(samples.high):
             return "measured with another number of sizes"
-        own = samples.own(sizes, self._scale)
-        if own and (len(own) >= REPEATS or self.noise == 0):
+        own = samples.readings.get(sizes, ())
+        if len(own) >= (_REPEATS if samples.kind.noise else 1):
             return ""
-        verdict = samples.verdict(self._scale)
-        fit, why_not = verdict.fit, verdict.why_not
-        if fit is not None and not why_not:
-            if not verdict.is_trusted:
-                n_shapes = len(verdict.counted)
-                return f"{n_shapes} shapes measured, not enough to trust a fit"
-            reason = fit.outside(sizes, verdict.reach)
+        fit = samples.fit()
+        why_not = samples.why_not
+        if fit is not None:
+            if not fit.is_trusted(self._scale):
+                return f"{len(self)} shapes measured, not enough to trust a fit"
+            reason = fit.outside(sizes, samples.high)
             if reason:
                 return reason
-            why_not = _answer(fit.predict, sizes)[1]
+            _, why_not = self._answer(fit, sizes)
         return f"the predictor failed: {why_not}" if why_not else ""
 
     def has(self, sizes: Sizes) -> bool:
         """Whether this very shape was measured."""
-        return bool(self._samples.own(sizes, self._scale))
+        return sizes in self._samples.readings
+
+    @property
+    def noise(self) -> float:
+        """How far two readings of the same thing differ."""
+        return self._samples.kind.noise
+
+    @property
+    def is_excess(self) -> bool:
+        """Whether it is a peak's rise over the level it began at."""
+        return self._samples.kind.is_excess
 
     @property
     def is_trusted(self) -> bool:
         """Whether there is a fit that may speak of shapes not measured."""
-        samples = self._samples
-        return bool(samples.readings) and samples.verdict(self._scale).is_trusted
+        fit = self._samples.fit()
+        return fit is not None and fit.is_trusted(self._scale)
 
     @property
     def is_exact(self) -> bool:
-        """Whether such a fit explains every reading."""
-        if not self.is_trusted:
-            return False
-        fit = self._samples.verdict(self._scale).fit
+        """Whether a fit explains every reading."""
+        fit = self._samples.fit()
         return fit is not None and fit.is_exact
 
     @property
     def error(self) -> float:
         """The error at a shape left out of the fit; infinite where there is none."""
-        samples = self._samples
-        fit = samples.verdict(self._scale).fit if samples.readings else None
-        return math.inf if fit is None else fit.loo_error
+        fit = self._samples.fit()
+        return math.inf if fit is None else fit.error
 
     def medians(self) -> list[tuple[Sizes, float]]:
-        """Return what was measured: each shape's sizes and median, the oldest first."""
-        samples = self._samples
-        if not samples.readings:
-            return []
-        readings = samples.verdict(self._scale).counted.items()
-        return [(sizes, median(own)) for sizes, own in readings]
+        """Return each shape's sizes and median, the oldest first."""
+        return [(s, median(own)) for s, own in self._samples.readings.items()]
+
+    def _answer(self, fit: Fit, sizes: Sizes) -> tuple[float, str]:
+        """Ask a fit; NaN where it fails, and why it did."""
+        try:
+            value = fit.predict(sizes, self._scale)
+        except Exception as error:  # anybody's estimator, in anybody's step
+            return math.nan, _failure_text(error)
+        return (value, "") if math.isfinite(value) else (math.nan, f"it says {value}")
 
 
-def _answer(ask: Callable[[Sizes], float], sizes: Sizes) -> tuple[float, str]:
-    """Ask a predictor; NaN where it fails, and why it did."""
-    try:
-        value = ask(sizes)
-    except Exception as error:  # anybody's predictor, in anybody's step
-        return math.nan, failure_text(error)
-    return (value, "") if math.isfinite(value) else (math.nan, f"it predicted {value}")
+def _failure_text(error: Exception) -> str:
+    """Return what an estimator failed with, for the reason that is told."""
+    return f"{type(error).__name__}: {error}"

@@ -33,7 +33,7 @@ from mimose.policy.planning import Given, Order, PlanMaker, as_ran, at_sizes, im
 from mimose.policy.plans import Plans, under
 from mimose.policy.reserve import PredictedStep, Reserve
 from mimose.policy.trying import Tries, trying, worth_trying
-from mimose.predictors import NOISY_EXTRAPOLATION
+from mimose.predictors import REACH
 from mimose.types import Context, Sizes, StepInput
 
 _SPARE = 0.002
@@ -231,7 +231,7 @@ class Policy:
             return Decision("fallback" if is_known else "collect", None, reason=why_not)
         self._show_first(upper, table, memory)
         share = self.reserve.stage_share(facts.context)
-        beyond = extrapolation_ratio(model, facts) / (NOISY_EXTRAPOLATION - 1.0)
+        beyond = extrapolation_ratio(model, facts) / (REACH - 1.0)
         ratio = 1.0 if is_first else beyond
         order = self._order(model, facts, upper, memory, share, ratio, ran)
         if ready is not None and share < 1.0:
@@ -351,7 +351,7 @@ class Policy:
         if facts.context not in model.patterns or is_staged:
             return False
         upper = facts._replace(sizes=key[2])
-        beyond = extrapolation_ratio(model, facts) / (NOISY_EXTRAPOLATION - 1.0)
+        beyond = extrapolation_ratio(model, facts) / (REACH - 1.0)
         order = self._order(model, facts, upper, memory, 1.0, beyond)
         spare = max(self.reserve.noise_bytes, _SPARE * memory.headroom_bytes)
         self.plans.prepare(key, under(order, spare))

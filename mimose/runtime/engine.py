@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from os import PathLike
@@ -19,8 +19,9 @@ from mimose.actions.offload.codec import OffloadCodec
 from mimose.actions.registry import choose, load_state, menu_of, state_of
 from mimose.budget import all_there_is, parse_budget, rank_share
 from mimose.cost.learner import Learner
-from mimose.cost.model import CostModel, flops_of_a_byte, kinds_of
+from mimose.cost.model import CostModel, flops_of_a_byte
 from mimose.cost.problem import Memory
+from mimose.cost.series import kinds_of
 from mimose.cost.windows import Windows
 from mimose.distributed import Ranks, find_ranks, later_waits
 from mimose.exactness.attributes import HeldObjects
@@ -46,6 +47,7 @@ from mimose.memory.wall import make_footprint
 from mimose.planners import FixedPlanner, Planner, refiner_of
 from mimose.policy.policy import Policy
 from mimose.policy.reserve import Reserve
+from mimose.predictors import Estimator
 from mimose.records import AgreementUse, HostUse, Records
 from mimose.runtime.ahead import Ahead
 from mimose.runtime.checks import BudgetChecks
@@ -82,7 +84,7 @@ class Options:
     planner: Planner
     actions: Sequence[Action] = field(default_factory=lambda: choose("auto"))
     units: UnitsSpec = None
-    predictor: str | Callable[[], Any] = "polynomial"
+    predictor: Estimator | None = None
     cache_size: int = 1024
     warns: bool = False
     """Whether an impossible budget warns rather than raises."""

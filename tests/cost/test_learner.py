@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mimose.cost.learner import Learner
-from mimose.cost.model import CostModel, kinds_of
+from mimose.cost.model import CostModel
+from mimose.cost.series import kinds_of
 from mimose.planners.actions import KEEP, RECOMPUTE
 from mimose.types import SegmentSample, StepInput, StepSample
 from mimose.worker import Lane
@@ -38,7 +39,7 @@ def later():
 @pytest.fixture
 def learner(later):
     """One that has its lessons taken in later."""
-    return Learner(CostModel(kinds_of("polynomial", 0.0)), later)
+    return Learner(CostModel(kinds_of(None, 0.0)), later)
 
 
 def _step(n, context="c"):

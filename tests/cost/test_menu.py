@@ -3,12 +3,13 @@
 import pytest
 
 from mimose.cost.measured_step import with_step
-from mimose.cost.model import CostModel, kinds_of
+from mimose.cost.model import CostModel
 from mimose.cost.problem import (
     Memory,
     doubt,
     fill_problem,
 )
+from mimose.cost.series import kinds_of
 from mimose.planners import ActionSpec, Menu
 from mimose.planners.actions import KEEP, RECOMPUTE
 from mimose.types import (
@@ -33,7 +34,7 @@ ENOUGH = (8, 24, 16, 12, 20, 32)
 
 
 def _nothing():
-    return CostModel(kinds_of("polynomial", 0.0), MENU)
+    return CostModel(kinds_of(None, 0.0), MENU)
 
 
 def _facts(n):

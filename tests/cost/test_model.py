@@ -3,7 +3,8 @@
 import json
 
 from mimose.cost.learner import Learner
-from mimose.cost.model import CostModel, kinds_of
+from mimose.cost.model import CostModel
+from mimose.cost.series import kinds_of
 from mimose.planners.actions import EXACT_MENU
 from mimose.types import MOST_CONTEXTS, SegmentSample, StepInput, StepSample
 
@@ -11,7 +12,7 @@ KEEP, RECOMPUTE = EXACT_MENU.names
 
 
 def _nothing():
-    return CostModel(kinds_of("polynomial", 0.0))
+    return CostModel(kinds_of(None, 0.0))
 
 
 def test_contexts_and_families_are_forgotten_at_last():

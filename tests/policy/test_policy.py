@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.tree import DecisionTreeRegressor
 
 import mimose
 from mimose.planners import Static
@@ -107,10 +108,11 @@ def test_named_planners_keep_the_budget(toys, meter, planner):
 
 
 def test_other_predictors_train_exactly(toys, meter):
-    """Mimose's alternatives may predict worse, but never change a result."""
+    """A tree may predict worse, but never changes a result."""
     model = toys.chain(4)
     batches = [toys.inputs(n) for n in (8, 24) * 4]
-    found, session = toys.compare(model, batches, meter=meter, predictor="tree")
+    tree = DecisionTreeRegressor()
+    found, session = toys.compare(model, batches, meter=meter, predictor=tree)
     assert [] == found
     assert 8 == len(session.records)
 

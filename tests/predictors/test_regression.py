@@ -1,0 +1,149 @@
+"""Fits of quantities by sizes: exact where they can be, believed where they may be."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import cross_val_score
+from sklearn.tree import DecisionTreeRegressor
+
+from mimose.predictors import Fit, LeastSquares, check_estimator
+
+QUANTITIES = {
+    "attention": lambda b, t: 34 * 1024 * 2 * b * t + 5 * 16 * 2 * b * t * t,
+    "flash attention": lambda b, t: 12 * 4096 * 2 * b * t,
+    "a mask": lambda b, t: 4096 * b * t + 4 * t * t + 8,
+    "a loss without the first token": lambda b, t: 4 * 50257 * b * (t - 1),
+    "cross attention": lambda b, s, t: (
+        2048 * b * t + 160 * b * t * t + 160 * b * s * t + 2048 * b * s
+    ),
+}
+
+
+def shapes(n, n_sizes, seed=0):
+    """Return n distinct shapes: a batch, and lengths."""
+    draw = random.Random(seed)
+    found = {}
+    while len(found) < n:
+        lengths = [draw.randint(16, 512) for _ in range(n_sizes - 1)]
+        found[(draw.randint(2, 16), *lengths)] = None
+    return list(found)
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_counts_are_told_to_the_byte(name):
+    """From ten shapes on, at shapes that were not measured and four times as large."""
+    count = QUANTITIES[name]
+    n_sizes = count.__code__.co_argcount
+    known, others = shapes(10, n_sizes), shapes(20, n_sizes, seed=1)
+    fit = Fit(LeastSquares(), {s: [count(*s)] for s in known}, 0.0, is_peak=False)
+    assert fit.is_settled
+    assert fit.is_trusted(0.0)
+    for shape in [*others, tuple(4 * size for size in known[0])]:
+        assert abs(fit.predict(shape) - count(*shape)) < 0.01
+
+
+def test_few_shapes_settle_few_terms():
+    """One more than there are; before, nothing is believed."""
+    count, known = QUANTITIES["attention"], shapes(6, 2)
+    trusted = []
+    for n in range(1, 7):
+        readings = {s: [count(*s)] for s in known[:n]}
+        fit = Fit(LeastSquares(), readings, 0.0, is_peak=False)
+        trusted.append(fit.is_trusted(0.0))
+    assert [False, False] == trusted[:2]
+    assert all(trusted[4:])
+
+
+def test_a_peak_is_raised_by_what_it_misses():
+    """The higher of two sums is no polynomial: no shape lies above its fit."""
+
+    def peak(b, t):
+        return max(3e6 * b, 4096 * b * t, 20 * b * t * t)
+
+    readings = {s: [float(peak(*s))] for s in shapes(20, 2)}
+    scale = 20.0 * max(map(max, readings.values()))
+    fit = Fit(LeastSquares(), readings, 0.0, is_peak=True)
+    assert not fit.is_exact
+    assert fit.is_trusted(scale)
+    for shape, (value,) in readings.items():
+        assert value <= fit.predict(shape, scale) * (1.0 + 1e-9)
+        assert fit.predict(shape, scale) - value < 0.02 * scale
+
+
+def test_noise_is_no_term():
+    """Readings of a process's memory are told to their noise, by a simple fit."""
+    draw = np.random.default_rng(0)
+    readings = {s: [5.0 * s[0] * s[1] + draw.normal(0.0, 10.0)] for s in shapes(24, 2)}
+    fit = Fit(LeastSquares(noise=10.0), readings, 10.0, is_peak=False)
+    assert fit.is_trusted(0.0)
+    assert fit.predict((9, 301)) == pytest.approx(5.0 * 9 * 301, abs=30.0)
+
+
+def test_what_one_reading_of_many_shows_is_shrugged_off():
+    """Equal layers read the same shape; the median counts."""
+    readings = {s: [7.0 * s[1]] * 4 + [1e9] for s in shapes(8, 2)}
+    fit = Fit(LeastSquares(), readings, 0.0, is_peak=False)
+    assert fit.predict((4, 100)) == pytest.approx(700.0)
+
+
+def test_shapes_unlike_those_measured_are_told():
+    """Sizes that never varied, or were always equal, and those far beyond."""
+    readings = {(4, n, 64, n): [3.0 * n] for n in (10, 30)}
+    fit = Fit(LeastSquares(), readings, 0.0, is_peak=False)
+    high = (4, 30, 64, 30)
+    assert "" == fit.outside((4, 37, 64, 37), high)
+    assert "38 is beyond 30, the most measured" == fit.outside((4, 38, 64, 38), high)
+    assert "5 where only 4 was measured" == fit.outside((5, 20, 64, 20), high)
+    assert "differ" in fit.outside((4, 20, 64, 21), high)
+    readings[4, 16, 64, 16] = [48.0]
+    fit = Fit(LeastSquares(), readings, 0.0, is_peak=False)
+    assert "" == fit.outside((4, 120, 64, 120), high)
+
+
+def test_any_estimator_serves():
+    """It is copied, and believed where it tells shapes that were left out."""
+    readings = {(n,): [5.0 * n + 1.0] for n in range(10, 40)}
+    line, tree = LinearRegression(), DecisionTreeRegressor(max_depth=1)
+    fit = Fit(line, readings, 0.0, is_peak=False)
+    assert not hasattr(line, "coef_")
+    assert fit.is_trusted(100.0)
+    assert fit.predict((25,)) == pytest.approx(126.0)
+    assert not Fit(tree, readings, 0.0, is_peak=False).is_trusted(100.0)
+    few = {(n,): [5.0 * n] for n in range(4)}
+    assert math.isinf(Fit(tree, few, 0.0, is_peak=False).error)
+
+
+def test_the_default_is_an_estimator_as_scikit_learns():
+    """Its tools clone it and score it."""
+    X = np.array(shapes(24, 2))
+    y = 3.0 * X[:, 0] * X[:, 1] + 7.0
+    assert 2.0 == clone(LeastSquares(noise=2.0)).noise
+    assert cross_val_score(LeastSquares(), X, y, cv=4) == pytest.approx(1.0)
+    fitted = LeastSquares().fit(X, y)
+    assert fitted.predict(X).tolist() == pytest.approx(
+        [fitted.predict_one(row) for row in X.tolist()], rel=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("X", "y"), [([], []), ([1, 2], [1, 2]), ([[1], [2]], [1]), ([[1]], [math.nan])]
+)
+def test_nonsense_is_refused(X, y):
+    """Nothing, the wrong form, and what is not finite."""
+    with pytest.raises(ValueError):
+        LeastSquares().fit(X, y)
+
+
+@pytest.mark.parametrize("given", ["tree", DecisionTreeRegressor, 3])
+def test_what_is_no_estimator_is_refused(given):
+    """Names and classes are not; nothing is fine."""
+    with pytest.raises(ValueError, match="no estimator"):
+        check_estimator(given)
+    check_estimator(None)
+    check_estimator(LinearRegression())
