@@ -2,16 +2,21 @@
 
 from .fragmentation import FragmentationAllowance
 from .limit import LearnedLimit
-from .lines import Series, fit_series
 from .margin import GrowthBound
-from .noise import LEAST_ROUNDS, Readings, fit_model, noise_ceiling, ratio_interval
 from .regression import REACH, Estimator, Fit, LeastSquares, check_estimator
-from .residuals import Residuals
 from .sizes import Rule, SizeMap, Term
-from .throughput import Best, MethodModel, Verdict, compare, p_point, p_score
+from .throughput import (
+    Best,
+    MethodModel,
+    Series,
+    Verdict,
+    compare,
+    fit_series,
+    p_point,
+    p_score,
+)
 
 __all__ = [
-    "LEAST_ROUNDS",
     "REACH",
     "Best",
     "Estimator",
@@ -21,8 +26,6 @@ __all__ = [
     "LearnedLimit",
     "LeastSquares",
     "MethodModel",
-    "Readings",
-    "Residuals",
     "Rule",
     "Series",
     "SizeMap",
@@ -30,10 +33,7 @@ __all__ = [
     "Verdict",
     "check_estimator",
     "compare",
-    "fit_model",
     "fit_series",
-    "noise_ceiling",
     "p_point",
     "p_score",
-    "ratio_interval",
 ]

@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .lines import r2_score
+from .throughput import r2_score
 
 Floats: TypeAlias = NDArray[np.float64]
 Sizes: TypeAlias = tuple[int, ...]

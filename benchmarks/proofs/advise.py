@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.proofs.common import Answer, Bar, Settings, count, progress, said_by
@@ -37,8 +38,8 @@ from mimose.bench.advise.settings import Settings as Question
 from mimose.bench.rows import Row
 from mimose.bench.step_meter import step_meter
 from mimose.bench.zoo import builder
-from mimose.predictors import fit_series, noise_ceiling
-from mimose.predictors.lines import r2_score
+from mimose.predictors import fit_series
+from mimose.predictors.throughput import r2_score
 
 _CPU = ("+400MiB", "+100MiB")
 BUDGETS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -200,15 +201,27 @@ def _held_out(advice: Advice, timed: _Timed) -> Iterator[dict[str, Any]]:
         if took.ndim < 2 or len(batches) < 2:
             continue
         x = np.array(batches, float)
-        predicted = x / np.array([model.fitted.step_seconds(each) for each in batches])
+        predicted = x / np.array(
+            [model.fitted.seconds.predict(each) for each in batches]
+        )
         yield {
             "part": "seconds",
             "method": name,
             "points": len(batches),
             "r2": r2_score(x / np.median(took, axis=0), predicted),
-            "ceiling": noise_ceiling(took, x),
+            "ceiling": _noise_ceiling(x / took),
             "refused": model.fitted.refused,
         }
+
+
+def _noise_ceiling(rates: NDArray[np.float64]) -> float:
+    """Return the R² that noise leaves to a prediction: of every second round's medians.
+
+    Args:
+        rates: (n_rounds, n_points) samples a second.
+    """
+    one, other = (np.median(rates[first::2], axis=0) for first in (0, 1))
+    return r2_score(other, one)
 
 
 def _judged(advice: Advice, timed: _Timed, budget: str) -> Iterator[dict[str, Any]]:

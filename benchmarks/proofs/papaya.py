@@ -32,8 +32,7 @@ from benchmarks.proofs.common import Answer, Bar, Settings
 from benchmarks.proofs.numbers import percent
 from mimose.bench.rows import Row
 from mimose.predictors import MethodModel, Series, compare, fit_series, p_point, p_score
-from mimose.predictors.lines import TOLERANCE, r2_score
-from mimose.predictors.noise import MEMORY_TOLERANCE
+from mimose.predictors.throughput import MEMORY_TOLERANCE, TOLERANCE, r2_score
 
 QUESTION = "Do two lines tell which memory-saving methods are faster, as PAPAYA found?"
 OPTIONS = ()
@@ -195,8 +194,7 @@ def ask(settings: Settings, _: argparse.Namespace) -> Answer:
 
 
 def _method(plain: Measured, mine: Measured) -> Mapping[str, Any]:
-    # As published: a batch is (M - beta) / alpha samples, not whole ones.
-    verdict = compare(plain.fitted, mine.fitted, plain.memory_bytes, whole=False)
+    verdict = compare(plain.fitted, mine.fitted, plain.memory_bytes)
     return {
         "part": "method",
         "model": mine.model,

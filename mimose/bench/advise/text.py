@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from mimose.bench.advise.advice import (
+    LEAST_ROUNDS,
     Advice,
     Choice,
     MethodAdvice,
@@ -19,7 +20,6 @@ from mimose.bench.advise.measure import MORE
 from mimose.bench.advise.methods import METHODS, PARTS, PLAIN
 from mimose.budget import format_bytes
 from mimose.planners import Pattern
-from mimose.predictors import LEAST_ROUNDS
 from mimose.predictors.throughput import REACH
 
 _UNKNOWN = "–"
