@@ -13,8 +13,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from mimose.actions.base import Means
-from mimose.actions.offload.budget import make_host
-from mimose.actions.offload.codec import OffloadCodec
+from mimose.actions.host import Host, make_host
 from mimose.actions.registry import choose, need_host
 from mimose.arguments import (
     check_agree,
@@ -180,7 +179,7 @@ def attach(
 
 def _host(
     model: nn.Module, actions: str | Sequence[str], host_budget: float | str | None
-) -> OffloadCodec | None:
+) -> Host | None:
     """Return what holds tensors on the host; None where nothing does."""
     if need_host(actions):
         refuse_no_model(model)

@@ -58,6 +58,11 @@ def storages_in(tree: object) -> dict[int, torch.UntypedStorage]:
     return found
 
 
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """Return (n,) a storage's bytes as they lie in memory."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
 def is_made_by(thing: object, module: str, kind: str) -> bool:
     """Whether something is an object of a class of torch that may not be imported.
 

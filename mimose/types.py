@@ -113,6 +113,8 @@ class Measured:
     """How many layers behind it are left before others let go of one, if any are."""
     host_bytes: dict[str, float] = field(default_factory=dict)
     """By action, what it held on the host."""
+    freed: tuple[str, str, float] | None = None
+    """An action that holds less than another does by what others had made."""
     output_bytes: dict[str, float] = field(default_factory=dict)
     """By action, what it saves itself of what it returns."""
     kept_output_bytes: float | None = None
@@ -158,6 +160,20 @@ class Measured:
     def tell_held(self, action: str, n_bytes: float) -> None:
         """Take in what was held under the action that it ran under."""
         self.held_bytes = {**self.held_bytes, action: n_bytes}
+
+    def tell_host(self, action: str, n_bytes: float) -> None:
+        """Take in what was held on the host under the action that it ran under."""
+        self.host_bytes = {**self.host_bytes, action: n_bytes}
+
+    def tell_freed(self, action: str, like: str, n_bytes: float) -> None:
+        """Take in what goes that others had made, while it is not needed.
+
+        Args:
+            action: Which it ran under.
+            like: The action that holds as much, and these bytes.
+            n_bytes: How many.
+        """
+        self.freed = action, like, n_bytes
 
     def tell_packed(
         self, action: str, *, host_bytes: float, saved_output_bytes: float
@@ -215,6 +231,9 @@ class Measured:
         self, held_bytes: dict[str, float], flops: int, early_flops: int = 0
     ) -> None:
         """Take in what was counted while the event ran in full."""
+        if self.freed is not None:
+            action, like, n_bytes = self.freed
+            held_bytes = {**held_bytes, action: held_bytes[like] - n_bytes}
         self.held_bytes = held_bytes
         self.flops += flops
         self.early_flops = early_flops

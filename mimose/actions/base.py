@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from mimose.actions.offload.codec import OffloadCodec
+from mimose.actions.host import Host
 from mimose.exactness.input_watch import Marks
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.unit import Unit
@@ -68,10 +68,7 @@ class UnitCall(NamedTuple):
 class Means(NamedTuple):
     """What a session gives its actions."""
 
-    max_error: float | None = None
-    """The largest change of a layer's gradient that is allowed, as a part of its norm;
-    None for any."""
-    host: OffloadCodec | None = None
+    host: Host | None = None
     """Holds storages on the host; None where the model is there itself."""
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mimose.actions.offload.away import AwayInput
+from mimose.actions.host import AwayInput
 from mimose.exactness.early_saves import Branches, Count, Way
 from mimose.exactness.guard import Entered, GuardState, ModuleGuard
 from mimose.exactness.handed import Handed, HandedObjects

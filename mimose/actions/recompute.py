@@ -6,7 +6,7 @@ from typing import Any
 
 from mimose.actions.base import Probe, UnitCall
 from mimose.actions.checkpointing import recompute
-from mimose.actions.offload.away import AwayInput
+from mimose.actions.host import AwayInput
 from mimose.actions.region import Inputs, Region, has_outer_modes
 from mimose.exactness.changes import SavedBuffers
 from mimose.exactness.comparison import Comparison
@@ -111,7 +111,7 @@ class Recompute:
         del call, probe
         return None
 
-    def held_bytes(self, counted: Counted) -> float:
+    def held_bytes(self, counted: Counted) -> float | None:
         """Return what of the call is handed on: its outputs."""
         return counted.output_bytes
 

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from mimose.actions.offload.away import AwayInput
+from mimose.actions.host import AwayInput
 from mimose.exactness.autocast import autocast_now, in_autocast
 from mimose.exactness.early_saves import Way
 from mimose.exactness.guard import Entered, GuardState

@@ -6,32 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mimose.actions import compress
 from mimose.actions.base import NO_MEANS, Action, Means
 from mimose.actions.keep import Keep
 from mimose.actions.lean import Lean
-from mimose.actions.offload.action import Offload
-from mimose.actions.offload_input import OffloadInput
-from mimose.actions.packing.action import Packing
-from mimose.actions.packing.pooling import Pool
-from mimose.actions.packing.quantizing import Quantize
+from mimose.actions.offload import Offload, OffloadInput
 from mimose.actions.recompute import Recompute
 from mimose.planners import Menu
 from mimose.planners.actions import (
     EXACT_MENU,
     LEAN,
-    POOL,
-    POOL_4,
-    QUANTIZE,
-    QUANTIZE_4,
 )
 
 _ACTIONS: list[Action] = [
     Keep(),
     Lean(LEAN),
-    Packing(POOL, lambda _: Pool(2)),
-    Packing(POOL_4, lambda _: Pool(4)),
-    Packing(QUANTIZE, lambda _: Quantize(8)),
-    Packing(QUANTIZE_4, lambda _: Quantize(4)),
+    *compress.ACTIONS,
     Offload(),
     OffloadInput(),
     Recompute(),
@@ -109,7 +99,7 @@ def _not_actions(given: object) -> ValueError:
 
 def _own(actions: Iterable[Action], means: Means) -> tuple[Action, ...]:
     """Return actions for one session: what they learn of its units is its own."""
-    own = (Lean, OffloadInput)
+    own = (Lean, compress.Compress, Offload, OffloadInput)
     return tuple(a.anew(means) if isinstance(a, own) else a for a in actions)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import distributed, nn
 
 from mimose.actions.base import Action
-from mimose.actions.offload.codec import OffloadCodec
+from mimose.actions.host import Host
 from mimose.actions.registry import choose, load_state, menu_of, state_of
 from mimose.budget import all_there_is, parse_budget, rank_share
 from mimose.cost.learner import Learner
@@ -93,7 +93,7 @@ class Options:
     wall: bool = True
     refine: bool = True
     """Whether a thread works beside training, and plans are refined."""
-    host: OffloadCodec | None = None
+    host: Host | None = None
     """Holds tensors on the host, within a budget of its own."""
     agree: Any = "auto"
     """Which ranks agree on what is recomputed: see `mimose.distributed.find_ranks`."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from mimose.actions.base import Action, Probe, UnitCall
-from mimose.actions.offload.away import handed_over
+from mimose.actions.offload import handed_over
 from mimose.cost.learner import Learner
 from mimose.exactness.attributes import HeldObjects
 from mimose.exactness.findings import Findings

@@ -1,0 +1,459 @@
+"""Saved tensors in fewer bits, or averaged over neighbours: actions that are lossy.
+
+Which operation saves a tensor, and so what its backward reads it for, a mode tells that
+sees each call of a function. Where a gradient is smooth in a saved value it comes out a
+little off if that is a little off: such operations are named here. What others save
+stays as it is, for a small change may spoil it: results and sums of attention, say.
+A ReLU's backward asks whether its result is above zero, and a max-pool's for the sizes
+of its input; these take a bit an element or nothing, and stay exact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from mimose.actions.base import Means
+from mimose.actions.flags import pack_flags, unpack_flags
+from mimose.actions.hooks import Packing
+from mimose.planners import ActionSpec
+from mimose.planners.actions import POOL, POOL_4, QUANTIZE, QUANTIZE_4
+from mimose.torch_private import storage_key
+
+_DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
+
+
+class Role(enum.Enum):
+    """What a backward reads a saved tensor for."""
+
+    WEIGHT = enum.auto()
+    """The gradient of the weight that it is multiplied with, and nothing else."""
+    VALUE = enum.auto()
+    """Its values, in which the gradient is smooth."""
+    SIGN = enum.auto()
+    """Whether its elements are above zero: a ReLU's result."""
+    SHAPE = enum.auto()
+    """Its sizes alone: a max-pool's input."""
+
+
+# ------------------------------------------------------------- who saves a tensor now
+
+_PRODUCTS = frozenset(("conv1d", "conv2d", "conv3d", "linear"))
+"""Of their first argument and a weight."""
+_NORMS = frozenset(("batch_norm", "group_norm", "layer_norm", "rms_norm"))
+_OF_ARGUMENTS = {
+    **dict.fromkeys(("matmul", "__matmul__", "mm", "bmm"), 2),
+    **dict.fromkeys(("mul", "__mul__", "__rmul__", "mul_", "__imul__"), 2),
+    **dict.fromkeys(("div", "__truediv__", "square"), 1),
+    **dict.fromkeys(("gelu", "silu", "elu", "mish", "softplus", "glu", "erf"), 1),
+    "scaled_dot_product_attention": 3,
+}
+"""So many of their first arguments are saved, and read smoothly."""
+_OF_RESULTS = frozenset(("sigmoid", "tanh", "softmax"))
+_POWERS = frozenset(("pow", "__pow__"))
+
+
+class Operation(NamedTuple):
+    """A call of a function, while it runs."""
+
+    name: str
+    args: Sequence[Any]
+
+    def role(self, tensor: torch.Tensor) -> Role | None:
+        """Return what a tensor that it saves is read for; None for what is fragile."""
+        name, args = self.name, self.args
+        if name in ("relu", "relu_"):
+            return Role.SIGN
+        if name in _OF_RESULTS:
+            return Role.VALUE
+        if not args or not isinstance(args[0], torch.Tensor):
+            return None
+        if name == "max_pool2d":
+            return Role.SHAPE if _is_same(tensor, args[0]) else None
+        if name in _PRODUCTS or name in _NORMS:
+            return self._operand_role(tensor)
+        if name in _POWERS:  # lower ones are steep near zero
+            is_smooth = isinstance(args[1], (int, float)) and args[1] >= 1
+            return Role.VALUE if is_smooth and _is_same(tensor, args[0]) else None
+        own = args[: _OF_ARGUMENTS.get(name, 0)]
+        return Role.VALUE if any(_is_same(tensor, each) for each in own) else None
+
+    def _operand_role(self, tensor: torch.Tensor) -> Role | None:
+        """Return that of the first argument, perhaps cast by autocast."""
+        given, *others = self.args
+        weights = [each for each in others if isinstance(each, torch.Tensor)]
+        if isinstance(given, nn.Parameter):
+            return None
+        if not _is_same(tensor, given):
+            is_cast = tensor.dtype != given.dtype and _is_alike(tensor, given)
+            if not is_cast or any(each.numel() == given.numel() for each in weights):
+                return None
+        is_product = self.name in _PRODUCTS and isinstance(self.args[1], nn.Parameter)
+        return Role.WEIGHT if is_product else Role.VALUE
+
+
+def _is_same(tensor: torch.Tensor, given: object) -> bool:
+    """Whether a tensor lies in the storage of another, which is no weight."""
+    if not isinstance(given, torch.Tensor) or isinstance(given, nn.Parameter):
+        return False
+    one, other = tensor.untyped_storage(), given.untyped_storage()
+    return storage_key(one) == storage_key(other)
+
+
+def _is_alike(tensor: torch.Tensor, given: torch.Tensor) -> bool:
+    is_wide = tensor.shape[-1:] == given.shape[-1:]
+    return is_wide and tensor.numel() == given.numel()
+
+
+# ------------------------------------------------------------------------- the codecs
+
+
+class Compressed:
+    """A storage in fewer bytes.
+
+    Args:
+        tensor: Lies in it.
+        held: What is held in its place.
+        fill: Fills (n,) elements of the storage from that.
+
+    Attributes:
+        device_bytes: What that takes.
+        host_bytes: Nothing.
+    """
+
+    __slots__ = ("_fill", "_held", "_like", "_n", "device_bytes", "host_bytes")
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        held: Sequence[torch.Tensor],
+        fill: Callable[..., None],
+    ) -> None:
+        self._n = _elements(tensor).numel()
+        self._like = tensor.new_empty(0)
+        self._held = held
+        self._fill = fill
+        self.device_bytes = sum(each.untyped_storage().nbytes() for each in held)
+        self.host_bytes = 0
+
+    def unpack(self) -> torch.UntypedStorage:
+        """Return the storage, or one that does in its place."""
+        elements = self._like.new_empty(self._n)
+        self._fill(elements, *self._held)
+        return elements.untyped_storage()
+
+
+def _elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Return (n,) all elements of a tensor's storage, as they lie in it."""
+    return tensor.new_empty(0).set_(tensor.untyped_storage())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has each element of its storage once, in any order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def _pack_signs(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a bit an element: whether a ReLU lets its gradient through.
+
+    It does where its result is not a number.
+    """
+    return pack_flags((_elements(tensor) <= 0).logical_not_())
+
+
+def _fill_signs(elements: torch.Tensor, signs: torch.Tensor) -> None:
+    elements.copy_(unpack_flags(signs, elements.numel()))
+
+
+def _leave(_: torch.Tensor) -> None:
+    """Leave elements as they are: nobody reads them."""
+
+
+class Values(Protocol):
+    """One way to hold values that may be a little off."""
+
+    roles: frozenset[Role]
+    """What these are read for."""
+
+    def pack(
+        self, tensor: torch.Tensor, operation: Operation, signs: torch.Tensor | None
+    ) -> Compressed | None:
+        """Pack a tensor's storage; None where it has to stay.
+
+        Args:
+            tensor: Saved.
+            operation: Who saves it.
+            signs: A bit an element, where the storage is that of a ReLU's result.
+        """
+        ...
+
+
+class _CallCodec(TorchFunctionMode):
+    """Packs what one call saves, by what it is read for: a `Codec`.
+
+    Args:
+        values: Packs what is not exact.
+    """
+
+    was_refused = False
+
+    def __init__(self, values: Values) -> None:
+        super().__init__()
+        self._values = values
+        self._operation = Operation("", ())
+        self._signs: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
+        """By storage of a ReLU's result."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function, and know meanwhile which it is."""
+        outer = self._operation
+        self._operation = Operation(getattr(func, "__name__", ""), args)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._operation = outer
+
+    def watching(self) -> contextlib.AbstractContextManager[object]:
+        """Return the mode, which is entered while the forward runs."""
+        return self
+
+    def role(self, tensor: torch.Tensor) -> tuple[Role, torch.dtype] | None:
+        """Return what a tensor that is just saved is read for; None where it stays."""
+        role = self._operation.role(tensor)
+        if role is None or tensor.dtype not in _DTYPES:
+            return None
+        if role in (Role.SIGN, Role.SHAPE) and not _is_dense(tensor):
+            return None
+        is_taken = role in (Role.SIGN, Role.SHAPE) or role in self._values.roles
+        return (role, tensor.dtype) if is_taken else None
+
+    def pack(
+        self, tensor: torch.Tensor, role: tuple[Role, torch.dtype]
+    ) -> Compressed | None:
+        """Pack a tensor's storage for what it is read for."""
+        storage = tensor.untyped_storage()
+        key = storage_key(storage)
+        if role[0] is Role.SHAPE:
+            return Compressed(tensor, (), _leave)
+        if role[0] is Role.SIGN:
+            signs = _pack_signs(tensor)
+            self._signs[key] = weakref.ref(storage), signs
+            return Compressed(tensor, (signs,), _fill_signs)
+        ref, known = self._signs.get(key, (None, None))
+        own = known if ref is not None and ref() is storage else None
+        return self._values.pack(tensor, self._operation, own)
+
+
+class Compress(Packing):
+    """Holds what a call saves in fewer bytes.
+
+    Args:
+        spec: The action's.
+        make_values: Makes what packs values, anew for each session.
+    """
+
+    def __init__(self, spec: ActionSpec, make_values: Callable[[], Values]) -> None:
+        values = make_values()
+        super().__init__(spec, lambda _: _CallCodec(values))
+        self._make_values = make_values
+
+    def anew(self, means: Means) -> Compress:
+        """Return the same action for another session."""
+        del means
+        return Compress(self.spec, self._make_values)
+
+
+# ----------------------------------------------------------------------- quantization
+
+_GROUP = 128
+"""Elements that share a least and a step."""
+_GROUPS_AT_ONCE = 2**11
+_MOST_PARTS = 32
+
+
+class Quantize:
+    """Holds values in few bits, rounded so that they are right on average.
+
+    Elements that lie together share their least and a step; each is held as a number of
+    steps, rounded up with the probability of what lies above the step below. So errors
+    of many elements cancel in a gradient that is linear in them. Its random numbers are
+    its own: dropout and whatever else draws from torch's generators is not disturbed.
+
+    Args:
+        bits: 8 or 4.
+    """
+
+    roles = frozenset((Role.WEIGHT, Role.VALUE))
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def pack(
+        self, tensor: torch.Tensor, operation: Operation, signs: torch.Tensor | None
+    ) -> Compressed | None:
+        """Pack a tensor's storage, if all its values are finite."""
+        del operation, signs
+        elements = _elements(tensor)
+        n_groups = -(-elements.numel() // _GROUP)
+        dtype = torch.promote_types(tensor.dtype, torch.float32)
+        ranges = tensor.new_empty((2, n_groups, 1), dtype=dtype)
+        least, steps = ranges
+        for own, part in _groups(elements):
+            least[own], steps[own] = part.amin(1, True), part.amax(1, True)
+        # No group divides by zero, or by a step that was rounded itself.
+        most = 2**self._bits - 1
+        steps.sub_(least).div_(most).clamp_(min=torch.finfo(dtype).tiny)
+        if not bool(steps.isfinite().all()):
+            return None
+        width = _GROUP * self._bits // 8
+        codes = tensor.new_empty((n_groups, width), dtype=torch.uint8)
+        for own, part in _groups(elements):
+            above = part.to(dtype).sub(least[own]).div_(steps[own])
+            above.add_(self._draws(above)).floor_().clamp_(0, most)
+            code = above.to(torch.uint8)
+            if self._bits == 4:
+                code = code[:, 1::2].bitwise_left_shift(4).bitwise_or_(code[:, ::2])
+            codes[own] = code
+        return Compressed(tensor, (ranges, codes), self._fill)
+
+    def _draws(self, like: torch.Tensor) -> torch.Tensor:
+        """Return random numbers between 0 and 1, equal in equal runs."""
+        device = like.device
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(0)
+        return torch.empty_like(like).uniform_(generator=self._generators[device])
+
+    def _fill(
+        self, elements: torch.Tensor, ranges: torch.Tensor, codes: torch.Tensor
+    ) -> None:
+        least, steps = ranges
+        for own in _slices(len(codes)):
+            code = codes[own]
+            if self._bits == 4:
+                halves = code.bitwise_and(15), code.bitwise_right_shift(4)
+                code = torch.stack(halves, 2).flatten(1)
+            level = code.to(least.dtype).mul_(steps[own]).add_(least[own]).view(-1)
+            target = elements[own.start * _GROUP : own.stop * _GROUP]
+            target.copy_(level[: len(target)])
+
+
+def _groups(elements: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield (groups, 128) of elements at a time, and which they are."""
+    n_whole = elements.numel() // _GROUP
+    groups = elements[: n_whole * _GROUP].view(-1, _GROUP)
+    for own in _slices(n_whole):
+        yield own, groups[own]
+    rest = elements[n_whole * _GROUP :]
+    if rest.numel():  # filled up with its last
+        filled = torch.cat((rest, rest[-1:].expand(_GROUP - rest.numel())))
+        yield slice(n_whole, n_whole + 1), filled.view(1, _GROUP)
+
+
+def _slices(n_groups: int) -> Iterator[slice]:
+    """Yield groups that are worked on together: few kernels, and little memory."""
+    at_once = max(_GROUPS_AT_ONCE, -(-n_groups // _MOST_PARTS))
+    for start in range(0, n_groups, at_once):
+        yield slice(start, min(start + at_once, n_groups))
+
+
+# ---------------------------------------------------------------------------- pooling
+
+
+class Pool:
+    """Holds what a weight's gradient alone reads as means over neighbouring places.
+
+    The gradient of a layer's input asks for its weight and not for its input, so that
+    it stays exact; the weight's own sums products over all places, and neighbouring
+    places are alike. Where a ReLU's backward reads the same storage what was zero is
+    zero again, and a block's mean is over the others: then its sum stays what it was.
+
+    Args:
+        factor: The block's length in each dimension of the place: height and width of
+            images, the sequence of texts.
+    """
+
+    roles = frozenset((Role.WEIGHT,))
+
+    def __init__(self, factor: int) -> None:
+        self._factor = factor
+
+    def pack(
+        self, tensor: torch.Tensor, operation: Operation, signs: torch.Tensor | None
+    ) -> Compressed | None:
+        """Pack a tensor's storage, if it fills that and has several places."""
+        found = _planes(tensor, operation)
+        if found is None or not _is_dense(tensor):
+            return None
+        planes, dims = found
+        block = [self._factor if dim in dims else 1 for dim in (2, 3)]
+        if max(planes.shape[dim] for dim in dims) < 2:
+            return None
+        means = _means(planes, block)
+        if signs is not None:
+            counted = _means((planes > 0).to(planes.dtype), block)
+            means.div_(counted.clamp_(min=1 / math.prod(block)))
+        looks = planes.shape, planes.stride()
+
+        def fill(
+            elements: torch.Tensor, means: torch.Tensor, *signs: torch.Tensor
+        ) -> None:
+            whole = elements.as_strided(*looks)
+            for row, column in itertools.product(*map(range, block)):
+                target = whole[:, :, row :: block[0], column :: block[1]]
+                height, width = target.shape[2:]
+                target.copy_(means[:, :, :height, :width])
+            for each in signs:
+                flags = unpack_flags(each, elements.numel())
+                elements.masked_fill_(flags.logical_not(), 0)
+
+        held = (means,) if signs is None else (means, signs)
+        return Compressed(tensor, held, fill)
+
+
+def _planes(
+    tensor: torch.Tensor, operation: Operation
+) -> tuple[torch.Tensor, Sequence[int]] | None:
+    """Return (samples, channels, rows, columns) of an operand, and what is a place."""
+    name, dims = operation.name, operation.args[0].dim()
+    if name == "conv2d" and dims == 4:
+        return tensor, (2, 3)
+    if name == "conv1d" and dims == 3:
+        return tensor.unsqueeze(2), (3,)
+    if name != "linear" or dims not in (3, 4) or not tensor.is_contiguous():
+        return None
+    whole = tensor.view(operation.args[0].shape)
+    return (whole.unsqueeze(1), (2,)) if dims == 3 else (whole.movedim(-1, 1), (2, 3))
+
+
+def _means(planes: torch.Tensor, block: list[int]) -> torch.Tensor:
+    """Return the means of blocks; those at the edge are over what is there."""
+    return functional.avg_pool2d(planes, block, ceil_mode=True, count_include_pad=False)
+
+
+ACTIONS = (
+    Compress(POOL, partial(Pool, 2)),
+    Compress(POOL_4, partial(Pool, 4)),
+    Compress(QUANTIZE, partial(Quantize, 8)),
+    Compress(QUANTIZE_4, partial(Quantize, 4)),
+)
+"""All that are lossy."""

@@ -1,0 +1,423 @@
+"""What a call saves for its backward, held in another form or in another place.
+
+Note: [What stays]
+A pair of hooks sees each tensor that autograd saves while a layer runs. Weights and
+buffers stay as they are, and so does what two layers share: the call's inputs, and what
+it returns. Whether a tensor is returned shows only as the call ends; what it was packed
+to goes again then. So it is with storages that another node of the call holds as they
+are, for they would be there twice.
+
+Note: [Edits]
+Autograd does not look whether a tensor was edited once hooks have it. So each holder
+has the tensor's counter of edits beside it, in a tensor without elements, and an edit
+is an error as it is without hooks. Edits through ``.data`` count nowhere: where one
+storage is saved twice, a layer's first call compares its bits with those before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NoReturn, Protocol, TypeAlias
+
+import torch
+
+from mimose.actions.base import Probe, UnitCall
+from mimose.actions.keep import Keep
+from mimose.budget import format_bytes
+from mimose.exactness.unit import Unit
+from mimose.exceptions import RecomputationError
+from mimose.memory.marks import Counted
+from mimose.planners import ActionSpec
+from mimose.tensors import bytes_of, is_plain, storages_in, sum_of_words, tensors_in
+from mimose.torch_private import (
+    NO_GRAPH_TASK,
+    SavedHooks,
+    current_graph_task,
+    drop_saved_hooks,
+    keeps_graph,
+    push_saved_hooks,
+    queue_callback,
+    storage_key,
+    top_saved_hooks,
+    version_of,
+    without_dispatch_modes,
+)
+
+_LEAST_BYTES = 4096
+"""Smaller storages stay: packing takes microseconds to begin, and the record of what
+became of one takes most of a kilobyte itself."""
+_WITH_STREAMS = frozenset({"cuda", "xpu"})
+_SAME_VALUES = frozenset(
+    ("TBackward0", "ToCopyBackward0", "TransposeBackward0", "ViewBackward0")
+)
+"""Nodes between a weight and a tensor that is one still."""
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+Refuse: TypeAlias = Callable[[str], NoReturn]
+"""Raises the error that names a layer, and says why."""
+
+
+class Packed(Protocol):
+    """A storage as it is held between forward and backward."""
+
+    @property
+    def device_bytes(self) -> int:
+        """What it takes on the device."""
+        ...
+
+    @property
+    def host_bytes(self) -> int:
+        """What it takes on the host, where that is not the device."""
+        ...
+
+    def unpack(self) -> torch.UntypedStorage:
+        """Return a storage that is laid out as the one that was packed."""
+        ...
+
+
+class Codec(Protocol):
+    """Packs the storages of one call."""
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether a storage has to stay for which there was no room."""
+        ...
+
+    def watching(self) -> contextlib.AbstractContextManager[object]:
+        """Return what is entered while the call's forward runs."""
+        ...
+
+    def role(self, tensor: torch.Tensor) -> Hashable | None:
+        """Return as what a tensor may be packed that is just saved; None for never."""
+        ...
+
+    def pack(self, tensor: torch.Tensor, role: Any) -> Packed | None:
+        """Pack the storage of a tensor; None where it has to stay."""
+        ...
+
+
+def stream_now(device: torch.device) -> object:
+    """Return the stream that this thread computes on; None on a device without."""
+    if device.type not in _WITH_STREAMS:
+        return None
+    return torch.accelerator.current_stream(device)
+
+
+class Box:
+    """A packed storage. One backward brings it back once, for all who read it.
+
+    Args:
+        packed: What the storage was packed to.
+
+    Attributes:
+        packed: The same; None where the storage itself is held after all.
+    """
+
+    __slots__ = ("__weakref__", "_back", "_stream", "packed")
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed: Packed | None = packed
+        self._back: torch.UntypedStorage | None = None
+        self._stream: object = None
+
+    def storage(self, device: torch.device) -> torch.UntypedStorage:
+        """Return the storage, for the stream that this thread computes on."""
+        if self.packed is None:
+            assert self._back is not None
+            return self._back
+        stream = stream_now(device)
+        if self._back is not None and self._stream == stream:
+            return self._back
+        storage = self.packed.unpack()
+        if current_graph_task() != NO_GRAPH_TASK:  # else somebody looks at it
+            self._back, self._stream = storage, stream
+            if keeps_graph():
+                queue_callback(self._forget)
+        return storage
+
+    def _forget(self) -> None:
+        if self.packed is not None:
+            self._back = None
+
+    def undo(self, storage: torch.UntypedStorage) -> None:
+        """Hold the storage itself from now on."""
+        self._back, self.packed = storage, None
+
+
+class _Saved:
+    """Stands for a saved tensor: Note: [Edits].
+
+    Args:
+        tensor: What is saved.
+        box: Holds its storage; None where that stays.
+        refuse: Raises the error that names the layer.
+    """
+
+    __slots__ = ("__weakref__", "_box", "_looks", "_refuse", "_version", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, box: Box | None, refuse: Refuse) -> None:
+        self.tensor = tensor.detach()
+        self._version = version_of(self.tensor)
+        self._refuse = refuse
+        self._box = box
+        if box is not None:
+            offset, shape = self.tensor.storage_offset(), self.tensor.shape
+            self._looks = offset, shape, self.tensor.stride()
+            self.tensor.data = self.tensor.new_empty(0)  # which counts the same edits
+
+    def give(self) -> torch.Tensor:
+        """Return the tensor.
+
+        Raises:
+            RecomputationError: It was edited since it was saved.
+        """
+        if version_of(self.tensor) != self._version:
+            self._refuse("a tensor that its backward needs was edited in place")
+        if self._box is None:
+            return self.tensor
+        storage = self._box.storage(self.tensor.device)
+        empty = torch.empty(0, dtype=self.tensor.dtype, device=storage.device)
+        return empty.set_(storage, *self._looks)
+
+
+class _Seen:
+    """A storage that was packed, as it was when it was saved first.
+
+    Args:
+        tensor: Lies in it.
+        words: The sum of its bits, in a layer's first call.
+    """
+
+    def __init__(self, tensor: torch.Tensor, words: torch.Tensor | None) -> None:
+        storage = tensor.untyped_storage()
+        self.n_bytes = storage.nbytes()
+        self.boxes: dict[Hashable, Box] = {}
+        """By role."""
+        self._version = version_of(tensor)
+        self._words = words
+        self._storage: weakref.ref[Any] = weakref.ref(storage)
+
+    def now(self) -> torch.UntypedStorage | None:
+        """Return the storage; None where nobody holds it any more."""
+        found: torch.UntypedStorage | None = self._storage()
+        return found
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in the storage, which counts no edit since."""
+        is_same = self._version == version_of(tensor)
+        return is_same and self.now() is tensor.untyped_storage()
+
+    def differs(self, words: torch.Tensor | None) -> bool:
+        """Whether its bits are others than they were."""
+        if words is None or self._words is None:
+            return False
+        return bool(words != self._words)
+
+
+class CallHooks:
+    """Packs what one call saves: Note: [What stays].
+
+    Args:
+        codec: Packs it.
+        stays: Tensors whose storages stay, in nested containers.
+        refuse: Raises the error that names the layer.
+        is_first: Whether the call is the layer's first under the action.
+
+    Autograd holds this as long as a node of the call has saved anything.
+
+    Attributes:
+        edits_data: Whether the layer edits through ``.data`` what it has saved.
+    """
+
+    def __init__(
+        self, codec: Codec, stays: object, refuse: Refuse, *, is_first: bool
+    ) -> None:
+        self.edits_data = False
+        self._codec = codec
+        self._stays = storages_in(stays).keys()
+        self._refuse = refuse
+        self._is_first = is_first
+        self._seen: dict[int, _Seen] = {}
+        self._made: list[_Seen] = []
+        self._exact: list[weakref.ref[_Saved]] = []
+        self._outer: SavedHooks | None = None
+
+    def __enter__(self) -> CallHooks:
+        self._outer = top_saved_hooks(False)
+        push_saved_hooks(self._pack, _Saved.give)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        drop_saved_hooks(self._outer)
+
+    def _pack(self, tensor: torch.Tensor) -> _Saved:
+        with without_dispatch_modes():  # nobody is to count this
+            saved = _Saved(tensor, self._box(tensor), self._refuse)
+        if saved.tensor.numel():
+            self._exact.append(weakref.ref(saved))
+        return saved
+
+    def _box(self, tensor: torch.Tensor) -> Box | None:
+        """Return what holds a tensor's storage; None where that stays."""
+        if type(tensor) is not torch.Tensor or not is_plain(tensor):
+            return None
+        if tensor.is_conj() or tensor.is_neg() or _is_weight(tensor):
+            return None
+        storage = tensor.untyped_storage()
+        key = storage_key(storage)
+        if key in self._stays or storage.nbytes() < _LEAST_BYTES:
+            return None
+        role = self._codec.role(tensor)
+        if role is None:
+            return None
+        words = _words_of(storage) if self._is_first else None
+        seen = self._seen.get(key)
+        if seen is not None and seen.is_of(tensor) and seen.differs(words):
+            self.edits_data, seen = True, None
+        if seen is None or not seen.is_of(tensor):
+            seen = self._seen[key] = _Seen(tensor, words)
+            self._made.append(seen)
+        if role not in seen.boxes:
+            packed = self._codec.pack(tensor.detach(), role)
+            if packed is None:
+                return None
+            seen.boxes[role] = Box(packed)
+        return seen.boxes[role]
+
+    def finish(self, output: object) -> tuple[list[Box], int]:
+        """Return what is packed as the call ends, and the bytes that have gone.
+
+        Note: [What stays]
+        """
+        alone = (saved.tensor for ref in self._exact if (saved := ref()) is not None)
+        stay = storages_in([output, *alone])
+        left: list[tuple[_Seen, weakref.ref[Box]]] = []
+        for seen in self._made:
+            storage = seen.now()
+            for box in seen.boxes.values():
+                if storage is not None and storage_key(storage) in stay:
+                    box.undo(storage)
+                else:
+                    left.append((seen, weakref.ref(box)))
+            seen.boxes.clear()
+        del alone
+        boxes: list[Box] = []
+        gone: dict[int, int] = {}
+        for seen, ref in left:
+            packed = ref()
+            if packed is not None:  # some node has it
+                boxes.append(packed)
+                if seen.now() is None:
+                    gone[id(seen)] = seen.n_bytes
+        for each in (self._seen, self._made, self._exact):
+            each.clear()
+        return boxes, sum(gone.values())
+
+
+def _words_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return sum_of_words(bytes_of(storage))
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is somebody's weight, perhaps cast: it is there anyway."""
+    node = tensor.grad_fn
+    if node is None:
+        return tensor.requires_grad
+    while node is not None and node.name() in _SAME_VALUES:
+        node = node.next_functions[0][0]
+    return node is not None and node.name() == _ACCUMULATE
+
+
+class Packing:
+    """Holds what a call saves in another form or place: an action.
+
+    Args:
+        spec: The action's.
+        make_codec: Returns what packs one call.
+    """
+
+    def __init__(
+        self, spec: ActionSpec, make_codec: Callable[[UnitCall], Codec]
+    ) -> None:
+        self.spec = spec
+        self._make_codec = make_codec
+        self._keep = Keep()
+        self._known: weakref.WeakSet[Unit] = weakref.WeakSet()
+
+    def refuses(self, unit: Unit) -> str:
+        """Return why nothing of a call can be packed."""
+        if unit.is_compiled:
+            return "what compiled code has saved cannot be told apart"
+        if top_saved_hooks(True) is not None:
+            return "somebody else's hooks have what it saves"
+        return ""
+
+    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+        """Run the forward, and pack what it saves."""
+        unit, codec = call.unit, self._make_codec(call)
+        own = itertools.chain(unit.module.parameters(), unit.module.buffers())
+        hooks = CallHooks(
+            codec,
+            [call.args, call.kwargs, *own],
+            partial(_refuse, unit.name),
+            is_first=unit not in self._known,
+        )
+        with hooks, codec.watching():
+            output = self._keep.run(call, probe)
+        boxes, freed_bytes = hooks.finish(list(tensors_in(output)))
+        self._known.add(unit)
+        if hooks.edits_data:
+            unit.exclude(self.spec.name, "it edits through .data what it has saved")
+        if probe is not None:
+            self._tell(probe, boxes, freed_bytes)
+            if codec.was_refused:
+                self._put_off(call, probe, boxes)
+        return output
+
+    def _tell(self, probe: Probe, boxes: list[Box], freed_bytes: int) -> None:
+        """Tell what was held of a call that was measured."""
+        event, kept = probe.trace.events[probe.index], self._keep.spec.name
+        live = event.held_bytes.get(kept, 0.0)
+        packed = [box.packed for box in boxes if box.packed is not None]
+        on_device = sum(each.device_bytes for each in packed)
+        event.tell_held(kept, live + freed_bytes)
+        event.tell_held(self.spec.name, live + on_device)
+        if self.spec.needs_host:
+            event.tell_host(self.spec.name, sum(each.host_bytes for each in packed))
+
+    def _put_off(self, call: UnitCall, probe: Probe, boxes: list[Box]) -> None:
+        """Have a call be a kept one that would be learned as one that holds more.
+
+        Another one may find room for all of it.
+        """
+        for box in boxes:
+            if box.packed is not None:
+                box.undo(box.packed.unpack())
+        event, kept = probe.trace.events[probe.index], self._keep.spec.name
+        event.keep(kept)
+        event.withdraw(self.spec.name)
+        if event.held_bytes.get(kept, 0.0) > self.room_bytes:
+            why = f"there is room for {format_bytes(self.room_bytes)} at the most"
+            call.unit.exclude(self.spec.name, why)
+
+    @property
+    def room_bytes(self) -> float:
+        """The most that it may hold in all, where it does not hold it on the device."""
+        return math.inf
+
+    def held_bytes(self, counted: Counted) -> None:
+        """Return None: what is packed shows in a call of its own alone."""
+        del counted
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    msg = (
+        f"{name}: {why} before the backward, which is an error without mimose as well; "
+        f"this step's gradients are not complete"
+    )
+    raise RecomputationError(msg)

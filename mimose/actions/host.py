@@ -1,0 +1,557 @@
+"""Storages that wait for their backward in the host's memory, within a budget.
+
+Note: [Who waits for whom]
+On an accelerator with streams copies out and copies in have a stream each, and go on
+beside the computing:
+
+- A copy out waits until the computing has made what it copies. What is copied lives
+  until the copy has ended, or until the computing has been told to wait for that end:
+  then whoever gets the memory next writes to it afterwards. That is where the call
+  ends: no plan counts with more.
+- The first storage of a call that a backward asks for has all of them sent for, the
+  last one first: plans count with as much.
+- A copy in waits for the copy out, and until the computing is done with whatever had
+  its memory before. The computing waits for it where the tensor is asked for, or where
+  it goes without having been.
+
+So no tensor is ever told of another stream (``record_stream``), which would leave it to
+timing when its memory is free again. What is pinned is not freed under a copy by
+torch's own allocator.
+
+Note: [Pieces]
+Torch's allocator of pinned memory keeps what is given back for whoever asks next, and
+rounds each request up to a power of two, up to twice of what is needed. So a storage is
+held in pieces that are powers of two already: 100 MiB in 64, 32 and 4. It also knows
+when a copy to or from a piece has ended, and lends no piece before.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mimose.budget import format_bytes, parse_budget, rank_share
+from mimose.exceptions import BudgetError, first_line
+from mimose.records import HostUse
+from mimose.tensors import bytes_of
+from mimose.torch_private import (
+    NO_GRAPH_TASK,
+    current_graph_task,
+    empty_host_cache,
+    keeps_graph,
+    queue_callback,
+)
+from mimose.worker import lock
+
+_log = logging.getLogger(__name__)
+
+_PINNED = frozenset({"cuda", "xpu"})
+"""Accelerators whose copies to pinned memory go on beside the computing."""
+LEAST_PIECE = 65536
+"""Bytes of the smallest pinned piece: a copy of so few is mostly the wait for its
+beginning."""
+
+
+# ------------------------------------------------------------------------- the budget
+
+
+def make_host(device: torch.device, host_budget: float | str | None) -> Host | None:
+    """Return what holds a session's tensors on the host.
+
+    Args:
+        device: The model's.
+        host_budget: As `mimose.attach` takes it; None for half of what is free, for
+            loaders and page caches want some, and pinned memory cannot be paged out.
+
+    Returns:
+        None where the model is on the host itself.
+
+    Raises:
+        BudgetError: The budget cannot be read, is more than there is, or there is
+            nothing it is for.
+    """
+    if device.type == "cpu":
+        if host_budget is not None:
+            msg = (
+                f"host_budget {host_budget!r}: the model is on the host itself, whose "
+                f"memory the budget is for; leave host_budget out"
+            )
+            raise BudgetError(msg)
+        return None
+    free, total = map(rank_share, _free_and_total_bytes())
+    return Host(parse_host_budget(host_budget, free, total), device)
+
+
+def parse_host_budget(
+    host_budget: float | str | None, free: int | None, total: int | None = None
+) -> int:
+    """Turn a budget of host memory into bytes.
+
+    Args:
+        host_budget: Bytes, or a share of what is free; None for half of it.
+        free: What is free on the host; None if nobody tells.
+        total: All that the host has, in bytes; None if nobody tells.
+
+    Raises:
+        BudgetError: It is none, a share of what nobody tells, or more than there is.
+    """
+    try:
+        n_bytes = parse_budget(0.5 if host_budget is None else host_budget, free)
+    except BudgetError as error:
+        msg = f"host_budget, of which a share is one of what the host has free: {error}"
+        raise BudgetError(msg) from None
+    if total is not None and n_bytes > total:
+        msg = (
+            f"host_budget {host_budget!r} is {format_bytes(n_bytes)}, and the host has "
+            f"{format_bytes(total)}: give less, or a share of what is free such as 0.5"
+        )
+        raise BudgetError(msg)
+    return n_bytes
+
+
+def _free_and_total_bytes() -> tuple[int | None, int | None]:
+    """Return what the host, or this container, has free and has; None: nobody tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None, None
+    told = {name: int(rest.split()[0]) * 1024 for name, rest in map(_entry, lines)}
+    free, total = told.get("MemAvailable"), told.get("MemTotal")
+    try:
+        group = Path("/sys/fs/cgroup")
+        most = int((group / "memory.max").read_text(encoding="ascii"))
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such group, or no limit
+        return free, total
+    return min(free or most, max(0, most - used)), min(total or most, most)
+
+
+def _entry(line: str) -> tuple[str, str]:
+    name, _, rest = line.partition(":")
+    return name, rest
+
+
+class HostBuffer:
+    """Bytes of the host, given back to whom they belong when nobody holds this.
+
+    Attributes:
+        pieces: Tensors of bytes that follow each other, at least as long in all as was
+            asked for.
+    """
+
+    __slots__ = ("_returned", "_sizes", "pieces")
+
+    def __init__(self, sizes: Sequence[int], returned: deque[Sequence[int]]) -> None:
+        self.pieces: Sequence[torch.Tensor] = ()
+        self._sizes = sizes
+        self._returned = returned
+
+    def __del__(self) -> None:
+        """Give it back: without a lock, for this may run in the middle of anything."""
+        self._returned.append(self._sizes)
+
+
+class HostMemory:
+    """Lends memory of the host, never more than its budget.
+
+    Args:
+        budget_bytes: The most that is lent, and the most that is pinned, at any time.
+        is_pinned: Whether what is lent is pinned.
+
+    Attributes:
+        n_refused: So many requests did not fit.
+    """
+
+    def __init__(self, budget_bytes: int, *, is_pinned: bool) -> None:
+        self.budget_bytes = budget_bytes
+        self.n_refused = 0
+        self._is_pinned = is_pinned
+        self._peak_bytes = self._pinned_peak_bytes = 0
+        self._lent: Counter[int] = Counter()
+        """Pieces, by their size."""
+        self._made: Counter[int] = Counter()
+        """The same, those among them that torch's allocator keeps for others."""
+        self._returned: deque[Sequence[int]] = deque()
+        self._lock = lock()
+
+    def use(self) -> HostUse:
+        """Return what was taken so far."""
+        peaks = self._peak_bytes, self._pinned_peak_bytes
+        return HostUse(self.budget_bytes, *peaks, self.n_refused)
+
+    def most_bytes(self, n_bytes: int) -> int:
+        """Return what a storage takes of the budget at most."""
+        return n_bytes + (LEAST_PIECE if self._is_pinned else 0)
+
+    def take(self, n_bytes: int) -> HostBuffer | None:
+        """Lend memory.
+
+        Args:
+            n_bytes: At least so many.
+
+        Returns:
+            None where that would pass the budget, or the machine itself has no more.
+        """
+        sizes = powers_of_two(n_bytes, LEAST_PIECE) if self._is_pinned else [n_bytes]
+        with self._lock:
+            while self._returned:
+                self._lent.subtract(self._returned.popleft())
+            held = _total(self._lent) + sum(sizes)
+            if held > self.budget_bytes:
+                self.n_refused += 1
+                return None
+            self._lent.update(sizes)
+            self._peak_bytes = max(self._peak_bytes, held)
+            if self._is_pinned:
+                self._pin()
+        buffer = HostBuffer(sizes, self._returned)
+        try:
+            buffer.pieces = [_piece(size, is_pinned=self._is_pinned) for size in sizes]
+        except (RuntimeError, MemoryError) as error:
+            # The buffer goes, and gives back what was counted.
+            self.n_refused += 1
+            _log.warning(
+                "mimose: the host refuses %s of memory for an offloaded tensor, which "
+                "stays on the device: %s. Give a smaller host_budget",
+                format_bytes(n_bytes),
+                first_line(error),
+            )
+            return None
+        return buffer
+
+    def _pin(self) -> None:
+        """Count what is pinned for what is lent; unpin what waits if it is too much."""
+        made = self._made | self._lent
+        if _total(made) > self.budget_bytes:
+            empty_host_cache()
+            made = +self._lent
+        self._made = made
+        self._pinned_peak_bytes = max(self._pinned_peak_bytes, _total(made))
+
+
+def powers_of_two(n_bytes: int, least: int) -> list[int]:
+    """Return distinct powers of two that add up to a size, the largest first.
+
+    Args:
+        n_bytes: The size, rounded up to a multiple of the least.
+        least: The smallest power.
+    """
+    rest = -(-n_bytes // least) * least
+    return [1 << bit for bit in range(rest.bit_length() - 1, -1, -1) if rest >> bit & 1]
+
+
+def _piece(n_bytes: int, *, is_pinned: bool) -> torch.Tensor:
+    return torch.empty(n_bytes, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
+
+
+def _total(pieces: Counter[int]) -> int:
+    return sum(size * count for size, count in pieces.items())
+
+
+# ------------------------------------------------------------------------- the copies
+
+
+class Streams:
+    """The streams of a device that take part in copies.
+
+    Args:
+        device: An accelerator.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.outward: Any = torch.Stream(device)
+        self.inward: Any = torch.Stream(device)
+
+    def current(self) -> Any:
+        """Return the one that this thread computes on."""
+        return torch.accelerator.current_stream(self._device)
+
+
+class Copies:
+    """Copies bytes to the host and back: Note: [Who waits for whom].
+
+    Args:
+        device: Where tensors come from, and go back to.
+        streams: The device's; without them copies have ended when they return.
+    """
+
+    def __init__(self, device: torch.device, streams: Streams | None = None) -> None:
+        self._device = device
+        self._streams = streams
+        self._leaving: deque[tuple[Any, torch.Tensor, Any]] = deque()
+        """Copies out: when each has ended, what it copies, and on which stream that
+        was made."""
+        self._lock = lock()
+
+    def to_host(self, source: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Any:
+        """Begin to copy to the host.
+
+        Args:
+            source: (n,) bytes on the device.
+            pieces: Bytes on the host, in all at least as many.
+
+        Returns:
+            When it has ended, for `to_device`.
+        """
+        if self._streams is None:
+            for part, piece in _pairs(source, pieces):
+                piece.copy_(part)
+            return None
+        computing, outward = self._streams.current(), self._streams.outward
+        outward.wait_event(computing.record_event())
+        try:
+            with outward:
+                for part, piece in _pairs(source, pieces):
+                    piece.copy_(part, non_blocking=True)
+        finally:  # one that fails may have begun
+            ended = outward.record_event()
+            with self._lock:
+                self._leaving.append((ended, source, computing))
+        return ended
+
+    def to_device(
+        self, pieces: Sequence[torch.Tensor], n_bytes: int, sent: Any
+    ) -> Arrival:
+        """Begin to copy back.
+
+        Args:
+            pieces: What was copied to.
+            n_bytes: So many of them.
+            sent: What `to_host` returned.
+        """
+        target = torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
+        if self._streams is None:
+            for part, piece in _pairs(target, pieces):
+                part.copy_(piece)
+            return Arrival(target, None, None, None)
+        self.settle()
+        computing, inward = self._streams.current(), self._streams.inward
+        inward.wait_event(computing.record_event())
+        inward.wait_event(sent)
+        try:
+            with inward:
+                for part, piece in _pairs(target, pieces):
+                    part.copy_(piece, non_blocking=True)
+        finally:  # one that fails may have begun
+            arrival = Arrival(target, inward.record_event(), computing, self._streams)
+        return arrival
+
+    def settle(self) -> None:
+        """Let go of what was copied out, once the computing waits for these copies."""
+        with self._lock:
+            while self._leaving:
+                ended, _, computing = self._leaving[0]
+                computing.wait_event(ended)
+                self._leaving.popleft()
+
+
+class Arrival:
+    """Bytes that are on their way to the device, or there.
+
+    Args:
+        target: What is filled.
+        arrived: When it is; None if it is now.
+        computing: For which stream.
+        streams: The device's.
+    """
+
+    __slots__ = ("_arrived", "_computing", "_streams", "_target")
+
+    def __init__(
+        self, target: torch.Tensor, arrived: Any, computing: Any, streams: Any
+    ) -> None:
+        self._target = target
+        self._arrived = arrived
+        self._computing = computing
+        self._streams = streams
+
+    def wait(self) -> torch.Tensor | None:
+        """Return it, for what this thread computes from now on.
+
+        None where it was made for another stream than this thread's.
+        """
+        if self._streams is not None and self._streams.current() != self._computing:
+            return None
+        self._await()
+        return self._target
+
+    def _await(self) -> None:
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None:
+            self._computing.wait_event(arrived)
+
+    def __del__(self) -> None:
+        """Have the computing wait, for its memory may be given to others now."""
+        self._await()
+
+
+def _pairs(
+    flat: torch.Tensor, pieces: Sequence[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield (n,) bytes part by part, with what holds each."""
+    at = 0
+    for piece in pieces:
+        n_bytes = min(piece.numel(), flat.numel() - at)
+        yield flat[at : at + n_bytes], piece[:n_bytes]
+        at += n_bytes
+
+
+# ----------------------------------------------------------------------- the storages
+
+
+class Host:
+    """Holds storages of a device in the host's memory.
+
+    Args:
+        budget_bytes: As many bytes of the host.
+        device: Whose storages are taken.
+    """
+
+    def __init__(self, budget_bytes: int, device: torch.device) -> None:
+        is_pinned = device.type in _PINNED
+        self.memory = HostMemory(budget_bytes, is_pinned=is_pinned)
+        self.copies = Copies(device, Streams(device) if is_pinned else None)
+        self.device = device
+
+
+class SentCall:
+    """What one call holds on the host.
+
+    Args:
+        host: Where.
+
+    Attributes:
+        was_refused: Whether a storage found no room.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.was_refused = False
+        self._host = host
+        self._sent: list[weakref.ref[OnHost]] = []
+        self._task = NO_GRAPH_TASK
+
+    def send(self, storage: torch.UntypedStorage) -> OnHost | None:
+        """Copy a storage to the host; None where that would pass the budget."""
+        memory, n_bytes = self._host.memory, storage.nbytes()
+        buffer = memory.take(n_bytes)
+        if buffer is None:
+            self.was_refused = True
+            return None
+        copies = self._host.copies
+        made = OnHost(self, copies, buffer, memory.most_bytes(n_bytes), storage)
+        self._sent.append(weakref.ref(made))
+        return made
+
+    def asked(self) -> None:
+        """Bring all of it back, when a backward asks for the first of it.
+
+        Note: [Who waits for whom]
+        """
+        task = current_graph_task()
+        if task in (NO_GRAPH_TASK, self._task):
+            return
+        self._task = task
+        for ref in reversed(self._sent):
+            each = ref()
+            if each is not None:
+                each.send_for()
+
+
+class OnHost:
+    """A storage on the host. Its memory there goes with it.
+
+    Attributes:
+        n_bytes: The storage's.
+        device_bytes: Nothing.
+        host_bytes: What it takes of the budget at most, so that it follows from the
+            storage's bytes without steps.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_buffer",
+        "_call",
+        "_coming",
+        "_copies",
+        "_ended",
+        "device_bytes",
+        "host_bytes",
+        "n_bytes",
+    )
+
+    def __init__(
+        self,
+        call: SentCall,
+        copies: Copies,
+        buffer: HostBuffer,
+        host_bytes: int,
+        storage: torch.UntypedStorage,
+    ) -> None:
+        self.n_bytes = storage.nbytes()
+        self.device_bytes, self.host_bytes = 0, host_bytes
+        self._call = call
+        self._buffer = buffer
+        self._copies = copies
+        self._coming: Arrival | None = None
+        self._ended = copies.to_host(bytes_of(storage), buffer.pieces)
+
+    def unpack(self) -> torch.UntypedStorage:
+        """Return the storage, on its device."""
+        self._call.asked()
+        coming, self._coming = self._coming, None
+        tensor = None if coming is None else coming.wait()
+        while tensor is None:  # of another stream
+            tensor = self._fetch().wait()
+        return tensor.untyped_storage()
+
+    def _fetch(self) -> Arrival:
+        return self._copies.to_device(self._buffer.pieces, self.n_bytes, self._ended)
+
+    def send_for(self) -> None:
+        """Begin to bring it back, if nobody has."""
+        if self._coming is None:
+            self._coming = self._fetch()
+            if keeps_graph():
+                queue_callback(self._forget)
+
+    def _forget(self) -> None:
+        self._coming = None
+
+
+class AwayInput:
+    """An input of a call that waits on the host until the call runs again.
+
+    It holds no tensor of the call.
+
+    Args:
+        tensor: The input.
+        on_host: Its storage.
+
+    Attributes:
+        stand_in: An empty tensor on the input's device, to be passed in its place.
+    """
+
+    __slots__ = ("_input", "_looks", "_on_host", "stand_in")
+
+    def __init__(self, tensor: torch.Tensor, on_host: OnHost) -> None:
+        self._input = weakref.ref(tensor)
+        self._looks = tensor.shape, tensor.stride()
+        self._on_host = on_host
+        self.stand_in = tensor.new_empty(0)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether it stands for a tensor."""
+        return self._input() is tensor
+
+    def bring(self) -> torch.Tensor:
+        """Return the input's values on its device, in a leaf that wants a gradient."""
+        storage = self._on_host.unpack()
+        whole = self.stand_in.new_empty(0).set_(storage, 0, *self._looks)
+        return whole.requires_grad_()

@@ -1,0 +1,160 @@
+"""Holding on the host what a call has saved, or the input that it runs again from."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mimose.actions.base import NO_MEANS, Means, Probe, UnitCall
+from mimose.actions.hooks import Packing
+from mimose.actions.host import AwayInput, Host, OnHost, SentCall
+from mimose.actions.recompute import Recompute
+from mimose.exactness.unit import Unit
+from mimose.inputs.shapes import argument_tensors
+from mimose.memory.marks import Counted
+from mimose.planners.actions import OFFLOAD, OFFLOAD_INPUT, RECOMPUTE
+from mimose.tensors import is_plain
+from mimose.torch_private import saved_names
+
+_ON_HOST = "the model is on the host, whose memory is its own"
+
+
+class _Sender:
+    """Sends all that one call saves: a `Codec`.
+
+    Args:
+        host: Where.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._sent = SentCall(host)
+        self._host = host
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether a storage has found no room."""
+        return self._sent.was_refused
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Have the computing wait for the copies as the forward ends."""
+        yield
+        self._host.copies.settle()
+
+    def role(self, tensor: torch.Tensor) -> str | None:
+        """Return the one role there is; None for tensors of other devices."""
+        is_there = tensor.device.type == self._host.device.type
+        return OFFLOAD.name if is_there else None
+
+    def pack(self, tensor: torch.Tensor, role: str) -> OnHost | None:
+        """Copy a tensor's storage; None where there is no room."""
+        del role
+        return self._sent.send(tensor.untyped_storage())
+
+
+class Offload(Packing):
+    """Holds on the host what a call saves.
+
+    Args:
+        means: What the session gives it.
+    """
+
+    def __init__(self, means: Means = NO_MEANS) -> None:
+        super().__init__(OFFLOAD, self._sender)
+        self._host = means.host
+
+    def _sender(self, call: UnitCall) -> _Sender:
+        del call
+        assert self._host is not None
+        return _Sender(self._host)
+
+    def anew(self, means: Means) -> Offload:
+        """Return the same action, for a session that gives it other means."""
+        return Offload(means)
+
+    def refuses(self, unit: Unit) -> str:
+        """Return why nothing of a call can be held there."""
+        return _ON_HOST if self._host is None else super().refuses(unit)
+
+    @property
+    def room_bytes(self) -> float:
+        """The budget of host memory."""
+        return 0.0 if self._host is None else self._host.memory.budget_bytes
+
+
+class OffloadInput(Recompute):
+    """Runs a call again from an input that waits on the host until then.
+
+    The copy is made as the call begins, beside whose forward it can go on. An input
+    whose maker has saved it stays: it would free nothing.
+
+    Args:
+        means: What the session gives it.
+    """
+
+    spec = OFFLOAD_INPUT
+
+    def __init__(self, means: Means = NO_MEANS) -> None:
+        self._host = means.host
+
+    def anew(self, means: Means) -> OffloadInput:
+        """Return the same action, for a session that gives it other means."""
+        return OffloadInput(means)
+
+    def refuses(self, unit: Unit) -> str:
+        """Return why a call cannot run again, where that shows before it runs."""
+        return _ON_HOST if self._host is None else super().refuses(unit)
+
+    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+        """Run the forward, and send its input."""
+        assert self._host is not None
+        output = super().run(call, probe)
+        self._host.copies.settle()
+        return output
+
+    def _send_away(self, call: UnitCall, probe: Probe | None) -> AwayInput | None:
+        assert self._host is not None
+        handed = handed_over(call.args, call.kwargs)
+        on_host, freed = None, 0
+        if handed is not None and _can_go(handed):
+            on_host = SentCall(self._host).send(handed.untyped_storage())
+            freed = handed.nbytes
+        if probe is not None:
+            event = probe.trace.events[probe.index]
+            if freed and on_host is None:  # no room: it is a plain recomputation
+                event.keep(RECOMPUTE.name)
+            else:
+                host_bytes = 0 if on_host is None else on_host.host_bytes
+                event.tell_host(self.spec.name, host_bytes)
+                event.tell_freed(self.spec.name, RECOMPUTE.name, freed)
+        if handed is None or on_host is None:
+            return None
+        return AwayInput(handed, on_host)
+
+    def held_bytes(self, counted: Counted) -> None:
+        """Return None: what it frees shows in a call of its own alone."""
+        del counted
+
+
+def handed_over(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return what the layer before has handed to a call; None if nothing.
+
+    That is the first of its arguments that has a graph. Others are read by several
+    layers, such as masks and an encoder's output: one that lets go of them frees none.
+    """
+    for _, tensor in argument_tensors(args, kwargs):
+        if tensor.layout == torch.strided and tensor.grad_fn is not None:
+            return tensor
+    return None
+
+
+def _can_go(tensor: torch.Tensor) -> bool:
+    """Whether a tensor fills a storage that nobody else holds for its backward."""
+    if not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
+        return False
+    if type(tensor) is not torch.Tensor or "result" in saved_names(tensor.grad_fn):
+        return False
+    return tensor.nbytes == tensor.untyped_storage().nbytes()
