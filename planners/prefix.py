@@ -144,7 +144,9 @@ class PrefixForm:
         for event, (hold, price, limit) in enumerate(zip(*steps, strict=True)):
             n_before = len(held)
             grown = (held + hold).ravel()
-            paid = np.where(held <= limit, spent + price, np.inf).ravel()
+            costs = spent + price
+            costs[held > limit] = np.inf
+            paid = costs.ravel()
             if counts_host:
                 used = (host + self.host_bytes[event][:, None]).ravel()
                 paid[used > host_limits[event]] = np.inf
