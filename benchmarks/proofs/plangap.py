@@ -27,7 +27,7 @@ from benchmarks.proofs.numbers import mean, percent, quantile, worst
 from mimose.planners import Optimal, Plan, PlanningProblem, Search, make_planner
 
 QUESTION = "How far from the optimum are plans, and what do they take, by actions?"
-OPTIONS = (common.count("--problems", 240, "that are drawn"),)
+OPTIONS = (common.count("--problems", 120, "that are drawn"),)
 
 _SHARES = (0.0, 0.001, 0.02, 0.1, 0.25, 0.35, 0.5, 0.7, 0.9)
 _JITTERS = (0.0, 0.02, 0.1)
