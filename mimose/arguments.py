@@ -98,19 +98,15 @@ def check_agree(agree: object) -> None:
         raise ValueError(msg)
 
 
-def check_watched(loader: object, ahead: int) -> None:
-    """Make sure that batches can be taken from a loader, and so many ahead.
+def check_watched(loader: object) -> None:
+    """Make sure that batches can be taken from a loader.
 
     Raises:
-        TypeError: The loader cannot be iterated over.
-        ValueError: The number is not one.
+        TypeError: It cannot be iterated over.
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         msg = f"watch needs an iterable of batches, got {loader!r}"
         raise TypeError(msg)
-    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
-        msg = f"ahead must be an integer of at least 0, got {ahead!r}"
-        raise ValueError(msg)
 
 
 def check_shapes(shapes: Iterable[Mapping[str, int]]) -> list[Mapping[str, int]]:

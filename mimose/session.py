@@ -48,7 +48,7 @@ from mimose.report import text as _report
 from mimose.report.columns import terminal_width
 from mimose.runtime.engine import Options, make_engine, raise_if_attached
 from mimose.runtime.retry import Gradients, Repeats
-from mimose.runtime.watched import Watches
+from mimose.runtime.watched import watched
 from mimose.state import describe, plain, refuse_other
 from mimose.types import StepInput
 
@@ -217,7 +217,7 @@ class Session:
         self.budget = self.budget_bytes = self._engine.budget_bytes
         self.records = self._engine.records
         self._is_attached = False
-        self.watches = Watches(self._engine.ahead)
+        self._ahead = self._engine.ahead
         self.repeats = Repeats(model, self._engine)
         try:
             self._engine.attach(model)
@@ -253,7 +253,7 @@ class Session:
         What happened and what was learned stay readable; the model is let go.
         """
         _sessions.discard(self)
-        self.watches.remove()
+        self._ahead.close()
         self._engine.detach()
         if self._is_attached and self._model is not None:
             self._of = self._description(self._model)
@@ -313,8 +313,8 @@ class Session:
             snapshot.restore()
             gradients.restore()
 
-    def watch(self, loader: Iterable[_Batch], *, ahead: int = 2) -> Iterable[_Batch]:
-        """Read the shapes of batches that are waiting, so that plans are ready.
+    def watch(self, loader: Iterable[_Batch]) -> Iterable[_Batch]:
+        """Know the next batch's shape while a step runs, so that its plan is ready.
 
         ::
 
@@ -322,27 +322,23 @@ class Session:
                 ...
 
         The batches are the loader's own, in its order, and it may be watched anew in
-        each epoch. Nothing is taken out of a `DataLoader`, nor out of what accelerate
-        or Lightning made of one: until the session is detached, its `collate_fn` tells
-        the sizes of each batch as it is made, in its workers, too.
+        each epoch. They are read one ahead in lists, tuples and a `DataLoader` with
+        workers. Any other loader is returned as it is, for reading ahead may change
+        what it draws: its plans are made as shapes come, in some milliseconds once.
 
         Args:
-            loader: A `DataLoader`, or any iterable of batches: tensors, or mappings,
-                tuples, lists and dataclasses of them, however nested.
-            ahead: How many batches are taken ahead of what is no `DataLoader`. They are
-                held meanwhile, and those of an iterator come first where it is watched
-                again.
+            loader: An iterable of batches: tensors, or mappings, tuples, lists and
+                dataclasses of them, however nested.
 
         Returns:
             An iterable of the same batches; its length, if it has one, and all other
             attributes are those of the loader.
 
         Raises:
-            ValueError: `ahead` is no integer of at least 0.
             TypeError: The loader cannot be iterated over.
         """
-        check_watched(loader, ahead)
-        return self.watches.watched(loader, ahead)
+        check_watched(loader)
+        return watched(loader, self._ahead)
 
     def expect(self, shapes: Iterable[Mapping[str, int]]) -> None:
         """Tell the sizes of all batches to come, where a sampler knows them.
@@ -371,7 +367,7 @@ class Session:
         self._refuse_detached()
         last = self._engine.describer.last
         table = None if last is None else last[1]
-        self._engine.epoch.expect(check_shapes(shapes), table)
+        self._engine.to_come.expect(check_shapes(shapes), table)
 
     def _refuse_detached(self) -> nn.Module:
         if self._model is None:
@@ -454,13 +450,13 @@ class Session:
             peak_bytes=self.peak_bytes,
             units=self._n_units,
             plans=self._engine.policy.plans,
-            margin=self._engine.policy.reserve.bound.margin(),
+            margin=self._engine.policy.margin.margin(),
             kept_units=dict(self._engine.findings.kept),
             uncalled_units=told.never_called,
             **self._engine.footprint.summary(),
             inexact_units=dict(self._engine.findings.inexact),
-            largest_to_come=self._engine.epoch.largest,
-            least_peak_to_come=self._engine.epoch.least_peak_bytes,
+            largest_to_come=self._engine.to_come.largest,
+            least_peak_to_come=self._engine.to_come.least_peak_bytes,
             host=self._engine.host_use,
             agreement=told.agreement_use,
         )

@@ -11,7 +11,7 @@ from torch import nn
 
 from mimose.exceptions import StateMismatchError
 
-VERSION = 4
+VERSION = 5
 """Of the format. Another one is refused: learning anew takes ten steps."""
 
 

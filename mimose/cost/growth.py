@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mimose.cost.again import fall_under
 from mimose.cost.copies import copies
 from mimose.cost.heads import head
 from mimose.cost.model import CostModel
@@ -95,7 +94,7 @@ def plan_growth(
     # In the problem the release is part of the head. The optimizer's step is not
     # part of what is observed in a step.
     behind = peaks[2 * n_events + 1 : -1] + released_bytes
-    begin = start - gone_in_loss - fall_under(model, facts, actions)
+    begin = start - gone_in_loss
     copies_gone = begin + counted_twice + of_head.after_copies_bytes
     after = [begin + of_head.after_release_bytes, copies_gone, *behind]
     return Growth(float(max(before)), float(max(after)))

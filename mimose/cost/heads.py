@@ -19,7 +19,6 @@ from mimose.cost.copies import gone_before_loss
 from mimose.cost.model import CostModel, head_key
 from mimose.cost.patterns import Pattern
 from mimose.cost.series import Series
-from mimose.cost.windows import has_several_backwards
 from mimose.types import Sizes, StepInput
 
 _FEW = 8
@@ -118,8 +117,7 @@ def head_series(
     """Return net and excess of the head, then of the loss, with their names."""
     of_head, of_loss = (head_key(facts, part, action) for part in ("head", "loss"))
     least = head_key(facts, "loss", model.menu.least)
-    by_least = gone_before_loss(model, facts) or has_several_backwards(facts.context)
-    excess_of = least if by_least else of_loss
+    excess_of = least if gone_before_loss(model, facts) else of_loss
     return (
         ("head", model.net(*of_head)),
         ("head", model.excess(*of_head)),

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mimose.cost.again import fall, rise_of_all
 from mimose.cost.copies import copied_bytes, evened, gone_before_loss, gone_bytes
 from mimose.cost.layout import gaps_of, neighbours_of
 from mimose.cost.model import (
@@ -28,7 +27,6 @@ from mimose.cost.side_tensors import (
     releases_sides,
     with_choice,
 )
-from mimose.cost.windows import has_several_backwards
 from mimose.types import (
     EventSample,
     Measured,
@@ -98,8 +96,7 @@ def with_step(
     step.add_events(sample.events)
     step.add_outside(sample)
     learned = seen.with_readings(step.readings)
-    has_fallen = fall(learned, facts) and not fall(seen, facts)
-    if not has_fallen and (before is None or _plans_for_the_same(before, pattern)):
+    if before is None or _plans_for_the_same(before, pattern):
         return learned
     return learned.distrusted()  # plans were made for other events, or another loss
 
@@ -205,9 +202,7 @@ class _Step:
         last = self._events[-1].action if self._events else menu.least
         is_told = not releases_sides(self._sides, self._events, menu.first)
         loss = sample.loss
-        if loss is not None and has_several_backwards(facts.context):
-            self._add_several(loss)
-        elif loss is not None and gone_before_loss(self._model, facts):
+        if loss is not None and gone_before_loss(self._model, facts):
             is_least = ran_least(self._model, self._events)
             which = menu.least if is_least else menu.first  # R0 or R1
             key = head_key(facts, "loss", which)
@@ -224,18 +219,6 @@ class _Step:
         for pair, measured in zip(pairs, sample.gaps, strict=True):
             self._add_segment(gap_key(facts, pair), measured)
         self._add_segment(head_key(facts, "head", last), sample.head)
-
-    def _add_several(self, loss: SegmentSample) -> None:
-        """Sort how far the loss rises: Note: [Several backwards]."""
-        facts, menu, excess = self._facts, self._model.menu, loss.excess_bytes
-        if ran_least(self._model, self._events):
-            key = head_key(facts, "loss", menu.least)
-            self.add(("excess", *key), facts.sizes, excess)
-        elif excess is not None:
-            actions = [event.action for event in self._events]
-            most = rise_of_all(self._model, facts, actions, excess)
-            key = head_key(facts, "loss", menu.first)
-            self.add(("excess", *key), facts.sizes, most)
 
     def _add_segment(self, key: Key, sample: SegmentSample) -> None:
         self.add(("net", *key), self._facts.sizes, sample.net_bytes)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.cost.again import planned_rise
 from mimose.cost.costs import call_cost
 from mimose.cost.heads import Heads, actions_of_last, head_series, heads
 from mimose.cost.layout import AdjacentFamilies, Layout
@@ -306,9 +305,7 @@ def fill_problem(
     held, forward, backward, net, cost, host = table.transpose(1, 0, 2)
     gaps = _gap_table(model, facts, layout)[layout.of_gap]
     budget = memory.budget_bytes if budget_bytes is None else budget_bytes
-    least = memory.start_bytes + held[:, -1].sum() + gaps[:, 0].sum()
-    rise = planned_rise(model, facts, found.excess_bytes, budget - least)
-    gaps = np.vstack((gaps, (found.net_bytes - released, rise)))
+    gaps = np.vstack((gaps, (found.net_bytes - released, found.excess_bytes)))
     own = pattern.own_sizes(facts.sizes)
     choices = []
     for event, sizes in zip(pattern.events, own, strict=True):

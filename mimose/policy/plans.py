@@ -1,179 +1,384 @@
-"""The plans there are: those in use, those made ahead, and who makes others.
+"""Plans by input shape: made in a step or ahead of it, refined beside training.
 
-Note: [Made ahead]
-A plan for a shape that is on its way is made in the worker thread from what is held
-now, a little under it, and waits until its step comes. That step takes it as if it had
-made it itself: all else that a new shape asks for (measuring, trying actions) stays. A
-plan that does not fit by then is made anew.
-
-Note: [Refined]
-The planner on the step's path is near the optimum. Where it has not proven that its
-plan is one, the worker thread solves the same problem to its end, and puts what comes
-out in the plan's place.
+A plan for a shape that is on its way is made in the worker thread, a little under what
+is held now. Where the planner on the step's path has not proved that its plan is the
+best, the thread solves the same problem to its end, and puts what comes out in the
+plan's place.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import replace
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+import numpy as np
+from cachetools import LRUCache
+
+from mimose.cost.costs import extra_flops
+from mimose.cost.growth import Growth, plan_growth
 from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel
-from mimose.cost.problem import Memory, doubt
+from mimose.cost.problem import Memory, doubt, fill_problem
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.planners import Planner
-from mimose.policy.plan_cache import CachedPlan, PlanCache
-from mimose.policy.planning import Order, PlanMaker, at_sizes
+from mimose.planners import InfeasibleBudgetError as _Infeasible
+from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
+from mimose.planners.timeline import judge
+from mimose.predictors import GrowthBound
+from mimose.records import Phase
+from mimose.types import Context, Sizes, StepInput, Uncounted
 from mimose.worker import Lane, lock
 
-IsGood: TypeAlias = Callable[[CachedPlan, Memory], bool]
-"""Whether a plan may be used with what is held now."""
+_SPARE = 0.01
+"""Of the room for a step: less is not worth another plan."""
+_MOST_FILLINGS = 3
+_AHEAD = 0.002
+"""What is held may differ by so much of the headroom between now and a step to come."""
 
-_MOST_READY = 256
-"""Plans made ahead that wait for their steps."""
+_Key = tuple[Context, bool, Sizes]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a step does: plain data, made once."""
+
+    phase: Phase
+    chosen: CachedPlan | None
+    """None: everything is recomputed, and measured."""
+    growth_bytes: float | None = None
+    """Predicted."""
+    flops: tuple[int, ...] = ()
+    """Recomputed by each layer call under the plan, as far as they are known."""
+    uncounted: Uncounted = field(default_factory=dict)
+    """Recomputations whose FLOPs are not known yet."""
+    cache_hit: bool = False
+    released_bytes: float = 0.0
+    """Outputs of the last step that were taken to go in this one."""
+    is_measured: bool = False
+    """Whether the boundaries are read although there is a plan."""
+    is_whole: bool = False
+    """Whether what is recomputed runs to its end, as it does on another rank."""
+    reason: str = ""
+    """Why it is not an ordinary step; "" if it is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CachedPlan:
+    """A plan for one shape, with all that a hit needs."""
+
+    plan: Plan
+    events: tuple[str, ...]
+    """The names of the layer calls, in order."""
+    by_unit: tuple[tuple[str, ...], ...]
+    """The actions of each layer's calls."""
+    calls: tuple[int, ...]
+    """How often each layer is called."""
+    growth: Growth
+    flops: tuple[int, ...]
+    """As in `Decision`."""
+    uncounted: Uncounted
+    headroom_bytes: float
+    """What it was made for."""
+    version: int
+    """Of the cost model that it was made from."""
+    between: tuple[tuple[int, ...], ...] = ()
+    """How often each layer was called where each forward but the last ends."""
+    ends: tuple[int, ...] = ()
+    """How many layer calls have run there."""
+    is_ahead: bool = False
+    """Whether it was made before its shape came."""
+    decided: dict[float, Decision] = field(default_factory=dict)
+    """By what is released, the decisions of hits."""
+
+    def calls_until(self, part: int) -> tuple[int, ...]:
+        """Return how often each layer is called up to the end of a forward."""
+        return self.between[part] if part < len(self.between) else self.calls
+
+    def events_of(self, part: int) -> slice:
+        """Return where the layer calls of a forward stand among all."""
+        ends = (0, *self.ends, len(self.events))
+        return slice(*ends[part : part + 2]) if part < len(ends) - 1 else slice(0)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is recomputed."""
+        return self.plan.extra_cost == 0
 
 
 class Plans:
-    """Keeps plans by shape; has them made ahead and refined.
+    """Keeps plans by shape, the least recently used forgotten first.
 
     Args:
         learner: Holds what has been learned.
-        maker: Makes plans.
+        planner: Chooses the actions.
+        margin: Between a prediction and the budget.
         cache_size: The most plans kept.
-        is_good: Judges plans made earlier.
         refiner: Solves a problem to its end; None where plans stay as they were made.
 
     Attributes:
-        cache: Those in use.
-        n_ready: New shapes whose plan was there when they came.
-        n_made: Those that had to wait for theirs.
+        hits: Steps whose plan was there.
+        misses: Those for which it was made.
+        n_ready: Plans that were made ahead and used.
     """
 
     def __init__(
         self,
         learner: Learner,
-        maker: PlanMaker,
+        planner: Planner,
+        margin: GrowthBound,
         cache_size: int,
-        is_good: IsGood,
         refiner: Planner | None,
     ) -> None:
         self._learner = learner
-        self._maker = maker
-        self._is_good = is_good
+        self._planner = planner
+        self._margin = margin
         self._refiner = refiner
-        self.cache = PlanCache(cache_size)
-        self._ready: OrderedDict[Hashable, CachedPlan] = OrderedDict()
+        self._cache: LRUCache[_Key, CachedPlan] = LRUCache(cache_size)
         self._lock = lock()
-        self.n_ready = 0
-        self.n_made = 0
+        self.hits = self.misses = self.n_ready = 0
 
-    def cached(self, key: Hashable, memory: Memory) -> CachedPlan | None:
-        """Return the plan that a shape had before, if it is good today."""
-        return self.cache.get(key, self._is_good, memory)
-
-    def has(self, key: Hashable, memory: Memory) -> bool:
-        """Whether a shape's step, were it the next, would find a plan that is good."""
-        for found in (self.cache.peek(key), self._ready.get(key)):
-            if found is not None and self._is_good(found, memory):
-                return True
-        return False
-
-    def ready(self, key: Hashable, memory: Memory) -> CachedPlan | None:
-        """Take out the plan that was made ahead for a new shape, if it is good."""
-        with self._lock:
-            found = self._ready.pop(key, None)
-        if found is None or not self._is_good(found, memory):
-            return None
-        return found
-
-    def make(self, model: CostModel, order: Order) -> CachedPlan:
-        """Make a plan now.
+    def get(self, facts: StepInput, memory: Memory) -> CachedPlan | None:
+        """Return the plan of a step that is about to run, if it is good today.
 
         Args:
-            model: What is known of costs.
-            order: What it is to be made for.
+            facts: The step.
+            memory: What is held, and the budget.
+        """
+        key = _key(facts)
+        with self._lock:
+            found = self._cache.get(key)
+            if found is None or not self._is_good(found, memory):
+                self._cache.pop(key, None)
+                self.misses += 1
+                return None
+            if found.is_ahead and not found.decided:
+                self.n_ready += 1
+            self.hits += 1
+            return found
+
+    def _is_good(self, cached: CachedPlan, memory: Memory) -> bool:
+        """Whether a plan fits today, and leaves no more unused than it must."""
+        if cached.version < self._learner.model.valid_since:
+            return False
+        growth, headroom = (
+            cached.growth.bytes(memory.released_bytes),
+            memory.headroom_bytes,
+        )
+        if self._margin.allowed(growth) > headroom:
+            return False
+        spare = headroom - cached.headroom_bytes
+        most = max(_SPARE * growth, self._margin.noise_bytes)
+        return spare <= most or cached.keeps_all
+
+    def make(
+        self, facts: StepInput, memory: Memory, usable_bytes: float, share: float = 1.0
+    ) -> CachedPlan:
+        """Make a plan.
+
+        Args:
+            facts: The step.
+            memory: What is held, and the budget.
+            usable_bytes: The level that predictions may reach: the margin is taken off.
+            share: How much of the way from the safest plan to that it may go.
 
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        return self._maker.make(model, order)
+        return self._make(self._planner, facts, memory, usable_bytes, share)
 
-    def count(self, *, was_ready: bool) -> None:
-        """Take note of a new shape."""
-        if was_ready:
-            self.n_ready += 1
-            self.cache.count_hit()
-        else:
-            self.n_made += 1
+    def _make(
+        self,
+        planner: Planner,
+        facts: StepInput,
+        memory: Memory,
+        usable_bytes: float,
+        share: float = 1.0,
+    ) -> CachedPlan:
+        model = self._learner.model
+        problem = fill_problem(model, facts, memory, usable_bytes)
+        if share < 1.0:
+            problem = _tightened(problem, share)
+        noise = self._margin.noise_bytes
+        plan, growth = best_plan(planner, model, facts, memory, problem, noise)
+        return _with_costs(model, facts, memory, plan, growth)
 
-    def keep(self, key: Hashable, made: CachedPlan, order: Order) -> None:
-        """Keep a plan for the next time, and have it refined: Note: [Refined]."""
-        self.cache.put(key, made)
+    def imposed(
+        self, facts: StepInput, memory: Memory, actions: tuple[str, ...]
+    ) -> CachedPlan:
+        """Return the plan of given actions, which other ranks asked for.
+
+        Args:
+            facts: The step.
+            memory: What is held, and the budget.
+            actions: One a layer call.
+        """
+        model = self._learner.model
+        problem = fill_problem(model, facts, memory)
+        choice = np.array([problem.actions.index(a) for a in actions], dtype=np.intp)
+        plan = judge(problem, choice, planner="agreed")
+        growth = plan_growth(model, facts, problem, actions, memory.released_bytes)
+        return _with_costs(model, facts, memory, plan, growth)
+
+    def keep(
+        self, facts: StepInput, made: CachedPlan, memory: Memory, usable_bytes: float
+    ) -> None:
+        """Keep a plan for the next time, and have it refined.
+
+        Args:
+            facts: What it was made for, as all others.
+            made: The plan.
+            memory: What was held, and the budget.
+            usable_bytes: The level that predictions may reach.
+        """
+        with self._lock:
+            self._cache.setdefault(_key(facts), made)
         if self._refiner is None or made.plan.optimal or made.keeps_all:
             return
-        planner = self._refiner
-        self._learner.worker.submit(
-            Lane.REFINE, key, lambda: self._refine(key, made, order, planner)
-        )
+        refine = partial(self._refine, self._refiner, facts, made, memory, usable_bytes)
+        self._learner.worker.submit(Lane.REFINE, _key(facts), refine)
 
     def _refine(
-        self, key: Hashable, made: CachedPlan, order: Order, planner: Planner
+        self,
+        refiner: Planner,
+        facts: StepInput,
+        made: CachedPlan,
+        memory: Memory,
+        usable_bytes: float,
     ) -> None:
-        model = self._learner.model
-        if self.cache.peek(key) is not made or made.version < model.valid_since:
-            return
-        if order.facts.context not in model.patterns:
+        key, model = _key(facts), self._learner.model
+        if made.version < model.valid_since or facts.context not in model.patterns:
             return
         try:
-            refined = self._maker.make(model, order, planner)
+            refined = self._make(refiner, facts, memory, usable_bytes)
         except InfeasibleBudgetError:
             return  # more was learned since, and the plan is not good any more
         is_dearer = refined.plan.extra_cost > made.plan.extra_cost
-        if is_dearer and (made.version == model.version or not refined.plan.optimal):
+        if is_dearer and not refined.plan.optimal:
             return
-        self.cache.put(key, refined, in_place_of=made)
+        with self._lock:
+            if self._cache.get(key) is made:
+                self._cache[key] = refined
 
-    def prepare(self, key: Hashable, order: Order) -> None:
-        """Have a plan made ahead: Note: [Made ahead].
+    def prepare(self, facts: StepInput, memory: Memory) -> None:
+        """Have a plan made for a step that is to come, if there is none that fits.
 
         Args:
-            key: The shape's.
-            order: What it is to be made for.
+            facts: The step, of a context that is planned freely.
+            memory: What is held as a step begins, and the budget.
         """
-        self._learner.worker.submit(
-            Lane.PLAN, key, lambda: self._make_ahead(key, order)
-        )
+        key = _key(facts)
+        with self._lock:
+            found = self._cache.get(key)
+        if found is None or not self._is_good(found, memory):
+            ahead = partial(self._make_ahead, facts, memory)
+            self._learner.worker.submit(Lane.PLAN, key, ahead)
 
-    def _make_ahead(self, key: Hashable, order: Order) -> None:
-        model, before = self._learner.model, self.cache.peek(key)
-        if before is not None and before.version >= order.after_version:
-            return  # its step came first
-        if doubt(model, order.facts):
+    def _make_ahead(self, facts: StepInput, memory: Memory) -> None:
+        headroom = memory.headroom_bytes
+        spare = max(self._margin.noise_bytes, _AHEAD * headroom)
+        usable = memory.start_bytes + self._margin.largest(headroom - spare)
+        if doubt(self._learner.model, facts):
             return
         try:
-            made = self._maker.make(model, order)
+            made = self._make(self._planner, facts, memory, usable)
         except InfeasibleBudgetError:
             return  # its step says so, with the numbers of its day
-        if order.exact_sizes != order.facts.sizes:
-            exact = order.facts._replace(sizes=order.exact_sizes)
-            at_sizes(model, exact, made, order.memory)
         with self._lock:
-            self._ready[key] = made
-            self._ready.move_to_end(key)
-            if len(self._ready) > _MOST_READY:
-                self._ready.popitem(last=False)
+            self._cache[_key(facts)] = replace(made, is_ahead=True)
 
 
-def under(order: Order, spare_bytes: float) -> Order:
-    """Return an order that leaves a little more free: for a step that is to come.
+def best_plan(
+    planner: Planner,
+    model: CostModel,
+    facts: StepInput,
+    memory: Memory,
+    problem: PlanningProblem,
+    noise_bytes: float,
+) -> tuple[Plan, Growth]:
+    """Choose the actions; fill what the problem's safe side leaves of the budget.
+
+    The problem counts copies of weights, for one, as held by whatever becomes of a
+    layer, and a plan is predicted without. Of BERT-large under autocast that was a
+    tenth of the growth, and three layers recomputed for nothing.
 
     Args:
-        order: For what is held now.
-        spare_bytes: By so much what is held may differ by then.
+        planner: Chooses the actions.
+        model: What is known of costs.
+        facts: The step's context and exact sizes.
+        memory: What is held, and the budget.
+        problem: That these fill.
+        noise_bytes: By so much a plan may pass the budget in its prediction.
+
+    Returns:
+        The plan, and what it is predicted to grow by.
+
+    Raises:
+        InfeasibleBudgetError: No plan keeps the budget.
     """
-    memory = order.memory
-    less = memory._replace(budget_bytes=memory.budget_bytes - spare_bytes)
-    usable = order.usable_bytes - spare_bytes
-    return replace(order, memory=less, usable_bytes=usable)
+    released, room = memory.released_bytes, problem.budget_bytes - problem.start_bytes
+    plan = _plan(planner, problem, memory, noise_bytes)
+    growth = plan_growth(model, facts, problem, plan.actions, released)
+    reached = 0.0
+    for _ in range(_MOST_FILLINGS):
+        # By so much the problem has the plan higher than it is predicted.
+        beyond = plan.peak_bytes - problem.start_bytes - growth.bytes(released)
+        keeps_all = set(plan.actions) <= {model.menu.first}
+        if keeps_all or beyond - reached < _SPARE * room:
+            break
+        wider = replace(problem, budget_bytes=problem.budget_bytes + beyond)
+        other = _plan(planner, wider, memory, noise_bytes)
+        if other.actions == plan.actions or other.extra_cost > plan.extra_cost:
+            break
+        fuller = plan_growth(model, facts, wider, other.actions, released)
+        if fuller.bytes(released) > room:
+            break
+        plan, growth, reached = other, fuller, beyond
+    return plan, growth
+
+
+def _plan(
+    planner: Planner, problem: PlanningProblem, memory: Memory, noise_bytes: float
+) -> Plan:
+    """Choose the actions; where the margin does not fit, the safest ones."""
+    try:
+        return planner.plan(problem)
+    except _Infeasible as error:
+        least = safest_plan(problem)
+        if least.peak_bytes - noise_bytes <= memory.budget_bytes:
+            return least
+        raise InfeasibleBudgetError(
+            memory.budget_bytes, least.peak_bytes, error.holders
+        ) from None
+
+
+def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:
+    """Let a problem go only part of the way to its budget."""
+    least = safest_plan(problem).peak_bytes
+    keep_all = np.zeros(len(problem.events), dtype=np.intp)
+    top = min(problem.budget_bytes, lay_out(problem, keep_all).peak_bytes)
+    if least >= top:
+        return problem  # there is no way to go part of
+    return replace(problem, budget_bytes=least + share * (top - least))
+
+
+def _with_costs(
+    model: CostModel, facts: StepInput, memory: Memory, plan: Plan, growth: Growth
+) -> CachedPlan:
+    pattern = model.pattern(facts)
+    flops, uncounted = extra_flops(model, facts, plan.actions)
+    return CachedPlan(
+        plan,
+        tuple(event.name for event in pattern.events),
+        pattern.by_unit(plan.actions, otherwise=model.menu.first),
+        pattern.calls,
+        growth,
+        flops,
+        uncounted,
+        memory.headroom_bytes,
+        model.version,
+        pattern.between,
+        tuple(pattern.events_until(part) for part in range(len(pattern.between))),
+    )
+
+
+def _key(facts: StepInput) -> _Key:
+    return facts.context, facts.has_gradients, facts.sizes

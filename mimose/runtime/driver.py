@@ -18,9 +18,8 @@ from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.inputs.sharding import after_hooks, is_sharded
 from mimose.inputs.sizes import SizeTable, Table
 from mimose.memory.out_of_memory import asked_bytes
-from mimose.policy.decision import Decision
-from mimose.runtime.expected import Expectations
-from mimose.runtime.foresight import Foresight
+from mimose.policy.plans import Decision
+from mimose.policy.windows import SEVERAL_BACKWARDS
 from mimose.runtime.loss_choice import LossChoice
 from mimose.runtime.retry import Call, Retry, release_memory
 from mimose.runtime.step import ActionAt, Step, Window, is_in_backward
@@ -107,8 +106,6 @@ class Driver:
         self._steps, self._calls = engine.steps, engine.calls
         self._footprint, self._meter = engine.footprint, engine.meter
         self._learner, self._policy = engine.learner, engine.policy
-        self._expectations = Expectations(engine.windows, engine.describer)
-        self._foresight = Foresight(engine.policy, engine.learner)
         self._retry = Retry(model, engine)
         self._is_sharded = is_sharded(model)
         self._safest_once = False
@@ -268,24 +265,23 @@ class Driver:
             return Decision("plan", None)
         memory, part = window.memory, len(window.steps)
         if not part:
-            self._engine.epoch.check(facts, table, memory)
-        expected = self._expectations.of(window, facts, table)
-        if isinstance(expected, str):
-            window.give_up(expected)
-            self._raise_if_infeasible(facts, memory)
-            return Decision("fallback", None, reason=expected)
-        whole, named = self.last = expected.whole, expected.table
-        found, ran = window.goes_on_as(whole), window.ran if part else ()
-        if found is None and expected.sizes is None:
-            found = self._policy.cached(whole, named, memory, ran)
-        if found is None:
-            known = whole if expected.sizes is None else facts
-            self._raise_if_infeasible(known, memory)
-            is_first = not self._steps.n_begun
-            whole, found = self._foresight.plan(
-                expected, part, memory, ran, is_first=is_first
-            )
+            self._engine.to_come.check(facts, table, memory)
+        if window.reason:
+            return Decision("fallback", None, reason=window.reason)
+        whole, found = self._policy.decide(
+            [*window.parts, facts],
+            memory,
+            window.before,
+            is_first=not self._steps.n_begun,
+        )
+        self.last = whole, table
+        if not found.cache_hit:
+            self._raise_if_infeasible(whole, memory)
         window.planned, window.decision = whole, found
+        if found.reason == SEVERAL_BACKWARDS:
+            window.spoil(found.reason)
+        elif part and found.chosen is None:
+            window.give_up(found.reason)
         return found
 
     def _agree(self, decision: Decision, facts: StepInput, window: Window) -> Decision:

@@ -22,7 +22,6 @@ from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel, flops_of_a_byte
 from mimose.cost.problem import Memory
 from mimose.cost.series import kinds_of
-from mimose.cost.windows import Windows
 from mimose.distributed import Ranks, find_ranks, later_waits
 from mimose.exactness.attributes import HeldObjects
 from mimose.exactness.findings import Findings
@@ -46,17 +45,15 @@ from mimose.memory.optimizer import OptimizerWatch
 from mimose.memory.wall import make_footprint
 from mimose.planners import FixedPlanner, Planner, refiner_of
 from mimose.policy.policy import Policy
-from mimose.policy.reserve import Reserve
 from mimose.predictors import Estimator
 from mimose.records import AgreementUse, HostUse, Records
-from mimose.runtime.ahead import Ahead
 from mimose.runtime.checks import BudgetChecks
 from mimose.runtime.driver import Driver, RootPatch
-from mimose.runtime.epoch import Epoch
 from mimose.runtime.layer_calls import LayerCalls, LayerPatch
 from mimose.runtime.loss_choice import losses_of
 from mimose.runtime.outcome import Writers
 from mimose.runtime.step import Steps
+from mimose.runtime.watched import Ahead, ShapesToCome
 from mimose.torch_private import COMPILED_CALL
 from mimose.types import StepInput
 from mimose.worker import Worker
@@ -97,8 +94,6 @@ class Options:
     """Holds tensors on the host, within a budget of its own."""
     agree: Any = "auto"
     """Which ranks agree on what is recomputed: see `mimose.distributed.find_ranks`."""
-    reserve: Reserve | None = None
-    """Another reserve than the usual, such as one with parts left out."""
 
 
 def make_engine(model: nn.Module, options: Options) -> Engine:
@@ -183,7 +178,6 @@ class Engine:
         self._make_learning(options, meter)
         answers = LateAnswers()
         self._make_layers(model, options, found, answers)
-        self.windows = Windows()
         self.records = Records(options.record_to)
         self.footprint = make_footprint(
             meter, self.budget_bytes, has_wall=options.wall, is_kept=self.plans
@@ -193,7 +187,7 @@ class Engine:
             self.footprint,
             self.budget_bytes,
             meter.noise_bytes,
-            self.policy.reserve.least_peaks,
+            self.policy.least_peaks,
             warns=options.warns,
         )
         self.optimizers = OptimizerWatch(model, on_step=self.footprint.drop_wall)
@@ -213,13 +207,11 @@ class Engine:
             self.footprint,
             answers,
             writers,
-            self.windows,
+            self.policy.windows,
             reads_peak=meter.reads_peak,
         )
-        self.ahead = Ahead(
-            self.policy, self.learner, self.describer, lambda: self.driver.memory_now()
-        )
-        self.epoch = Epoch(self.policy, self.learner, self.checks)
+        self.ahead = Ahead(self.policy, lambda: self.driver.memory_now())
+        self.to_come = ShapesToCome(self.policy, self.learner, self.checks)
         self.driver = Driver(model, self, action_at)
 
     def _budget(self, budget: float | str | None, meter: Meter) -> int:
@@ -243,7 +235,7 @@ class Engine:
         self.policy = Policy(
             self.learner,
             options.planner,
-            options.reserve or Reserve(meter.noise_bytes),
+            meter.noise_bytes,
             options.cache_size,
             raises=not options.warns and not meter.reads_peak,
             refiner=refiner_of(options.planner) if options.refine else None,
@@ -384,7 +376,6 @@ class Engine:
             "cost_model": self.learner.state_dict(),
             "policy": self.policy.state_dict(),
             "sizes": self.told.sizes,
-            "windows": self.windows.state_dict(),
             "kept_units": self.findings.state_dict(),
             "footprint": self.footprint.state_dict(),
             "actions": state_of(self._actions),
@@ -401,7 +392,6 @@ class Engine:
             self.ranks.restrict(self.units, self.learner)
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
-        self.windows.load_state_dict(state.get("windows", {}))
         self.footprint.load_state_dict(state.get("footprint", {}))
         load_state(self._actions, state["actions"])
         self.findings.load_state_dict(state["kept_units"])

@@ -47,9 +47,7 @@ from mimose.types import (
     ANY_HEADROOM,
     MOST_CONTEXTS,
     NO_HEADROOM,
-    NOTHING_FREE,
     CostOf,
-    Headrooms,
     Measured,
     OnRecompute,
     Sizes,
@@ -154,7 +152,6 @@ class LayerCalls:
         """Of calls that ran under a baseline, with an early stop."""
         self._plan: tuple[object, int] = None, -1
         """That is set, and the version of the findings it was set with."""
-        self._headrooms: Headrooms = NOTHING_FREE
         self._trace: Trace | None = None
         self._impure: dict[Unit, str] = {}
         """Layers that the running step was told of in their first call, and why."""
@@ -211,9 +208,6 @@ class LayerCalls:
         self.inputs, self._impure = [], {}
         self.lacks_gradients = False
         chosen = step.decision.chosen
-        self._headrooms = NOTHING_FREE
-        if chosen is not None:
-            self._headrooms = chosen.headrooms_at(step.facts.sizes)
         plan = None if chosen is None else chosen.by_unit
         key = plan, self._findings.version
         if self._trace is None and plan is self._plan[0] and key[1] == self._plan[1]:
@@ -328,9 +322,8 @@ class LayerCalls:
             if planned is None or known_as is not None:
                 call = call._replace(on_recompute=self._count(step, known_as, call))
         if name in self._on_host:
-            free = ANY_HEADROOM  # a baseline knows no budget
-            if planned is not None:
-                free = self._headrooms.get((unit.index, at), NO_HEADROOM)
+            # A baseline knows no budget.
+            free = ANY_HEADROOM if planned is None else NO_HEADROOM
             call = call._replace(headroom=free)
         return self._act(name, call, None)
 

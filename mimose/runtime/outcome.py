@@ -13,7 +13,7 @@ from mimose.memory.meters import Meter
 from mimose.memory.optimizer import OptimizerWatch
 from mimose.memory.wall import Footprint
 from mimose.planners import Menu
-from mimose.policy.decision import Decision
+from mimose.policy.plans import Decision
 from mimose.policy.policy import Policy
 from mimose.records import Records, StepRecord
 from mimose.types import Measured, StepInput, StepSample
@@ -46,7 +46,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """All that the cost model, the reserve and the records are told of a step."""
+    """All that the cost model, the policy and the records are told of a step."""
 
     facts: StepInput
     """What was known before it ran."""
@@ -69,13 +69,13 @@ class StepOutcome:
 
 
 class Writers:
-    """Tells the cost model, the reserve and the records how each step came out.
+    """Tells the cost model, the policy and the records how each step came out.
 
     Nobody else changes what is known.
 
     Args:
         learner: The cost model.
-        policy: Keeps the reserve.
+        policy: Keeps the margin.
         footprint: What is held of the device.
         optimizers: Knows what the optimizer holds.
         records: Takes the records.
@@ -139,7 +139,7 @@ class Writers:
         )
         is_least = self._reads_peak and not outcome.has_compiled
         if is_least and ran_least(self._learner.model, read.events):
-            self._policy.reserve.least_peaks.add(
+            self._policy.least_peaks.add(
                 outcome.facts,
                 read.peak_bytes,
                 max(0, growth),
@@ -147,7 +147,7 @@ class Writers:
             )
 
     def _observe(self, outcome: StepOutcome) -> None:
-        """Let the footprint, and the reserve, know of a step's growth."""
+        """Let the footprint, and the policy, know of a step's growth."""
         record = outcome.records[-1]
         is_over, growth = record.is_over, record.observed_growth_bytes
         if growth is not None:

@@ -33,14 +33,14 @@ from typing import Any
 import torch
 
 from mimose.cost.problem import Memory
-from mimose.cost.windows import Windows, joined
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exceptions import MimoseError
 from mimose.memory.marks import RetainedOutputs, Trace
 from mimose.memory.meters import Meter
 from mimose.memory.wall import Footprint
 from mimose.planners import Menu
-from mimose.policy.decision import Decision
+from mimose.policy.plans import Decision
+from mimose.policy.windows import OTHERS, Windows, joined
 from mimose.records import Peaks, StepRecord
 from mimose.runtime.outcome import Measurement, StepOutcome, Writers
 from mimose.tensors import tensors_in
@@ -54,7 +54,6 @@ from mimose.types import Measured, StepInput
 
 _log = logging.getLogger(__name__)
 
-OTHERS = "other forwards or backwards make up this step than before"
 _NOT_ALL = "the backward did not go through all forwards before it"
 _TWO_BACKWARDS = "two backwards"
 _NO_END = "the backward did not run to its end, or not through the outputs"
@@ -125,18 +124,11 @@ class Window:
         return [step.facts for step in self.steps]
 
     @property
-    def ran(self) -> tuple[str, ...]:
-        """The actions of the layer calls that have run."""
-        return tuple([action for step in self.steps for action in step.ran()[0]])
-
-    def goes_on_as(self, whole: StepInput) -> Decision | None:
-        """Return what was decided, if it holds for what is known of the window now."""
-        decision = self.decision
-        if not self.steps or decision is None:
+    def before(self) -> tuple[StepInput, Decision] | None:
+        """What was decided with the forward before this one; None of the first."""
+        if not self.steps or self.planned is None or self.decision is None:
             return None
-        if decision.chosen is not None and whole != self.planned:
-            return None
-        return decision
+        return self.planned, self.decision
 
     def give_up(self, reason: str) -> None:
         """Run the rest under the safest plan, for a reason; nothing is predicted."""
@@ -229,7 +221,8 @@ class Step:
         self.reason = decision.reason
         self.growth_bytes = decision.growth_bytes
         is_planned = decision.chosen is not None and not decision.is_measured
-        self.is_measured = not (self._is_baseline or is_planned)
+        is_shared = self.window.is_shared  # it teaches nothing
+        self.is_measured = not (self._is_baseline or is_planned or is_shared)
         """Whether its boundaries are to be read."""
         if self.part:  # as those of the first were
             self.is_measured = self.window.trace is not None
@@ -672,7 +665,7 @@ class Steps:
         if window.is_left:
             self._shared_until = self.n_begun + _SHARED_STEPS
         elif self._writers.plans:
-            self._windows.absorb(window.parts)
+            self._windows.absorb(window.parts, 1)
         is_as_planned = not window.reason and window.planned == facts
         if window.planned is not None and not is_as_planned:
             for step in window.steps:
@@ -708,9 +701,10 @@ class Steps:
         """
         if self.n_begun > window.steps[-1].number + 1:
             self._shared_until = self.n_begun + _SHARED_STEPS
-        elif self._writers.plans and not window.is_shared:
-            self._windows.correct(window.parts, 2)
-            self._writers.take_back()
+        elif self._writers.plans and not window.is_left:
+            self._windows.absorb(window.parts, 2)
+            if not window.is_shared:
+                self._writers.take_back()
         for step in window.steps:
             step.reason = _TWO_BACKWARDS
             self._writers.records.close(step.record())

@@ -1,66 +1,136 @@
-"""A user's loader, handing out its own batches while those behind them are read."""
+"""What is known of batches before they come: one of a loader, sizes of an epoch."""
 
 from __future__ import annotations
 
-import weakref
+import logging
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 from torch.utils.data import DataLoader
 
-from mimose.inputs.batches import batch_shape
-from mimose.inputs.collating import WatchedLoaders, base_loaders
-from mimose.runtime.ahead import Ahead, Waiting
+from mimose.cost.learner import Learner
+from mimose.cost.problem import Memory
+from mimose.exceptions import MimoseError
+from mimose.inputs.sizes import SizeTable
+from mimose.policy.policy import Policy
+from mimose.runtime.checks import BudgetChecks
+from mimose.tensors import tensors_in
+from mimose.types import Sizes, StepInput
+
+_log = logging.getLogger(__name__)
+
+_Batch = TypeVar("_Batch")
+
+_MOST_STEPS = 8
+"""Behind one batch; more are not foretold."""
+_MOST_RULES = 32
+_MOST_SHAPES = 8
+"""Of an epoch's, the largest, are looked at."""
+_CONSTANT = -1
+"""In place of a batch's size: a step's own that has always been the same."""
 
 
-class Told:
-    """What a loader's own workers tell of its batches, as long as a session lives.
+class Ahead:
+    """Has plans made for the batch behind the one that the loop has.
 
-    Args:
-        loaders: The `DataLoader`s in it.
-        ahead: Plans for what is waiting.
-    """
-
-    def __init__(self, loaders: WatchedLoaders, ahead: Ahead) -> None:
-        self._loaders = loaders
-        self._ahead = ahead
-        self._waiting = Waiting()
-
-    def begin(self) -> None:
-        """Begin another pass: what was told before comes no more."""
-        self._loaders.line.read()
-        self._waiting.clear()
-
-    def hand(self, batch: object) -> None:
-        """Take note that the loop gets a batch."""
-        for shape in self._loaders.line.read():
-            self._waiting.add(shape)
-        self._ahead.hand(batch, self._waiting)
-
-    def end(self) -> None:
-        """Take note that the loop has no batch any more."""
-        self._ahead.end()
-
-    def remove(self) -> None:
-        """Give the loaders back as they were. Harmless twice."""
-        self._loaders.remove()
-
-
-class WatchedLoader:
-    """A `DataLoader`, or what accelerate or Lightning made of it, as it is.
+    Which steps follow a batch is learned from those that did: each of a step's sizes is
+    one of its batch's, or has always been the same. What follows no such rule is
+    planned for as it comes.
 
     Args:
-        loader: The loader.
-        told: What its workers tell.
+        policy: Makes the plans.
+        memory_now: Tells what is held, as if a step began.
     """
 
-    def __init__(self, loader: Iterable[Any], told: Told) -> None:
+    def __init__(self, policy: Policy, memory_now: Callable[[], Memory]) -> None:
+        self._policy = policy
+        self._memory_now: Callable[[], Memory] | None = memory_now
+        self._batch: Sizes = ()
+        self._n_ran = 0
+        self._rules: dict[tuple[int, int, StepInput], tuple[Sizes, list[set[int]]]] = {}
+        """By how many sizes a batch has, the place behind it and a step but for its
+        sizes: those of the first such step, and the places of what they follow."""
+
+    def hand(self, batch: object, then: object) -> None:
+        """Take note that the loop gets a batch, and plan for the one behind it.
+
+        Args:
+            batch: The batch.
+            then: The next one; None where it is not known.
+        """
+        self._batch, self._n_ran = _sizes(batch), 0
+        to_come = _sizes(then)
+        if self._memory_now is None or not to_come:
+            return
+        memory = self._memory_now()
+        for (n_sizes, _, step), (own, places) in self._rules.items():
+            if n_sizes == len(to_come) and all(places):
+                sizes = tuple(
+                    to_come[max(of)] if max(of) > _CONSTANT else constant
+                    for of, constant in zip(places, own, strict=True)
+                )
+                self._policy.prepare(step._replace(sizes=sizes), memory)
+
+    def ran(self, facts: StepInput) -> None:
+        """Take note of a step that the loop has run.
+
+        Args:
+            facts: As they turned out to be.
+        """
+        batch, place = self._batch, self._n_ran
+        self._n_ran += 1
+        if not batch or place >= _MOST_STEPS:
+            return
+        key = len(batch), place, facts._replace(sizes=())
+        first, places = self._rules.pop(key, (facts.sizes, []))
+        if len(first) != len(facts.sizes):
+            first, places = facts.sizes, []
+        found = [
+            {at for at, size in enumerate(batch) if size == mine}
+            | ({_CONSTANT} if mine == constant else set())
+            for mine, constant in zip(facts.sizes, first, strict=True)
+        ]
+        if places:
+            found = [a & b for a, b in zip(places, found, strict=True)]
+        self._rules[key] = first, found
+        if len(self._rules) > _MOST_RULES:
+            del self._rules[next(iter(self._rules))]
+
+    def close(self) -> None:
+        """Plan for nothing any more, as the session ends: a loop may keep this."""
+        self._memory_now, self._batch = None, ()
+
+
+def _sizes(batch: object) -> Sizes:
+    return tuple(size for tensor in tensors_in(batch) for size in tensor.shape)
+
+
+def watched(loader: Iterable[_Batch], ahead: Ahead) -> Iterable[_Batch]:
+    """Return an iterable of the same batches, of which the next one is known.
+
+    Where looking ahead might change what the loader draws, that is the loader itself:
+    it is looked at in lists, tuples and `DataLoader`s with workers.
+
+    Args:
+        loader: The user's.
+        ahead: Plans for what is to come.
+    """
+    has_workers = type(loader) is DataLoader and loader.num_workers > 0
+    if has_workers or isinstance(loader, (list, tuple)):
+        return _Watched(loader, ahead)
+    return loader
+
+
+class _Watched(Generic[_Batch]):
+    """A loader with its length and attributes, whose batches are read one ahead."""
+
+    def __init__(self, loader: Iterable[_Batch], ahead: Ahead) -> None:
         self._loader = loader
-        self._told = told
+        self._ahead = ahead
 
     def __len__(self) -> int:
-        """Return the loader's own length."""
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
@@ -68,124 +138,93 @@ class WatchedLoader:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Hand out the loader's batches, the very same."""
-        self._told.begin()
+    def __iter__(self) -> Iterator[_Batch]:
         batches = iter(self._loader)
-        taken: list[Any] = []  # no name here keeps a batch that the loop has let go
-        try:
-            while True:
+        taken: deque[_Batch] = deque()
+        failure: Exception | None = None
+        while True:
+            while failure is None and len(taken) < 2:
                 try:
                     taken.append(next(batches))
-                except StopIteration:
-                    return
-                self._told.hand(taken[0])
-                yield taken.pop()
-        finally:
-            self._told.end()
-
-
-class WatchedBatches:
-    """Any other iterable of batches, of which some are taken ahead.
-
-    Args:
-        batches: A list or a tuple is read where it is, and nothing is taken out of it.
-        ahead: Plans for what is waiting.
-        n_ahead: Batches to look ahead.
-    """
-
-    def __init__(self, batches: Iterable[Any], ahead: Ahead, n_ahead: int) -> None:
-        self._batches = batches
-        self._ahead = ahead
-        self._n_ahead = n_ahead
-        self._taken: deque[Any] = deque()
-        """Of an iterator, which another pass goes on with."""
-
-    def __len__(self) -> int:
-        """Return the iterable's own length."""
-        return len(self._batches)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_batches":
-            raise AttributeError(name)
-        return getattr(self._batches, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Hand out the batches, the very same, in their order."""
-        batches = iter(self._batches)
-        taken = self._taken if batches is self._batches else deque()
-        waiting = Waiting()
-        for shape in map(batch_shape, taken):
-            waiting.add(shape)
-        failure: Exception | None = None
-        try:
-            while True:
-                while failure is None and len(taken) <= self._n_ahead:
-                    try:
-                        taken.append(next(batches))
-                    except Exception as error:  # its turn comes behind those taken
-                        failure = error
-                    else:
-                        waiting.add(batch_shape(taken[-1]))
-                if not taken:
-                    break
-                self._ahead.hand(taken[0], waiting)
-                yield taken.popleft()
-        finally:
-            self._ahead.end()
+                except Exception as error:  # its turn comes behind those taken
+                    failure = error
+            if not taken:
+                break
+            self._ahead.hand(taken[0], taken[-1] if len(taken) > 1 else None)
+            yield taken.popleft()
         if not isinstance(failure, StopIteration):
             assert failure is not None
             raise failure
 
 
-class Watches:
-    """All loaders that a session watches.
+class ShapesToCome:
+    """Looks at the largest shapes to come as soon as predictions for them are trusted.
 
     Args:
-        ahead: Plans for what is waiting.
+        policy: Predicts.
+        learner: Knows whether there is anything new.
+        checks: Refuse what no plan can keep within the budget.
+
+    Attributes:
+        largest: The shape that takes most, as far as is known; None of none.
+        least_peak_bytes: What that takes at the least; None where it is not known yet.
     """
 
-    def __init__(self, ahead: Ahead) -> None:
-        self._ahead = ahead
-        self._told: weakref.WeakKeyDictionary[DataLoader[Any], Told]
-        self._told = weakref.WeakKeyDictionary()
-        """By the first `DataLoader` in each; they are not kept alive."""
+    def __init__(self, policy: Policy, learner: Learner, checks: BudgetChecks) -> None:
+        self._policy = policy
+        self._learner = learner
+        self._checks = checks
+        self._open: list[Mapping[str, int]] = []
+        """Those that nothing is known of yet."""
+        self._as_of = -1
+        self.largest: Mapping[str, int] | None = None
+        self.least_peak_bytes: float | None = None
 
-    def watched(self, loader: Iterable[Any], n_ahead: int) -> Iterable[Any]:
-        """Return an iterable of the same batches.
-
-        Args:
-            loader: The user's.
-            n_ahead: Batches to look ahead, where it has no workers to tell.
-        """
-        if self._ahead.is_closed:
-            return loader
-        told = self.told_by(loader)
-        if told is None:
-            return WatchedBatches(loader, self._ahead, n_ahead)
-        return WatchedLoader(loader, told)
-
-    def told_by(self, loader: object) -> Told | None:
-        """Let the `DataLoader`s in a loader tell; None where there are none."""
-        bases = base_loaders(loader)
-        if not bases:
-            return None
-        told = self._told.get(bases[0])
-        if told is None:
-            told = self._told[bases[0]] = self.heard(WatchedLoaders(loader))
-        return told
-
-    def heard(self, loaders: WatchedLoaders) -> Told:
-        """Hear what loaders tell that were watched before there was a session.
+    def expect(
+        self, shapes: Iterable[Mapping[str, int]], table: SizeTable | None
+    ) -> None:
+        """Take shapes in place of those told before.
 
         Args:
-            loaders: Given back by who watched them.
-        """
-        return Told(loaders, self._ahead)
+            shapes: Sizes by name, each at least 1.
+            table: Of the last step's arguments; None before the first.
 
-    def remove(self) -> None:
-        """Give all loaders back as they were. Harmless twice."""
-        self._ahead.close()
-        for told in list(self._told.values()):
-            told.remove()
-        self._told.clear()
+        Raises:
+            MimoseError: A name is not one of the model's.
+        """
+        told = [*{tuple(sorted(shape.items())): shape for shape in shapes}.values()]
+        told.sort(key=lambda shape: math.prod(shape.values()), reverse=True)
+        if table is not None:
+            for shape in told:
+                table.fill(shape, (0,) * len(table.names))
+        self._open, self._as_of = told[:_MOST_SHAPES], -1
+        self.largest, self.least_peak_bytes = next(iter(told), None), None
+
+    def check(self, facts: StepInput, table: SizeTable, memory: Memory) -> None:
+        """Make sure that the budget can hold for the shapes to come.
+
+        Args:
+            facts: Of a step that is about to run; sizes without a name are as here.
+            table: Names its sizes.
+            memory: What is held, and the budget.
+
+        Raises:
+            InfeasibleBudgetError: It cannot.
+        """
+        n_steps = self._learner.model.n_steps
+        if not self._open or n_steps in (0, self._as_of):
+            return
+        self._as_of = n_steps
+        for shape in list(self._open):
+            try:
+                sizes = table.fill(shape, facts.sizes)
+            except MimoseError as error:
+                _log.warning("mimose: expect: %s; nothing is expected", error)
+                self._open, self.largest = [], None
+                return
+            peak = self._policy.least_peak_bytes(facts._replace(sizes=sizes), memory)
+            if peak is not None:
+                self._open.remove(shape)
+                if peak > (self.least_peak_bytes or 0.0):
+                    self.largest, self.least_peak_bytes = shape, peak
+                self._checks.raise_if_expected(shape, peak, memory)

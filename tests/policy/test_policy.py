@@ -7,8 +7,10 @@ import torch
 from sklearn.tree import DecisionTreeRegressor
 
 import mimose
-from mimose.planners import Static
-from mimose.policy import planning
+from mimose.planners import make_planner, safest_plan
+from mimose.policy import plans
+from mimose.policy.least_peaks import LeastPeaks
+from mimose.types import StepInput
 
 
 def test_a_shape_seen_before_is_a_hit(toys, meter):
@@ -77,22 +79,6 @@ def test_stepping_down_uses_the_room_little_by_little(toys, meter):
     assert 0 < kept[0] < kept[1] < kept[2] == kept[3] == 8
 
 
-def test_a_static_planner_plans_for_its_shape(toys, meter):
-    """One plan, made for the longest shape, serves all shapes."""
-    model = toys.chain(6)
-    sizes = (8, 64, 24, 40, 16, 48, 32, 56) * 2
-    batches = [toys.inputs(n) for n in sizes]
-    budget = toys.budget_between(model, [toys.inputs(64)] * 2, 0.5, meter)
-    planner = Static(shape={"0.0": 64})
-    options = {"planner": planner, "budget": budget, "meter": meter}
-    found, session = toys.compare(model, batches, **options)
-    assert [] == found
-    planned = {r.actions for r in session.records if r.phase in ("plan", "step_down")}
-    assert 1 == len(planned)
-    assert {"keep", "recompute"} == set(*planned)
-    assert 0 == session.summary().steps_over
-
-
 @pytest.mark.parametrize("planner", ["greedy", "optimal"])
 def test_named_planners_keep_the_budget(toys, meter, planner):
     """Every planner by name trains exactly; those that know peaks keep the budget."""
@@ -131,9 +117,8 @@ def test_autocast_has_its_own_plans(toys, meter):
     plain, cast = list(session.records)[-2:]
     assert ("plan", "plan") == (plain.phase, cast.phase)
     assert plain.predicted_growth_bytes == plain.observed_growth_bytes
-    # Copies of biases are in autocast's cache alone, those of weights in the graph too.
-    off = cast.predicted_growth_bytes - cast.observed_growth_bytes
-    assert abs(off) <= 0.005 * cast.observed_growth_bytes
+    # Autocast's copies of weights are counted on the safe side.
+    assert cast.predicted_growth_bytes >= cast.observed_growth_bytes
     assert plain.observed_growth_bytes != cast.observed_growth_bytes
 
 
@@ -147,15 +132,114 @@ def test_a_prediction_alone_does_not_end_a_training(toys, meter, monkeypatch):
         lengths = (8, 24, 16, 12, 20, 32, 28, 10, 14, 18, 22, 26)
         toys.train(model, [toys.inputs(n) for n in lengths])
         assert "plan" == session.records[-1].phase
-        original = planning.fill_problem
+        original = plans.fill_problem
 
         def heavier(*args, **kwargs):
             problem = original(*args, **kwargs)
             return replace(problem, gap_bytes=problem.gap_bytes + 2.0**41)
 
-        monkeypatch.setattr(planning, "fill_problem", heavier)
+        monkeypatch.setattr(plans, "fill_problem", heavier)
         model(toys.inputs(30)).backward()
     record = session.records[-1]
     assert ("fallback", {"recompute"}) == (record.phase, set(record.actions))
     assert "1024.00 GiB" in record.reason
     assert record.observed_peak_bytes is not None
+
+
+LENGTHS = [64, 20, 64, *range(22, 62, 2), *range(23, 43, 2)]
+
+
+def _train(toys, session, lengths):
+    """Train on, without an optimizer's state that comes and goes."""
+    model = session._model
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    toys.train(model, [toys.inputs(n) for n in lengths], optimizer=optimizer)
+
+
+@pytest.fixture
+def planned(toys, meter):
+    """A session that has learned what a chain of layers takes."""
+    model = toys.chain(6)
+    ends = [toys.inputs(64), toys.inputs(58)]
+    budget = toys.budget_between(model, ends, 0.6, meter)
+    with mimose.attach(model, budget, meter=meter) as session:
+        _train(toys, session, LENGTHS)
+        assert "plan" == session.records[-1].phase
+        yield session
+
+
+def _prepare(session, length):
+    facts, table = session._engine.describer.last
+    name = next(iter(session.records[-1].shape))
+    sizes = table.fill({name: length}, facts.sizes)
+    memory = session._engine.driver.memory_now()
+    session._engine.policy.prepare(facts._replace(sizes=sizes), memory)
+
+
+def test_a_plan_made_ahead_is_there_when_its_shape_comes(toys, planned):
+    """It fits, and is predicted as well as one that is made in its step."""
+    _prepare(planned, 55)
+    _train(toys, planned, [55])
+    last = planned.records[-1]
+    assert (last.phase, last.cache_hit) == ("plan", True)
+    assert last.observed_peak_bytes <= last.budget_bytes
+    assert last.observed_growth_bytes == pytest.approx(last.predicted_growth_bytes)
+    assert 1 == planned.summary().plans_ready
+    assert "made ahead" in planned.report()
+
+
+def test_a_plan_that_does_not_fit_any_more_is_made_anew(toys, planned, meter):
+    """Less is free than when it was made."""
+    _prepare(planned, 63)
+    last = planned.records[-1]
+    meter.extra_bytes = (last.budget_bytes - last.start_bytes) * 2 // 5
+    _train(toys, planned, [63])
+    last = planned.records[-1]
+    assert not last.cache_hit
+    assert last.observed_peak_bytes <= last.budget_bytes
+
+
+def test_a_plan_without_proof_is_replaced_by_a_proven_one(toys, planned, monkeypatch):
+    """From the next time on its shape comes, at no higher cost."""
+
+    def unproven(self, problem):
+        # What recomputes everything is a plan, and never proven.
+        return replace(safest_plan(problem), planner=self.name, optimal=False)
+
+    plans = planned._engine.policy.plans
+    monkeypatch.setattr(type(plans._planner), "plan", unproven)
+    plans._refiner = make_planner("optimal")
+    _train(toys, planned, [61, 61])
+    first, second = list(planned.records)[-2:]
+    assert [False, True] == [first.is_optimal, second.is_optimal]
+    assert [False, True] == [first.cache_hit, second.cache_hit]
+    assert second.recomputed_flops < first.recomputed_flops
+    assert second.observed_peak_bytes <= second.budget_bytes
+
+
+def test_the_least_recently_used_plan_goes_first(toys, meter):
+    """Looking a plan up makes it young again."""
+    model = toys.chain(4)
+    with mimose.attach(model, "1TiB", meter=meter, cache_size=2) as session:
+        toys.train(
+            model,
+            [toys.inputs(n) for n in [8, 24, 16, 20] * 4 + [8, 24, 16, 24, 8, 24]],
+        )
+    hits = [record.cache_hit for record in list(session.records)[-4:]]
+    assert [False, True, False, True] == hits
+
+
+def test_a_larger_batch_needs_at_least_as_much():
+    """By today's start, or by that peak with the state made since: the lower."""
+    least = LeastPeaks()
+    least.add(StepInput("text", (2, 10), False), 500.0, 200.0, 40.0)
+    least.add(StepInput("text", (2, 20), False), 700.0, 400.0, 40.0)
+
+    def bound(*sizes, start=400.0, state=40.0, context="text"):
+        return least.bound(StepInput(context, sizes, False), start, state)
+
+    sizes = [(2, 10), (4, 15), (2, 25), (2, 9), (1, 99)]
+    assert [500.0, 500.0, 700.0, 0.0, 0.0] == [bound(*s) for s in sizes]
+    assert 0.0 == bound(2, 10, context="images")
+    assert 300.0 == bound(2, 10, start=100.0)
+    assert 560.0 == bound(2, 10, start=900.0, state=100.0)

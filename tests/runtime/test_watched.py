@@ -1,9 +1,7 @@
 """`Session.watch`: the loader's own batches, and plans before they come."""
 
-import gc
 import random
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -45,36 +43,31 @@ def _misses(session):
     return [r.step for r in list(session.records)[45:] if not r.cache_hit]
 
 
-@pytest.mark.parametrize("kind", ["loader", "generator"])
-def test_plans_are_there_before_their_batches(toys, kind):
+@pytest.mark.parametrize("is_loader", [True, False])
+def test_plans_are_there_before_their_batches(toys, is_loader):
     """Whatever the batches come from; without watching, new shapes have none."""
     model = toys.chain(4, WIDTH)
-    batches = {
-        "loader": lambda: DataLoader(_Batches(), batch_size=None, num_workers=2),
-        "generator": lambda: map(_batch, _lengths()),
-    }[kind]()
+    batches = [_batch(n) for n in _lengths()]
+    if is_loader:
+        batches = DataLoader(_Batches(), batch_size=None, num_workers=2)
     with toys.counting() as meter, mimose.attach(model, "1TiB", meter=meter) as session:
         _train(toys, session, model, batches)
     assert N_BATCHES == len(session.records)
     assert [] == _misses(session)
-    if kind == "loader":
+    if is_loader:
         return
     with toys.counting() as meter, mimose.attach(model, "1TiB", meter=meter) as session:
-        for n_rows in _lengths():
-            toys.forward(model, _batch(n_rows)).backward()
+        for batch in batches:
+            toys.forward(model, batch).backward()
             model.zero_grad()
     assert _misses(session) != []
 
 
-def _n_files():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def _watched(batches, **options):
+def _watched(batches):
     session = mimose.attach(
-        torch.nn.Sequential(torch.nn.Linear(2, 2)), "1TiB", units=torch.nn.Linear
+        torch.nn.Sequential(torch.nn.Linear(2, 2)), "1TiB", layers=torch.nn.Linear
     )
-    return session, session.watch(batches, **options)
+    return session, session.watch(batches)
 
 
 def test_batches_are_the_very_same_in_their_order():
@@ -89,84 +82,43 @@ def test_batches_are_the_very_same_in_their_order():
     assert 3 == len(list(watched))
 
 
-def test_an_iterator_is_taken_a_little_ahead():
-    """No more than asked for; what a loop left behind comes first in the next."""
-    taken = []
+def test_what_might_draw_other_batches_is_not_read_ahead():
+    """Iterators, loaders without workers, and what others made of loaders."""
+    for batches in (iter([1]), DataLoader(_Batches()), {1: 2}.values()):
+        session, watched = _watched(batches)
+        assert watched is batches
+        session.detach()
 
-    def make():
-        for n in range(1, 9):
-            taken.append(n)
-            yield torch.zeros(n, 2)
 
-    session, watched = _watched(make(), ahead=3)
-    for batch in watched:
-        if len(batch) == 2:
-            break
-    assert [1, 2, 3, 4, 5] == taken
-    assert [3, 4, 5, 6, 7, 8] == [len(batch) for batch in watched]
-    with pytest.raises(TypeError):
-        len(watched)
-    session.detach()
+class _Failing(_Batches):
+    def __getitem__(self, index):
+        """Fail at the third."""
+        if index == 2:
+            msg = "of the loader"
+            raise ArithmeticError(msg)
+        return super().__getitem__(index)
 
 
 def test_an_exception_comes_in_its_turn():
     """Batches that were taken before it come before it."""
-
-    def make():
-        yield torch.zeros(1, 2)
-        yield torch.zeros(2, 2)
-        msg = "of the loader"
-        raise ArithmeticError(msg)
-
-    session, watched = _watched(make())
+    loader = DataLoader(_Failing(), batch_size=None, num_workers=1)
+    session, watched = _watched(loader)
+    assert N_BATCHES == len(watched)
+    assert watched.dataset is loader.dataset
     got = []
     with pytest.raises(ArithmeticError, match="of the loader"):
         for batch in watched:
             got.append(len(batch))
-    assert [1, 2] == got
+    assert _lengths()[:2] == got
     session.detach()
 
 
-@pytest.mark.parametrize("is_loader", [False, True])
-def test_no_batch_is_kept_alive(is_loader):
-    """A loop that lets its batch go has it gone; that of a list stays with the list."""
-    made = (torch.zeros(n, 2) for n in range(1, 5))
-    batches = DataLoader(_Batches(), batch_size=None) if is_loader else made
-    session, watched = _watched(batches, ahead=0)
+def test_no_batch_is_kept_alive():
+    """A loop that lets its batch go has it gone."""
+    loader = DataLoader(_Batches(), batch_size=None, num_workers=1)
+    session, watched = _watched(loader)
     for batch in watched:
         alive = weakref.ref(batch)
         del batch
         assert alive() is None
     session.detach()
-
-
-def test_a_loader_stays_what_it_is():
-    """Its attributes are at hand, it is watched once, and given back at the end."""
-    loader = DataLoader(_Batches(), batch_size=None)
-    collate = loader.collate_fn
-    session, watched = _watched(loader)
-    assert N_BATCHES == len(watched)
-    assert watched.dataset is loader.dataset
-    told = loader.collate_fn
-    next(iter(session.watch(loader)))
-    assert loader.collate_fn is told is not collate
-    session.detach()
-    assert loader.collate_fn is collate
-    assert N_BATCHES == len(list(watched))
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files unknown")
-def test_a_loader_of_which_nothing_is_left_takes_its_pipe_along():
-    """A loader made anew in each epoch leaves no open files behind."""
-    session, _ = _watched([])
-    gc.collect()
-    before = _n_files()
-    for _ in range(3):
-        session.watch(DataLoader(_Batches(), batch_size=None))
-        gc.collect()
-        assert before == _n_files()
-    loader = DataLoader(_Batches(), batch_size=None)
-    session.watch(loader)
-    assert before + 2 == _n_files()
-    session.detach()
-    assert before >= _n_files()
